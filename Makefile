@@ -144,7 +144,7 @@ bench-learning: install
 	@set -e; for file in $(LEARNING); do echo "== $$file"; $(BIN)/python $$file; done
 
 bench: install
-	@set -e; for file in $(filter-out %_gpu.py %/speculation.py $(LEARNING),$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file; done
+	@set -e; for file in $(filter-out %_gpu.py $(LEARNING),$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file; done
 
 docs: $(VENV)/.stamp-docs
 	$(BIN)/python docs/build_site.py

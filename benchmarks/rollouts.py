@@ -171,7 +171,7 @@ class Run:
         """Return the seconds of each step: wall clock, processor, engine, trainer, store."""
         from functools import partial
 
-        from sparring.algo.credit.load import load_credit
+        from sparring.algo.pipeline import load_credit
         from sparring.batch.batches import batches
         from sparring.loop import run_loop
         from sparring.stages.runtime.garbage import fewer_collections

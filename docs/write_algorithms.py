@@ -40,68 +40,68 @@ CONFIGURATION: Mapping[str, Any] = runpy.run_path(str(Path(__file__).with_name("
 
 HEAD = """# Algorithms
 
-An algorithm is chosen part by part, each by name; a [preset](#algorithms-by-name) chooses all of them. A part is one small file whose
-docstring is what stands here: what it does, its formula, the paper, when to use it, and its settings. A name alone takes the
+An algorithm consists of parts, each chosen by name; a [preset](#algorithms-by-name) chooses all of them. A part is one small file, and
+its docstring is printed here: what it does, its formula, the paper, when to use it, and its settings. A name alone takes the
 defaults; with settings it is a table:
 
     [algo]
     credit = {name = "pass_at_k", k = 8}
 
-Beside each stands what it was held against: the paper or whose code (*From*), where each default is from, and what the source does in
-another way (*Differs*; where there is no such line we know of nothing). "ours" is a default that nobody else's text gives; "off"
-one at which a setting does nothing. A preset differs in what its parts differ in, too.
+Each part names its source, a paper or a project (*From*), the source of each default, and the points in which the source differs
+(*Differs*; without such a line none are known). "ours" is a default without a source, "off" one at which a setting does nothing. A preset
+also has the differences of its parts.
 
-Every name has golden vectors (`sparring.testing.golden`): an independent NumPy reference in float64, an example worked by hand and
-random cases. `python -m sparring.testing.golden.dump` prints the vectors as JSON, one per line, for any framework.
+Every name has golden vectors (`tests/golden`): an independent NumPy reference in float64, an example worked by hand and random cases.
+`tests/golden/vectors.jsonl` has the vectors as JSON, one per line, for any framework.
 
 *This page is written by `docs/write_algorithms.py` from the code.*
 """
 
 HELD = """## Held against others
 
-A reference that we wrote ourselves shares what we misread. So the algorithms are also held against code and sums that are not ours:
+Our own references share our misreadings. So the algorithms are also compared with independent code and sums:
 
 | what | against | command |
 | --- | --- | --- |
 | every advantage estimator and policy loss that verl registers, every aggregation, KL estimate, importance weight and rejection \
-that it knows by a name, its critic's loss and its adaptive coefficient: values and gradients to 1e-6, float64, several turns | \
-verl 0.9.1 in a process of its own | `make test-peers` |
+that it has a name for, its critic's loss and its adaptive coefficient: values and gradients to 1e-6, float64, several turns | \
+verl 0.9.1 in a separate process | `make test-peers` |
 | preference losses: batch, loss, gradients | TRL's trainers | `make test-trl` |
 | the whole trainer, from groups with rewards to weights: losses to 1e-5, gradient norms to 1e-4, relative; `grpo`, `dapo`, \
-`dr_grpo`, `gspo`, and a proximal anchor with `tis`, k3 and an entropy bonus; of a whole model and of an adapter | a plain `transformers` model and \
-`torch.optim.AdamW`, one forward for each rollout | `pytest tests/parity/test_plain_loop.py` |
-| `turn_level`, `gigpo`, `process`, `hierarchical`, `rae`, `topr`, `vespo`, `m2po` | the exact mean of the gradient over all that a \
-bandit of two turns can give | `pytest tests/parity/test_enumerated_bandit.py` |
+`dr_grpo`, `gspo`, and a proximal anchor with `tis`, k3 and an entropy bonus; for a whole model and an adapter | a plain `transformers` model and \
+`torch.optim.AdamW`, one forward per rollout | `pytest tests/parity/test_plain_loop.py` |
+| `turn_level`, `gigpo`, `process`, `hierarchical`, `rae`, `topr`, `vespo`, `m2po` | the exact mean of the gradient over all outcomes of a \
+bandit with two turns | `pytest tests/parity/test_enumerated_bandit.py` |
 | `reinforce`, `gae`, `rloo`, `grpo`, `gigpo`, `turn_level`, `process`, `prime`, `reinforce_plus_plus`, `optimal_token_baseline` | the exact mean of the gradient in bandits that branch: sub-agents, a summary, a deleted reply | `pytest tests/parity/test_branched_bandit.py` |
-| `survival = "inverse"`: updates of which rollouts are lost by a hazard per turn, with `reinforce`, `rloo` and `grpo` without its \
-deviation | the gradient of the reward where nothing is lost, exactly, over all that can be sampled and lost | \
+| `survival = "inverse"`: updates that lose rollouts by a hazard per turn, with `reinforce`, `rloo` and `grpo` without its \
+deviation | the exact gradient of the reward without losses, over all possible samples and losses | \
 `pytest tests/parity/test_inverse_survival.py` |
-| returns and values across tools, groups of equals, parts that are missing, what a loss is divided by, teachers' places | sums \
-from public reports of wrong steps in nine trainers, worked by hand | `pytest tests/parity/test_golden_reports.py` |
+| returns and values across tool calls, groups of equal rewards, missing parts, denominators, positions of teachers' scores | sums \
+from public bug reports of nine trainers, worked by hand | `pytest tests/parity/test_golden_reports.py` |
 
-A name of verl that has no counterpart stands in a list with the reason (`APART` in `tests/peers`): `grpo_passk`, `dro`, the
-aggregation `token-sum` and the estimate `full`. The suffix `+` of an estimate (its value with k2's gradient) has none either. A newer verl with a name that is neither compared nor listed fails the tests. Where \
-both sides agree only up to a known factor or in a part of their settings, the case says so:
+Names of verl without a counterpart are listed with the reason (`APART` in `tests/peers`): `grpo_passk`, `dro`, the
+aggregation `token-sum` and the estimate `full`. The suffix `+` of an estimate (its value with k2's gradient) has none either. A newer verl with a name that is neither compared nor listed fails the tests. Some \
+comparisons hold only up to a known factor or for a part of the settings:
 
 - verl divides by deviations over n - 1 tokens (`gae`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`; over all tokens also \
 in `gdpo`), ours over n (in `gdpo` over rollouts, as its equation has it);
-- `dppo_tv`, `dppo_kl` and `gpg` write the same gradient as weight * log pi, so their values are those of our gradient times log pi; \
-verl's further bound on the ratio of the former two is set out of reach;
-- `clip_cov` draws at random: compared where all candidates are chosen and no ratio of the others is clipped;
-- `gpg` counts rewards that are not 0 where the paper counts groups that differ: compared where these are equally many;
-- `optimal_token_baseline` counts a tool's tokens as places: compared over single turns, `tir_optimal_token_baseline` over several;
-- which tokens are rejected is compared, not what the others are divided by.
+- `dppo_tv`, `dppo_kl` and `gpg` write the same gradient as weight * log pi, so their values are our gradient times log pi; \
+verl's additional bound on the ratio of the first two is disabled;
+- verl's `clip_cov` draws at random: compared with all candidates drawn and no other ratio clipped;
+- verl's `gpg` counts rewards other than 0, the paper groups with different rewards: compared with equal counts;
+- verl's `optimal_token_baseline` counts tool tokens as positions: compared over single turns, `tir_optimal_token_baseline` over several;
+- for rejections, the rejected tokens are compared, but not the denominator of the others.
 
-Of the enumerated rules most have their expected gradient in closed form: `gigpo` (without division), `hierarchical`, `rae`, `topr`, \
+Most of the enumerated rules have an expected gradient in closed form: `gigpo` (without division), `hierarchical`, `rae`, `topr`, \
 `vespo`, `turn_level` in groups of two, `process` with one rollout, `m2po` without a bound. `process` in larger groups and the masks \
-of `m2po` have none: there the equation itself is summed over all that can happen.
+of `m2po` have none: there the equation itself is summed over all outcomes.
 """
 
 SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
     (
         "Credit",
-        "Rules that make advantages of scores, for every sampled token. Members of a group are compared role by role; a rollout "
-        "that failed for an infrastructure reason is no member; a token that branches share counts once. `algo/credit/`.",
+        "Rules that turn scores into advantages of sampled tokens. Members of a group are compared role by role; rollouts lost "
+        "to infrastructure are not members; a token that branches share counts once. `algo/credit/`.",
         typing.get_args(CreditRule),
     ),
     (
@@ -117,20 +117,20 @@ SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
     ),
     (
         "Reward models",
-        "Losses of a scalar head, for `[reward_model] loss`; and of a language model beside the policy, for `[rl.implicit]`.",
+        "Losses of a scalar head, for `[reward_model] loss`; and of a language model trained with the policy, for `[rl.implicit]`.",
         (BradleyTerryConfig, ImplicitConfig, StepsConfig, TurnsConfig),
     ),
     (
         "Distillation",
-        "The loss by which a student learns from teachers on the tokens that it sampled, for `[distill]`; see "
+        "Loss of a student on the tokens that it sampled, from teachers' scores, for `[distill]`; see "
         "[Distillation](path/distill.md). `algo/loss/distill.py`, `model/divergence.py`.",
         (DistillConfig,),
     ),
-    ("Selection", "Rules that choose the scored groups to train. `algo/filter/`.", (Difficulty,)),
+    ("Selection", "Rules that select the scored groups to train. `algo/filter/`.", (Difficulty,)),
     (
         "Ratio",
-        "The unit of one probability ratio r: token, turn or sequence. The ratio is to the anchor: the recorded log-probability, the trainer's own before the "
-        "update (`proximal`), or an estimate of that from the versions of tokens (`loglinear`). `algo/ratio.py`.",
+        "The unit of one probability ratio r: token, turn or sequence. Its denominator is the anchor: the recorded log-probability, the trainer's own before the "
+        "update (`proximal`), or an estimate of it from the versions of tokens (`loglinear`). `algo/ratio.py`.",
         typing.get_args(RatioRule),
     ),
     (
@@ -143,7 +143,7 @@ SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
         "`[algo] correction`: a name of the table below, or a table of settings. `algo/correction/`.",
         (Correction,),
     ),
-    ("Imitation", "`[algo.right_answers]`: a loss beside the policy's, in the imitate term.", (RightAnswers,)),
+    ("Imitation", "`[algo.right_answers]`: a loss in the imitate term, added to the policy's.", (RightAnswers,)),
     ("KL in the loss", "`[algo.kl]`. `kl_reward` above is the one in the reward.", (Kl,)),
 )
 
@@ -186,11 +186,11 @@ def _corrections() -> Iterator[str]:
 
 
 def _aggregations() -> Iterator[str]:
-    yield f"## Aggregation\n\n`[algo] aggregation`: what each token counts. {_literal(aggregation, 'Aggregation')}\n"
+    yield f"## Aggregation\n\n`[algo] aggregation`: weight of each token. {_literal(aggregation, 'Aggregation')}\n"
 
 
 def _presets() -> Iterator[str]:
-    yield "## Algorithms by name\n\n`[algo] preset` fills in what the recipe does not say. What a preset does not set is the"
+    yield "## Algorithms by name\n\n`[algo] preset` sets every key that the recipe does not. Keys that a preset leaves out keep the"
     yield "[default](#defaults-of-algo).\n"
     for name, one in PRESETS.items():
         yield f"### preset `{name}`\n\n{', '.join(_lines(one.sets))}\n"

@@ -1,8 +1,8 @@
-"""Annotations: every value per token that one part leaves on a row for another, declared in one place.
+"""Annotations: all per-token values that one part leaves on a row for another, declared in one place.
 
 `Sample.annotations` maps a name to one float per token of the row, [T]. Code refers to the members of `Annotation`,
-never to a literal, and a row with another name is refused. Writers and readers are derived from the source by a test,
-which also holds the table in docs/path/batch.md against this declaration.
+never to a literal, and a row with an undeclared name is refused. A test derives writers and readers from the source,
+and checks the table in docs/path/batch.md against this declaration.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from enum import StrEnum
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Declaration:
-    """Facts about one annotation."""
+    """Description of one annotation."""
 
     name: str
-    """The key in `Sample.annotations`."""
+    """Key in `Sample.annotations`."""
     meaning: str
-    """The quantity and the tokens that have it; others have 0.0 unless it says otherwise."""
+    """Quantity, and the tokens that have it; others have 0.0 unless it says otherwise."""
     unit: str
-    """The unit, or the range of values."""
+    """Unit, or range of values."""
     writers: tuple[str, ...]
-    """Modules below src/sparring that put it on rows."""
+    """Modules below src/sparring that write it on rows."""
     readers: tuple[str, ...]
-    """Modules below src/sparring that take it from rows, or from the tensors made of them."""
+    """Modules below src/sparring that read it from rows or from their tensors."""
 
 
 class Annotation(StrEnum):
-    """Names of all annotations, each with its `declaration`. A member equals its name as a plain string."""
+    """Names of all annotations, each with its `declaration`. A member equals its name as a string."""
 
     declaration: Declaration
 
     def __new__(cls, declaration: Declaration) -> Annotation:
-        """Make the member, whose value is the declared name."""
+        """Create a member with the declared name as its value."""
         member = str.__new__(cls, declaration.name)
         member._value_ = declaration.name
         member.declaration = declaration
@@ -72,70 +72,70 @@ class Annotation(StrEnum):
     )
     PROXIMAL_SHARE = Declaration(
         name="proximal_share",
-        meaning="how far the estimated `proximal` lies on the way from the recorded to the current log-probability",
+        meaning="position of the estimated `proximal` between the recorded and the current log-probability",
         unit="0 to 1",
         writers=("algo/annotate/trainer_quantity.py",),
         readers=("algo/loss/policy.py",),
     )
     TEACHER = Declaration(
         name="teacher",
-        meaning="the teacher's log-probability of each token that the policy term weighs",
+        meaning="log-probability under the teacher of each token with policy weight",
         unit="nats",
         writers=("algo/annotate/across.py", "algo/annotate/teacher.py"),
         readers=("algo/loss/distill.py",),
     )
     VALUE = Declaration(
         name="value",
-        meaning="the critic's value of the text before each weighted token, before the update",
+        meaning="critic's value of the text before each weighted token, before the update",
         unit="reward",
         writers=("stages/models/annotators.py",),
         readers=("algo/credit/gae.py", "algo/loss/value.py", "batch/critic.py", "stages/models/critic.py"),
     )
     RETURN = Declaration(
         name="return",
-        meaning="the critic's target at each weighted token",
+        meaning="critic's target at each weighted token",
         unit="reward",
         writers=("algo/credit/gae.py",),
         readers=("algo/loss/value.py", "batch/critic.py"),
     )
     REWARD = Declaration(
         name="reward",
-        meaning="reward of each weighted token beside the score, such as a KL penalty",
+        meaning="reward of each weighted token in addition to the score, such as a KL penalty",
         unit="reward",
         writers=("algo/shaping/kl_reward.py",),
         readers=("algo/credit/members.py", "algo/shaping/kl_reward.py"),
     )
     RIGHT = Declaration(
         name="right",
-        meaning="at each weighted token, whether the rollout was right",
+        meaning="1 at each weighted token of a right rollout",
         unit="0 or 1",
         writers=("algo/credit/prime.py",),
         readers=("batch/implicit.py",),
     )
     PROBABILITY_SQUARES = Declaration(
         name="probability_squares",
-        meaning="sum over the vocabulary of the squared probabilities in the place of each weighted token",
+        meaning="sum over the vocabulary of the squared probabilities at each weighted token",
         unit="0 to 1",
         writers=("stages/models/annotators.py",),
         readers=("algo/credit/optimal_token_baseline.py", "stages/models/annotators.py"),
     )
     KL_COEFFICIENT = Declaration(
         name="kl_coefficient",
-        meaning="the adaptive coefficient of the KL penalty, the same at every token of an update",
+        meaning="adaptive coefficient of the KL penalty, the same at every token of an update",
         unit="reward or loss per nat",
         writers=("algo/annotate/kl.py",),
         readers=("algo/loss/policy.py", "algo/shaping/kl_reward.py"),
     )
     CHOSEN = Declaration(
         name="chosen",
-        meaning="whether the gate singles the token out among all of the optimiser step",
+        meaning="1 if the gate selects the token among all of the optimiser step",
         unit="0 or 1",
         writers=("algo/loss/policy.py",),
         readers=("algo/gate/clip_cov.py", "algo/gate/kl_cov.py", "algo/gate/m2po.py"),
     )
     ENTROPIC = Declaration(
         name="entropic",
-        meaning="whether the token is among the share of highest entropy of the optimiser step (`top_entropy`)",
+        meaning="1 if the token is in the optimiser step's share of highest entropy (`top_entropy`)",
         unit="0 or 1",
         writers=("algo/loss/policy.py",),
         readers=("algo/loss/policy.py",),
@@ -149,56 +149,56 @@ class Annotation(StrEnum):
     )
     RECOUNTED = Declaration(
         name="recounted",
-        meaning="factor of the token's weight so that only tokens count which the correction keeps",
+        meaning="factor of the token's weight, so that only tokens count that the correction keeps",
         unit="1",
         writers=("algo/loss/policy.py",),
         readers=("algo/loss/policy.py",),
     )
     OBJECTIVE = Declaration(
         name="objective",
-        meaning="the token's part in what the policy term raises, where trajectories of several rows are sequences",
+        meaning="token's summand of the policy term's objective, for sequences of several rows",
         unit="reward",
         writers=("algo/loss/policy.py",),
         readers=("algo/loss/policy.py",),
     )
     SLOPE = Declaration(
         name="slope",
-        meaning="derivative of the sum of all `objective` by the log-probability of the token",
+        meaning="derivative of the sum of all `objective` by the token's log-probability",
         unit="reward per nat",
         writers=("algo/loss/policy.py",),
         readers=("algo/loss/policy.py",),
     )
     RATIO = Declaration(
         name="ratio",
-        meaning="the token's ratio, for the metric, beside `objective`",
+        meaning="token's ratio, for the metric, with `objective`",
         unit="1",
         writers=("algo/loss/policy.py",),
         readers=("algo/loss/policy.py",),
     )
     STOPPED = Declaration(
         name="stopped",
-        meaning="whether the gate stops the token, for the metric, beside `objective`",
+        meaning="1 if the gate stops the token, for the metric, with `objective`",
         unit="0 or 1",
         writers=("algo/loss/policy.py",),
         readers=("algo/loss/policy.py",),
     )
     CORRECTION_WEIGHT = Declaration(
         name="correction_weight",
-        meaning="the correction's weight of the token, for the metric, beside `objective`",
+        meaning="correction's weight of the token, for the metric, with `objective`",
         unit="1",
         writers=("algo/loss/policy.py",),
         readers=("algo/loss/policy.py",),
     )
     CORRECTION_TRUNCATED = Declaration(
         name="correction_truncated",
-        meaning="whether that weight was beyond the bounds",
+        meaning="1 if the correction's weight was beyond the bounds",
         unit="0 or 1",
         writers=("algo/loss/policy.py",),
         readers=("algo/loss/policy.py",),
     )
     CORRECTION_REJECTED = Declaration(
         name="correction_rejected",
-        meaning="whether the correction rejects the token",
+        meaning="1 if the correction rejects the token",
         unit="0 or 1",
         writers=("algo/loss/policy.py",),
         readers=("algo/loss/policy.py",),
@@ -212,14 +212,14 @@ class Annotation(StrEnum):
     )
     MARGIN = Declaration(
         name="margin",
-        meaning="how much more the chosen text of a pair should be worth, at the token behind the text",
+        meaning="smallest difference of rewards that a pair should have, at the token after the text",
         unit="reward",
         writers=("batch/preference.py",),
         readers=("algo/loss/preference/bradley_terry.py",),
     )
     STEP_LABEL = Declaration(
         name="step_label",
-        meaning="at the token behind each labelled step of a solution, whether the step is right",
+        meaning="label of each step of a solution, from 0 (wrong) to 1 (right), at the token after the step",
         unit="0 to 1",
         writers=("batch/preference.py",),
         readers=("algo/loss/step_labels.py", "stages/reward_model.py"),
@@ -227,4 +227,4 @@ class Annotation(StrEnum):
 
 
 DECLARED = frozenset(annotation.value for annotation in Annotation)
-"""The names of all annotations."""
+"""Names of all annotations."""

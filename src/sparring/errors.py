@@ -1,22 +1,22 @@
-"""One error class per boundary, and `boundary()`, the only place that classifies foreign exceptions.
+"""Error classes, one per boundary, and `boundary()`, the only place that classifies foreign exceptions.
 
-Every message says where, what was expected, what came and what to do: use `refusal()` to build it.
-This module knows nothing about the parts; parts raise these classes or plain exceptions, and the
-part that owns a boundary wraps the foreign call in `boundary()`.
+Every message names the place, the expected and the actual input, and the way out: `refusal()` builds it. This module
+knows nothing about the parts: they raise these classes or plain exceptions, and the owner of a boundary wraps foreign
+calls in `boundary()`.
 """
 
 from __future__ import annotations
 
 
 class SparringError(Exception):
-    """Base of every error that Sparring raises on purpose."""
+    """Base of all errors that Sparring raises on purpose."""
 
 
 class BadInput(SparringError):
     """The user's input (recipe, checkpoint, data, machine) is refused. The CLI exits with status 2.
 
     Attributes:
-        where: the place of what is refused, as in `refusal`; empty where only the message says it.
+        where: place of the refused input, as in `refusal`; empty if only the message names it.
     """
 
     def __init__(self, message: str, where: str = "") -> None:
@@ -25,13 +25,16 @@ class BadInput(SparringError):
 
 
 class PolicyFailure(SparringError):
-    """The policy's own doing: it broke a limit or sent what the world cannot take. Never retried."""
+    """The policy broke a limit, or did something that the world does not accept. Never retried."""
 
 
 class LimitReached(PolicyFailure):
-    """A limit of the task was hit. `reason` is the `StopReason`; the record up to here is kept and the rollout is
-    truncated. `too_long`: the ids of a prompt that leaves no room for a reply, at least, and the room; None of other
-    limits."""
+    """A limit of the task was hit: the rollout is truncated, and everything before the limit stays recorded.
+
+    Attributes:
+        reason: `StopReason` of the limit.
+        too_long: lower bound on the tokens of a prompt without room for a reply, and the number allowed; else None.
+    """
 
     def __init__(self, reason: str, message: str, too_long: tuple[int, int] | None = None) -> None:
         super().__init__(message)
@@ -40,27 +43,26 @@ class LimitReached(PolicyFailure):
 
 
 class UnsampledCall(PolicyFailure):
-    """A program called a tool of the world that no reply of its model calls. The call does not run; the rollout goes
-    on."""
+    """A program called a tool of the world without a reply of its model that makes this call. The call does not run;
+    the rollout continues."""
 
 
 class SpoiltFile(PolicyFailure, OSError):
-    """Something that the policy left in its box and that cannot be read or written as a file: a pipe, a folder, one
-    without the right to it."""
+    """A path in the policy's box cannot be read or written as a file: a pipe, a folder, a file without permission."""
 
 
 class InfraError(SparringError):
-    """The machinery failed, not the policy. Retried within a budget; never becomes a reward.
+    """The infrastructure failed, not the policy. Retried within a budget; never a reward.
 
     Attributes:
-        limit_s: the limit of a phase that struck, in seconds; None where the failure has another cause.
+        limit_s: time limit of the phase that was hit, in seconds; None for other causes.
     """
 
     limit_s: float | None = None
 
 
 class SandboxError(InfraError):
-    """A box could not be made or died for a reason that is not the program inside it."""
+    """A box could not be opened, or died for a reason other than the program inside it."""
 
 
 class ToolHostError(InfraError):
@@ -72,17 +74,20 @@ class EngineError(InfraError):
 
 
 class TaskError(InfraError):
-    """A task that can never be rolled out, such as one that asks for an unknown image. Not tried again."""
+    """A task can never be rolled out, for example because its image is unknown. Not retried."""
 
 
 class RequestRefused(EngineError):
-    """An engine will never serve this request: it asks for what cannot be. The others go on; neither the request nor
-    its rollout is tried again."""
+    """An engine can never serve this request. Other requests continue; neither the request nor its rollout is
+    retried."""
 
 
 class PromptTooLong(RequestRefused):
-    """A prompt is longer than the context of the engine that was asked. `too_long` are its ids and the room, as far as
-    the engine says so, else None."""
+    """A prompt is longer than the engine's context.
+
+    Attributes:
+        too_long: number of tokens in the prompt, and the number allowed; None if the engine does not report them.
+    """
 
     def __init__(self, message: str, too_long: tuple[int, int] | None = None) -> None:
         super().__init__(message)
@@ -98,34 +103,30 @@ class EnvError(InfraError):
 
 
 class HarnessError(EnvError):
-    """Harness code raised. Where a limit or a failure had ended its conversation, that is what the rollout ended by."""
+    """Harness code raised. If a limit or a failure ended its conversation, the rollout ends by that instead."""
 
 
 class Unanswered(HarnessError):
-    """A harness ended and was answered nothing: it asked for nothing, or was refused all that it asked for. The policy
-    has done nothing then, so there is nothing to score."""
+    """A harness ended without any reply: it made no request, or all were refused. There is no policy action to
+    score."""
 
 
 class WorkerLost(InfraError):
-    """A program elsewhere that played a rollout has shown no sign of life. That tells nothing about the environment,
-    and whatever limit the rollout has hit, another worker goes on with it: only a worker's end has its answer."""
+    """An external program that played a rollout stopped renewing its lease. This says nothing about the environment.
+    Another worker continues the rollout, even after a limit, because only a worker's end brings the answer."""
 
 
 class NotRebuildable(InfraError):
-    """A half-done rollout cannot be brought back by running it again: the world or the harness did something else than
-    its record says, or a world refuses. The rollout starts over."""
-
-
-class Suspended(InfraError):
-    """A rollout gives back its box and its cache before its next turn, to be rebuilt later. Nothing broke."""
+    """An interrupted rollout cannot be rebuilt: the world or the harness did not behave as recorded, or refused. The
+    rollout starts over."""
 
 
 class RequestEnded(SparringError):
-    """A reply was ended before it was whole, by its client. Nothing broke."""
+    """A client ended its reply early. Nothing failed."""
 
 
 class Outage(SparringError):
-    """An environment's infrastructure stays down, or nothing is left to train: the run ends and can be gone on with."""
+    """An environment's infrastructure stays down, or nothing is left to train: the run ends and can be resumed."""
 
 
 class StoreError(SparringError):
@@ -133,11 +134,11 @@ class StoreError(SparringError):
 
 
 class EvaluationFailed(SparringError):
-    """Infrastructure or judge broke so many rollouts of an evaluation that what is left says too little."""
+    """Infrastructure or judge failed so many rollouts of an evaluation that the rest is not meaningful."""
 
 
 class NotFinite(SparringError):
-    """Gradients stay infinite or not numbers, or weights became so: the run ends, and nothing of it is saved."""
+    """Gradients stay, or weights have become, infinite or NaN: the run ends, and the broken weights are not saved."""
 
 
 class WeightsError(SparringError):
@@ -145,32 +146,31 @@ class WeightsError(SparringError):
 
 
 def refusal(where: str, expected: str, got: str, do: str) -> BadInput:
-    """Build the one form of refusal (law 10): *where: expected X, got Y; do Z*.
+    """Build a refusal (law 10): *where: expected X, got Y; do Z*.
 
     Args:
-        where: a path the user can find: a config key, a file and line, a checkpoint folder.
-        expected: what would have been accepted.
-        got: what came, quoted by the caller where it is a value.
-        do: the way out, an imperative.
+        where: place that the user can find: a config key, a file and line, a checkpoint folder.
+        expected: description of accepted input.
+        got: actual input, quoted by the caller if it is a value.
+        do: way out, in the imperative.
     """
     return BadInput(f"{where}: expected {expected}, got {got}; {do}", where)
 
 
 class boundary:
-    """Turn whatever foreign code raises in the body of `with boundary(...)` into `error`, keeping the cause.
+    """Context that turns any exception of foreign code in its body into `error`, keeping the cause.
 
-    An error that is already typed passes through, as do cancellation and interrupts; foreign code that would end the
-    process (`sys.exit`) does not end it. Where memory ran out, that is said
-    in the place of what was expected.
+    A `SparringError` passes through, as do cancellation and interrupts. Foreign code that would end the process
+    (`sys.exit`) does not. If memory ran out, the message says so instead of `expected`.
 
     Args:
-        error: the class of this boundary.
-        where: what was being called, for the message.
-        expected: where the user's input is at stake: what would have been accepted, as in `refusal`.
-        do: then also the way out.
+        error: class of this boundary.
+        where: description of the call, for the message.
+        expected: description of accepted input, as in `refusal`, if the user's input is at stake.
+        do: way out, with `expected`.
 
     Raises:
-        error: when the body raised anything that is not a `SparringError`.
+        error: the body raised anything that is not a `SparringError`.
     """
 
     __slots__ = ("_error", "_text")
@@ -194,10 +194,10 @@ class boundary:
 
 
 class naming_memory:
-    """Context that repeats an earlier warning of memory if memory runs out in its body.
+    """Context that repeats an earlier memory warning if memory runs out in its body.
 
     Raises:
-        InfraError: memory ran out; names the warning.
+        InfraError: memory ran out; the message contains the warning.
     """
 
     __slots__ = ("_warning",)
@@ -219,5 +219,5 @@ class naming_memory:
 
 
 def _is_short_of_memory(cause: Exception) -> bool:
-    """Python's own error, the system's, or torch's, which has no class on a CPU."""
+    """Return whether an error means lack of memory: Python's, the system's, or torch's, which has no class on a CPU."""
     return isinstance(cause, MemoryError) or any(text in str(cause) for text in ("allocate memory", "out of memory"))

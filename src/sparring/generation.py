@@ -1,6 +1,6 @@
-"""The nouns of generation: what is asked of an engine, and what it answers. Token ids in, token ids out.
+"""Requests to an engine and its results: token ids in, token ids out.
 
-All are frozen; standard library only.
+All types are frozen; standard library only.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ TEMPERATURE = f"a temperature of 0 or more, if not 0 from {COLDEST:g} to {HOTTES
 
 
 def is_temperature(value: float) -> bool:
-    """Return True if logits can be divided by `value` in float32. 0 is greedy."""
+    """Return whether logits can be divided by `value` in float32; 0 means greedy."""
     return value == 0 or COLDEST <= value <= HOTTEST
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constraint:
-    """Constraint on the whole text of a turn: JSON of a schema, what a regular expression matches, a text of a
-    context-free grammar in Lark's notation, or calls of tools. `source` is the schema as JSON, the expression or the
-    grammar.
+    """Constraint on the whole text of a turn: a JSON schema, a regular expression, a context-free grammar in Lark's
+    notation, or tool calls. `source` is the schema as JSON, the expression or the grammar.
 
-    A turn of calls is a thought where the format has one, then one call or more, in the format of the model's renderer.
-    `source` is then JSON: `{"tools": [{"name": ..., "parameters": ...}], "parallel": true}`, with the tools that may be
-    called, the schemas of their arguments, and whether there may be several calls.
+    A turn of tool calls is reasoning, if the format has any, followed by one or more calls in the format of the model's
+    renderer. `source` is then JSON: `{"tools": [{"name": ..., "parameters": ...}], "parallel": true}`, with the allowed
+    tools, the schemas of their arguments, and whether several calls are allowed.
     """
 
     kind: Literal["json_schema", "regex", "lark", "tool_call"]
@@ -41,20 +40,25 @@ class Constraint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """Settings of sampling. `seed` and a token's absolute position in its branch decide its random number, nothing
-    else.
+    """Sampling parameters. A token's random number depends only on `seed` and the token's position in its branch.
 
-    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 truncate nothing. Where several are set, all at this
-    temperature: the top_k likeliest tokens, of these the fewest that hold top_p of what they have together, of these
-    the ones with at least min_p of the likeliest one's probability. `stop` are token ids that end the turn (the stop
-    token itself is sampled, recorded and trained).
+    Truncation is applied at the temperature, in this order: the top_k likeliest tokens; the fewest likeliest ones with
+    a share of top_p of the remaining probability; the ones with at least min_p of the likeliest one's probability.
+    `logit_bias` and `min_tokens` also change the distribution, and log-probabilities belong to the changed one.
 
-    `logit_bias` is (token, what is added to its logit), before everything else; a stop token is impossible before
-    `min_tokens` tokens are sampled. Both change the distribution, and log-probabilities are of the changed one.
-    `top_logprobs` asks for that many of the likeliest tokens of each draw, at most 20; it changes nothing.
+    Stop strings and constraints are text, which an engine cannot read: `Renderer.bind` translates them to the request's
+    `ends` and `allowed`. Here they are part of the record.
 
-    `stop_strings` and `constraint` are text. An engine knows ids only, so a request that has them says the same in ids,
-    as `ends` and `allowed`: `Renderer.bind` makes those. Here they are what travels with the record.
+    Attributes:
+        temperature: divisor of logits; 0 is greedy.
+        top_p: nucleus; 1 is off.
+        top_k: number of likeliest tokens; 0 is off.
+        min_p: smallest probability relative to the likeliest token's; 0 is off.
+        stop: ids that end the turn; the stop token itself is sampled, recorded and trained.
+        seed: seed of the rollout's random numbers.
+        min_tokens: number of tokens before which no stop token can be sampled.
+        logit_bias: pairs of an id and the value added to its logit, before anything else.
+        top_logprobs: number of likeliest tokens to report per draw, at most 20; without effect on sampling.
     """
 
     temperature: float = 1.0
@@ -72,8 +76,10 @@ class Sampling:
 
 
 class NumberRow(Sequence[N]):
-    """Row of numbers that takes 4 bytes for a token and 8 for a log-probability, to the bit, where a tuple takes 36 and
-    32. It never changes, equals the tuple of its numbers, has that one's hash, and is one where it is cut or added to.
+    """Compact sequence of numbers: 4 bytes per token and 8 per log-probability, without loss, where a tuple needs 36
+    and 32.
+
+    It is immutable, equals the tuple of its numbers and has the same hash; slices and sums are tuples.
     """
 
     __slots__ = ("_numbers",)
@@ -101,7 +107,7 @@ class NumberRow(Sequence[N]):
         return self._numbers.tolist()
 
     def count(self, value: Any) -> int:
-        """Return how often a number stands in the row."""
+        """Return the number of occurrences of a value."""
         return self._numbers.count(value)
 
     def __len__(self) -> int:
@@ -139,14 +145,14 @@ class NumberRow(Sequence[N]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Runs:
-    """Run lengths of a value per token: `Runs(lengths=(3, 2), values=(7, 8))` is 7 7 7 8 8."""
+    """Run-length encoding of one value per token: `Runs(lengths=(3, 2), values=(7, 8))` is 7 7 7 8 8."""
 
     lengths: tuple[int, ...] = ()
     values: tuple[int, ...] = ()
 
     @staticmethod
     def of(value: int, length: int) -> Runs:
-        """Return one run of `length` tokens."""
+        """Return a single run of `length` tokens."""
         return Runs(lengths=(length,), values=(value,)) if length else Runs()
 
     def __len__(self) -> int:
@@ -162,7 +168,8 @@ class Runs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recorded:
-    """Versions of a completion that is sampled again: `versions` and `kv_versions` as in `Completion`, not empty."""
+    """Versions of a recorded completion that is sampled again: `versions` and `kv_versions` as in `Completion`, not
+    empty."""
 
     versions: Runs
     kv_versions: Runs
@@ -174,29 +181,29 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptSets:
-    """Sampling supports: what truncated sampling left of the vocabulary (law 2): token i was drawn from the ids of
-    `rows[i]`, ascending, 32 bits each, little-endian; from the whole vocabulary where the row is empty."""
+    """Kept sets of truncated sampling (law 2). Token i was drawn from the ids in `rows[i]`, ascending, as little-endian
+    32-bit integers; an empty row is the whole vocabulary."""
 
     rows: tuple[bytes, ...]
 
     @staticmethod
     def of(ids: Iterable[Iterable[int]]) -> KeptSets:
-        """Return one set of ids per token."""
+        """Return one kept set per token."""
         return KeptSets(rows=tuple(b"".join(id.to_bytes(4, "little") for id in sorted(row)) for row in ids))
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def ids(self, token: int) -> tuple[int, ...]:
-        """Return the ids that a token was drawn from; none where nothing was truncated."""
+        """Return the ids that a token was drawn from; empty if sampling was not truncated."""
         row = self.rows[token]
         return tuple(int.from_bytes(row[at : at + 4], "little") for at in range(0, len(row), 4))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopRows:
-    """The likeliest tokens where each token stands, with their log-probabilities: `rows[i]` is pairs of an id of 32
-    bits and a float32, little-endian; empty where nobody was asked."""
+    """Likeliest tokens at each position, with log-probabilities. `rows[i]` holds little-endian pairs of a 32-bit id and
+    a float32; empty at positions without scores."""
 
     rows: tuple[bytes, ...]
 
@@ -209,36 +216,35 @@ class TopRows:
         return len(self.rows)
 
     def pairs(self, token: int) -> tuple[tuple[int, float], ...]:
-        """Return (id, log-probability) of the likeliest tokens at the place of a token."""
+        """Return (id, log-probability) of the likeliest tokens at a position."""
         return tuple(struct.iter_unpack("<If", self.rows[token]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateRequest:
-    """One turn to sample: token ids in, token ids out.
+    """Request for one turn: token ids in, token ids out.
 
-    `conversation` names the rollout branch whose KV may be kept between turns (None: keep nothing). A higher
-    `priority` is served first; evaluation runs at a lower one than training. Among equal priorities the lowest
-    `admission` is served first and gives way last, whenever its request comes: it counts the rollouts as they were
-    admitted, so that the oldest one's late turn does not wait behind the first turns of younger ones. Equal admissions
-    are served as they arrive.
-
-    `ends(tokens, new)` is told the tokens sampled so far, `new` of which it was not told before, and says how many of
-    them belong to the turn if it ends among the new ones: whoever has the tokenizer watches for strings there. Asked
-    from `min_tokens` on; stop tokens hold beside it.
-
-    `allowed(tokens)` says which tokens may follow those sampled so far: a bit for each of the vocabulary, lowest first,
-    at least one of them set. Whoever has the tokenizer makes it of a grammar. For calls of tools that is `grammar`, in
-    Lark's notation over ids: only a renderer can write it, and an engine in another process has none.
-    `prompt_logprobs` asks for those of tokens[1:] at the temperature, without bias or truncation, under the weights
-    served when the request came.
-
-    `adapter` names the one that samples it; None: the model as it was loaded or trained. Versions are then of the
-    adapter.
-
-    `recorded` is for a turn that is sampled again: each token waits until its weights are served, and the keys and
-    values are computed again where they were. The native engine alone does so. What is pulled meanwhile must be each
-    of these versions in turn.
+    Attributes:
+        tokens: ids of the prompt.
+        conversation: name of the rollout branch, under which the KV cache may be kept between turns; None keeps
+            nothing.
+        priority: priority of the request; higher is served first. Evaluation has a lower one than training.
+        admission: admission number of the rollout. Among equal priorities the lowest is served first and preempted
+            last, so that late turns of old rollouts do not wait for first turns of young ones; ties in order of
+            arrival.
+        ends: function for stop strings, which need a tokenizer. Given the tokens sampled so far and the number of new
+            ones, it returns the number of tokens that belong to the turn if it ends among the new ones, else None.
+            Called from `min_tokens` on; stop tokens apply as well.
+        allowed: function for constraints, made from a grammar. Given the tokens sampled so far, it returns the allowed
+            next tokens: one bit per id, lowest first, at least one set.
+        grammar: constraint of tool calls in Lark's notation over ids, which only a renderer can write; None in an
+            engine of another process.
+        prompt_logprobs: also return log-probabilities of tokens[1:] at the temperature, without bias or truncation,
+            under the weights at arrival.
+        adapter: name of the adapter that samples, whose versions are then recorded; None: the model itself.
+        recorded: versions of a turn that is sampled again. Each token waits until its version is served, and KV entries
+            are recomputed at the recorded positions. Only the native engine supports it, and it must pull these
+            versions in turn.
     """
 
     id: str
@@ -257,12 +263,17 @@ class GenerateRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """Completion that the engine sampled. `logprobs[i]` is of the distribution that tokens[i] was drawn from (law 2).
+    """Completion that an engine sampled.
 
-    `versions` is the weight version that sampled each token, `kv_versions` the oldest version among the KV entries
-    it attended to; `cached_tokens` counts prompt tokens whose KV was already there. `kept` is None where nothing was
-    truncated, `top_logprobs` where they were not asked for: the likeliest tokens of each draw, best first, with their
-    log-probabilities; none that could not be drawn.
+    Attributes:
+        logprobs: log-probability of each token in the distribution that it was drawn from (law 2).
+        versions: weight version that sampled each token.
+        kv_versions: oldest weight version of the KV entries that each token attended to.
+        kept: kept sets; None if sampling was not truncated.
+        top_logprobs: likeliest tokens of each draw with their log-probabilities, best first, without impossible ones;
+            None if not requested.
+        prompt_logprobs: log-probabilities of the prompt; None if not requested.
+        cached_tokens: number of prompt tokens with a cached KV.
     """
 
     tokens: tuple[int, ...]
@@ -278,11 +289,14 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreRequest:
-    """Given tokens to be judged: `tokens[first:]`, each by the distribution softmax(logits / temperature) behind all
+    """Request for scores of `tokens[first:]`, each in the distribution softmax(logits / temperature) after the tokens
     before it.
 
-    `top_k` of the likeliest tokens are named at each place. A higher `priority` is served first, together with those of
-    `GenerateRequest`, whose `adapter` this one's is too.
+    Attributes:
+        first: index of the first token to score.
+        top_k: number of likeliest tokens to return per position.
+        priority: priority among all requests, as in `GenerateRequest`.
+        adapter: name of the adapter, as in `GenerateRequest`.
     """
 
     id: str
@@ -296,11 +310,14 @@ class ScoreRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """Scores of given tokens, all under the weights of one version: row i is about tokens[first + i] of the
-    request.
+    """Scores of given tokens under one weight version. Row i belongs to tokens[first + i] of the request.
 
-    `logprobs` and `entropies` are in nats. `top_ids` and `top_logprobs` hold top_k values a row, the likeliest first,
-    equal ones by id. `cached_tokens` counts tokens whose KV was already there.
+    Attributes:
+        logprobs: log-probabilities in nats.
+        entropies: entropies in nats.
+        top_ids: ids of the top_k likeliest tokens, best first, ties by id.
+        top_logprobs: log-probabilities of `top_ids`.
+        cached_tokens: number of tokens with a cached KV.
     """
 
     logprobs: tuple[float, ...]
@@ -313,8 +330,8 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delta:
-    """Tokens that a streamed request sampled since the delta before: at least one token. The `Completion` that ends the
-    stream holds all of it again, with versions."""
+    """Tokens that a streamed request sampled since the previous delta, at least one. The `Completion` at the end
+    repeats them all, with versions."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -322,7 +339,7 @@ class Delta:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rendered:
-    """Tokens with, for each, whether the model would have sampled it (assistant body and its end token)."""
+    """Tokens with a mark for each: True if the model would have sampled it (assistant body and its end token)."""
 
     tokens: tuple[int, ...]
     sampled: tuple[bool, ...]

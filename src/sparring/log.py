@@ -1,6 +1,6 @@
-"""Entries of the durable log of a run: what happened beside turns and groups, in the order in which it happened.
+"""Entries of a run's durable log: events other than turns and groups, in the order in which they happened.
 
-A resume and a replay read them; the turns and the groups themselves have tables of their own in the store.
+Resume and replay read them; turns and groups have tables of their own in the store.
 """
 
 from __future__ import annotations
@@ -10,33 +10,30 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 LogKind = Literal[
-    "admitted",  # a group began: its task's digest, its version, how many groups its source had been shown
-    "observation",  # a world answered: the digest of its answer (a rollout that is rebuilt must get the same)
-    "limit",  # a time limit of a phase struck
-    "reward",  # a rollout was given a reward from outside, as it came
+    "admitted",  # a group began: its task's digest, its version, the number of groups its source had observed
+    "observation",  # a world answered: the digest of its answer, which a rebuilt rollout must get again
+    "limit",  # the time limit of a phase was hit
+    "reward",  # an external reward arrived for a rollout
     "program",  # the program of a harness ended: its exit status, its seconds, the end of its output
-    "suspended",  # a rollout gave its box and its cache back, to go on later
-    "restarted",  # a rollout began again from nothing: its turns and entries before this no longer count
-    "outcome",  # a rollout is over: its outcome and the world's score
-    "score",  # a second pass gave its scores
-    "trained",  # a step took these groups, in this order
-    "published",  # the weights of a step: their checksum
+    "restarted",  # a rollout started over: its earlier turns and entries no longer count
+    "outcome",  # a rollout ended: its outcome and the world's score
+    "score",  # a second pass scored a group
+    "trained",  # a step trained these groups, in this order
+    "published",  # a step published weights: their checksum
 ]
-"""Declared kinds of entries; `name` of `LogEntry` says which id stands with each."""
+"""Kinds of entries. `LogEntry.name` has the id that an entry is about."""
 
 KINDS: frozenset[str] = frozenset(get_args(LogKind))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogEntry:
-    """Entry of the log of one stage.
+    """Entry in the log of one stage.
 
     Attributes:
-        stage: of the run.
-        kind: one of `LogKind`.
-        name: the id that it is about: a group (`rl/12`), a rollout or an attempt (`rl/12/3`, `rl/12/3/retry-1`), or a
-            step (`rl@7`, see `step_name`).
-        data: plain data; what it holds is documented where it is written.
+        name: id that it is about: a group (`rl/12`), a rollout or attempt (`rl/12/3`, `rl/12/3/retry-1`), or a step
+            (`rl@7`, see `step_name`).
+        data: plain data, documented at its writer.
 
     Raises:
         ValueError: the kind is not declared.
@@ -53,5 +50,5 @@ class LogEntry:
 
 
 def step_name(stage: str, step: int) -> str:
-    """Return the name of entries about one step of a stage."""
+    """Return the name of entries about a step of a stage."""
     return f"{stage}@{step}"

@@ -1,7 +1,7 @@
-"""The run, start to finish: rollouts, batch, step, publish. One pass through this loop is one optimiser step.
+"""The training loop: rollouts, batch, step, publish. One pass is one optimiser step.
 
 Synchronous and asynchronous training are this same loop: `max_lag` is known to `rollout/window.py` alone, the order of
-groups to the scheduler, what is learned from them to `batch/`. No tensor passes through this module.
+groups to the scheduler, the making of batches to `batch/`. No tensor passes through this module.
 """
 
 from __future__ import annotations
@@ -23,18 +23,22 @@ class StepWindow(Protocol):
     """Decides how far rollouts run ahead of training."""
 
     def release(self, step: int) -> None:
-        """Let in the rollouts that may begin once the weights of `step` are being served."""
+        """Admit the rollouts that may begin once the weights of `step` are served."""
 
 
 class ServesWeights(Protocol):
-    """Part that serves published weights: an `Engine`, or what tries its updates again."""
+    """Server of published weights: an `Engine`, or a wrapper that retries its updates."""
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve published weights. Raises `WeightsError` and serves the old ones where they fail."""
+        """Load and serve published weights.
+
+        Raises:
+            WeightsError: they could not be fetched or verified; the old weights are still served.
+        """
 
 
 AfterStep = Callable[[StepResult, Batch, Mapping[str, float]], Awaitable[None]]
-"""Checkpoints and reports: called with the new version, the batch that made it, and the metrics of the update."""
+"""Writes checkpoints and reports after an update, given the new version, its last batch and the metrics."""
 
 
 async def run_loop(
@@ -48,17 +52,16 @@ async def run_loop(
     """Train until there are no more batches.
 
     Args:
-        rollouts: scored groups in admission order (law 5), or rows of a file. Closed at the end.
-        batches: makes batches of rollouts, one per optimiser step. An update is made of one batch or of several, the
-            last of which ends it.
-        trainers: by model name; `batch.model` picks one.
-        engines: by model name; each serves what the trainer of that name publishes.
-        window: opened for the next update only after the engine serves this update's weights.
-        after_step: awaited after each update, so that a checkpoint is always of a finished one.
+        rollouts: scored groups in admission order (law 5), or rows of a file; closed at the end.
+        batches: function that turns rollouts into batches, one per optimiser step. The last batch of an update ends it.
+        trainers: trainers by model name; `batch.model` selects one.
+        engines: engines by model name; each serves what the trainer of that name publishes.
+        window: window of admission, opened for the next update once the engine serves this update's weights.
+        after_step: function awaited after each update, so that a checkpoint never splits one.
 
     Raises:
-        WeightsError: an update failed; the engine still serves the old version. The step that made it is finished:
-            `after_step` was awaited, and the window stayed shut.
+        WeightsError: the engine rejected an update and still serves the old version. The update itself is complete:
+            `after_step` was awaited, but the window was not opened.
     """
     steps: list[Mapping[str, float]] = []
     async with aclosing(cast(AsyncGenerator[T], rollouts)):

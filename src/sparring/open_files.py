@@ -1,6 +1,6 @@
-"""Limit of the files that this process may have open: each connection is one, and each event loop has three.
+"""Limit of open files of this process: a connection needs one file, an event loop three.
 
-Shells give a process 1,024, a limit that only programs of `select` need, and let it raise that up to another one.
+Shells set a soft limit of 1,024, which only programs with `select` need, and let a process raise it to the hard limit.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import resource
 
 MOST = 1 << 16
-"""Files that are asked for: a run with a thousand agent programs has 48,000 connections."""
+"""Number of files to ask for: a run with a thousand agent programs has 48,000 connections."""
 
 
 def allow_files(number: int = MOST) -> int:
-    """Raise this process's limit of open files to a number, as far as it may. Return how many it may have then."""
+    """Raise the soft limit of open files towards `number`, and return the limit reached."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = number if hard == resource.RLIM_INFINITY else min(number, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,7 +1,8 @@
-"""Client for rewards from outside. It needs the standard library alone: a program without Sparring may have a copy.
+"""Client for sending rewards to a run. It needs only the standard library, so a program without Sparring can use a
+copy.
 
-send(url, reward_key, 1.0)                         # of the rollout, and the last one
-send(url, reward_key, 0.5, of=response.id)         # of one reply
+send(url, reward_key, 1.0) # for the rollout; no other follows send(url, reward_key, 0.5, of=response.id) # for one
+reply
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from urllib.parse import urlsplit
 
 
 class RewardRefused(Exception):
-    """A reward, or another word to a run, that does not count.
+    """The run refused a reward or another request.
 
     Attributes:
-        status: of HTTP.
+        status: HTTP status.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -26,7 +27,7 @@ class RewardRefused(Exception):
 
     @property
     def expired(self) -> bool:
-        """True where it came after the rollout was scored."""
+        """True if it arrived after the rollout was scored."""
         return self.status == 410
 
 
@@ -41,21 +42,23 @@ def send(
     final: bool | None = None,
     timeout_s: float = 30.0,
 ) -> None:
-    """Give a rollout, or a turn or a branch of it, a reward. It is durable when this returns. It blocks: a coroutine
-    of the run's own process calls it in a thread (`asyncio.to_thread`). Sent again, the latest of a target counts.
+    """Send a reward for a rollout, or for one of its turns or branches. It is durable when this returns.
+
+    The latest reward for a target counts. The call blocks: a coroutine in the run's own process has to call it in a
+    thread (`asyncio.to_thread`).
 
     Args:
-        url: base URL that the program has for the model; with `/v1` at the end or without.
-        key: the reward key of the rollout.
-        reward: a finite number; None says that the rollout is not scored, which is not 0.
-        of: id of a reply, as the vendor's client shows it; None: of the rollout.
-        branch: whether it is of the branch that the reply stands in, earned at its end.
+        url: base URL of the model's API, with or without `/v1` at the end.
+        key: reward key of the rollout.
+        reward: finite number; None means that the rollout is not scored, which differs from 0.
+        of: id of the rewarded reply, as the vendor's client shows it; None for the rollout.
+        branch: reward the branch that ends with the reply, instead of its turn.
         parts: named components, for reports.
-        final: whether no other reward follows; None: after the rollout's none does, after others some do.
+        final: True if no other reward follows. None is True for the rollout's reward and False for others.
         timeout_s: longest wait for the answer, in seconds.
 
     Raises:
-        RewardRefused: it does not count.
+        RewardRefused: the run refused the reward.
         OSError: the gateway does not answer.
     """
     body = {"reward": reward, "of": of, "branch": branch, "parts": dict(parts or {}), "final": final}
@@ -65,8 +68,8 @@ def send(
 
 
 def post(url: str, path: str, key: str, body: Mapping[str, Any], *, timeout_s: float = 30.0) -> tuple[int, str]:
-    """Post JSON to a run; return the status, and the answer or its error's message. A number of an array library is
-    sent as a float.
+    """Post JSON to a run, and return the status and the answer or its error message. Numbers of array libraries are
+    sent as floats.
 
     Raises:
         OSError: the run does not answer.
@@ -88,7 +91,7 @@ def post(url: str, path: str, key: str, body: Mapping[str, Any], *, timeout_s: f
 
 
 def _message_of(answer: str) -> str:
-    """Return the message of an error, or the whole answer where it is of another form."""
+    """Return the message in an error's JSON, or the whole answer if it has another form."""
     try:
         return str(json.loads(answer)["error"]["message"])
     except (ValueError, KeyError, TypeError):

@@ -1,5 +1,5 @@
-"""Client for programs elsewhere that play the rollouts of a run. It needs the standard library alone: a program without
-Sparring may have a copy of this file and of `rewards.py`, both in a folder named `sparring`.
+"""Client for external programs (workers) that play the rollouts of a run. It needs only the standard library, so a
+program without Sparring can use a copy of this file and of `rewards.py`, both in a folder named `sparring`.
 
 for rollout in claim(url, key):
     client = openai.OpenAI(base_url=rollout.base_url, api_key=rollout.key)
@@ -20,27 +20,27 @@ from typing import Any
 from sparring.rewards import RewardRefused, post, send
 
 PAUSE_S = 1.0
-"""Pause before a server that did not answer is tried again."""
+"""Pause before a request to a server that did not answer is retried, in seconds."""
 
 UNAVAILABLE = 503
-"""Status of a run that cannot answer at the moment."""
+"""HTTP status of a run that cannot answer at the moment."""
 
 NOTHING = object()
 
 
 class ClaimedRollout:
-    """Rollout that this program plays until it finishes it. Its lease is renewed by a thread.
+    """Rollout that this program plays until it finishes it. A thread renews its lease.
 
     Attributes:
-        shown: all that the run shows of it, as plain data.
-        rollout: id of it.
-        environment, task: name and id.
-        messages, tools: of its prompt, in the form of chat completions.
-        data: fields of the task that the recipe shows.
-        base_url, key: of the model, for a client of OpenAI's; `url` is the same without `/v1`.
-        mcp: address of the world's tools, under the same key; None where it has none.
-        lost: whether the lease has run out: the rollout is another's.
-        finished: whether it was finished here.
+        shown: description of the rollout from the run, as plain data.
+        rollout: id of the rollout.
+        environment, task: name of the environment and id of the task.
+        messages, tools: prompt and its tools, in the format of chat completions.
+        data: fields of the task that the recipe shares with workers.
+        base_url, key: address and key of the model, for a client of OpenAI's API; `url` is the address without `/v1`.
+        mcp: address of the world's tools, with the same key; None for a world without tools.
+        lost: True if the lease has expired, so another worker has the rollout.
+        finished: True once this program has finished the rollout.
     """
 
     def __init__(self, url: str, worker_key: str, shown: Mapping[str, Any], patience_s: float = 60.0) -> None:
@@ -57,8 +57,8 @@ class ClaimedRollout:
         threading.Thread(target=self._renew, args=(shown["lease_s"] / 3,), daemon=True).start()
 
     def reward(self, reward: float, of: str | None = None, *, branch: bool = False) -> None:
-        """Reward a turn or a branch by the id of a reply, or the rollout. A run that does not answer is tried again for
-        `patience_s`. Raises as `rewards.send`."""
+        """Send a reward for a turn or a branch, by the id of a reply, or for the rollout. Requests are retried for
+        `patience_s` seconds if the run does not answer. Raises the errors of `rewards.send`."""
 
         def give() -> tuple[int, str]:
             try:
@@ -72,29 +72,30 @@ class ClaimedRollout:
         self._persist(give)
 
     def finish(self, answer: str | None = None, *, reward: Any = NOTHING, truncated: bool = False) -> bool:
-        """End the rollout. A run that does not answer is tried again for `patience_s`: the same end twice is one.
+        """End the rollout. The request is retried for `patience_s` seconds if the run does not answer, and has no
+        further effect if repeated.
 
         Args:
-            answer: last words to the world; None: the policy's latest reply that called nothing.
-            reward: of the rollout, where the run takes rewards from outside; None: it is not scored.
-            truncated: whether a limit of this program's own was hit.
+            answer: final message to the world; None: the policy's latest reply without tool calls.
+            reward: reward of the rollout, in a run that takes external rewards; None: not scored.
+            truncated: True if a limit of this program was hit.
 
         Returns:
-            Whether it counts: False where the lease has run out.
+            True if the run accepted it; False if the lease has expired.
 
         Raises:
-            RewardRefused: the run takes no rewards, or this is none.
+            RewardRefused: the run takes no rewards, or refused this one.
             OSError: the run does not answer.
         """
         body = {"outcome": "truncated" if truncated else "completed", "answer": answer}
         return self._end(body if reward is NOTHING else {**body, "reward": reward})
 
     def fail(self, reason: str) -> bool:
-        """Give the rollout back: it could not be played, and is played again. Returns and raises as `finish`."""
+        """Give the rollout back because it could not be played; the run retries it. Returns and raises as `finish`."""
         return self._end({"outcome": "failed", "reason": reason or "no reason"})
 
     def leave(self, reason: str) -> None:
-        """Give the rollout back if the run answers; else its lease runs out."""
+        """Give the rollout back in a single attempt; if the run does not answer, the lease expires."""
         self._patience_s = 0.0
         with suppress(OSError, RewardRefused):
             self.fail(reason)
@@ -110,13 +111,13 @@ class ClaimedRollout:
         raise RewardRefused(status, answer)
 
     def _persist(self, ask: Callable[[], tuple[int, str]]) -> tuple[int, str]:
-        """Return the status and the answer of a request, which is made until the run answers.
+        """Repeat a request until the run answers or the patience ends, and return status and answer.
 
         Raises:
-            RewardRefused: the run said to the last that it cannot answer.
-            OSError: it did not answer.
+            RewardRefused: the run was unavailable to the end.
+            OSError: the run did not answer.
         """
-        begun = time.monotonic()
+        started = time.monotonic()
         while True:
             error: Exception
             try:
@@ -126,12 +127,11 @@ class ClaimedRollout:
                 error = RewardRefused(status, answer)
             except OSError as problem:
                 error = problem
-            if time.monotonic() - begun >= self._patience_s:
+            if time.monotonic() - started >= self._patience_s:
                 raise error
             time.sleep(PAUSE_S)
 
     def _renew(self, pause_s: float) -> None:
-        """Renew the lease until the rollout is over or the lease is lost."""
         while not self._over.wait(pause_s):
             try:
                 status, _ = post(self.url, f"/v1/rollouts/{self._id}/renew", self._worker_key, {})
@@ -151,40 +151,41 @@ def claim(
     wait_s: float = 20.0,
     patience_s: float = 60.0,
 ) -> Iterator[ClaimedRollout]:
-    """Yield rollouts to play, one after another, until the run is over. One that is not finished when the next is
-    wanted is finished then; where the loop is left, it is given back.
+    """Yield rollouts to play, one after another, until the run ends.
+
+    A rollout that is unfinished when the next is requested is finished then; if the loop is left, it is given back.
 
     Args:
-        url: of the run's server (`keys.json` in its folder).
-        key: the run's worker key (the same file).
-        environments: of which rollouts are wanted; empty: any.
+        url: address of the run's server (`keys.json` in its folder).
+        key: worker key of the run (same file).
+        environments: names of the environments to play; empty is any.
         worker: name of this program, for the run's reports.
         wait_s: longest wait of one request, in seconds.
-        patience_s: seconds for which a run that does not answer is tried again, also by the rollouts: it may be
-            starting, and so may its gateway. One that had answered before is over then.
+        patience_s: time for which requests, also during rollouts, are retried while the run does not answer, in
+            seconds. A run that is silent for longer after its first answer has ended.
 
     Raises:
-        RewardRefused: the key is wrong, the run has no workers, or there is a gateway and no run.
+        RewardRefused: the key is wrong, the run has no workers, or there is a gateway without a run.
         OSError: the run has never answered.
     """
     body: dict[str, Any] = {"environments": list(environments), "wait_s": wait_s, "worker": worker}
-    answered, begun = False, time.monotonic()
+    answered, started = False, time.monotonic()
     while True:
-        body.setdefault("id", uuid.uuid4().hex)  # kept where no answer comes: the claim is the same then
+        body.setdefault("id", uuid.uuid4().hex)  # a retry without an answer repeats the same claim
         try:
             status, answer = post(url, "/v1/rollouts/claim", key, body, timeout_s=wait_s + 30)
-            if status == UNAVAILABLE and not answered and time.monotonic() - begun > patience_s:
+            if status == UNAVAILABLE and not answered and time.monotonic() - started > patience_s:
                 raise RewardRefused(status, answer)
         except OSError:
             status, answer = UNAVAILABLE, ""
-            if not answered and time.monotonic() - begun > patience_s:
+            if not answered and time.monotonic() - started > patience_s:
                 raise
         if status == UNAVAILABLE:
-            if time.monotonic() - begun > patience_s:
+            if time.monotonic() - started > patience_s:
                 return
             time.sleep(PAUSE_S)
             continue
-        answered, begun = True, time.monotonic()
+        answered, started = True, time.monotonic()
         del body["id"]
         if status == 410:
             return

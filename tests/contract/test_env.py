@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -14,10 +13,10 @@ import pytest
 from sparring.envs.config import EnvConfig
 from sparring.envs.domains import Domains
 from sparring.envs.registry import load_env
-from sparring.envs.splits import identity, overlap
+from sparring.envs.splits import Stream, identity, listed, overlap
 from sparring.protocols import AnyEnv, EnvFactory, TaskSource
 from sparring.tasks.again import LostTasksAgain
-from sparring.tasks.files import FileTasks, read_rows
+from sparring.tasks.files import read_rows
 from sparring.tasks.mix import Mix
 from sparring.types import Group, Message, Outcome, Score, Segment, Task, ToolCall, Trajectory
 
@@ -106,8 +105,8 @@ def rubric(folder: Path) -> EnvFactory:
     )
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return read_rows(f"{folder}/data.jsonl", {"prompt": "q", "answer": "a"})
+def named(env: str, count: int) -> Stream:
+    return listed([Task(id=f"{env}/{number}", env=env, messages=()) for number in range(count)])
 
 
 def domains(folder: Path) -> Domains:
@@ -128,13 +127,12 @@ SOURCES: dict[str, Callable[[Path], TaskSource]] = {
     "generated eval": lambda folder: generated(folder).tasks("eval", 1),
     "reasoning_gym train": lambda folder: gym(folder).tasks("train", 1),
     "file train": lambda folder: function(folder).tasks("train", 1),
-    "file in order": lambda folder: FileTasks(rows_of(folder)[:8], env="e"),
-    "file endless": lambda folder: FileTasks(rows_of(folder)[:8], env="e", seed=3),
+    "in order": lambda folder: named("e", 8),
     "mix": lambda folder: Mix(
         {
-            "a": FileTasks(rows_of(folder)[:8], env="a"),
-            "b": FileTasks(rows_of(folder), env="b"),
-            "c": FileTasks(rows_of(folder)[:9], env="c", seed=1),
+            "a": named("a", 8),
+            "b": named("b", 20),
+            "c": Stream(lambda place: Task(id=f"c/{place % 9}", env="c", messages=())),
         },
         {"a": 2, "b": 1, "c": 1},
     ),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparring.annotations import DECLARED, Annotation
-from sparring.testing.golden.groups import nouns, simple_group
+from sparring.testing.groups import nouns, simple_group
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "sparring"

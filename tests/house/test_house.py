@@ -150,11 +150,7 @@ def layer_rules(modules: list[Module]) -> Iterator[str]:
 
 def import_cycles(modules: list[Module]) -> Iterator[str]:
     """No module reaches itself through imports, those in functions and under TYPE_CHECKING included."""
-    names = {module.name for module in modules}
-    edges = {
-        module.name: {n for name, *_ in imports(module) for n in _ours(name, names)} - {module.name}
-        for module in modules
-    }
+    edges = _imported(modules)
     for start in sorted(edges):
         reached, waiting = set(), list(edges[start])
         while waiting:
@@ -166,9 +162,30 @@ def import_cycles(modules: list[Module]) -> Iterator[str]:
             yield f"{start}: imports itself through {sorted(reached)}"
 
 
+def _imported(modules: list[Module]) -> dict[str, set[str]]:
+    names = {module.name for module in modules}
+    return {m.name: {n for name, *_ in imports(m) for n in _ours(name, names)} - {m.name} for m in modules}
+
+
 def _ours(name: str, names: set[str]) -> set[str]:
     inner = name.removeprefix("sparring.")
     return {inner} & names or {inner.rpartition(".")[0]} & names
+
+
+def package_circles(modules: list[Module]) -> Iterator[str]:
+    """An import that leaves a package, sub-packages included, never leads back into it over modules outside."""
+    edges = _imported(modules)
+    homes = {parent for module in modules for parent in Path(module.path).parent.parents[:-1]}
+    homes |= {Path(module.path).parent for module in modules} - {Path()}
+    for home in sorted(homes):
+        inside = {module.name for module in modules if module.path.startswith(f"{home}/")}
+        returns, size = inside, 0
+        while size < len(returns):
+            size, returns = len(returns), returns | {name for name, others in edges.items() if others & returns}
+        for name in sorted(inside):
+            yield from (
+                f"{name}: leads back to {home} over {other}" for other in sorted(edges[name] & returns - inside)
+            )
 
 
 def heavy_imports(modules: list[Module]) -> Iterator[str]:
@@ -242,16 +259,19 @@ def documented_methods(modules: list[Module]) -> dict[str, set[str]]:
 
 
 def inherited_docstrings(modules: list[Module]) -> Iterator[tuple[Function, str]]:
-    """Yield every method whose base class, or the protocol that its class says it implements, describes it; refuse a
-    protocol that does not exist."""
+    """Yield every method that a base class describes, or a protocol that its class or a base says it implements; refuse
+    a protocol that does not exist."""
     described = documented_methods(modules)
+    classes = [node for module in modules for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]
+    implemented = {node.name: IMPLEMENTS.findall(ast.get_docstring(node) or "") for node in classes}
     for module in modules:
         for node in ast.walk(module.tree):
             if not isinstance(node, ast.ClassDef):
                 continue
             protocols = IMPLEMENTS.findall(ast.get_docstring(node) or "")
             bases = {ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases}
-            names = set().union(*(described.get(name, set()) for name in {*protocols, *bases}))
+            above = {*protocols, *bases, *(name for base in bases for name in implemented.get(base, ()))}
+            names = set().union(*(described.get(name, set()) for name in above))
             yield from ((method, "") for method in node.body if isinstance(method, Function) and method.name in names)
             for name in protocols:
                 if name not in described:
@@ -410,8 +430,8 @@ def _own(function: Function) -> Iterator[ast.AST]:
 
 
 RULES = (
-    layer_rules, import_cycles, heavy_imports, light_inits, sizes, documentation, names, broad_excepts, one_name_one_place,
-    machine_paths, full_packages, small_packages, one_class_one_name, protocol_methods,
+    layer_rules, import_cycles, package_circles, heavy_imports, light_inits, sizes, documentation, names, broad_excepts,
+    one_name_one_place, machine_paths, full_packages, small_packages, one_class_one_name, protocol_methods,
 )  # fmt: skip
 
 
@@ -454,6 +474,16 @@ BITES = [
         import_cycles,
         {"a.py": "import sparring.b", "b.py": "if TYPE_CHECKING:\n    import sparring.a"},
         "a: imports itself",
+    ),
+    (
+        package_circles,
+        {
+            "a/b/c.py": "import sparring.a.d",
+            "a/d.py": "def f():\n    import sparring.a.e.f",
+            "a/e/f.py": "from sparring.a.b.g import h",
+            "a/b/g.py": "",
+        },
+        "a.b.c: leads back to a/b over a.d",
     ),
     (heavy_imports, {"rollout/a.py": "import torch.nn"}, "imports torch.nn"),
     (heavy_imports, {"stages/a.py": "def f():\n    import torch"}, "imports torch"),
@@ -556,6 +586,8 @@ CLEAN = {
     "train/a.py": "'''d'''\nimport torch\nfrom sparring.types import T\ndef _f(x): ...\n",
     "rollout/a.py": "'''d'''\ndef f() -> None:\n    '''d'''\n    import wandb\n",
     "recipe/load.py": "'''d'''\nfrom sparring.train.config import C\nfrom sparring.errors import E\n",
+    "store/a.py": "'''d'''\nclass S(Protocol):\n    '''d'''\n    def f(self) -> int:\n        '''d'''\n"
+    "class B:\n    '''Implements `S`.'''\nclass A(B):\n    '''d'''\n    def f(self) -> int: ...\n",
 }
 
 

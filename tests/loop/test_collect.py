@@ -15,7 +15,7 @@ from sparring.errors import BadInput
 from sparring.launch.run import opened
 from sparring.recipe.load import load
 from sparring.recipe.run_config import resolve
-from sparring.stages.models.teachers import check_teachers_answer
+from sparring.stages.preflight.teachers import check_teachers_answer
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.chat_server import ChatServer, message
 

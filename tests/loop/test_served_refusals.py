@@ -31,8 +31,8 @@ REFUSED = [
     ),
     (["engine.kind=remote", "engine.url=http://[::1"], "expected a running `sparring serve`, got InvalidURL"),
     (
-        ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.speculation=ngram"],
-        "got 'ngram'; leave it out; give it to `sparring serve`, as --set engine.speculation=ngram",
+        ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.idle_kv_bytes=9"],
+        "got 9; leave it out; give it to `sparring serve`, as --set engine.idle_kv_bytes=9",
     ),
     (
         ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.kv_across_turns=offload"],

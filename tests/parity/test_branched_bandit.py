@@ -26,7 +26,7 @@ import pytest
 import torch
 
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.credit.load import load_credit
+from sparring.algo.pipeline import load_credit
 from sparring.batch.batches import Plan, assemble
 from sparring.batch.flatten import flatten
 from sparring.generation import Runs

@@ -18,7 +18,7 @@ import torch
 from test_branched_bandit import BANDITS, PULLS, SUM, TASK, Bandit, Pulls, chance, policy, recorded, reward
 
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.credit.load import load_credit
+from sparring.algo.pipeline import load_credit
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.batches import Plan, assemble
 from sparring.batch.flatten import flatten

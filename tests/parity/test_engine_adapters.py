@@ -122,7 +122,6 @@ def test_a_request_in_a_crowd_is_as_alone(folders, dtype):
         {"max_running": 7, "max_batch_tokens": 8},
         {"share_prefixes": False},
         {"kv_tokens": 192, "max_running": 8},
-        {"speculation": "ngram", "max_running": 4},
     ):
         answers, metrics = served(folders, asked, dtype, **settings)
         assert [(a.tokens, a.logprobs) for a in answers[::9]] == [(a.tokens, a.logprobs) for a in alone]

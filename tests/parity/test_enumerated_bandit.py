@@ -21,11 +21,11 @@ import pytest
 import torch
 
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.credit.load import load_credit
+from sparring.algo.pipeline import load_credit
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.batches import Plan, assemble
 from sparring.batch.tensors import micro_batch
-from sparring.testing.golden.groups import Plain, nouns
+from sparring.testing.groups import Plain, nouns
 from sparring.train.survey import surveyed
 
 ROOMS = (0, 1, 1)

@@ -1,17 +1,16 @@
 """Every credit rule against its golden vectors, and the vectors against a wrong sign."""
 
-import json
 
 import msgspec
 import numpy as np
 import pytest
+from golden import credit
+from golden.credit import REFERENCES, cases
+from golden.credit_by_hand import EXAMPLES
+from golden.mutants import mutants
 
 from sparring.algo.rules import CreditRule
-from sparring.testing.golden import credit
-from sparring.testing.golden.credit import REFERENCES, cases
-from sparring.testing.golden.credit_by_hand import EXAMPLES
-from sparring.testing.golden.groups import by_member, nouns
-from sparring.testing.golden.mutants import mutants
+from sparring.testing.groups import by_member, nouns
 
 RULES = sorted(REFERENCES)
 
@@ -77,8 +76,7 @@ def test_rule_and_reference_agree_with_the_example_worked_by_hand(name):
 
 
 @pytest.mark.parametrize("name", sorted(REFERENCES))
-def test_vectors_are_plain_data(name):
+def test_vectors_are_several_and_say_something(name):
     vectors = list(cases(name))
     assert len(vectors) >= 6
-    assert json.loads(json.dumps(vectors)) == json.loads(json.dumps(list(cases(name))))
     assert any(of is not None and any(any(m) for m in of) for case in vectors for of in case["advantages"]), "all zero"

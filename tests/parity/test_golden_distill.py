@@ -3,7 +3,6 @@ them."""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from golden import distill as golden
 
 import sparring
 from sparring.algo.loss import distill
@@ -19,7 +19,6 @@ from sparring.generation import TopRows
 from sparring.model import divergence
 from sparring.model.head import TargetRows
 from sparring.protocols import Divergence
-from sparring.testing.golden import distill as golden
 from sparring.types import Sample
 
 
@@ -158,12 +157,6 @@ def test_equal_distributions_are_exactly_equal() -> None:
     for kind in ("reverse", "forward"):
         loss, slopes = found(f"vocabulary/{kind}", alike, torch.float32)
         assert loss == 0 and np.abs(slopes).max() <= 1e-7
-
-
-def test_cases_are_plain_data() -> None:
-    for name in golden.REFERENCES:
-        first = next(golden.cases(name))
-        assert json.loads(json.dumps(first)) == first and first["expected"]["loss"] == golden.value(name, golden.case())
 
 
 def test_rows_without_a_teacher_and_ids_that_the_model_lacks_belong_to_the_rest() -> None:

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from golden import imitate as golden
+from golden.mutants import mutants, with_rest
+from golden.preference import gradients
 
 from sparring.algo.config import AlgoConfig
 from sparring.algo.loss.imitate import ImitateLoss
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.tensors import micro_batch
-from sparring.testing.golden import imitate as golden
-from sparring.testing.golden.mutants import mutants, with_rest
-from sparring.testing.golden.preference import gradients
 from sparring.types import Sample
 
 RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-5}

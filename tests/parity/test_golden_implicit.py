@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from golden import implicit as golden
+from golden.mutants import mutants
+from golden.preference import gradients
 
 from sparring.algo.loss.implicit import ImplicitReward
 from sparring.batch.denominators import denominators
 from sparring.batch.implicit import implicit_rows
 from sparring.batch.tensors import micro_batch
 from sparring.batch.units import pack_units
-from sparring.testing.golden import implicit as golden
-from sparring.testing.golden.mutants import mutants
-from sparring.testing.golden.preference import gradients
 from sparring.types import Sample
 
 RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-5}

@@ -3,7 +3,6 @@ gets past them."""
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from golden import kl as golden
+from golden.mutants import OPERATORS, mutants
 
 from sparring.algo.config import AlgoConfig
 from sparring.algo.kl import Kl
@@ -20,8 +21,6 @@ from sparring.generation import KeptSets
 from sparring.model.divergence import CHUNK_ROWS, from_teacher
 from sparring.model.head import TargetRows
 from sparring.protocols import Divergence
-from sparring.testing.golden import kl as golden
-from sparring.testing.golden.mutants import OPERATORS, mutants
 from sparring.train.average import follow
 from sparring.types import Sample
 
@@ -209,9 +208,3 @@ def test_a_wrong_operator_of_the_moving_average_is_found() -> None:
     for line, mutant in wrong:
         found = np.array(mutant(case["decay"], np.array(case["start"]), np.array(case["weights"])))
         assert np.abs(found - ours).max() > 1e-3, line
-
-
-def test_cases_are_plain_data() -> None:
-    for name in golden.REFERENCES:
-        first = next(golden.cases(name))
-        assert json.loads(json.dumps(first)) == first and first["part"] == name

@@ -8,6 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from golden import preference as golden
+from golden.mutants import mutants
+from golden.preference import PAIRWISE, Pair, ScoredReply, gradients
 
 from sparring.algo.loss.preference.bradley_terry import BradleyTerry
 from sparring.algo.loss.preference.dpo import Dpo
@@ -22,9 +25,6 @@ from sparring.batch.denominators import denominators
 from sparring.batch.preference import CHOSEN, MISMATCHED, REJECTED, labelled_steps, reply, whole_text
 from sparring.batch.tensors import micro_batch
 from sparring.batch.units import pack_units
-from sparring.testing.golden import preference as golden
-from sparring.testing.golden.mutants import mutants
-from sparring.testing.golden.preference import PAIRWISE, Pair, ScoredReply, gradients
 
 FORMS = {"dpo": Dpo, "robust_dpo": RobustDpo, "ipo": Ipo, "simpo": SimPo, "orpo": Orpo}
 CASES = [(name, setting) for name, (_, settings) in PAIRWISE.items() for setting in settings]

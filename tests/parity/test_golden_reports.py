@@ -15,7 +15,7 @@ import torch
 from sparring.algo.annotate.provenance import SampleProvenance
 from sparring.algo.annotate.teacher import ScoreClient, TeacherRows
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.credit.load import load_credit
+from sparring.algo.pipeline import load_credit
 from sparring.algo.loss.distill import SampledDistillLoss
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.algo.rules import CreditRule
@@ -23,7 +23,7 @@ from sparring.batch.batches import assemble
 from sparring.batch.flatten import flatten
 from sparring.batch.tensors import micro_batch
 from sparring.generation import Scores
-from sparring.testing.golden.groups import by_member, nouns, simple_group
+from sparring.testing.groups import by_member, nouns, simple_group
 from sparring.types import Outcome, Segment
 
 LEAK = 100.0

@@ -8,18 +8,18 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from golden import right_answers as golden
+from golden.mutants import mutants, with_rest
+from golden.preference import gradients
 
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.credit.load import load_credit
+from sparring.algo.pipeline import load_credit
 from sparring.algo.loss.imitate import ImitateLoss
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.denominators import denominators
 from sparring.batch.packing import pack
 from sparring.batch.tensors import micro_batch
-from sparring.testing.golden import right_answers as golden
-from sparring.testing.golden.groups import nouns, simple_group
-from sparring.testing.golden.mutants import mutants, with_rest
-from sparring.testing.golden.preference import gradients
+from sparring.testing.groups import nouns, simple_group
 
 RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-5}
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from golden import value as golden
+from golden.mutants import mutants
+from golden.preference import gradients
 
 from sparring.algo.loss.value import ValueLoss
 from sparring.batch.packing import pack
 from sparring.batch.tensors import micro_batch
 from sparring.stages.models.critic import explained_variance
-from sparring.testing.golden import value as golden
-from sparring.testing.golden.mutants import mutants
-from sparring.testing.golden.preference import gradients
 from sparring.types import Sample
 
 RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-5}

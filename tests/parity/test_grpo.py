@@ -12,7 +12,7 @@ import torch
 
 from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.grpo import Grpo
-from sparring.algo.credit.load import load_credit
+from sparring.algo.pipeline import load_credit
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.batches import assemble
 from sparring.batch.flatten import flatten

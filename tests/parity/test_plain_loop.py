@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 
 from sparring.algo.annotate.trainer_quantity import TrainerQuantity
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.credit.load import load_credit
+from sparring.algo.pipeline import load_credit
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.batches import Plan, assemble
 from sparring.batch.flatten import flatten

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sparring.algo.config import AlgoConfig
-from sparring.algo.credit.load import load_credit
+from sparring.algo.pipeline import load_credit
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.batches import assemble
 from sparring.batch.flatten import flatten

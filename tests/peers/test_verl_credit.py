@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from golden.draws import random_groups, with_tokens
 
 from sparring.algo.rules import CreditRule
-from sparring.testing.golden.groups import Plain, by_member, nouns, random_groups, with_tokens
+from sparring.testing.groups import Plain, by_member, nouns
 
 pytestmark = pytest.mark.peers
 TOLERANCE = 1e-6

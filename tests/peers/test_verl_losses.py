@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from golden.policy import draw
 from policy_cases import computed
 
 from sparring.algo.annotate.kl import KlCoefficient
@@ -19,7 +20,6 @@ from sparring.algo.kl import Kl
 from sparring.algo.loss.value import ValueLoss
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.batch.tensors import micro_batch
-from sparring.testing.golden.policy import draw
 from sparring.types import Sample
 
 pytestmark = pytest.mark.peers

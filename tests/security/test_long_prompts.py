@@ -15,6 +15,7 @@ from sparring.generation import Constraint, GenerateRequest
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.record.rendering import LONG
 from sparring.render.demonstrate import reply_tokens
+from sparring.reply import ReplyRequest, whole_reply
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Limits, Message, ToolSpec
@@ -72,8 +73,8 @@ def test_a_long_prompt_is_rendered_beside_the_event_loop_and_a_short_one_on_it()
     session = opened(renderer)
 
     async def main() -> None:
-        await session.reply(user("Hi"))
-        await session.reply(user(LONG_TEXT))
+        await whole_reply(session.reply(ReplyRequest(user("Hi"))))
+        await whole_reply(session.reply(ReplyRequest(user(LONG_TEXT))))
 
     asyncio.run(main())
     assert renderer.threads == [("MainThread", 2), ("rendering", len(LONG_TEXT))]
@@ -86,8 +87,11 @@ def test_requests_of_a_session_are_planned_in_the_order_in_which_they_came() -> 
     session, other = opened(renderer), opened(renderer)
 
     async def main() -> list[str]:
-        asked = [asyncio.create_task(session.reply(user(text))) for text in (LONG_TEXT, "second", "third")]
-        await other.reply(user("Another rollout."))
+        asked = [
+            asyncio.create_task(whole_reply(session.reply(ReplyRequest(user(text)))))
+            for text in (LONG_TEXT, "second", "third")
+        ]
+        await whole_reply(other.reply(ReplyRequest(user("Another rollout."))))
         assert not any(request.done() for request in asked)
         renderer.goes_on.set()
         return [reply.id for reply in await asyncio.gather(*asked)]
@@ -103,11 +107,11 @@ def test_a_request_that_is_cancelled_while_it_is_rendered_holds_nobody_up() -> N
     session = opened(renderer)
 
     async def main() -> str:
-        asked = asyncio.create_task(session.reply(user(LONG_TEXT)))
+        asked = asyncio.create_task(whole_reply(session.reply(ReplyRequest(user(LONG_TEXT)))))
         while not renderer.threads:
             await asyncio.sleep(0)
         asked.cancel()
-        reply = await session.reply(user("second"))
+        reply = await whole_reply(session.reply(ReplyRequest(user("second"))))
         renderer.goes_on.set()
         return reply.id
 
@@ -121,7 +125,7 @@ def test_a_prompt_that_is_too_long_by_far_is_never_rendered_whole_nor_counted() 
 
     async def main() -> None:
         with pytest.raises(LimitReached, match="a prompt of more than 2000 tokens, room for 1000"):
-            await session.reply(user(text))
+            await whole_reply(session.reply(ReplyRequest(user(text))))
 
     asyncio.run(main())
     with pytest.raises(LimitReached, match="a prompt of more than 2000 tokens, room for 1000"):
@@ -144,7 +148,7 @@ def test_a_grammar_is_compiled_beside_the_event_loop_unless_it_is_small_and_know
 
     async def main() -> None:
         for constraint in (None, small, small, large, large):
-            await session.reply(user("Hi"), constraint=constraint)
+            await whole_reply(session.reply(ReplyRequest(user("Hi"), constraint=constraint)))
 
     asyncio.run(main())
     assert renderer.bound == ["MainThread", "rendering", "MainThread", "rendering", "rendering"]
@@ -158,13 +162,15 @@ def test_others_go_on_while_a_grammar_is_refused(number: int) -> None:
 
     async def main() -> None:
         wrong = schema(number, **{"$ref": "#/nowhere"})
-        asked = asyncio.create_task(session.reply(user("Hi"), constraint=wrong))
-        await other.reply(user("Another rollout."))
+        asked = asyncio.create_task(whole_reply(session.reply(ReplyRequest(user("Hi"), constraint=wrong))))
+        await whole_reply(other.reply(ReplyRequest(user("Another rollout."))))
         assert not asked.done()
         renderer.goes_on.set()
         with pytest.raises(BadInput, match="json schema: "):
             await asked
-        assert (await session.reply(user("Hi"))).id == "rl/0/0#1", "the refused one has no place"
+        assert (await whole_reply(session.reply(ReplyRequest(user("Hi"))))).id == "rl/0/0#1", (
+            "the refused one has no place"
+        )
 
     asyncio.run(main())
 
@@ -175,7 +181,7 @@ def test_a_reply_that_is_ended_while_its_grammar_is_compiled_never_reaches_the_e
     session = opened(renderer)
 
     async def main() -> None:
-        asked = asyncio.create_task(session.reply(user("Hi"), constraint=schema(1)))
+        asked = asyncio.create_task(whole_reply(session.reply(ReplyRequest(user("Hi"), constraint=schema(1)))))
         while not renderer.bound:
             await asyncio.sleep(0)
         await session.abort("rl/0/0#1")

@@ -11,11 +11,12 @@ import pytest
 
 from sparring.errors import UnsampledCall
 from sparring.gateway.server import Door, open_door
-from sparring.harness.program import CountedSession
+from sparring.harness.program import ProgramRequests
 from sparring.harness.world_tools import SampledCalls, WorldTools, are_equal
 from sparring.observe.metrics import Metrics
 from sparring.record.recorder import Recorder
 from sparring.render.demonstrate import reply_tokens
+from sparring.reply import ReplyRequest
 from sparring.rollout.metrics import HarnessEnds
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
@@ -79,19 +80,21 @@ class Program:
 
 def played(
     talk: Callable[[Program], Awaitable[Any]], *replies: Message, most: int = 20, from_code: bool = False
-) -> tuple[Any, Adding, CountedSession]:
+) -> tuple[Any, Adding, ProgramRequests]:
     """What came of a program's doings, the world, and the session."""
 
-    async def main() -> tuple[Any, Adding, CountedSession]:
+    async def main() -> tuple[Any, Adding, ProgramRequests]:
         left, world = iter(replies), Adding()
         engine = ScriptedEngine(lambda request: reply_tokens(RENDERER, next(left), [ADD]))
         limits = Limits(max_turns=20, max_tokens=4000, max_tool_calls=most)
         recorder = Recorder(engine, RENDERER, max_context=3000)
         calls = SampledCalls(most, from_code=from_code)
-        session = CountedSession(recorder.open(toy_task(), rollout_id="rl/0/0", seed=7, limits=limits), calls)
+        session = recorder.open(toy_task(), rollout_id="rl/0/0", seed=7, limits=limits)
+        requests = ProgramRequests(session, calls)
+        session.add_layer(requests)
         async with open_door(session) as door, httpx.AsyncClient(base_url=door.url, timeout=30) as client:
             door.tools = WorldTools(world, calls)
-            return await talk(Program(client, door)), world, session
+            return await talk(Program(client, door)), world, requests
 
     return asyncio.run(main())
 
@@ -107,7 +110,7 @@ def test_a_command_that_calls_a_tool_in_a_loop_gets_no_answer_that_the_model_did
     assert world.ran == [{"a": 7}], "the call that was sampled, once"
     assert [n for n, (refused, _) in enumerate(answers) if not refused] == [7]
     assert "calls_from_code" in answers[8][1] and session.calls.unsampled == 499
-    assert (session.usage.tool_calls, session.calls.count) == (1, 1)
+    assert (session.session.usage.tool_calls, session.calls.count) == (1, 1)
 
 
 def test_equal_calls_run_as_often_as_they_were_sampled_side_by_side_too() -> None:
@@ -195,16 +198,13 @@ class Slow:
 def test_a_call_may_run_when_it_is_shown_before_the_reply_ends() -> None:
     async def main() -> tuple[str, int]:
         engine, calls = Slow(reply_tokens(RENDERER, said(("add", {"a": 1})), [ADD])), SampledCalls(9)
-        session = CountedSession(
-            Recorder(engine, RENDERER, max_context=3000).open(toy_task(), rollout_id="r", seed=1), calls
-        )
-        tools, shown = WorldTools(Adding(), calls), asyncio.Queue()
-        asking = asyncio.create_task(session.reply([Message(role="user", content="Go.")], [ADD], show=shown.put_nowait))
-        while getattr(await shown.get(), "call", None) is None:
-            pass
-        answer = await tools.call(ToolCall(id="", name="add", arguments={"a": 1}))
-        engine.goes_on.set()
-        await asking
+        session = Recorder(engine, RENDERER, max_context=3000).open(toy_task(), rollout_id="r", seed=1)
+        session.add_layer(ProgramRequests(session, calls))
+        tools = WorldTools(Adding(), calls)
+        async for part in session.reply(ReplyRequest([Message(role="user", content="Go.")], [ADD], in_pieces=True)):
+            if getattr(part, "call", None) is not None:
+                answer = await tools.call(ToolCall(id="", name="add", arguments={"a": 1}))
+                engine.goes_on.set()
         return answer, len(calls._open)
 
     assert asyncio.run(main()) == ("sum 1", 0), "and the end of the reply offers it no second time"

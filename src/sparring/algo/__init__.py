@@ -1,1 +1,1 @@
-"""Algorithms: credit turns scores into advantages, losses turn log-probabilities into a scalar."""
+"""Algorithms: credit rules turn scores into advantages, losses turn log-probabilities into a scalar."""

@@ -1,4 +1,4 @@
-"""Aggregation: the weight of each token, and the divisor of the sum."""
+"""Aggregation of token losses: the weight of each token and the divisor of their sum."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
                                                                 2503.14476 divides each prompt's answers by their own
                                                                 tokens and takes the mean over prompts
     sequence_mean   sum_i (sum_t l / T_i) / G                   GRPO (arXiv 2402.03300, equation 3)
-    sequence_sum    sum_i sum_t l / G                           with a sequence's ratio its loss times its length: LUSPO
+    sequence_sum    sum_i sum_t l / G                           LUSPO, with the sequence ratio (arXiv 2602.05261)
     constant        sum_i sum_t l / (G L), L `max_tokens`       Dr. GRPO (arXiv 2503.20783, section 3.2)
 
-Sums are over all trajectories of an optimiser step, those of groups in which all advantages are 0 too.
+Sums run over all trajectories of an optimiser step. Groups with advantages of 0 count too.
 """
 
 
 def aggregated(rows: Sequence[Sample], how: Aggregation, max_tokens: int) -> list[Sample]:
-    """Return the rows of one group with each token's share of the sum as its policy weight.
+    """Divide the policy weights of one group's rows by the length that the aggregation prescribes.
 
     All branches of a trajectory count as one sequence.
     """
@@ -45,7 +45,7 @@ def aggregated(rows: Sequence[Sample], how: Aggregation, max_tokens: int) -> lis
 
 
 def denominator(rows: Iterable[Sample], how: Aggregation) -> float | None:
-    """Return the divisor of the policy term of an update with these rows; None: the sum of its weights."""
+    """Return the divisor of an update's policy term: its number of trajectories, or None for the sum of the weights."""
     if how in ("token_mean", "sequence_mean"):
         return None
     return float(len({row.trajectory for row in rows if any(row.weights.get("policy", ()))}))
@@ -54,30 +54,31 @@ def denominator(rows: Iterable[Sample], how: Aggregation) -> float | None:
 def recounted(
     weights: torch.Tensor, kept_mask: torch.Tensor, trajectories: torch.Tensor, how: Aggregation
 ) -> torch.Tensor:
-    """Compute factors of the weights of an optimiser step's M tokens so that only kept tokens count.
+    """Compute factors for the weights of an optimiser step's M tokens so that only kept tokens count.
 
-    The loss is then divided by as much as if the others had not been sampled: by the kept tokens, or by the
-    trajectories of which any is kept, each as long as what is kept of it. Exactly 1 where all are kept.
+    The loss is then divided as if the other tokens had not been sampled: by the number of kept tokens, or by the number
+    of trajectories with a kept token, each as long as its kept part. All factors are exactly 1 if every token is kept.
 
     Args:
-        weights: [M] weight of each token, 0 where the term does not weigh it.
-        kept_mask: [M] bool.
-        trajectories: [M] int64, the trajectory that the token is in, from 0.
-        how: the aggregation that the weights are of.
+        weights: [M] weight of each token in the policy term; 0 outside it.
+        kept_mask: [M] bool, tokens that a mask lets through.
+        trajectories: [M] int64, number of the token's trajectory, from 0.
 
     Returns:
-        [M]; 0 for tokens that are not kept.
+        [M] factors; 0 for tokens that are not kept.
     """
-    left = weights * kept_mask
+    kept_weights = weights * kept_mask
     if how == "token_mean":
-        return kept_mask * (weights.sum() / _or_one(left.sum()))
+        return kept_mask * (weights.sum() / _nonzero(kept_weights.sum()))
     count = int(trajectories.max()) + 1 if len(trajectories) else 0
-    before, after = (weights.new_zeros(count).index_add(0, trajectories, column) for column in (weights, left))
-    counted, left_over = ((column > 0).to(weights.dtype).sum() for column in (before, after))
-    longer = (before / _or_one(after))[trajectories] if how == "sequence_mean" else 1.0
-    return kept_mask * (counted / _or_one(left_over)) * longer
+    weighted_lengths, kept_lengths = (
+        weights.new_zeros(count).index_add(0, trajectories, column) for column in (weights, kept_weights)
+    )
+    weighted_count, kept_count = ((column > 0).to(weights.dtype).sum() for column in (weighted_lengths, kept_lengths))
+    lengthening = (weighted_lengths / _nonzero(kept_lengths))[trajectories] if how == "sequence_mean" else 1.0
+    return kept_mask * (weighted_count / _nonzero(kept_count)) * lengthening
 
 
-def _or_one(values: torch.Tensor) -> torch.Tensor:
-    """Return the values, and 1 where they are 0."""
+def _nonzero(values: torch.Tensor) -> torch.Tensor:
+    """Replace zeros by ones, so that the result can be a divisor."""
     return values.masked_fill(values == 0, 1)

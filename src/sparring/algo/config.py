@@ -33,26 +33,26 @@ from sparring.errors import refusal
 from sparring.validation import InvalidValue
 
 INEXACT: dict[str, Any] = {"correction": Correction(weight="token"), "anchor": "proximal"}
-"""Settings of `correction = "auto"` where the engine does not compute as the trainer does."""
+"""Settings that `correction = "auto"` takes for an engine that does not compute as the trainer does."""
 
 
 class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Configuration of the algorithm: a credit rule, a ratio, a gate, a correction and an aggregation turn scores into
+    """Configuration of the algorithm: the credit rule, ratio, gate, correction and aggregation that turn scores into
     advantages and losses.
 
     Credit, ratio, gate and correction are chosen by name, `gate = "cispo"`, or by a table with settings,
-    `gate = { name = "cispo", high = 0.4 }`; a table without a name has settings of the default. docs/algorithms.md
-    lists the names.
+    `gate = { name = "cispo", high = 0.4 }`; a table without a name sets the default rule. docs/algorithms.md lists the
+    names.
     """
 
     facts: ClassVar[Facts] = Facts(
-        source="the parts, each with a source of its own",
+        source="the parts, each with its own source",
         defaults={
             "preset": "off",
             "credit": "arXiv 2402.03300",
             "ratio": "arXiv 1707.06347",
             "gate": "arXiv 2503.14476",
-            "anchor": "ours: with an exact engine what was recorded is what the trainer computes",
+            "anchor": "ours: an exact engine records what the trainer computes",
             "correction": "ours: see `auto`",
             "aggregation": "DAPO's code (verl's token-mean)",
             "max_tokens": "ours; Dr. GRPO takes the largest length of an answer",
@@ -63,7 +63,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "shaping": "off",
             "kl_reward": "off",
             "difficulty": "off",
-            "zero_variance_filter": "off: equation 3 of arXiv 2402.03300 divides by all; DAPO's presets set it",
+            "zero_variance_filter": "off: equation 3 of arXiv 2402.03300 divides by all groups; DAPO's presets set it",
             "survival": "off",
             "control": "off",
         },
@@ -76,65 +76,66 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     )
 
     preset: str = ""
-    """An algorithm by its name, such as "gspo": it fills in every key that is not given here."""
+    """Name of an algorithm, such as "gspo", which sets every key that the recipe does not."""
 
     credit: CreditRule = DEFAULT_CREDIT
-    """Rule that makes the advantage of each token from a rollout's reward."""
+    """Rule that turns a rollout's reward into an advantage per token."""
 
     ratio: RatioRule = DEFAULT_RATIO
-    """Unit that shares one probability ratio."""
+    """Unit over which the probability ratio is formed: token, turn or sequence."""
 
     gate: GateRule = DEFAULT_GATE
-    """Surrogate made of ratio and advantage."""
+    """Surrogate objective as a function of ratio and advantage, such as PPO's clip."""
 
     anchor: Literal["behaviour", "proximal", "loglinear"] = "behaviour"
     """Denominator of the ratio. behaviour: the log-probability that the engine recorded; proximal: the trainer's own
-    before the update; loglinear: an estimate between the recorded and the current one, which costs no forward."""
+    before the update; loglinear: an interpolation between the recorded and the current one, which needs no forward
+    pass."""
 
     correction: Correction | Literal["auto"] = "auto"
-    """Correction for an engine whose probabilities are not the trainer's. auto: none where engine and numerics are
+    """Correction for an engine whose probabilities differ from the trainer's. auto: none if engine and numerics are
     exact, else tis with the anchor proximal."""
 
     aggregation: Aggregation = "token_mean"
-    """Weight of each token in the sum."""
+    """Weights with which token losses are averaged."""
 
     max_tokens: int = 0
-    """The constant length of aggregation "constant", which alone reads it; 0 takes `rollout.max_turn_tokens`."""
+    """Constant length that aggregation "constant" divides by; 0 takes `rollout.max_turn_tokens`."""
 
     kl: Kl = Kl()
-    """A penalty for leaving a reference."""
+    """KL penalty against a reference model, in the loss."""
 
     entropy_bonus: float = 0.0
-    """Coefficient of the mean entropy in what is maximised."""
+    """Coefficient of the mean entropy, which is added to the objective."""
 
     top_entropy: float = 1.0
-    """The share of an optimiser step's tokens, those of highest entropy, that the surrogate is taken of; 0.2: the 80/20
+    """Share of an optimiser step's tokens that the surrogate uses, those with the highest entropy; 0.2 is the 80/20
     rule (arXiv 2506.01939). Below 1 it costs a first pass over the step's tokens."""
 
     right_answers: RightAnswers | None = None
-    """A language-model loss on right answers, beside the policy's."""
+    """Language-model loss on right answers, added to the policy loss."""
 
     shaping: tuple[ShapingRule, ...] = ()
-    """Changes of rewards before credit, in this order: a list of tables, each with the name of a rule and its
+    """Changes of rewards before credit, applied in this order: a list of tables, each with the name of a rule and its
     settings."""
 
     kl_reward: KlReward | None = None
-    """A price per token for leaving the reference, in the reward."""
+    """KL penalty against a reference model, in the reward of each token."""
 
     difficulty: Difficulty | None = None
-    """Train only groups of which this share of rollouts succeeded."""
+    """Filter that trains only groups whose share of solved rollouts lies in a range."""
 
     zero_variance_filter: bool = False
-    """Leave out groups whose rewards are all equal, or all alike to the credit rule, so that the mean is over the
-    others (DAPO). Without it they count in the denominator, and are not computed unless something beside the advantage
-    moves their tokens."""
+    """Drop groups whose rewards are all equal, or give no advantage under the credit rule, so that the mean is over the
+    other groups (DAPO). Without it they count in the denominator; they are computed only if something other than the
+    advantage, such as a KL penalty, gives their tokens a gradient."""
 
     survival: Literal["none", "inverse"] = "none"
-    """`inverse` weighs each rollout by the inverse of the probability that the infrastructure lets it come to its end,
-    so that rollouts which are lost more often, such as long ones, are trained as if none were lost."""
+    """`inverse` divides each rollout's weight by the probability that infrastructure failures spare it, so that
+    rollouts which are lost more often, such as long ones, are trained as if none were lost."""
 
     control: Literal["none", "shuffled"] = "none"
-    """`shuffled` permutes the rewards over all rollouts of an update: an experiment's control, which must learn
+    """`shuffled` permutes the rewards over all rollouts of an update: a control experiment, which must learn
     nothing."""
 
     def __post_init__(self) -> None:
@@ -171,27 +172,27 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def correction_rule(self) -> Correction:
-        """Return the correction; of an unresolved config, one that does nothing."""
+        """Return the correction rule; a rule without effect while `correction` is "auto"."""
         return Correction() if isinstance(self.correction, str) else self.correction
 
     @property
     def sees_one_group(self) -> bool:
-        """Return whether an advantage depends on its group alone, as it is recorded."""
+        """Return whether an advantage can be computed from its recorded group alone."""
         return self.credit.sees_one_group and self.control == "none" and self.kl_reward is None
 
     @property
     def needs_reference(self) -> bool:
-        """Return whether a reference's log-probabilities have a part in the update."""
+        """Return whether the update needs a reference model."""
         return bool(self.kl.coefficient or self.kl_reward or self.reads(Annotation.REFERENCE))
 
     @property
     def compares_whole(self) -> bool:
-        """Return whether the policy term compares whole distributions with the reference's."""
+        """Return whether the policy term computes the exact KL over the vocabulary."""
         return bool(self.kl.coefficient) and self.kl.estimator == "full"
 
     @property
     def reads_reference(self) -> bool:
-        """Return whether the reference's log-probabilities of the sampled tokens are read."""
+        """Return whether the update reads the reference's log-probabilities of the sampled tokens."""
         estimated = bool(self.kl.coefficient) and (self.kl.estimator != "full" or self.kl.target is not None)
         return estimated or self.kl_reward is not None or self.reads(Annotation.REFERENCE)
 
@@ -201,49 +202,48 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def adaptive(self) -> Kl | KlReward:
-        """Return the penalty for leaving the reference whose coefficient may adapt."""
+        """Return the KL penalty whose coefficient may adapt."""
         return self.kl_reward if self.kl_reward is not None and self.kl.target is None else self.kl
 
     @property
     def needs_proximal(self) -> bool:
-        """Return whether the trainer's log-probabilities before an update have a part in it."""
+        """Return whether the update needs the trainer's log-probabilities from before it."""
         rule = self.correction_rule
         return self.anchor != "behaviour" or not rule.does_nothing and rule.compare == "before"
 
     @property
     def unit(self) -> Unit:
-        """Return the largest unit of any part: tokens of one look at each other."""
+        """Return the largest unit of any part; tokens of one unit have to be in one micro-batch."""
         units = {self.ratio.unit, self.gate.unit, *self.correction_rule.units}
         return next(unit for unit in ("sequence", "turn", "token") if unit in units)
 
     @property
     def needs_survey(self) -> bool:
-        """Return whether a token's part in the loss depends on all tokens of its optimiser step."""
-        return isinstance(self.gate, StepGate) or self._looks_at_the_step
+        """Return whether a token's loss depends on all tokens of its optimiser step."""
+        return isinstance(self.gate, StepGate) or self._depends_on_step
 
     @property
     def needs_idle_tokens(self) -> bool:
-        """Return whether tokens of no advantage have a part in the gradient, or in that of others of their row."""
+        """Return whether tokens with an advantage of 0 affect the gradient of any token in their row."""
         return self.needs_idle_rows or self.unit != "token" or self.needs_survey
 
     @property
     def needs_idle_rows(self) -> bool:
-        """Return whether rows without any advantage have a part in the gradient, or in that of other rows; else they
-        are not computed."""
-        return bool(self.kl.coefficient or self.entropy_bonus or self.gate.moves_idle_tokens or self._looks_at_the_step)
+        """Return whether rows whose advantages are all 0 affect the gradient; else they are not computed."""
+        return bool(self.kl.coefficient or self.entropy_bonus or self.gate.moves_idle_tokens or self._depends_on_step)
 
     @property
-    def _looks_at_the_step(self) -> bool:
-        """Return whether something beside the gate depends on all tokens of the optimiser step."""
+    def _depends_on_step(self) -> bool:
+        """Return whether anything but the gate depends on all tokens of the optimiser step."""
         rule = self.correction_rule
         return self.top_entropy < 1 or rule.normalise or rule.denominator == "kept"
 
     def check(self, group_size: int, annotations: Set[str]) -> None:
-        """Refuse a credit rule that could not work in a stage with groups of this size and these annotations.
+        """Refuse a credit rule that cannot work with this group size and these annotations.
 
         Raises:
-            BadInput: it compares more rollouts than there are, or reads an annotation that the stage does not write; or
-                every group would be filtered.
+            BadInput: the rule compares more rollouts than a group has, it reads an annotation that the stage does not
+                write, or the filter would drop every group.
         """
         self.credit.check(group_size, annotations)
         self._check_rewards()
@@ -252,7 +252,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise refusal("algo.zero_variance_filter", expected, "true", "set it to false, or raise rollout.group_size")
 
     def _check_rewards(self) -> None:
-        """Refuse changes of the reward that the credit rule does not read, or cannot work with."""
+        """Refuse changes of the reward that the credit rule does not read, or does not allow."""
         credit = name_of(self.credit)
         if self.kl_reward is not None and not self.credit.counts_token_rewards:
             do = "set algo.kl.coefficient, a penalty in the loss, or choose another credit"
@@ -279,19 +279,19 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def named(algo: Any) -> Any:
-    """Return `[algo]` with presets filled in and every part as a table with its name. Values that it does not
-    understand are left for the config to refuse."""
+    """Return `[algo]` with its preset's keys filled in and every part as a table with its name. Invalid values stay,
+    for the config to refuse."""
     if not isinstance(algo, Mapping):
         return algo
-    explicit = {key: _table(key, value) for key, value in algo.items()}
+    explicit = {key: _as_table(key, value) for key, value in algo.items()}
     preset = str(explicit.get("preset", ""))
     if preset:
-        _known("preset", preset, ALGORITHMS)
-    filled = {key: _table(key, value) for key, value in ALGORITHMS.get(preset, {}).items()}
+        _check_name("preset", preset, ALGORITHMS)
+    filled = {key: _as_table(key, value) for key, value in ALGORITHMS.get(preset, {}).items()}
     for key, value in explicit.items():
         base = filled.get(key)
         _refuse_foreign_keys(key, value, base, preset)
-        # a name stands for itself; a table changes what is there
+        # a name replaces the preset's part; a table changes its settings
         tables = isinstance(algo[key], Mapping) and isinstance(base, Mapping)
         filled[key] = {**base, **value} if tables and value.get("name", base.get("name")) == base.get("name") else value
     correction = filled.get("correction")
@@ -305,11 +305,11 @@ def named(algo: Any) -> Any:
     return {key: _with_name(key, value) for key, value in filled.items()}
 
 
-def _table(key: str, value: Any) -> Any:
+def _as_table(key: str, value: Any) -> Any:
     if key in RULES and isinstance(value, str):
         return {"name": value}
     if key == "correction" and isinstance(value, str) and value != "auto":
-        return CORRECTIONS[_known(key, value, CORRECTIONS, "auto")]
+        return CORRECTIONS[_check_name(key, value, CORRECTIONS, "auto")]
     return value
 
 
@@ -317,12 +317,11 @@ def _with_name(key: str, value: Any) -> Any:
     if key not in RULES or not isinstance(value, Mapping):
         return value
     name = value.get("name", name_of(RULES[key]))
-    return {**value, "name": _known(key, name, [name_of(rule) for rule in RULES_BY_KEY[key]])}
+    return {**value, "name": _check_name(key, name, [name_of(rule) for rule in RULES_BY_KEY[key]])}
 
 
 def _refuse_foreign_keys(key: str, value: Any, base: Any, preset: str) -> None:
-    """Refuse settings of a part that names no rule, where the rule that the preset or the default chose has no such
-    settings."""
+    """Refuse settings that the rule chosen by the preset or the default does not have, in a part that names no rule."""
     if key not in RULES or not isinstance(value, Mapping) or "name" in value:
         return
     chosen = base["name"] if isinstance(base, Mapping) else name_of(RULES[key])
@@ -346,11 +345,11 @@ def _refuse_whole_reward(price: Any) -> None:
         raise InvalidValue(("algo", "kl_reward", "estimator"), "one of k1, k2, k3, abs", f"'full', {why}", do)
 
 
-def _known(key: str, name: Any, *names: Any) -> Any:
+def _check_name(key: str, name: Any, *names: Any) -> Any:
     """Return the name if it is one of `names`.
 
     Raises:
-        InvalidValue: it is not.
+        InvalidValue: the name is unknown.
     """
     allowed = [choice for group in names for choice in ([group] if isinstance(group, str) else group)]
     if name not in allowed:

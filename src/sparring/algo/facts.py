@@ -1,4 +1,4 @@
-"""Sources of names, formulas and defaults. Each rule carries its own; docs/algorithms.md prints them."""
+"""Sources of formulas and defaults. Each rule carries its own; docs/algorithms.md prints them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 import msgspec
 
 OFF = "off"
-"""The source of a default at which a setting does nothing."""
+"""Source of a default that turns a setting off."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """Sources of a rule. Its class carries them as `facts`."""
+    """Sources of one rule, the class variable `facts` of its class."""
 
     source: str
-    """The paper with its equations, or whose code in which file."""
+    """Paper with equation numbers, or a project and its file."""
     defaults: Mapping[str, str]
     """Source of each setting's default."""
     differences: tuple[str, ...]
-    """Points in which the source differs. Empty: none known to us."""
+    """Points in which the source differs from this implementation. Empty: none known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,13 +29,13 @@ class Preset:
     """Named settings of `[algo]`."""
 
     sets: Mapping[str, Any]
-    """The keys that it fills in."""
+    """Keys that it fills in, with their values."""
     source: str
-    """Paper or code; see `Facts`."""
+    """Paper or code, as in `Facts`."""
     differences: tuple[str, ...]
-    """Points in which the source differs, beside those of the rules that it names."""
+    """Points in which the source differs, in addition to those of the rules that it names."""
 
 
 def name_of(rule: msgspec.Struct | type[msgspec.Struct]) -> str:
-    """Return the name of a rule, or of its class, in a config."""
+    """Return the name that a config uses for a rule, given the rule or its class."""
     return str(rule.__struct_config__.tag)

@@ -1,4 +1,4 @@
-"""Estimates of the divergence from a reference, per token. Torch-free until called.
+"""Per-token estimates of the KL divergence from a reference model. Torch-free until called.
 
 Shapes: M weighted tokens of a micro-batch.
 """
@@ -19,19 +19,19 @@ Estimator = Literal["k2", "k3", "abs", "full"]
 
 
 class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A penalty of coefficient * KL(policy || reference) in the loss, estimated from the sampled tokens, with d =
-    log(policy / reference) (http://joschu.net/blog/kl-approx.html), or computed:
+    """KL penalty in the loss, coefficient * KL(policy || reference), estimated from the sampled tokens with d =
+    log(policy / reference) (http://joschu.net/blog/kl-approx.html), or computed exactly:
 
-        k2    d^2 / 2             never negative; its gradient is the one of the divergence itself
+        k2    d^2 / 2             never negative; unbiased gradient
         k3    exp(-d) - 1 + d     never negative, unbiased; GRPO's (arXiv 2402.03300, equation 4)
         abs   |d|
-        full  sum_v policy(v) log(policy(v) / reference(v))     over the vocabulary, in the place of each sampled token
+        full  sum_v policy(v) log(policy(v) / reference(v))     over the vocabulary, at each sampled token
 
-    The unbiased d itself, k1, is for `kl_reward` alone: as a loss its gradient is that of the log-probability, which is
-    0 on average. full is what k1, k2's gradient and k3 are on average where the policy has sampled, without their
-    noise; it costs a forward of the reference beside each of the policy's, and two more products with the heads. Where
-    sampling kept a part of the vocabulary, or added to logits, every estimator is of the distribution that was sampled
-    from, and the reference's over the same ids. Use it to keep a policy near a model whose other abilities matter.
+    The unbiased estimate d itself, k1, is for `kl_reward` alone: as a loss its expected gradient is 0. The exact
+    divergence, full, has no sampling noise. It costs one forward of the reference for each forward of the policy, and
+    two more products with the heads. If sampling was truncated or biased (top-k, top-p, logit bias), every estimator
+    uses the distribution that was sampled from, and the reference renormalised over the same ids. Use it to keep a
+    policy near a model whose other abilities matter.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -48,25 +48,25 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     )
 
     coefficient: float = 0.0
-    """0: no penalty, and no reference model is computed."""
+    """Weight of the penalty. 0: no penalty, and no reference model is computed."""
 
     estimator: Estimator = "k3"
     """Estimator of the divergence."""
 
     target: float | None = None
-    """The divergence in nats per trajectory that an adaptive coefficient holds; None: the coefficient is fixed."""
+    """Divergence in nats per trajectory that an adaptive coefficient aims at; None: the coefficient is fixed."""
 
     gain: float = 0.1
-    """Step of an adaptive coefficient: gain times the relative error, which is cut to a fifth, at each update."""
+    """Step of an adaptive coefficient at each update: gain times the relative error, clipped to 0.2."""
 
     reference: str = "start"
-    """Reference model, also for `kl_reward`. "start": the weights that the stage starts from; "last": the policy's own
-    before each update; "average": the moving average of these; else the model that `[models.<name>]` describes, with
-    the policy's tokenizer."""
+    """Reference model, also for `kl_reward`. "start": the weights that the stage starts from; "last": the policy before
+    each update; "average": a moving average of the policy; else the name of a `[models.<name>]` with the policy's
+    tokenizer."""
 
     decay: float = 0.99
-    """Of the reference "average", which begins as the start: after every update average = decay * average + (1 - decay)
-    * policy (WARP, arXiv 2406.16768, section 3.1)."""
+    """Decay of the reference "average", which begins as the start: after every update average = decay * average + (1 -
+    decay) * policy (WARP, arXiv 2406.16768, section 3.1)."""
 
     def __post_init__(self) -> None:
         if not self.coefficient >= 0:
@@ -78,8 +78,8 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         check_target(self.coefficient, self.target, self.gain)
 
     def __call__(self, logprob: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-        """Estimate the divergence at each token [M], with the gradient of `logprob`. "full" is no estimate: it is
-        computed from logits."""
+        """Estimate the divergence at each token [M], with the gradient of `logprob`. Not for "full", which needs
+        logits."""
         difference = bounded(logprob - reference)
         if self.estimator == "k2":
             return difference.square() / 2
@@ -89,10 +89,10 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def check_target(coefficient: float, target: float | None, gain: float) -> None:
-    """Refuse settings of an adaptive coefficient that make no sense.
+    """Check the settings of an adaptive coefficient.
 
     Raises:
-        ValueError: these do not.
+        ValueError: target, coefficient or gain is out of range.
     """
     if target is not None and not (target > 0 and coefficient > 0):
         got = f"{target} and {coefficient}"

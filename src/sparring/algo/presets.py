@@ -1,4 +1,4 @@
-"""Algorithms by name: the settings of each in `[algo]`, its source and its differences from it."""
+"""Presets: the `[algo]` settings of named algorithms, with their sources and the differences from them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _PLAIN = {"gate": "none", "aggregation": "sequence_sum"}
 _KL_OF_EQUATION_3 = "No KL penalty: equation 3 subtracts 0.04 times the k3 estimate. Add kl = { coefficient = 0.04 }."
 _KL_IN_LOSS = "No KL penalty, which GRPO's objective has: add kl."
 _KL_IN_REWARD = "The paper's reward holds a KL penalty for RLHF, which is not set: add kl_reward."
-_FLAT_GROUPS = "Flat groups are dropped; its authors sample others in their place, so that an update keeps its size."
+_FLAT_GROUPS = "Flat groups are dropped; the authors replace them by others, so that updates keep their size."
 _ENTROPY_RUNS = (
-    "Its authors' runs (verl, recipe/entropy) sample groups anew whose answers are all right or all "
-    "wrong: zero_variance_filter = true drops these."
+    "The authors' runs (verl, recipe/entropy) replace groups whose answers are all right or all wrong: "
+    "zero_variance_filter = true drops them."
 )
 _DPPO_DIFFERENCES = (
     (
-        "L is `rollout.max_turn_tokens` unless max_tokens says another; the authors' recipe takes the "
-        "largest length of an answer."
+        "L is `rollout.max_turn_tokens` unless max_tokens is set; the authors' recipe takes the largest "
+        "length of an answer."
     ),
     "The ratio has no bound; the authors' larger runs bound it by 5.",
 )
 _AREAL_DIFFERENCES = (
     "Advantages are GRPO's; the paper's are returns without a critic, normalised over the batch.",
     (
-        "5 is the cap of the first releases' default (`behave_imp_weight_cap`, `token_mask`); later ones have none "
-        "unless it is asked for."
+        "5 is the default cap of the first releases (`behave_imp_weight_cap`, `token_mask`); later releases have "
+        "none by default."
     ),
 )
 
@@ -49,8 +49,8 @@ PRESETS: dict[str, Preset] = {
         source="arXiv 2503.20783, section 3.2",
         differences=(
             (
-                "L is `rollout.max_turn_tokens` unless max_tokens says another: it bounds one turn, not a rollout of "
-                "many, and the size of a step changes with it. The authors' L is the largest length of an answer."
+                "L is `rollout.max_turn_tokens` unless max_tokens is set: it bounds one turn, not a rollout with many, "
+                "and the size of a step depends on it. The authors' L is the largest length of an answer."
             ),
         ),
     ),
@@ -59,10 +59,10 @@ PRESETS: dict[str, Preset] = {
         source="arXiv 2503.14476, equations 8, 10 and 11, with the bounds of section 4.1",
         differences=(
             _FLAT_GROUPS,
-            "A group is flat where all rewards are equal; the authors' code asks for equal accuracy.",
+            "A group is flat if all rewards are equal; the authors' code compares accuracies.",
             (
-                "The mean is over all tokens of the optimiser step, as in the authors' code, not per prompt as "
-                "equation 8 is printed."
+                "The mean is over all tokens of the optimiser step, as in the authors' code; equation 8 has one per "
+                "prompt."
             ),
             'The punishment of overlong answers (equation 13) is not set: add shaping = [{ name = "overlong" }].',
         ),
@@ -101,7 +101,7 @@ PRESETS: dict[str, Preset] = {
                 "The mean is over all tokens of the optimiser step; equation 4 divides each prompt's answers by "
                 "their own tokens."
             ),
-            "Its authors also filter flat groups and punish length as DAPO does; neither is set.",
+            "The authors also filter flat groups and punish length like DAPO; neither is set.",
         ),
     ),
     "sapo": Preset(
@@ -158,10 +158,7 @@ PRESETS: dict[str, Preset] = {
         sets={"gate": {"name": "dual_clip", "low": 0.2, "high": 0.2, "bound": 4.0}, "aggregation": "token_mean"},
         source="arXiv 2505.07291: the two-sided clip",
         differences=(
-            (
-                "Its run also has a KL penalty, an entropy bonus and a filter of flat groups that samples others in "
-                "their place; none is set."
-            ),
+            ("Its run also has a KL penalty, an entropy bonus and a filter that replaces flat groups; none is set."),
         ),
     ),
     "top_entropy": Preset(
@@ -169,7 +166,7 @@ PRESETS: dict[str, Preset] = {
         source="arXiv 2506.01939: DAPO on the fifth of the tokens with the highest entropy",
         differences=(
             _FLAT_GROUPS,
-            "The fifth is of a whole optimiser step; the authors' code takes that of each micro-batch.",
+            "The fifth is of a whole optimiser step; the authors' code takes a fifth of each micro-batch.",
         ),
     ),
     "decoupled_ppo": Preset(
@@ -183,7 +180,7 @@ PRESETS: dict[str, Preset] = {
     "decoupled_ppo_loglinear": Preset(
         sets={"anchor": "loglinear", "correction": _AREAL_MASK, "gate": _PPO_CLIP, "aggregation": "token_mean"},
         source=(
-            'as `decoupled_ppo`, with AReaL\'s `prox_logp_method = "loglinear"`: the proximal policy guessed from '
+            'as `decoupled_ppo`, with AReaL\'s `prox_logp_method = "loglinear"`: the proximal policy estimated from '
             "versions"
         ),
         differences=_AREAL_DIFFERENCES,
@@ -198,8 +195,8 @@ PRESETS: dict[str, Preset] = {
         differences=(
             "It takes `[rl.critic]`; no entropy bonus, which the paper's equation 9 has.",
             (
-                "Advantages are whitened over the update's tokens, as common implementations do and the paper does "
-                "not say."
+                "Advantages are whitened over the update's tokens, as in common implementations; the paper does not "
+                "mention it."
             ),
         ),
     ),
@@ -229,8 +226,8 @@ PRESETS: dict[str, Preset] = {
         differences=(
             "It takes `[rl.implicit]`.",
             (
-                "Its authors' code also whitens the advantages over the batch, which fixes the size of a step, and "
-                "weighs leave-one-out differently: see the credit."
+                "The authors' code also whitens the advantages over the batch, which fixes the size of a step, and has "
+                "another leave-one-out: see the credit."
             ),
         ),
     ),
@@ -296,8 +293,8 @@ PRESETS: dict[str, Preset] = {
         source="arXiv 2304.06767, algorithm 1: the likelihood of the best",
         differences=(
             (
-                "The best of a group are trained as they come; the paper gathers them over prompts and fine-tunes on "
-                "these until it converges."
+                "The best of a group are trained in the same step; the paper collects them over prompts and fine-tunes "
+                "until convergence."
             ),
         ),
     ),
@@ -318,8 +315,8 @@ PRESETS: dict[str, Preset] = {
         differences=('Its authors\' experiments divide by lengths: aggregation = "sequence_mean".',),
     ),
 }
-"""Presets by name. Keys that a preset leaves out keep their defaults, which the recipe may set. A paper that only says
-how to credit (pass_at_k; gdpo, whose parts the recipe must weigh) is no preset: its credit goes with any of these."""
+"""Presets by name. Keys that a preset leaves out keep their defaults. A paper that only defines a credit rule
+(pass_at_k; gdpo, which needs weights from the recipe) has no preset: its rule combines with any preset."""
 
 ALGORITHMS: Mapping[str, Mapping[str, Any]] = {name: preset.sets for name, preset in PRESETS.items()}
-"""Settings of each preset."""
+"""Keys and values that each preset sets."""

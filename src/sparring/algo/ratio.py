@@ -1,4 +1,4 @@
-"""Ratio: how much likelier a token, a turn or a sequence has become. Torch-free until called."""
+"""Ratios: the change in probability of a token, a turn or a sequence. Torch-free until called."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class TokenRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kind: ClassVar[RatioKind] = "token"
 
     def __call__(self, tokens: PolicyTokens) -> torch.Tensor:
-        """Compute the logarithm of each token's ratio [M]."""
         return tokens.log_ratio
 
 
@@ -35,14 +34,14 @@ class SequenceRatio(
 ):
     """s_i = exp(mean over the sequence of log r_t), the same for all its tokens: GSPO (arXiv 2507.18071, equation 7).
 
-    With `per_token` its value is that of the sequence and its gradient each token's own: stop_gradient(s_i) * pi /
-    stop_gradient(pi), which is what advantages that differ within a sequence need (GSPO-token, equation 14).
+    With `per_token` the value is the sequence's and the gradient each token's own: stop_gradient(s_i) * pi /
+    stop_gradient(pi) (GSPO-token, equation 14). Advantages that differ within a sequence need it.
     """
 
     facts: ClassVar[Facts] = Facts(
         source="arXiv 2507.18071, equation 7; `per_token` equation 14",
         defaults={"per_token": "off"},
-        differences=("A sequence is all that was sampled in a trajectory, in whichever branch.",),
+        differences=("A sequence is all sampled tokens of a trajectory, in all branches.",),
     )
 
     unit: ClassVar[Unit] = "sequence"
@@ -52,14 +51,12 @@ class SequenceRatio(
     """Give each token a gradient of its own."""
 
     def __call__(self, tokens: PolicyTokens) -> torch.Tensor:
-        """Compute the logarithm of each token's ratio [M]."""
         return _mean_ratio(tokens, self.unit, per_token=self.per_token)
 
 
 class TurnRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="turn", tag_field="name"):
-    """exp(mean over the turn of log r_t), the same for all tokens of one turn: the sequence's ratio (GSPO, arXiv
-    2507.18071, equation 7) of what an agent does at once.
-    """
+    """exp(mean over the turn of log r_t), the same for all tokens of one turn: GSPO's sequence ratio (arXiv 2507.18071,
+    equation 7), applied to one turn of an agent."""
 
     facts: ClassVar[Facts] = Facts(
         source="ours: the sequence's ratio (arXiv 2507.18071, equation 7) of one turn",
@@ -74,7 +71,6 @@ class TurnRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Give each token a gradient of its own, as for the ratio `sequence`."""
 
     def __call__(self, tokens: PolicyTokens) -> torch.Tensor:
-        """Compute the logarithm of each token's ratio [M]."""
         return _mean_ratio(tokens, self.unit, per_token=self.per_token)
 
 
@@ -82,26 +78,23 @@ class ProductRatio(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="product", tag_field="name"
 ):
     """exp(sum over the sequence of log r_t), the same for all its tokens: the importance weight of a whole trajectory
-    (Precup, Sutton and Singh 2000). Unbiased, and of a variance that grows with the length: for gates that tame it,
-    such as `topr` and `vespo`.
-    """
+    (Precup, Sutton and Singh 2000). Unbiased, but its variance grows with the length: use it with gates that bound it,
+    such as `topr` and `vespo`."""
 
     facts: ClassVar[Facts] = Facts(
         source="Precup, Sutton and Singh 2000",
         defaults={},
-        differences=("A sequence is all that was sampled in a trajectory, in whichever branch.",),
+        differences=("A sequence is all sampled tokens of a trajectory, in all branches.",),
     )
 
     unit: ClassVar[Unit] = "sequence"
     kind: ClassVar[RatioKind] = "product"
 
     def __call__(self, tokens: PolicyTokens) -> torch.Tensor:
-        """Compute the logarithm of each token's ratio [M]."""
         return tokens.sum(tokens.log_ratio, self.unit)
 
 
 def _mean_ratio(tokens: PolicyTokens, unit: Unit, *, per_token: bool) -> torch.Tensor:
-    """Compute the mean of log r_t over each token's unit [M]."""
     if per_token:
         return tokens.mean(tokens.log_ratio.detach(), unit) + (tokens.logprob - tokens.logprob.detach())
     return tokens.mean(tokens.log_ratio, unit)

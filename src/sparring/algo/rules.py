@@ -1,4 +1,4 @@
-"""Every rule that `[algo]` can name, by part. A new rule is its own file and one line here."""
+"""All rules that `[algo]` can name, by part. A new rule is its own file and one line here."""
 
 from __future__ import annotations
 
@@ -77,34 +77,34 @@ CreditRule = (
     | Topr
     | TurnLevel
 )
-"""`[algo] credit`."""
+"""Choices of `[algo] credit`."""
 
 RatioRule = TokenRatio | SequenceRatio | TurnRatio | ProductRatio
-"""`[algo] ratio`."""
+"""Choices of `[algo] ratio`."""
 
 GateRule = (
     Clip | DualClip | Cispo | Sapo | TvMask | KlMask | Geometric | ClipCov | KlCov | Vespo | M2po | ToprGate | NoGate
 )
-"""`[algo] gate`."""
+"""Choices of `[algo] gate`."""
 
 ShapingRule = LinearLength | Overlong | RelativeLength | StopProperly
-"""Each of `[algo] shaping`."""
+"""Choices for each entry of `[algo] shaping`."""
 
 DEFAULT_CREDIT, DEFAULT_RATIO, DEFAULT_GATE = Grpo(), TokenRatio(), Clip()
 
 
 def rules(union: Any) -> tuple[type[msgspec.Struct], ...]:
-    """List the rules of a part, in the order of their union."""
+    """List the rules of a union, in its order."""
     return typing.get_args(union) or (union,)
 
 
 RULES: dict[str, msgspec.Struct] = {"credit": DEFAULT_CREDIT, "ratio": DEFAULT_RATIO, "gate": DEFAULT_GATE}
-"""The default of each part that is chosen by name."""
+"""Default rule of each part that is chosen by name."""
 
 RULES_BY_KEY = {"credit": rules(CreditRule), "ratio": rules(RatioRule), "gate": rules(GateRule)}
-"""All rules of each such part."""
+"""All rules of each part that is chosen by name."""
 
 
 def credits_with(fact: Callable[[type[BaseCredit]], bool]) -> list[str]:
-    """List the names of the credit rules that have a fact, sorted."""
+    """List the names of the credit rules for which `fact` holds, sorted."""
     return sorted(name_of(rule) for rule in rules(CreditRule) if fact(rule))

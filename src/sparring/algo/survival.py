@@ -1,4 +1,5 @@
-"""Weights by the inverse of survival: what the infrastructure lost is stood for by what is like it (law 6)."""
+"""Inverse-probability-of-survival weights: surviving rollouts stand in for similar ones that the infrastructure lost
+(law 6)."""
 
 from __future__ import annotations
 
@@ -11,70 +12,72 @@ from sparring.observe.survival import Survival, lost_rollouts, stages
 from sparring.types import Group, Sample
 
 FADE = 0.95
-"""With every update, what was counted in those before counts this share of what it did."""
+"""Decay per update of the counts from earlier updates."""
 
 
 class InverseSurvival:
-    """Policy weights of every rollout times 1 / G, G the probability that the infrastructure lets it come to its end.
+    """Weights the rollouts of an update by 1 / G, where G is the probability that infrastructure failures spare the
+    rollout.
 
-    Of an environment with n rollouts left of N that were admitted to an update, a rollout's weights are times
+    If n of the N rollouts that an environment had admitted to the update survived, a surviving rollout's weight is
+    multiplied by
 
         (n / N) / G
 
-    whose mean over what is left is 1 in expectation, so that an update is as large as before and environments keep
-    their shares. Summed over what is left, what a rollout adds to the gradient then has the expectation that it would
-    have if nothing was lost (inverse probability of censoring weights, Robins and Rotnitzky 1992), if losses hang on
-    the turn and on whether it calls tools. G is `observe.survival`'s, of the latest updates.
+    The expected mean of the factors is 1, so updates keep their size and environments their shares. The expected
+    gradient is then the one without losses (inverse probability of censoring weights, Robins and Rotnitzky 1992), if
+    losses depend only on the turn and on whether it calls tools. G is estimated by `observe.survival` from recent
+    updates.
     """
 
     def __init__(self) -> None:
         self._survival = Survival()
 
     def weighted(self, groups: Sequence[Group], credited: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Return the rows of an update with their weights in the policy term changed.
+        """Multiply the policy weights of an update's rows by their rollouts' factors.
 
         Args:
-            groups: of the update.
-            credited: the rows of each; none of a group that leaves the update.
+            credited: credited rows of each group; empty for a group that leaves the update.
         """
         self._survival.fade(FADE)
-        left, admitted = Counter[str](), Counter[str]()
+        survivors, admitted = Counter[str](), Counter[str]()
         for group, rows in zip(groups, credited, strict=True):
             self._survival.add(group)
             if rows:
-                left[group.task.env] += len(group.rollouts)
+                survivors[group.task.env] += len(group.rollouts)
                 admitted[group.task.env] += len(group.rollouts) + len(lost_rollouts(group))
-        return [self._of_group(group, rows, left, admitted) for group, rows in zip(groups, credited, strict=True)]
+        return [
+            self._weight_group(group, rows, survivors, admitted) for group, rows in zip(groups, credited, strict=True)
+        ]
 
     def state(self) -> Mapping[str, Any]:
-        """Return the counts of rollouts by environment and stage."""
+        """Return the counts of rollouts that reached and that were lost at each stage, by environment."""
         counts = self._survival.counts
         return {env: [[*stage, *counted] for stage, counted in counts[env].items()] for env in counts}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+        """Restore the counts that `state` returned."""
         self._survival = Survival()
         for env, cells in state.items():
             for turn, calls, reached, lost in cells:
                 self._survival.counts[env][turn, calls] = [reached, lost]
 
-    def _of_group(
-        self, group: Group, rows: Sequence[Sample], left: Mapping[str, int], admitted: Mapping[str, int]
+    def _weight_group(
+        self, group: Group, rows: Sequence[Sample], survivors: Mapping[str, int], admitted: Mapping[str, int]
     ) -> list[Sample]:
         if not rows:
             return []
         env = group.task.env
-        share = left[env] / admitted[env]
+        share = survivors[env] / admitted[env]
         factors = {
             trajectory.id: share / self._survival.of(env, stages(rollout))
             for rollout in group.rollouts
             for trajectory in rollout.trajectories
         }
-        return [_times(row, factors[row.trajectory]) for row in rows]
+        return [_scale_policy_weights(row, factors[row.trajectory]) for row in rows]
 
 
-def _times(row: Sample, factor: float) -> Sample:
-    """Return a row whose weights in the policy term are times `factor`."""
+def _scale_policy_weights(row: Sample, factor: float) -> Sample:
     if factor == 1.0 or "policy" not in row.weights:
         return row
     weights = tuple([factor * weight for weight in row.weights["policy"]])

@@ -1,4 +1,4 @@
-"""Policy tokens of a micro-batch, the input of ratios, gates and corrections. Torch-free: methods of tensors only.
+"""Policy tokens of a micro-batch, the input of ratios, gates and corrections. Torch-free: uses methods of tensors only.
 
 Shapes: M weighted tokens of a micro-batch.
 """
@@ -14,45 +14,45 @@ if TYPE_CHECKING:
 
 Unit = Literal["token", "turn", "sequence"]
 RatioKind = Literal["token", "mean", "product"]
-"""A ratio is each token's own, a mean over several tokens, or the product over a sequence, which no fixed range around
-1 holds."""
+"""Form of a ratio: one per token, a mean over several tokens, or a product over a sequence. No fixed range around 1
+holds a product."""
 LARGEST_LOG_RATIO = 20.0
-"""exp(20) is far outside every clip range and far inside float32: a broken log-probability then shows in the metrics
-instead of turning the weights into NaN."""
+"""Bound on log ratios. exp(20) is far outside every clip range and far inside float32, so a broken log-probability
+shows in the metrics instead of turning the weights into NaN."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyTokens:
-    """Inputs of a ratio, a gate or a correction, each [M].
+    """Inputs of ratios, gates and corrections, each [M].
 
-    Only `logprob` and `entropy` have gradients. A sequence is a trajectory, all its branches together; a turn is what
-    the policy sampled of a branch between two pieces of context.
+    Only `logprob` and `entropy` have gradients. A sequence is a trajectory with all its branches; a turn is an unbroken
+    run of sampled tokens in a branch.
     """
 
     logprob: torch.Tensor
-    """The trainer's, now."""
+    """Log-probability under the current policy."""
     anchor: torch.Tensor
-    """Log-probability that the ratio is to."""
+    """Log-probability in the denominator of the ratio."""
     behaviour: torch.Tensor
-    """The engine's, recorded when the token was sampled."""
+    """Log-probability that the engine recorded when it sampled the token."""
     advantages: torch.Tensor
     entropy: torch.Tensor
     weighted: torch.Tensor
-    """bool: whether the term weighs the token; all means and sums are over these."""
+    """Bool: True if the policy term weighs the token; all means and sums run over these tokens."""
     sequences: torch.Tensor
-    """int64: the sequence that the token is in, from 0."""
+    """Int64: number of the token's sequence, from 0."""
     turns: torch.Tensor
-    """int64: the turn that the token is in, from 0 over all rows."""
+    """Int64: number of the token's turn, from 0 over all rows."""
     annotations: Mapping[str, torch.Tensor]
 
     @property
     def log_ratio(self) -> torch.Tensor:
-        """Return log(pi / anchor) of each token, bounded."""
+        """Return log(pi / anchor) of each token, clamped to +-`LARGEST_LOG_RATIO`."""
         return bounded(self.logprob - self.anchor)
 
     def mean(self, values: torch.Tensor, unit: Unit) -> torch.Tensor:
-        """Compute the mean of values [M] over the tokens of each token's unit, [M]; the values themselves for unit
-        "token"."""
+        """Compute for each token the mean of values [M] over its unit, [M]. For unit "token" these are the values
+        themselves."""
         if unit == "token":
             return values
         totals, index = self._totals(values, unit)
@@ -60,14 +60,14 @@ class PolicyTokens:
         return (totals / counts.clamp(min=1.0))[index]
 
     def sum(self, values: torch.Tensor, unit: Unit) -> torch.Tensor:
-        """Compute the sum, likewise."""
+        """Compute for each token the sum of values [M] over its unit, [M]."""
         if unit == "token":
             return values
         totals, index = self._totals(values, unit)
         return totals[index]
 
     def max(self, values: torch.Tensor, unit: Unit) -> torch.Tensor:
-        """Compute the largest, likewise."""
+        """Compute for each token the largest of the values [M] in its unit, [M]."""
         if unit == "token":
             return values
         index = self._index(unit)
@@ -75,12 +75,11 @@ class PolicyTokens:
         return values.new_full((self._count(index),), -float("inf")).scatter_reduce(0, index, lowest, "amax")[index]
 
     def average(self, values: torch.Tensor) -> torch.Tensor:
-        """Compute the mean of values [M] over all tokens, one number."""
+        """Compute the mean of values [M] over all weighted tokens, a scalar."""
         return (values * self.weighted).sum() / self.weighted.sum().clamp(min=1)
 
     def largest(self, values: torch.Tensor, count: int) -> torch.Tensor:
-        """Mark the `count` tokens with the largest values [M]: bool [M]. Of equals the first; never a token that the
-        term does not weigh."""
+        """Mark the `count` weighted tokens with the largest values: bool [M]. Ties go to the earlier token."""
         order = values.masked_fill(~self.weighted, -float("inf")).sort(descending=True, stable=True).indices
         mask = self.weighted & False
         mask[order[:count]] = True
@@ -99,49 +98,55 @@ class PolicyTokens:
 
 
 def bounded(log_ratio: torch.Tensor) -> torch.Tensor:
-    """Clamp to `LARGEST_LOG_RATIO` either way."""
+    """Clamp a log ratio to +-`LARGEST_LOG_RATIO`."""
     return log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
 
 
 @dataclass(kw_only=True, slots=True)
 class Gated:
-    """Result of a gate for M tokens: `surrogate` [M], with gradient, whose weighted mean the update raises, and
-    `stopped` [M] bool, the tokens that the gate keeps from moving further."""
+    """Result of a gate for M tokens.
+
+    Attributes:
+        surrogate: [M], with gradient; the update raises its weighted mean.
+        stopped: [M] bool, tokens that the gate keeps from moving further.
+    """
 
     surrogate: torch.Tensor
     stopped: torch.Tensor
 
 
 class Ratio(Protocol):
-    """Probability ratio of each token; the implementations are in `algo/ratio.py`. Tokens of one `unit` share a
-    ratio."""
+    """Probability ratio of each token, implemented in `algo/ratio.py`. Tokens of one `unit` share a ratio."""
 
     unit: Unit
     kind: RatioKind
 
     def __call__(self, tokens: PolicyTokens) -> torch.Tensor:
-        """Return the logarithm of each token's ratio [M], with gradient. Exactly 0 where logprob and anchor are
+        """Compute the logarithm of each token's ratio [M], with gradient. It is exactly 0 where logprob and anchor are
         equal."""
         ...
 
 
 class RatioGate(Protocol):
-    """Surrogate of ratios and advantages; the implementations are in `algo/gate/`. `unit` has the tokens whose ratios
-    it looks at together. At a ratio of 1 the gradient of every
-    token is that of advantage * logprob (unless the gate says otherwise in its docstring) and nothing is stopped."""
+    """Surrogate objective of ratios and advantages, implemented in `algo/gate/`. A gate compares the ratios of tokens
+    of one `unit`.
+
+    At a ratio of 1 every token has the gradient of advantage * logprob and is not stopped, unless the gate's docstring
+    says otherwise.
+    """
 
     unit: ClassVar[Unit]
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate of tokens whose ratios are exp(log_ratio)."""
+        """Compute the surrogate of tokens with ratios exp(log_ratio)."""
         ...
 
 
 @runtime_checkable
 class StepGate(RatioGate, Protocol):
-    """A gate that singles tokens out among all of an optimiser step. It finds them as 1.0 in the annotation
-    `chosen`."""
+    """Gate that selects tokens among all of an optimiser step, in a first pass. In the second pass the annotation
+    `chosen` is 1.0 at these tokens."""
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
-        """Mark the tokens that it singles out among the step's [M]: bool [M]. Without gradient."""
+        """Mark the selected tokens among the step's M: bool [M]. Runs without gradient."""
         ...

@@ -1,4 +1,4 @@
-"""Agreement of the rows of one batch on their annotations."""
+"""Check that all rows of one batch carry the same annotations."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from sparring.types import Sample
 
 
 def agreed(rows: Sequence[Sample]) -> list[str]:
-    """Return the names of the annotations of `rows`, sorted.
+    """Return the names of the annotations that all `rows` carry, sorted.
 
-    A loss reads a column of values per annotation. A column that one row lacks would be missing for all: without
-    `proximal`, say, every ratio of the batch would be 1 and nothing be clipped.
+    A loss reads one column of values per annotation, so an annotation that one row lacks would be missing for all.
+    Without `proximal`, for example, every ratio would be 1 and no token would be clipped.
 
     Raises:
-        SparringError: two rows carry different ones.
+        SparringError: two rows carry different annotations.
     """
     if not rows:
         return []
@@ -23,11 +23,11 @@ def agreed(rows: Sequence[Sample]) -> list[str]:
     for row in rows:
         if row.annotations.keys() != first.annotations.keys():
             raise SparringError(
-                f"row {row.id}: expected the annotations of row {first.id} of the same batch, {_named(first)}, "
-                f"got {_named(row)}; annotate every row of a batch alike, with zeros where there is no value"
+                f"row {row.id}: expected the annotations of row {first.id} of the same batch, {_names(first)}, "
+                f"got {_names(row)}; annotate every row of a batch alike, with zeros where there is no value"
             )
     return sorted(first.annotations)
 
 
-def _named(row: Sample) -> str:
+def _names(row: Sample) -> str:
     return ", ".join(sorted(row.annotations)) or "none"

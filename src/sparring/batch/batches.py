@@ -1,4 +1,4 @@
-"""Scored groups -> batches, one per optimiser step, with the account of every sampled token."""
+"""Scored groups -> batches, one per optimiser step, with an account of every sampled token."""
 
 from __future__ import annotations
 
@@ -17,17 +17,26 @@ from sparring.protocols import Annotator, Credit
 from sparring.types import Batch, Group, Sample, TokenAccount
 
 Rows = Callable[[Sequence[Sample]], list[Sample]]
-"""Credited rows of the policy -> those of a model that learns beside it."""
+"""Makes rows of another learner, such as a critic, from the policy's credited rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Plan of an update: `passes` over the rows of its groups, each in `minibatches` optimiser steps. A trajectory is
-    in one step of a pass, with all its branches; `seed` decides which. With `idle_rows` the policy's rows without any
-    advantage are trained too, because something beside the advantage moves their tokens; with `whole_trajectories`
-    those of which another branch has an advantage, because their tokens are in its ratio. `learners` are models that
-    learn from rollouts beside the policy, such as a critic: each batch of the policy follows one of theirs, of the same
-    rollouts. Through the first `warmup_steps` updates they alone learn."""
+    """Plan of an update: how its rows are divided into optimiser steps.
+
+    A trajectory is trained in one step of each pass, with all its branches.
+
+    Attributes:
+        minibatches: optimiser steps per pass.
+        seed: seed of the assignment of trajectories to steps.
+        idle_rows: also train the policy's rows whose advantages are all 0, because a part other than the advantage,
+            such as a KL penalty, gives them a gradient.
+        whole_trajectories: also train the other branches of a trajectory with an advantage, because their tokens enter
+            its ratio.
+        learners: models that learn from the policy's rollouts, such as a critic, each with the function that makes its
+            rows; each batch of the policy follows one of theirs.
+        warmup_steps: number of first updates in which only the `learners` are trained.
+    """
 
     passes: int = 1
     minibatches: int = 1
@@ -48,58 +57,53 @@ async def batches(
     annotators: Sequence[Annotator] = (),
     plan: Plan = Plan(),
 ) -> AsyncIterator[Batch]:
-    """Yield the batches of each of `steps`, one or as many as `plan` says, made of the next `groups_per_step` groups in
-    the order they come (law 5).
+    """Yield the batches of each of `steps`, made from the next `groups_per_step` groups in the order of `groups` (law
+    5).
 
-    No group is taken before the batch that needs it is asked for. When the groups end early, what is left makes a last,
-    smaller batch.
+    A group is taken only when the batch that needs it is requested. If the groups end early, the remaining ones make a
+    last, smaller batch.
 
     Args:
         groups: scored groups in admission order.
-        steps: the updates still to do; where update n makes version n, a fresh run of 100 has range(1, 101).
-        groups_per_step: tasks per update.
-        credit: turns scores into advantages, over all groups of the step.
-        model: the model that is trained; tokens of other models are context.
-        annotators: add per-token values before credit, in this order.
-        plan: how an update is made of its groups.
+        steps: numbers of the updates to do. Update n makes version n, so a fresh run of 100 updates has range(1, 101).
+        groups_per_step: number of tasks per update.
+        model: name of the trained model; tokens of other models are context.
+        annotators: annotators that run before credit, in this order.
 
     Raises:
-        SparringError: an annotator or the credit lost or doubled a token (law 7), or annotated some rows and others
-            not.
+        SparringError: an annotator or the credit lost or doubled a token (law 7), or annotated only some rows.
     """
     if groups_per_step < 1:
         raise ValueError(f"groups_per_step must be at least 1, got {groups_per_step}")
     for step in steps:
-        taken: list[Group] = []
+        update_groups: list[Group] = []
         async for group in groups:
-            taken.append(group)
-            if len(taken) == groups_per_step:
+            update_groups.append(group)
+            if len(update_groups) == groups_per_step:
                 break
-        if not taken:
+        if not update_groups:
             return
-        samples = [row for group in taken for row in flatten(group, model)]
+        samples = [row for group in update_groups for row in flatten(group, model)]
         for annotator in annotators:
             samples = list(await annotator.annotate(samples))
-        for batch in assemble(taken, samples, credit=credit, model=model, step=step, plan=plan):
+        for batch in assemble(update_groups, samples, credit=credit, model=model, step=step, plan=plan):
             yield batch
 
 
 def assemble(
     groups: Sequence[Group], samples: Sequence[Sample], *, credit: Credit, model: str, step: int, plan: Plan = Plan()
 ) -> list[Batch]:
-    """Return the batches of one update: one, or `plan.passes` times `plan.minibatches`, each an optimiser step of its
-    own.
+    """Return the batches of one update, one for each of its optimiser steps and learners.
 
-    The denominator of a term is the sum of its weights over all rows of the batch (or what the credit says), tokens of
-    zero advantage included, also those of groups in which every advantage is zero. A row in which only the policy term
-    has weight and every advantage is exactly zero adds nothing to the gradient; unless the plan keeps it, it counts in
-    the denominator and is left out of `rows`. An update of which no row is left has one batch without rows: the trainer
-    then only advances its version.
+    The denominator of a term is the credit's, or the sum of the term's weights over all rows, including tokens and
+    groups with advantages of 0. A row with weight in the policy term only and advantages of exactly 0 has no gradient:
+    it counts in the denominator and is left out of `rows`, unless the plan keeps it. An update without any such rows
+    has one batch without rows, by which the trainer only advances its version.
 
-    While a critic warms up every advantage is zero and no batch of the policy has rows.
+    While a critic warms up, every advantage is 0 and no batch of the policy has rows.
 
-    The account and the groups stand on the last batch, which is the one that is published. A token counts there once,
-    however often it is passed.
+    The last batch, which is published, carries the account and the groups. A token counts once there, however many
+    passes it is trained in.
 
     Raises:
         SparringError: the account does not balance, or rows of one batch carry different annotations.
@@ -114,12 +118,12 @@ def assemble(
         account += _account(group, before, after, model)
     rows = [row for after in credited for row in after]
     batches = []
-    for part in _parts(rows, plan, step):
+    for part in _divide(rows, plan, step):
         for learner, rows_of in plan.learners.items():
-            taught = rows_of(part)
-            batches.append(_batch(step, learner, taught, denominators(taught)))
-        trained = [] if warming else _trained_rows(part, plan)
-        batches.append(_batch(step, model, trained, denominators(part, policy=credit.denominator(part))))
+            learner_rows = rows_of(part)
+            batches.append(_batch(step, learner, learner_rows, denominators(learner_rows)))
+        policy_rows = [] if warming else _trained_rows(part, plan)
+        batches.append(_batch(step, model, policy_rows, denominators(part, policy=credit.denominator(part))))
     last = replace(
         batches[-1], publish=True, ends_update=True, account=account, groups=tuple(group.id for group in groups)
     )
@@ -127,34 +131,34 @@ def assemble(
 
 
 def _batch(step: int, model: str, rows: Sequence[Sample], totals: Mapping[str, float]) -> Batch:
-    """Make the batch of one optimiser step within an update."""
     agreed(rows)
     return Batch(step=step, model=model, rows=tuple(rows), denominators=totals, publish=False, ends_update=False)
 
 
-def _parts(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]:
-    """Deal the rows of an update out to optimiser steps: for every pass the trajectories in an order drawn anew, in
-    parts of nearly equal size."""
+def _divide(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]:
+    """Divide an update's rows into optimiser steps: per pass the trajectories in a newly drawn order, in parts of
+    nearly equal size."""
     if plan.minibatches == plan.passes == 1:
         return [list(rows)]
     units: dict[str, list[Sample]] = {}
     for row in rows:
-        # the two of a pair are compared with each other
+        # both sides of a pair have to be in one step
         units.setdefault(row.trajectory if row.label is None else row.group, []).append(row)
     parts = []
     for number in range(plan.passes):
         order = sorted(
             units, key=lambda id: xxhash.xxh3_64_intdigest(f"parts/{plan.seed}/{step}/{number}/{id}".encode())
         )
-        # as many as ever, some of them empty: the learning rate's schedule counts them
+        # empty parts stay, because the learning rate's schedule counts steps
         bounds = [len(order) * part // plan.minibatches for part in range(plan.minibatches + 1)]
-        dealt = [set(order[begin:end]) for begin, end in pairwise(bounds)]
-        parts += [[row for id, own_rows in units.items() if id in chosen for row in own_rows] for chosen in dealt]
+        chosen_ids = [set(order[begin:end]) for begin, end in pairwise(bounds)]
+        parts += [[row for id, own_rows in units.items() if id in chosen for row in own_rows] for chosen in chosen_ids]
     return parts
 
 
 def _account(group: Group, before: Sequence[Sample], after: Sequence[Sample], model: str) -> TokenAccount:
-    """Count the tokens of one group by their use. Each side is counted from its own source, so a lost token shows."""
+    """Count the tokens of one group by use. Both sides of the balance come from different sources, so a lost token
+    shows."""
     failed = sampled_tokens(group.failed, model)
     trained = sum(_trained_tokens(row) for row in after)
     account = TokenAccount(
@@ -176,15 +180,17 @@ def _account(group: Group, before: Sequence[Sample], after: Sequence[Sample], mo
 
 
 def _policy_tokens(row: Sample) -> int:
-    """Count the tokens with weight in the term that trains sampled tokens: the policy term, or in its place the
-    preference term or the distill term."""
+    """Count the row's tokens with weight in the term that trains sampled tokens: policy, preference or distill."""
     weights = row.weights.get("policy" if row.label is None else "preference") or row.weights.get("distill", ())
     return len(weights) - weights.count(0.0)
 
 
 def _trained_tokens(row: Sample) -> int:
-    """Count those of them whose advantage is not exactly zero; of compared rows, those with a label that is not; all
-    that the distill term weighs."""
+    """Count the tokens of `_policy_tokens` that have a gradient.
+
+    In the policy term these are tokens with an advantage other than 0, in the preference term all tokens of a row with
+    a label other than 0, in the distill term all tokens.
+    """
     if row.label is not None:
         return _policy_tokens(row) if row.label else 0
     if "policy" not in row.weights and "distill" in row.weights:
@@ -198,7 +204,6 @@ def _trained_tokens(row: Sample) -> int:
 
 
 def _trained_rows(rows: Sequence[Sample], plan: Plan) -> list[Sample]:
-    """Return the rows that have a part in the gradient of an optimiser step."""
     if plan.idle_rows:
         return list(rows)
     moved = {row.trajectory for row in rows if _has_gradient(row)} if plan.whole_trajectories else set[str]()

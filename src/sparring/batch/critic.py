@@ -1,4 +1,4 @@
-"""Credited rows -> rows of a critic."""
+"""Credited rows of the policy -> rows of a critic."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from sparring.errors import SparringError
 from sparring.types import Sample
 
 NEEDS = (Annotation.VALUE, Annotation.RETURN)
-"""Annotations that credit leaves on a row for the critic."""
+"""Annotations that the critic reads, written by credit."""
 
 
 def value_rows(rows: Sequence[Sample]) -> list[Sample]:
-    """Return the rows for the value term: every token that the policy term weighs has weight 1, whatever its advantage,
-    so that the critic's loss is a mean over all steps of the rollouts that stay in the update.
+    """Return the rows for the value term: weight 1 at every token with policy weight, whatever its advantage.
 
-    What is predicted at a token is the value of the text before it, which is the state in which the token was sampled;
-    what belongs to sampling (log-probabilities, kept sets, biases) stays behind.
+    The critic's loss is thus a mean over all steps of the rollouts in the update. The value at a token belongs to the
+    context before it, the state in which the token was sampled. Sampling data (log-probabilities, kept sets, biases) is
+    not copied.
 
     Raises:
-        SparringError: a row lacks an annotation out of `NEEDS`.
+        SparringError: a row lacks an annotation of `NEEDS`.
     """
     return [_row(row) for row in rows if any(row.weights.get("policy", ()))]
 
@@ -43,5 +43,5 @@ def _row(row: Sample) -> Sample:
 
 
 def without_advantage(rows: Sequence[Sample]) -> list[Sample]:
-    """Return the rows with advantages of 0, for updates in which the critic warms up and the policy learns nothing."""
+    """Set all advantages to 0, for updates in which only the critic learns."""
     return [replace(row, advantages=(0.0,) * len(row.tokens)) for row in rows]

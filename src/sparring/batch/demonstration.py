@@ -10,16 +10,15 @@ from sparring.types import Batch, Sample
 
 
 def demonstration(tokens: Sequence[int], sampled: Sequence[bool], id: str) -> Sample:
-    """Make a row of one rendered demonstration: weight 1 on every token that the model would have sampled.
+    """Return the row of one rendered demonstration, with weight 1 on every token that the model would have sampled.
 
     Args:
-        tokens: the rendered conversation, ids [T].
-        sampled: for each token whether it belongs to an assistant body or its end [T] (`protocols.Rendered.sampled`).
-        id: names the demonstration in messages and reports.
+        tokens: [T] ids of the rendered conversation.
+        sampled: [T] True for tokens of an assistant body or its end (`protocols.Rendered.sampled`).
+        id: name of the demonstration in messages and reports.
 
     Raises:
-        BadInput: the two differ in length, nothing is to be learned, or the first token (which nothing predicts) is
-            marked.
+        BadInput: the two differ in length, no token is marked, or the first token, which nothing predicts, is marked.
     """
     if len(tokens) != len(sampled):
         raise refusal(f"demonstration {id}", f"{len(tokens)} marks", str(len(sampled)), "mark every rendered token")
@@ -34,5 +33,5 @@ def demonstration(tokens: Sequence[int], sampled: Sequence[bool], id: str) -> Sa
 
 
 def demonstration_batch(rows: Sequence[Sample], *, step: int, model: str, publish: bool = False) -> Batch:
-    """Make the batch of one optimiser step on demonstrations. Nothing was sampled, so the account is empty."""
+    """Return the batch of one optimiser step on demonstrations. Nothing was sampled, so the account is empty."""
     return Batch(step=step, model=model, rows=tuple(rows), denominators=denominators(rows), publish=publish)

@@ -1,4 +1,4 @@
-"""The global denominator of each loss term."""
+"""Global denominators of the loss terms."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from sparring.types import Sample
 
 
 def denominators(rows: Iterable[Sample], *, policy: float | None = None) -> dict[str, float]:
-    """Sum all weights per term over all rows of an update, correctly rounded whatever the order; for the policy term
-    return `policy`, if that is given.
+    """Sum the weights of each term over all rows of an update, rounded correctly whatever their order.
 
-    Weights say how much a token counts, so this one rule is the token mean (weights of 1: number of tokens) and the
-    sequence mean (weights that sum to 1 per trajectory: number of trajectories). A term that weighs no token is absent.
-    Rows of label 0, which are judged and not trained, do not count.
+    With weights of 1 the sum is the number of tokens (token mean); with weights that sum to 1 per trajectory it is the
+    number of trajectories (sequence mean). A term without weighted tokens is absent. Rows with label 0, which are
+    judged but not trained, do not count.
+
+    Args:
+        policy: denominator of the policy term; None takes the sum.
 
     Raises:
-        ValueError: a term's weights sum to zero or less, so that nothing can be divided by them.
+        ValueError: the weights of a term sum to 0 or less.
     """
     weights: dict[str, list[float]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Trajectory trees -> rows: one sample per branch, each sampled token trained once."""
+"""Trajectory trees -> rows: one sample per branch, with each sampled token trained once."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from sparring.generation import KeptSets
 from sparring.types import Group, Label, Rollout, Sample, Segment, Trajectory
 
 Bias = tuple[tuple[int, float], ...]
-"""Tokens and what is added to their logits."""
+"""Pairs of a token id and the value added to its logit."""
 
 
 def flatten(group: Group, model: str) -> list[Sample]:
-    """Return the rows of a group: one per branch, in rollout, role and leaf order, with id `<trajectory id>#<branch>`.
+    """Return the rows of a group, one per branch, in the order of rollouts, roles and leaves, with id
+    `<trajectory id>#<branch>`.
 
-    A turn that `model` sampled carries weight 1 in the first branch that contains it and 0 in all others (law 1); every
-    other token is context, those of auxiliary and lost replies too. A branch without a weighted token would be computed
-    for nothing and is left out.
+    A turn that `model` sampled has weight 1 in the first branch that contains it and 0 in all others (law 1). All other
+    tokens are context, including auxiliary and lost replies. Branches without a weighted token are left out.
 
     Raises:
-        ValueError: a rollout is not meant for training; a branch mixes temperatures or starts with a sampled token.
+        ValueError: a rollout is not for training, a branch mixes temperatures, or a branch starts with a sampled token.
     """
     for rollout in group.rollouts:
         if rollout.purpose != "train":
@@ -34,8 +34,8 @@ def flatten(group: Group, model: str) -> list[Sample]:
 
 
 def sampled_tokens(rollouts: Iterable[Rollout], model: str, label: Label | None = None) -> int:
-    """Count the tokens that `model` sampled in these rollouts, each segment once; only those of a `label`, where one
-    is given."""
+    """Count the tokens that `model` sampled in these rollouts, each segment once; with a `label`, only segments with
+    this label."""
     return sum(
         len(segment.tokens)
         for rollout in rollouts
@@ -96,7 +96,7 @@ def _branch(id: str, group: str, branch: Sequence[Segment], own: set[int]) -> Sa
 
 
 def _bias(segment: Segment) -> Sequence[Bias]:
-    """Return the pairs added to logits before each token of a segment was drawn; see `Sampling`."""
+    """Return the values added to logits before each token of a segment was drawn, as `Sampling` describes."""
     count, sampling = len(segment.tokens), segment.sampling
     if sampling is None:
         return ((),) * count
@@ -106,7 +106,7 @@ def _bias(segment: Segment) -> Sequence[Bias]:
 
 
 def _temperature(id: str, segments: Iterable[Segment]) -> float:
-    """Return the one temperature that a branch was sampled at: a sample has one number for all its tokens."""
+    """Return the temperature of a branch: a sample has a single one."""
     temperatures = {segment.sampling.temperature if segment.sampling else 1.0 for segment in segments}
     if len(temperatures) != 1:
         raise ValueError(f"sample {id}: sampled at {sorted(temperatures)}, but one branch trains at one temperature")

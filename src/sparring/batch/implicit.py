@@ -1,4 +1,4 @@
-"""Credited rows -> rows of an implicit process reward model."""
+"""Credited rows of the policy -> rows of an implicit process reward model."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from sparring.errors import SparringError
 from sparring.types import Sample
 
 NEEDS = (Annotation.REFERENCE, Annotation.RIGHT)
-"""Annotations that credit leaves on a row for the model: the reference's log-probabilities, and whether the rollout was
-right (1 or 0)."""
+"""Annotations that the model reads, written by credit: the reference's log-probabilities, and 1 or 0 for right or wrong
+rollouts."""
 
 
 def implicit_rows(rows: Sequence[Sample]) -> list[Sample]:
-    """Return the rows for the preference term: wanted where the rollout was right, unwanted where it was wrong. All
-    branches of a trajectory are one reply, whose tokens weigh 1 together; its name is their group.
+    """Return the rows for the preference term: wanted if the rollout was right, else unwanted.
 
-    Log-probabilities are of the distribution that was sampled from, as those of the reference are: temperature, kept
-    sets and biases stay.
+    All branches of a trajectory are one reply with a total weight of 1; the trajectory's id is their group.
+    Temperature, kept sets and biases are copied, so log-probabilities are of the distribution that was sampled from,
+    like the reference's.
 
     Raises:
-        SparringError: a row lacks an annotation out of `NEEDS`.
+        SparringError: a row lacks an annotation of `NEEDS`.
     """
     weighted = [row for row in rows if any(row.weights.get("policy", ()))]
     lengths: Counter[str] = Counter()

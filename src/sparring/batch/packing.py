@@ -1,4 +1,4 @@
-"""Whole rows into micro-batches of bounded size, and a micro-batch into parts of equal cost."""
+"""Packing: rows into micro-batches of bounded size, and a micro-batch into parts of equal cost."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ from sparring.batch.prefixes import walk
 from sparring.types import Sample
 
 SMALLEST_PIECE = 256
-"""Tokens below which a piece costs more than it gains."""
+"""Smallest number of tokens for which a separate part pays off."""
 MOST_EXTRA = 0.03
-"""Largest share of tokens computed twice at which parts side by side still pay."""
+"""Largest share of duplicated tokens for which parallel parts pay off."""
 UNITS_PER_PART = 4
-"""A subtree larger than this share of a part is dealt out by its branches."""
+"""Subtrees that cost more than 1 / `UNITS_PER_PART` of a part are dealt out by branch."""
 
 Subtree = tuple[int, int]
-"""Rows of the walk from the first to before the last: one row, or all that begin with some prefix."""
+"""Range [first, last) of rows in the walk: one row, or all rows with some prefix."""
 
 
 def pack(rows: Sequence[Sample], token_budget: int) -> list[list[Sample]]:
-    """Pack rows into micro-batches of at most `token_budget` distinct prefixes' tokens: a beginning that rows share
-    counts once.
+    """Pack rows into micro-batches of at most `token_budget` tokens; a prefix that rows share counts once.
 
-    Two orders are tried, and the one that makes fewer micro-batches, or else computes fewer tokens, is taken: row by
-    row in lexicographic order, which parts a group only where a micro-batch is full; and subtrees that fit the budget,
-    the largest first, so that rows which share nothing are packed best-fit decreasing: at most 11/9 of the fewest
-    possible, and 4 (Johnson, Demers, Ullman, Garey and Graham 1974). Each goes where it adds least, and of these where
-    it leaves least room; a row longer than the budget gets a micro-batch of its own. So at most one micro-batch ends
-    half empty.
+    Two orders are tried, and the one with fewer micro-batches, or else fewer computed tokens, is taken. The first goes
+    row by row in lexicographic order, which splits a group only when a micro-batch is full. The second places subtrees
+    that fit the budget, the largest first; without shared prefixes this is best-fit decreasing, with at most 11/9 of
+    the optimum + 4 micro-batches (Johnson, Demers, Ullman, Garey and Graham 1974). Each unit goes where it adds the
+    fewest tokens, ties to the fullest micro-batch; a row longer than the budget gets its own. So at most one
+    micro-batch ends half empty.
 
-    A function of the rows' order and tokens alone. Rows keep their given order inside a micro-batch, and micro-batches
+    The result depends only on the rows' order and tokens. Rows keep their order within a micro-batch, and micro-batches
     are ordered by their first row.
     """
     if token_budget < 1:
@@ -40,36 +39,34 @@ def pack(rows: Sequence[Sample], token_budget: int) -> list[list[Sample]]:
     if tree.cost <= token_budget:
         return [list(rows)] if rows else []
     orders = [tree.singles(), tree.largest_first(tree.units(token_budget))]
-    parts = min((_placed(tree, order, token_budget) for order in orders), key=lambda parts: (len(parts), _total(parts)))
+    parts = min((_place(tree, order, token_budget) for order in orders), key=lambda parts: (len(parts), _total(parts)))
     return tree.samples(parts)
 
 
 def lanes(rows: Sequence[Sample], count: int, context: float = 0.0) -> list[list[Sample]]:
-    """Cut one micro-batch into `count` parts of nearly equal cost, to be computed side by side on one processor.
+    """Cut one micro-batch into `count` parts of nearly equal cost, to be computed in parallel on one processor.
 
-    Two ways are tried, and the one whose dearest part costs least, or else all of them together, is taken: the walk of
-    the rows cut into stretches, which parts few groups; and subtrees dealt out, the dearest first, to the part that is
-    cheapest with it (Graham 1969: at most 4/3 of the best where rows share nothing). The micro-batch stays whole where
-    a part would have fewer than `SMALLEST_PIECE` tokens, or where the parts together cost more than `MOST_EXTRA` above
-    the whole, because each computes the prefixes that they have in common.
+    Two ways are tried, and the one with the cheaper most expensive part, or else with the lower total, is taken. The
+    first cuts the walk of rows into stretches, which splits few groups. The second deals out subtrees, the most
+    expensive first, each to the part that is cheapest with it (Graham 1969: at most 4/3 of the optimum if rows share
+    nothing). The micro-batch stays whole if a part would have fewer than `SMALLEST_PIECE` tokens, or if shared
+    prefixes, which each part computes for itself, would raise the total by more than `MOST_EXTRA`.
 
-    Order and dependence as in `pack`.
+    The result depends only on the rows' order and tokens, and is ordered as in `pack`.
 
     Args:
-        rows: one micro-batch.
-        count: number of parts.
-        context: over how many earlier positions a token must attend for that to cost as much as all else that is done
-            with it; 0 where attention is not counted.
+        context: number of earlier positions at which attention costs a token as much as everything else; 0 ignores the
+            cost of attention.
     """
     tree = _Tree(rows, context)
-    parts = _shared_out(tree, count)
+    parts = _deal_out(tree, count)
     if min(part.cost for part in parts) < SMALLEST_PIECE or _total(parts) > (1 + MOST_EXTRA) * tree.cost:
         return [list(rows)]
     return tree.samples(parts)
 
 
 class _Part:
-    """Rows of the walk in ascending order, and their cost together."""
+    """Rows of the walk, ascending, with their total cost."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -77,9 +74,9 @@ class _Part:
 
 
 class _Tree:
-    """Rows as a walk through their tree of prefixes, and the cost of its parts.
+    """Rows as a walk through their prefix tree, with the costs of its parts.
 
-    Each distinct prefix costs one, and for what its last token attends to: a row's first n positions n + n^2 / (2
+    Each distinct prefix costs 1 plus the attention of its last token: the first n positions of a row cost n + n^2 / (2
     context).
     """
 
@@ -93,30 +90,28 @@ class _Tree:
         self.cost = self._before[-1]
 
     def singles(self) -> list[Subtree]:
-        """List the rows one by one."""
         return [(row, row + 1) for row in range(len(self._order))]
 
     def units(self, most: float) -> list[Subtree]:
-        """List the largest subtrees that cost no more than `most`; a single row whatever it costs."""
-        subtrees, left = [], [(0, len(self._order))] if self._order else []
-        while left:
-            first, last = left.pop()
+        """List the largest subtrees that cost at most `most`; a single row may cost more."""
+        subtrees, pending = [], [(0, len(self._order))] if self._order else []
+        while pending:
+            first, last = pending.pop()
             if last - first == 1 or self._cost((first, last)) <= most:
                 subtrees.append((first, last))
                 continue
             least = min(self._shared[first + 1 : last])
             cuts = [row for row in range(first + 1, last) if self._shared[row] == least]
-            left += pairwise([first, *cuts, last])
+            pending += pairwise([first, *cuts, last])
         return subtrees
 
     def largest_first(self, units: list[Subtree]) -> list[Subtree]:
-        """Return the units by falling cost; equals in the order of the walk."""
         return sorted(units, key=lambda unit: (-self._cost(unit), unit))
 
     def added(self, part: _Part, unit: Subtree) -> float:
-        """Return the cost that `unit` adds to `part`: all but the longest prefix that some row of the part has already.
+        """Return the cost that `unit` adds to `part`, which excludes the longest prefix that `part` already contains.
 
-        Rows outside a subtree share no more with any of its rows than they do with all of them, so its ends show it.
+        Rows outside a subtree share the same prefix with each of its rows, so comparing its ends suffices.
         """
         first, last = unit
         at, shared = bisect_left(part.rows, first), 0
@@ -127,14 +122,13 @@ class _Tree:
         return self._cost(unit) - self._of(shared)
 
     def put(self, part: _Part, unit: Subtree) -> None:
-        """Add `unit` to `part`."""
         part.cost += self.added(part, unit)
         for row in range(*unit):
             insort(part.rows, row)
 
     def stretches(self, parts: int) -> list[_Part]:
-        """Cut the walk into `parts` stretches of nearly equal cost, where little is shared: a row that adds much to
-        those before it shares little with them."""
+        """Cut the walk into `parts` stretches of nearly equal cost, preferably before rows that share little with
+        earlier ones."""
         count = min(parts, len(self._order))
         cuts = [0]
         for piece in range(1, count):
@@ -150,17 +144,16 @@ class _Tree:
         return stretches
 
     def samples(self, parts: Iterable[_Part]) -> list[list[Sample]]:
-        """Return the rows of each part that is not empty, in the order that `pack` promises."""
+        """Return the rows of each non-empty part, in the order that `pack` promises."""
         members = sorted(sorted(self._order[row] for row in part.rows) for part in parts if part.rows)
         return [[self._rows[index] for index in indices] for indices in members]
 
     def _cost(self, unit: Subtree) -> float:
-        """Return the cost of these rows alone."""
         return self._before[unit[1]] - self._before[unit[0]] + self._of(self._shared[unit[0]])
 
 
-def _placed(tree: _Tree, units: Iterable[Subtree], budget: int) -> list[_Part]:
-    """Place each unit where it adds least, and then where it leaves least room; in a new part where it fits nowhere."""
+def _place(tree: _Tree, units: Iterable[Subtree], budget: int) -> list[_Part]:
+    """Place each unit where it adds least, ties where it leaves the least room; open a new part if it fits nowhere."""
     parts: list[_Part] = []
     for unit in units:
         costs = [(tree.added(part, unit), -part.cost, number) for number, part in enumerate(parts)]
@@ -171,8 +164,9 @@ def _placed(tree: _Tree, units: Iterable[Subtree], budget: int) -> list[_Part]:
     return parts
 
 
-def _shared_out(tree: _Tree, count: int) -> list[_Part]:
-    """Deal the rows out to `count` parts, some of them empty, in the two ways that `lanes` describes."""
+def _deal_out(tree: _Tree, count: int) -> list[_Part]:
+    """Divide the rows among `count` parts, some possibly empty, in the cheaper of the two ways that `lanes`
+    describes."""
     dealt = [_Part() for _ in range(count)]
     for unit in tree.largest_first(tree.units(tree.cost / (count * UNITS_PER_PART))):
         tree.put(min(dealt, key=lambda part: part.cost + tree.added(part, unit)), unit)

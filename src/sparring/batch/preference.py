@@ -11,11 +11,10 @@ from sparring.errors import refusal
 from sparring.types import PAIR_SHARE, Batch, Sample
 
 CHOSEN, REJECTED, MISMATCHED = 1.0, -1.0, 0.0
-"""`Sample.label`."""
+"""Values of `Sample.label`."""
 
 BEHIND = 0
-"""The id of a token that stands behind the end of a text. Its value is what the text is worth; it is never computed
-itself."""
+"""Id of the token appended to a text, at which the value of the whole text is read. It is never computed itself."""
 
 
 def reply(
@@ -28,19 +27,19 @@ def reply(
     share: float,
     imitate: bool = False,
 ) -> Sample:
-    """Make a row of the preference term from a rendered reply: `share` is spread evenly over its tokens.
+    """Return a row of the preference term from a rendered reply, with `share` spread evenly over its tokens.
 
     Args:
-        tokens: prompt and reply, ids [T].
-        is_reply: for each whether it belongs to the reply [T].
-        id: names the reply in messages.
-        group: the pair that it is a side of.
+        tokens: [T] ids of prompt and reply.
+        is_reply: [T] True for tokens of the reply.
+        id: name of the reply in messages.
+        group: name of the pair that the reply belongs to.
         label: CHOSEN, REJECTED or MISMATCHED.
-        share: what the whole reply weighs.
-        imitate: whether the imitate term weighs its tokens too, each with 1.
+        share: total weight of the reply.
+        imitate: also give each of its tokens weight 1 in the imitate term.
 
     Raises:
-        BadInput: there is no token to judge, or the first one, which nothing predicts, is among them.
+        BadInput: no token belongs to the reply, or the first one does, which nothing predicts.
     """
     count = sum(is_reply)
     if not count or is_reply[0]:
@@ -53,34 +52,34 @@ def reply(
 
 
 def whole_text(tokens: Sequence[int], *, id: str, group: str, label: float, margin: float = 0.0) -> Sample:
-    """Make one side of a pair for a reward model: the value behind the last token counts.
+    """Return one side of a pair for a reward model, weighted at the token appended after the text.
 
     Args:
-        tokens: prompt and reply, ids [T].
-        id: names the text in messages.
-        group: the pair that it is a side of.
+        tokens: [T] ids of prompt and reply.
+        id: name of the text in messages.
+        group: name of the pair that the text belongs to.
         label: CHOSEN or REJECTED.
-        margin: how much more the chosen side of this pair should be worth at least.
+        margin: smallest difference of rewards that the pair should have.
     """
-    behind = (0.0,) * len(tokens)
+    zeros = (0.0,) * len(tokens)
     return Sample(
         id=id,
         group=group,
         source="expert",
         tokens=(*tokens, BEHIND),
-        weights={"preference": (*behind, PAIR_SHARE)},
-        annotations={Annotation.MARGIN: (*behind, margin)},
+        weights={"preference": (*zeros, PAIR_SHARE)},
+        annotations={Annotation.MARGIN: (*zeros, margin)},
         label=label,
     )
 
 
 def labelled_steps(tokens: Sequence[int], ends: Mapping[int, float], *, id: str) -> Sample:
-    """Make a row of a labelled solution for a process reward model.
+    """Return the row of a labelled solution for a process reward model.
 
     Args:
-        tokens: prompt and solution, ids [T].
-        ends: by how many tokens have been read at the end of a step (1 to T), whether the step is right (0 to 1).
-        id: names the solution in messages.
+        tokens: [T] ids of prompt and solution.
+        ends: label of each step, 0 (wrong) to 1 (right), by the number of tokens at its end (1 to T).
+        id: name of the solution in messages.
     """
     places = range(len(tokens) + 1)
     return Sample(
@@ -94,8 +93,7 @@ def labelled_steps(tokens: Sequence[int], ends: Mapping[int, float], *, id: str)
 
 
 def mismatched(row: Sample, other: Sample, longest: int) -> Sample:
-    """Join the prompt of `row` and the reply of `other`, of at most `longest` tokens, for KTO's estimate of the
-    divergence."""
+    """Join the prompt of `row` and the reply of `other`, cut to `longest` tokens, for KTO's estimate of the KL."""
     first, start = (
         next(position for position, weight in enumerate(r.weights["preference"]) if weight) for r in (row, other)
     )
@@ -105,10 +103,10 @@ def mismatched(row: Sample, other: Sample, longest: int) -> Sample:
 
 
 def preference_batch(units: Sequence[Sequence[Sample]], *, step: int, model: str) -> Batch:
-    """Make the batch of one optimiser step on units of this module's rows, such as pairs. Nothing was sampled, so the
-    account is empty.
+    """Return the batch of one optimiser step on units, such as pairs, of this module's rows. Nothing was sampled, so
+    the account is empty.
 
-    A unit that is there twice, where one epoch ends and the next begins, is two: groups are named anew.
+    A unit that occurs twice, because one epoch ends and the next begins, counts as two: groups get new names.
     """
     rows = [replace(row, group=f"{number}/{row.group}") for number, unit in enumerate(units) for row in unit]
     return Batch(step=step, model=model, rows=tuple(rows), denominators=denominators(rows), publish=False)

@@ -1,4 +1,4 @@
-"""Sequences as a walk through their tree of prefixes: a shared beginning is laid out, and computed, once."""
+"""Sequences as a walk through their prefix tree, in which a shared prefix is stored and computed once."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class PrefixLayout:
-    """B sequences over N tokens, one for each distinct prefix. Sequence b of the walk is the first shared[b] tokens of
-    the one before it, followed by tokens[cu_seqlens[b]:cu_seqlens[b + 1]]."""
+    """B sequences over N tokens, one per distinct prefix. Sequence b of the walk is the first shared[b] tokens of
+    sequence b - 1, followed by tokens[cu_seqlens[b]:cu_seqlens[b + 1]]."""
 
     tokens: np.ndarray
-    """[N] int64: ids."""
+    """[N] int64 ids."""
     positions: np.ndarray
-    """[N] int64: place in every sequence that has the token, from 0."""
+    """[N] int64 position of the token in its sequences, from 0."""
     cu_seqlens: np.ndarray
-    """[B + 1] int32."""
+    """[B + 1] int32 offsets of the tokens that each sequence adds."""
     shared: np.ndarray
-    """[B] int32."""
+    """[B] int32 number of tokens shared with the previous sequence."""
     paths: list[np.ndarray]
-    """For each sequence in the order given (not that of the walk), where its tokens lie: tokens[paths[i]] is sequence
-    i."""
+    """Indices of each sequence's tokens, in the order given: tokens[paths[i]] is sequence i."""
 
 
 def walk(sequences: Sequence[Sequence[int] | np.ndarray]) -> tuple[list[int], list[int]]:
-    """Return the sequences' lexicographic order and, in this order, the number of leading tokens that each shares with
-    the one before.
+    """Return the sequences' lexicographic order and, in this order, the number of leading tokens shared with the
+    previous one.
 
-    No earlier sequence shares more with one than its neighbour does, so what a sequence adds to the ones before it is
-    what follows those tokens: together, one token for each distinct prefix. Equal sequences keep their order.
+    No earlier sequence shares a longer prefix than the previous one does. So the tokens after the shared prefixes are
+    together one token for each distinct prefix. Equal sequences keep their order.
 
     Args:
         sequences: token ids, at least 0 and below 2^32.
@@ -63,15 +62,15 @@ def lay_out(sequences: Sequence[np.ndarray]) -> PrefixLayout:
 
 
 def _words(sequence: Sequence[int] | np.ndarray) -> bytes:
-    """Return big-endian words of 32 bits: they compare as the numbers do."""
+    """Encode ids as big-endian 32-bit words, whose bytes sort like the numbers."""
     if isinstance(sequence, np.ndarray):
         return sequence.astype(">u4").tobytes()
     return struct.pack(f">{len(sequence)}I", *sequence)
 
 
 def _common(a: bytes, b: bytes) -> int:
-    """Count the words that two sequences begin with in common: those above the highest bit in which they differ, as two
-    large numbers."""
+    """Count the leading words that two sequences share: those above the highest differing bit, read as large
+    numbers."""
     length = min(len(a), len(b))
     differs = int.from_bytes(a[:length], "big") ^ int.from_bytes(b[:length], "big")
     return (8 * length - differs.bit_length()) // 32

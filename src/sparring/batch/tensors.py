@@ -1,8 +1,7 @@
 """Rows -> tensors of one micro-batch.
 
-Shapes: N tokens, one for each distinct prefix of a row; R rows given; B rows of the walk; M weighted tokens (those that
-some term trains); K kept ids in all, or a teacher's likeliest ids per token; A logits in all that something was added
-to.
+Shapes: N tokens, one per distinct prefix of a row; R rows given; B rows of the walk; M weighted tokens, which some term
+trains; K kept ids in total, or a teacher's likeliest ids per token; A biased logits in total.
 """
 
 from __future__ import annotations
@@ -21,68 +20,68 @@ from sparring.types import Sample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """Packed rows, without padding. The model's log-probability of targets[m] is read at row predicting[m] of its
-    output.
+    """Packed rows without padding. The log-probability of targets[m] is read from the model's output at position
+    predicting[m].
 
-    What rows begin with in common stands, and is computed, once: the rows are a walk through their tree of prefixes.
-    Weighted tokens are per row, in the order of the rows given: several may be predicted from one place, and a token
-    that several rows train is there for each of them.
+    Shared prefixes are stored and computed once: the rows are a walk through their prefix tree. Weighted tokens are per
+    row, in the order of the rows given: one position can predict several weighted tokens, and a token that several rows
+    train occurs once for each.
 
-    A row is cut before its last weighted token: what follows is predicted from there on but predicts nothing that is
-    trained. A policy token whose advantage is exactly zero has no gradient and is not a weighted token.
+    A row is cut before its last weighted token, since later tokens predict nothing that is trained. A policy token with
+    an advantage of exactly 0 has no gradient and is not a weighted token.
     """
 
     tokens: torch.Tensor
-    """[N] int64: ids, in the order of the walk."""
+    """[N] int64 ids, in the order of the walk."""
     positions: torch.Tensor
-    """[N] int64: place in its row, from 0."""
+    """[N] int64 position in the row, from 0."""
     cu_seqlens: torch.Tensor
-    """[B + 1] int32: row b of the walk adds tokens[cu_seqlens[b]:cu_seqlens[b + 1]]."""
+    """[B + 1] int32 offsets: row b of the walk adds tokens[cu_seqlens[b]:cu_seqlens[b + 1]]."""
     shared: torch.Tensor
-    """[B] int32: behind the first shared[b] tokens of row b - 1 of the walk."""
+    """[B] int32 number of tokens that row b of the walk shares with row b - 1."""
     predicting: torch.Tensor
-    """[M] int64: the place among the N whose output predicts the token, which is one before it."""
+    """[M] int64 index into the N tokens of the output that predicts the token, one position before it."""
     targets: torch.Tensor
-    """[M] int64: the weighted tokens' ids."""
+    """[M] int64 ids of the weighted tokens."""
     rows: torch.Tensor
-    """[M] int64: which of the R rows the token is of, in the order given."""
+    """[M] int64 index of the token's row among the R rows given."""
     turns: torch.Tensor
-    """[M] int64: the turn that the token is in, from 0 over all rows: a stretch of the policy's tokens without context
-    between, or of weighted ones where the policy has none. What lies behind a turn has its number."""
+    """[M] int64 number of the token's turn, from 0 over all rows: an unbroken run of policy tokens, or of weighted
+    tokens if there is no policy term. Tokens between turns have the number of the turn before."""
     weights: Mapping[str, torch.Tensor]
-    """Per term [M] float32; 0 where the term does not touch the token."""
+    """Weight per term, [M] float32; 0 at tokens that the term does not train."""
     behaviour_logprobs: torch.Tensor
-    """[M] float32: recorded when sampled; 0 where nothing was sampled."""
+    """[M] float32 log-probability recorded by the engine; 0 at tokens that were not sampled."""
     advantages: torch.Tensor
-    """[M] float32; 0 where there is none."""
+    """[M] float32 advantage; 0 at tokens without one."""
     versions: torch.Tensor
-    """[M] int64: the weight version that sampled the token; -1 where nothing was sampled."""
+    """[M] int64 weight version that sampled the token; -1 if it was not sampled."""
     kv_versions: torch.Tensor
-    """[M] int64: the oldest version it attended to; -1 where nothing was sampled."""
+    """[M] int64 oldest weight version of the KV cache that it attended to; -1 if it was not sampled."""
     temperature: torch.Tensor
-    """[M] float32: what the row was sampled at; 1 where the imitate term alone weighs the token: it was not sampled,
-    and the term raises its probability in the model's own distribution."""
+    """[M] float32 sampling temperature of the row; 1 for tokens with weight only in the imitate term, which raises
+    probabilities of the model's own distribution."""
     kept: tuple[torch.Tensor, torch.Tensor] | None
-    """Offsets [M + 1] int64 and ids [K] int32: token m was drawn from ids[offsets[m]:offsets[m + 1]], ascending; from
-    the whole vocabulary where these are none. None where that is so for all."""
+    """Kept sets: offsets [M + 1] int64 and ids [K] int32. Token m was drawn from ids[offsets[m]:offsets[m + 1]],
+    ascending; an empty set is the whole vocabulary. None if all sets are empty."""
     bias: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
-    """Offsets [M + 1] int64, ids [A] int64 and values [A] float32: what was added to which logits before token m was
-    drawn. None where that is nothing for all."""
+    """Logit biases: offsets [M + 1] int64, ids [A] int64 and values [A] float32, which were added to the logits before
+    token m was drawn. None without any bias."""
     tops: tuple[torch.Tensor, torch.Tensor] | None
-    """ids [M, K] int64 and log-probabilities [M, K] float32 of what a teacher finds likeliest; a row that has fewer
-    than K ends in -1 and minus infinity. None where no teacher was asked."""
+    """A teacher's likeliest tokens: ids [M, K] int64 and log-probabilities [M, K] float32, padded with -1 and minus
+    infinity. None without a teacher's scores."""
     teachers: Mapping[str, torch.Tensor]
-    """Per teacher that a row names, which of the M tokens are of its rows: [M] bool."""
+    """Mask per teacher that a row names, [M] bool: True for tokens of its rows."""
     annotations: Mapping[str, torch.Tensor]
-    """Per annotation of the rows, which all carry the same, [M] float32."""
+    """Annotations by name, [M] float32; all rows carry the same ones."""
     denominators: Mapping[str, float]
-    """Per term, over the whole update."""
+    """Denominator per term, over the whole update."""
     group: torch.Tensor
-    """[R] int64: rows of one group have one number, from 0."""
+    """[R] int64 number of the row's group, from 0."""
     trajectory: torch.Tensor
-    """[R] int64: likewise the branches of one trajectory."""
+    """[R] int64 number of the row's trajectory, from 0."""
     label: torch.Tensor
-    """[R] float32: see `Sample.label`; 0 where there is none."""
+    """[R] float32 `Sample.label`; 0 for rows without one."""
 
 
 def micro_batch(
@@ -92,10 +91,8 @@ def micro_batch(
     *,
     idle_tokens: bool = False,
 ) -> MicroBatch:
-    """Lay rows out as tensors on `device`, with the terms of `denominators`. With `idle_tokens` the policy's tokens of
-    zero advantage stay.
-
-    Rows without a weighted token are left out; all may be (then N = B = M = 0).
+    """Lay rows out as tensors on `device`, with the terms of `denominators`. Rows without a weighted token are left
+    out; if all are, N = B = M = 0. `idle_tokens` keeps policy tokens with an advantage of 0.
 
     Raises:
         SparringError: the rows carry different annotations.
@@ -105,14 +102,14 @@ def micro_batch(
     flat = _Flat(rows)
     weights = _weights(flat, terms)
     marked = weights.any(axis=0)
-    # another term may weigh what stands between two turns
+    # another term may weigh tokens between two turns
     turns = _turns(flat, weights[terms.index("policy")] != 0 if "policy" in terms else marked)
     temperature = _temperature(flat, terms, weights)
     if not idle_tokens:
-        weights = _without_idle(flat, terms, weights)
+        weights = _mask_idle(flat, terms, weights)
         marked = weights.any(axis=0)
     chosen = np.flatnonzero(marked)
-    layout, predicting = _predicting(flat, chosen)
+    layout, predicting = _layout_and_predictors(flat, chosen)
 
     def integers(values: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.int64).to(device)
@@ -135,26 +132,27 @@ def micro_batch(
         versions=column((row.versions for row in rows), -1, np.int64),
         kv_versions=column((row.kv_versions for row in rows), -1, np.int64),
         temperature=torch.from_numpy(temperature[chosen]).to(device),
-        kept=_kept(flat, chosen, device),
+        kept=_kept_sets(flat, chosen, device),
         bias=_bias(flat, chosen, device),
         tops=_tops(flat, chosen, device),
         teachers=_teachers(flat, chosen, device),
         annotations={name: column(row.annotations[name] for row in rows) for name in names},
         denominators=dict(denominators),
-        group=integers(_numbered([row.group for row in rows])),
-        trajectory=integers(_numbered([row.trajectory for row in rows])),
+        group=integers(_number_names([row.group for row in rows])),
+        trajectory=integers(_number_names([row.trajectory for row in rows])),
         label=torch.tensor([row.label or 0.0 for row in rows], dtype=torch.float32, device=device),
     )
 
 
-def _numbered(names: Sequence[str]) -> np.ndarray:
-    """Return equal names as equal numbers, in the order of their first."""
+def _number_names(names: Sequence[str]) -> np.ndarray:
+    """Number names from 0 in the order of first occurrence; equal names get equal numbers."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return np.array([numbers[name] for name in names], np.int64)
 
 
 class _Flat:
-    """The rows end to end, T tokens in all: a column of values per token is filled row by row and then used whole."""
+    """Rows end to end, T tokens in total. Columns of values per token are filled row by row and then used as a
+    whole."""
 
     def __init__(self, rows: Sequence[Sample]) -> None:
         self.rows = rows
@@ -163,7 +161,7 @@ class _Flat:
         self.tokens = self.column((row.tokens for row in rows), 0, np.int64)
 
     def column(self, values: Iterable[Sequence[float] | None], absent: float, dtype: type) -> np.ndarray:
-        """Return [T]: the values of each row, `absent` where it has none."""
+        """Return a column [T] of the rows' values, with `absent` for rows without any."""
         code = "q" if np.issubdtype(dtype, np.integer) else "d"
         packed = bytearray()  # `struct` reads a tuple twice as fast as numpy does
         for of_row, length in zip(values, self.lengths.tolist(), strict=True):
@@ -171,12 +169,12 @@ class _Flat:
         return np.frombuffer(packed, code).astype(dtype)
 
     def of_each(self, values: Sequence[float] | range, dtype: type) -> np.ndarray:
-        """Return [T]: one value per row, for each of its tokens."""
+        """Repeat one value per row for each of its tokens, [T]."""
         return np.repeat(np.array(values, dtype), self.lengths)
 
 
 def _weights(flat: _Flat, terms: Sequence[str]) -> np.ndarray:
-    """Return the weights of each term [terms, T] float32."""
+    """Return the weights of each term, [terms, T] float32."""
     weights = np.zeros((len(terms), len(flat.tokens)), np.float32)
     for term_index, term in enumerate(terms):
         weights[term_index] = flat.column((row.weights.get(term) for row in flat.rows), 0.0, np.float32)
@@ -184,31 +182,31 @@ def _weights(flat: _Flat, terms: Sequence[str]) -> np.ndarray:
 
 
 def _temperature(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.ndarray:
-    """Return [T]: see `MicroBatch.temperature`. `weights` are those of the rows, so that a sampled token keeps its
-    temperature whatever its advantage."""
+    """Return the temperatures [T] of `MicroBatch.temperature`. `weights` still include tokens with an advantage of 0,
+    so that these keep their sampling temperature."""
     sampled = [values for term, values in zip(terms, weights, strict=True) if term != "imitate"]
     imitated = [values for term, values in zip(terms, weights, strict=True) if term == "imitate"]
-    heat = flat.of_each([row.temperature for row in flat.rows], np.float32)
-    return np.where(np.any(imitated, axis=0) & ~np.any(sampled, axis=0), np.float32(1.0), heat)
+    temperatures = flat.of_each([row.temperature for row in flat.rows], np.float32)
+    return np.where(np.any(imitated, axis=0) & ~np.any(sampled, axis=0), np.float32(1.0), temperatures)
 
 
-def _without_idle(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.ndarray:
-    """Return the weights without those of policy tokens whose advantage is exactly zero."""
+def _mask_idle(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.ndarray:
+    """Set the weights of policy tokens with an advantage of exactly 0 to 0."""
     if "policy" in terms:
         weights[terms.index("policy")] *= flat.column((row.advantages for row in flat.rows), 1.0, np.float64) != 0
     return weights
 
 
 def _turns(flat: _Flat, marked: np.ndarray) -> np.ndarray:
-    """Return [T]: the number of the stretch of `marked` tokens [T] that a token is in; no stretch goes beyond its
-    row."""
+    """Number the runs of `marked` tokens [T], which end with their row; tokens between get the number of the run
+    before."""
     begins = marked & ~np.concatenate(([False], marked[:-1]))
     begins[flat.offsets[:-1][flat.lengths > 0]] |= marked[flat.offsets[:-1][flat.lengths > 0]]
     return np.maximum(begins.cumsum() - 1, 0)
 
 
-def _kept(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the kept sets of the `chosen` [M] of the T tokens, end to end."""
+def _kept_sets(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the kept sets of the `chosen` [M] of T tokens, end to end."""
     if all(row.kept is None for row in flat.rows):
         return None
     per_token = [ids for row in flat.rows for ids in (row.kept.rows if row.kept else (b"",) * len(row.tokens))]
@@ -219,7 +217,7 @@ def _kept(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[
 
 
 def _bias(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, ...] | None:
-    """Return the values added to the logits of the `chosen` [M] of the T tokens, end to end."""
+    """Return the logit biases of the `chosen` [M] of T tokens, end to end."""
     if all(row.bias is None for row in flat.rows):
         return None
     per_token = [added for row in flat.rows for added in row.bias or ((),) * len(row.tokens)]
@@ -232,7 +230,7 @@ def _bias(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[
 
 
 def _tops(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return a teacher's likeliest tokens in the place of the `chosen` [M] of the T tokens."""
+    """Return a teacher's likeliest tokens at the `chosen` [M] of T tokens."""
     if all(row.tops is None for row in flat.rows):
         return None
     per_token = [pairs for row in flat.rows for pairs in (row.tops.rows if row.tops else (b"",) * len(row.tokens))]
@@ -245,7 +243,7 @@ def _tops(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[
 
 
 def _teachers(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> dict[str, torch.Tensor]:
-    """Mark, per teacher that a row names, those of the `chosen` [M] of the T tokens that are of its rows."""
+    """Mark for each teacher the `chosen` [M] of T tokens that lie in rows naming it."""
     named = sorted({row.teacher for row in flat.rows if row.teacher is not None})
     return {
         name: torch.from_numpy(flat.of_each([row.teacher == name for row in flat.rows], np.bool_)[chosen]).to(device)
@@ -253,9 +251,9 @@ def _teachers(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> di
     }
 
 
-def _predicting(flat: _Flat, chosen: np.ndarray) -> tuple[PrefixLayout, np.ndarray]:
-    """Return the layout of all rows, each up to its last weighted token, and where in it the `chosen` [M] of the T are
-    predicted."""
+def _layout_and_predictors(flat: _Flat, chosen: np.ndarray) -> tuple[PrefixLayout, np.ndarray]:
+    """Return the layout of all rows, each up to its last weighted token, and the layout index that predicts each
+    `chosen` token [M]."""
     counts = np.diff(np.searchsorted(chosen, flat.offsets))
     starts = flat.offsets[:-1][counts > 0]
     ends = chosen[counts.cumsum()[counts > 0] - 1]

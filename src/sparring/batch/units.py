@@ -1,4 +1,4 @@
-"""Rows that a loss looks at together, such as the two of a pair, in micro-batches of bounded size."""
+"""Units of rows that a loss compares, such as the two sides of a pair, in micro-batches of bounded size."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sparring.batch.prefixes import walk
 from sparring.types import Sample
 
 RowUnit = list[Sample]
-"""Rows that stay together."""
+"""Rows that have to stay in one micro-batch."""
 
 
 def units(rows: Sequence[Sample], paired: Set[str]) -> list[RowUnit]:
-    """Group the rows that one of the terms `paired` weighs by their group, and leave every other row alone; in the
-    order of their first."""
+    """Group rows with weight in a term of `paired` by their `group`; every other row is a unit of its own. Units are in
+    the order of their first rows."""
     by_key: dict[tuple[str, str | int], RowUnit] = {}
     for number, row in enumerate(rows):
         key = ("pair", row.group) if paired & row.weights.keys() else ("row", number)
@@ -24,9 +24,11 @@ def units(rows: Sequence[Sample], paired: Set[str]) -> list[RowUnit]:
 
 
 def pack_units(rows: Sequence[Sample], token_budget: int, paired: Set[str]) -> list[list[Sample]]:
-    """Pack rows like `pack`, but split no unit. Where there are units of several rows, they are placed first-fit, and a
-    prefix that two units share is counted for both: a micro-batch may be smaller than it could, never larger than
-    `token_budget`, but for a unit that alone is."""
+    """Pack rows like `pack`, without splitting a unit.
+
+    Units of several rows are placed first-fit, and a prefix that two units share counts for both. So a micro-batch may
+    be smaller than necessary, but exceeds `token_budget` only if a single unit does.
+    """
     all_units = units(rows, paired)
     if len(all_units) == len(rows):
         return pack(rows, token_budget)
@@ -34,7 +36,7 @@ def pack_units(rows: Sequence[Sample], token_budget: int, paired: Set[str]) -> l
     room: list[int] = []
     for unit in all_units:
         size = _size(unit)
-        index = next((b for b, left in enumerate(room) if size <= left), len(bins))
+        index = next((b for b, space in enumerate(room) if size <= space), len(bins))
         if index == len(bins):
             bins.append([])
             room.append(token_budget)
@@ -44,7 +46,7 @@ def pack_units(rows: Sequence[Sample], token_budget: int, paired: Set[str]) -> l
 
 
 def cut_units(rows: Sequence[Sample], count: int, paired: Set[str], context: float = 0.0) -> list[list[Sample]]:
-    """Cut rows into lanes like `lanes`, but split no unit."""
+    """Cut rows into lanes like `lanes`, without splitting a unit."""
     all_units = units(rows, paired)
     if len(all_units) == len(rows):
         return lanes(rows, count, context)

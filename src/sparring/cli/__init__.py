@@ -1,1 +1,1 @@
-"""The command line: `main` and one file per verb. Nothing heavy is imported before a verb runs."""
+"""Command line: `main` and one file per command. A command's heavy imports wait until it runs."""

@@ -17,16 +17,16 @@ from sparring.types import Message, ToolCall
 HELP = "An empty line or /quit ends, /new forgets the conversation, Ctrl-C stops an answer."
 PROPOSED = "Tasks that it never saw in training; their numbers ask them:"
 SHORTENED = 100
-"""Columns of a proposed task; asked, it is shown whole."""
+"""Maximum width of a proposed task in the list."""
 
 
 class Answering(Protocol):
-    """A checkpoint that answers. What it calls on the way comes back as messages, in order.
+    """Checkpoint that answers in a conversation, with the tool turns of its answers.
 
     Attributes:
-        cut_short: why the last answer ended before its end, "" where it did not.
-        proposals: tasks to begin with.
-        notes: what the user should know before the first question.
+        cut_short: reason for which the last answer was truncated, or "".
+        proposals: tasks to start with.
+        notes: notes for the user before the first question.
     """
 
     cut_short: str
@@ -34,7 +34,7 @@ class Answering(Protocol):
     notes: tuple[str, ...]
 
     async def begin(self, number: int = 0) -> list[Message]:
-        """Forget the conversation; the messages that the next one begins with. 0: the user begins, else a proposal."""
+        """Start a new conversation and return its first messages: none for number 0, else those of a proposal."""
         ...
 
     async def reply(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
@@ -64,7 +64,7 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _number(kind: Callable[[str], float], least: float) -> Callable[[str], float]:
-    """Return the type of an argument that must not be below `least`."""
+    """Return an argument type for numbers from `least` on."""
 
     def parsed(text: str) -> float:
         value = kind(text)
@@ -72,7 +72,7 @@ def _number(kind: Callable[[str], float], least: float) -> Callable[[str], float
             raise argparse.ArgumentTypeError(f"expected {least} or more, got {text}")
         return value
 
-    parsed.__name__ = kind.__name__  # what argparse calls it where `text` is no number at all
+    parsed.__name__ = kind.__name__  # argparse's name for it when `text` is not a number
     return parsed
 
 
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     opening = [Message(role="system", content=args.system)] if args.system else []
-    with asyncio.Runner() as runner:  # one loop for all turns: the engine's futures belong to it
+    with asyncio.Runner() as runner:  # one loop for all turns, because the engine's futures belong to it
         try:
             _converse(runner, chat, opening)
         finally:
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _converse(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message]) -> None:
-    messages = _begun(runner, chat, opening, 0)
+    messages = _first_messages(runner, chat, opening, 0)
     say(HELP)
     for note in chat.notes:
         say(f"({note})")
@@ -120,10 +120,10 @@ def _converse(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message
             return
         try:
             if words == "/new":
-                messages = _begun(runner, chat, opening, 0)
+                messages = _first_messages(runner, chat, opening, 0)
                 continue
             if words in numbers:
-                conversation = _begun(runner, chat, opening, numbers[words])
+                conversation = _first_messages(runner, chat, opening, numbers[words])
                 say("\n".join(shown(message) for message in conversation if message.role != "system"))
             else:
                 conversation = [*messages, Message(role="user", content=words)]
@@ -143,14 +143,14 @@ def _converse(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message
             say(f"(cut short: {chat.cut_short})")
 
 
-def _begun(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message], number: int) -> list[Message]:
-    """Return the messages of a new conversation; a system message of the user's stands in the place of the task's."""
+def _first_messages(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message], number: int) -> list[Message]:
+    """Return the first messages of a new conversation. The user's system message replaces the task's."""
     messages = runner.run(chat.begin(number))
     return [*opening, *(message for message in messages if not opening or message.role != "system")]
 
 
 def shown(message: Message) -> str:
-    """Return one message as the terminal shows it: reasoning, calls and results are set off from what is said."""
+    """Return one message as text for the terminal, with reasoning, calls and results marked."""
     if message.role == "tool":
         return "\n".join("  | " + printable(line) for line in message.content.splitlines() or ["(nothing)"])
     if message.role == "user":
@@ -164,7 +164,7 @@ def shown(message: Message) -> str:
 
 
 def _call_text(call: ToolCall) -> str:
-    """Return a call as `name(arguments)`; a single text argument, such as code, on lines of its own."""
+    """Return a call as `name(arguments)`, with a single text argument, such as code, on lines of its own."""
     if call.arguments is None:
         return f"{call.name}: {call.raw}"
     values = list(call.arguments.values())

@@ -1,4 +1,4 @@
-"""`sparring check RECIPE`: finds everything that can be wrong before a run, in seconds."""
+"""`sparring check RECIPE`: finds whatever would stop a run, in seconds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     """Check and print one line per finding.
 
     Raises:
-        BadInput: a run would be refused.
+        BadInput: the run would be refused.
     """
     from sparring.cli.recipe import load_recipe
     from sparring.launch.run import check_recipe

@@ -1,4 +1,4 @@
-"""`sparring convert FILE FOLDER`: a GGUF file as a plain Hugging Face folder."""
+"""`sparring convert FILE FOLDER`: writes a GGUF file as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     """Convert and print the folder.
 
     Raises:
-        BadInput: the file is none that can be converted, or FOLDER exists.
+        BadInput: the file cannot be converted, or FOLDER exists.
     """
     from sparring.errors import refusal
     from sparring.model.gguf.place import gguf_file, write

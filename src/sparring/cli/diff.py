@@ -1,4 +1,4 @@
-"""`sparring diff A B`: names the first event, token or tensor in which two runs part."""
+"""`sparring diff A B`: prints the first event, token or tensor that differs between two runs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare and print the first difference. Exit code 1 where there is one.
+    """Compare and print the first difference. Return exit code 1 if there is one.
 
     Raises:
-        BadInput: a folder holds no run.
+        BadInput: a folder has no run.
     """
     from sparring.launch.diff import compare_runs
     from sparring.observe.terminal import say

@@ -1,5 +1,5 @@
-"""`sparring eval RECIPE CHECKPOINT...`: checkpoints or endpoints on a recipe's held-out tasks, compared with the
-first."""
+"""`sparring eval RECIPE CHECKPOINT...`: evaluates checkpoints or endpoints on a recipe's held-out tasks, and compares
+them with the first."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate, print tables, and say with the exit status what the gate says.
+    """Evaluate, print tables, and return the gate's exit status.
 
     Raises:
         BadInput: the recipe, a checkpoint or a setting is refused.
@@ -86,16 +86,15 @@ def _environment(args: argparse.Namespace) -> list[str]:
 
 
 def _settings(args: argparse.Namespace) -> list[str]:
-    """Return the keys of [eval] that the arguments replace."""
     options = {"tasks": args.tasks, "samples": args.samples, "ks": None if args.k is None else f"[{args.k}]"}
     return [f"eval.{key}={value}" for key, value in options.items() if value is not None]
 
 
 def _gate(args: argparse.Namespace) -> Gate | None:
-    """Return the gate that the arguments set.
+    """Return the gate from the arguments, or None.
 
     Raises:
-        BadInput: no margin, or one that is none.
+        BadInput: the margin is missing or invalid.
     """
     from sparring.errors import refusal
     from sparring.launch.evaluate import Gate

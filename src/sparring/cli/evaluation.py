@@ -1,4 +1,4 @@
-"""Results of `sparring eval` as tables in the terminal."""
+"""Tables of `sparring eval` in the terminal."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from sparring.observe.statistics import Estimate
 from sparring.observe.terminal import say
 
 ONE = ("pass@1", "pass^1")
-"""Two more names for success."""
+"""Figures that equal success."""
 
 NAMED = 5
-"""Rollouts or tasks that are named; the result file has all."""
+"""Maximum number of rollouts or tasks that are listed; the result file has all."""
 
 
 def print_results(results: Results) -> None:
-    """Print each evaluation, then what changed against the first."""
+    """Print each evaluation, then its changes against the first."""
     for evaluated in results.evaluations:
         say("\n".join(evaluation_lines(evaluated)), end="\n\n")
     for compared in results.comparisons:
@@ -25,7 +25,7 @@ def print_results(results: Results) -> None:
 
 
 def evaluation_lines(evaluated: Evaluated) -> Iterator[str]:
-    """Yield one evaluation: success by dataset, reward, pass@k, and what was lost."""
+    """Yield one evaluation: success by dataset, reward, pass@k, and broken rollouts."""
     evaluation = evaluated.evaluation
     yield f"{evaluated.name} on {evaluated.environment}"
     rows = [(tag, *_cells(estimate)) for tag, estimate in evaluation.by_tag.items()]
@@ -50,7 +50,7 @@ def evaluation_lines(evaluated: Evaluated) -> Iterator[str]:
 
 
 def comparison_lines(compared: Compared) -> Iterator[str]:
-    """Yield the changes from one evaluation to the other and the gate's verdict."""
+    """Yield the changes between two evaluations, and the gate's verdict."""
     comparison = compared.comparison
     yield f"{compared.after} against {compared.before}, task by task"
     changes = {name: change for name, change in comparison.changes.items() if name not in ONE}

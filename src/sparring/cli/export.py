@@ -1,4 +1,4 @@
-"""`sparring export CHECKPOINT OUT`: a plain Hugging Face folder, cast to a type."""
+"""`sparring export CHECKPOINT OUT`: writes a plain Hugging Face folder in a given data type."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export, say what was found of the chat template, and print the folder.
+    """Export, report on the chat template, and print the folder.
 
     Raises:
-        BadInput: the checkpoint is none, or OUT exists.
+        BadInput: the checkpoint is invalid, or OUT exists.
     """
     from sparring.errors import refusal
     from sparring.launch.checkpoint import export_checkpoint

@@ -1,4 +1,4 @@
-"""`sparring gateway RUN`: programs elsewhere reach the rollouts of a run."""
+"""`sparring gateway RUN`: connects external programs with the rollouts of a run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer until the run is over.
+    """Serve until the run is over.
 
     Raises:
-        BadInput: no such run is going on, or the address is taken.
-        InfraError: another gateway has followed this one.
+        BadInput: no such run is active, or the address is taken.
+        InfraError: another gateway has replaced this one.
         KeyboardInterrupt: the user stopped it.
     """
     from sparring.launch.gateway import serve_gateway

@@ -1,4 +1,4 @@
-"""Arguments of the verbs that take a recipe, and the config made from them."""
+"""Arguments of the commands that take a recipe, and its config."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
 
 
 def load_recipe(args: argparse.Namespace) -> RunConfig:
-    """Return the config that `add_recipe`'s arguments ask for, resolved for this machine.
+    """Return the config from the arguments of `add_recipe`, resolved for this machine.
 
     Raises:
         BadInput: the recipe or an override is refused.

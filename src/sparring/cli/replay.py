@@ -1,4 +1,4 @@
-"""`sparring replay RUN [ROLLOUT]`: does a recorded run, some of its steps, or one rollout again, and compares bit by
+"""`sparring replay RUN [ROLLOUT]`: repeats a recorded run, some of its steps, or one rollout, and compares bit by
 bit."""
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay and print the comparison. Exit code 1 when a bit differs.
+    """Replay and print the comparison. Return exit code 1 if a bit differs.
 
     Raises:
-        BadInput: there is no such run, stage, step or rollout.
+        BadInput: the run, stage, step or rollout does not exist.
     """
     from sparring.errors import refusal
     from sparring.launch.repeat import repeat_run
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _steps(text: str) -> tuple[int | None, int | None]:
-    """Read `A:B`; either may be missing, and one number is one step."""
+    """Parse `A:B`; either may be missing, and one number is one step."""
     first, colon, last = text.partition(":")
     try:
         bounds = int(first) if first else None, int(last) if last else None

@@ -1,4 +1,4 @@
-"""`sparring report RUN`: writes the run's page again, while it runs or after; serves it live; writes its curves."""
+"""`sparring report RUN`: writes a run's page, serves it live, or writes its curves."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report, or what stands in its place, and print where it is.
+    """Write the report or the curves and print their place, or serve the page.
 
     Raises:
-        BadInput: the folder holds no run, or the address is taken.
+        BadInput: the folder has no run, or the address is taken.
     """
     from sparring.observe.terminal import say
 

@@ -1,4 +1,4 @@
-"""The result of a run as a table in the terminal."""
+"""Table of a run's result in the terminal."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ EVALUATED = {
     "rl": "after RL",
     "distill": "after distillation",
 }
-"""Stages whose weights are evaluated, and what their column is called."""
+"""Stages with evaluated weights, and their columns."""
 
 
 def print_result(folder: Path) -> None:
-    """Print what `summary.json` says: success by dataset, the exactness figure, tokens and time.
+    """Print `summary.json`: success by dataset, the exactness figure, tokens and time.
 
     Raises:
-        BadInput: the run has written no summary.
+        BadInput: the run has no summary.
     """
     file = folder / "summary.json"
     if not file.is_file():
@@ -34,7 +34,7 @@ def print_result(folder: Path) -> None:
 
 
 def result_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Return the table, line by line. Leaves out what the run does not have."""
+    """Return the lines of the table, without missing parts."""
     columns = {key: name for key, name in EVALUATED.items() if summary.get(f"{key}_success") is not None}
     datasets = summary.get("by_dataset", {}).items()
     covered = any(entry.get("coverage") for _, entry in datasets)
@@ -53,7 +53,7 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
         "change, task by task": "" if change is None else _change(change),
         **{f"held out, judged right after {name}": f"{_rate(of['accuracy'])} of {of['count']}" for name, of in judged},
         **{f"of the success of the teacher {name}, the student has": _kept(of) for name, of in teachers},
-        **{f"more than {name}, task by task": _more(of) for name, of in against},
+        **{f"more than {name}, task by task": _lead(of) for name, of in against},
         "lower end of the 95 % interval after RL": _rate(summary.get("rl_success_low")),
         "with the tool host switched off": _rate(summary.get("no_tool_success")),
         "engine against trainer, largest log-probability difference": _plain(summary.get("logprob_max_abs_diff")),
@@ -66,8 +66,7 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Return columns as wide as they must be; the first is left-aligned, and rules stand under the head and above the
-    last row."""
+    """Return aligned columns, the first to the left, with rules below the head and above the last row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:
@@ -78,7 +77,7 @@ def table(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def plain(rows: list[tuple[str, ...]]) -> list[str]:
-    """Return a table whose last row is no sum."""
+    """Return a table without a rule above its last row."""
     *lines, _, last = table(rows)
     return [*lines, last]
 
@@ -93,12 +92,12 @@ def _kept(of: Mapping[str, float]) -> str:
 
 
 def _change(of: Mapping[str, Any]) -> str:
-    """Write a change in words: `+40.0 points (+34.5 to +45.1; rl against init, 340 tasks)`."""
+    """Return a change as text: `+40.0 points (+34.5 to +45.1; rl against init, 340 tasks)`."""
     return _difference(of, f"{of['after']} against {of['before']}, {of['tasks']} tasks")
 
 
-def _more(of: Mapping[str, Any]) -> str:
-    """Write a lead in words: `+1.1 points (+0.5 to +1.7; it has 97.7 % of 2000 tasks, trained on 344,886 tokens at
+def _lead(of: Mapping[str, Any]) -> str:
+    """Return a lead as text: `+1.1 points (+0.5 to +1.7; it has 97.7 % of 2000 tasks, trained on 344,886 tokens at
     last)`."""
     value = _rate(of["value"]) if of["figure"] == "success" else f"{of['value']:.4g}"
     trained = "" if of["tokens_trained"] is None else f", trained on {of['tokens_trained']:,} tokens at last"
@@ -106,7 +105,7 @@ def _more(of: Mapping[str, Any]) -> str:
 
 
 def _difference(of: Mapping[str, Any], behind: str) -> str:
-    """Write a difference of success in points, or of reward, with its interval and what stands behind it."""
+    """Return a difference of success in points, or of reward, with its interval and a remark."""
     success = of["figure"] == "success"
     more, low, high = (
         "none" if one is None else f"{100 * one:+.1f}" if success else f"{one:+.4g}"

@@ -1,4 +1,4 @@
-"""`sparring run RECIPE`: the whole pipeline, from wherever it stopped."""
+"""`sparring run RECIPE`: runs or resumes the whole pipeline."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the recipe, print its result and say where the report is.
+    """Run the recipe, print its result and the path of the report.
 
     Raises:
-        BadInput: something is wrong that can be known before the work starts.
+        BadInput: the recipe or the machine is refused before the work starts.
     """
     from sparring.cli.recipe import load_recipe
     from sparring.cli.result import print_result

@@ -1,4 +1,4 @@
-"""`sparring serve MODEL`: a checkpoint behind HTTP, token ids in and out."""
+"""`sparring serve MODEL`: serves a checkpoint over HTTP, token ids in and out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program's first lines: Ctrl-C is one line and status 130 before there is anything that could handle it."""
+"""Entry point that handles Ctrl-C from the first line: one line of output and status 130."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 def main() -> int:
     """Run the `sparring` program and return its exit code."""
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # not where whoever started us has it ignored
+    if before is signal.default_int_handler:  # not if the parent process ignores SIGINT
         signal.signal(signal.SIGINT, _leave)
     from sparring.cli.main import main as verbs
 
@@ -19,7 +19,6 @@ def main() -> int:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """End at once on a signal: nothing has been opened yet, and an exception inside an import would print its
-    traceback."""
+    """Exit at once on a signal: nothing is open yet, and an exception inside an import would print a traceback."""
     os.write(2, b"\ninterrupted\n")
     os._exit(130)

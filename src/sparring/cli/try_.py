@@ -1,4 +1,4 @@
-"""`sparring try COMMAND...`: play an agent program on a scripted policy, without a run and without a model."""
+"""`sparring try COMMAND...`: plays an agent program on a scripted policy, without a run or a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Play the program.
 
     Raises:
-        BadInput: there is no command, no such program, or the replies or a bound are wrong.
+        BadInput: the command or program is missing, or the replies or a limit are invalid.
     """
     from sparring.errors import refusal
     from sparring.launch.said import read_replies

@@ -1,4 +1,4 @@
-"""`cluster = "inline"`: trainer and engine in this process, each on its own thread; no server, no daemon."""
+"""`cluster = "inline"`: trainer and engine in this process, each on a thread of its own, without servers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class InlineCluster:
-    """Builds the parts of one run in this process and closes them together.
+    """Cluster that creates the parts of a run in this process. Implements `protocols.Cluster`.
 
     Args:
-        models: `[models]` by name.
-        train: `[train]`.
-        engine: `[engine]`, the policy's; other models share its settings where it is a native engine's.
-        device: a resolved device, `cpu` or `cuda`.
-        threads: CPU threads of the trainer and of the engine each, at least 1.
+        models: configs of `[models]` by name.
+        train: config of `[train]`.
+        engine: config of `[engine]`, for the policy. Other models use its settings if they are a native engine's.
+        device: resolved device, `cpu` or `cuda`.
+        threads: number of CPU threads of the trainer and of the engine each, at least 1.
     """
 
     def __init__(
@@ -47,7 +47,6 @@ class InlineCluster:
         self._rewards: dict[tuple[str, str], ValueModel] = {}
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
-        """Return a trainer of model `name` that starts from the checkpoint folder `path` at version 0."""
         from sparring.model.load import load
         from sparring.train.average import Average
         from sparring.train.trainer import LocalTrainer
@@ -82,10 +81,9 @@ class InlineCluster:
         return trainer
 
     def engine(self, name: str, *, path: str) -> Engine:
-        """Return an engine that serves the checkpoint folder `path` as version 0."""
         served = self._models[name].served
         if served is not None:
-            engine = self._served(name, served)
+            engine = self._served_engine(name, served)
             self._engines.append(engine)
             return engine
         kinds = {"native": self._native, "vllm": self._vllm, "remote": self._remote, "openai": self._openai}
@@ -94,8 +92,6 @@ class InlineCluster:
         return engine
 
     def value_model(self, name: str, *, path: str) -> ValueModel:
-        """Open the server of the reward model in the checkpoint folder `path`, in the numerics of model `name`: one,
-        however often it is asked for."""
         from sparring.engine.reward import RewardModel
         from sparring.model.load import load
 
@@ -106,7 +102,7 @@ class InlineCluster:
             self._rewards[name, path] = RewardModel(model, token_budget=budget, threads=self._threads)
         return self._rewards[name, path]
 
-    def _served(self, name: str, served: ServedConfig) -> Engine:
+    def _served_engine(self, name: str, served: ServedConfig) -> Engine:
         from sparring.engine.adapters.client import read_api_key
         from sparring.engine.adapters.openai_compatible import OpenAiEngine
         from sparring.engine.adapters.remote import RemoteEngine
@@ -155,7 +151,7 @@ class InlineCluster:
         return load(path, dtype=spec.dtype, device=self._device, numerics=spec.numerics)
 
     async def close(self) -> None:
-        """Stop every thread that was started. Safe to call twice."""
+        """Close every part and its threads. Safe to call twice."""
         while self._engines:
             await self._engines.pop().close()
         while self._trainers:

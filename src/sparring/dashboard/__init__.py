@@ -1,1 +1,1 @@
-"""The page for people: the report of a run. Reads the store and the summary, writes nothing but its own page."""
+"""Report of a run as a web page. It reads the store and the summary, and writes only its own page."""

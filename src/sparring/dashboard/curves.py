@@ -10,14 +10,14 @@ from sparring.dashboard.report import open_store
 
 
 def write_curves(run_dir: Path) -> list[Path]:
-    """Write `curves/STAGE.csv` for every stage with metrics and return the files. A row is a step, a column a metric, a
-    number is as it was recorded; where a step lacks a metric the cell is empty.
+    """Write `curves/STAGE.csv` for every stage with metrics, and return the files. Rows are steps, columns are metrics,
+    numbers are as recorded; a missing metric is an empty cell.
 
     Args:
-        run_dir: the folder of a run, finished or not.
+        run_dir: folder of a run, finished or not.
 
     Raises:
-        BadInput: the folder holds no run.
+        BadInput: the folder has no run.
         StoreError: the store cannot be read.
     """
     store = open_store(run_dir)

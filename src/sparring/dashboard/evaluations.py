@@ -1,5 +1,4 @@
-"""The evaluations of a run, as the page shows them: each with its intervals, and against the first of the same
-tasks."""
+"""Evaluations of a run for its page, with intervals, and compared with the first one of the same tasks."""
 
 from __future__ import annotations
 
@@ -16,26 +15,26 @@ from sparring.observe.statistics import Estimate
 from sparring.protocols import Store
 
 OF_A_RUN = ("init", "sft", "preference", "rl", "distill", "no_tool")
-"""Names of the evaluations that a run's own eval stage may have recorded."""
+"""Names of evaluations that a run's eval stage may record."""
 
 FOLDERS = "evaluations"
-"""Of a run: where `sparring eval` leaves one folder for each."""
+"""Subfolder of a run with one folder per `sparring eval`."""
 
 
 def evaluations(run_dir: Path, store: Store, config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return one row for each: those of the run's own eval stage, of teachers and of the runs that it is compared with,
-    that of the folder itself, those of `sparring eval` beside it.
+    """Return a row for each evaluation: of the run's eval stage, of teachers and compared runs, of the folder itself,
+    and of `sparring eval`.
 
     Args:
-        run_dir: of a run, or of one evaluation.
-        store: of the folder.
-        config: of the run, as plain data.
+        run_dir: folder of a run, or of one evaluation.
+        store: store of the folder.
+        config: config of the run, as plain data.
     """
-    recorded = list(_found(run_dir, store, config))
+    recorded = list(_recorded_evaluations(run_dir, store, config))
     return [_row(name, evaluation, recorded[:place]) for place, (name, evaluation) in enumerate(recorded)]
 
 
-def _found(run_dir: Path, store: Store, config: Mapping[str, Any]) -> Iterator[tuple[str, Evaluation]]:
+def _recorded_evaluations(run_dir: Path, store: Store, config: Mapping[str, Any]) -> Iterator[tuple[str, Evaluation]]:
     for label in OF_A_RUN:
         recorded = store.get(f"eval/{label}")
         if recorded is not None:
@@ -73,7 +72,6 @@ def _row(name: str, evaluation: Evaluation, before: Sequence[tuple[str, Evaluati
 
 
 def _change(evaluation: Evaluation, before: Sequence[tuple[str, Evaluation]]) -> dict[str, Any] | None:
-    """Return the change against the first evaluation of the same tasks."""
     for name, first in before:
         try:
             compared = compare(first, evaluation)
@@ -84,7 +82,7 @@ def _change(evaluation: Evaluation, before: Sequence[tuple[str, Evaluation]]) ->
 
 
 def _figure(estimate: Estimate) -> list[float | None] | None:
-    """Return the value, the lower and upper end of its interval, and the standard error."""
+    """Return the value, both ends of its interval, and its standard error."""
     if estimate.value is None:
         return None
     return [estimate.value, *(estimate.interval or (None, None)), estimate.standard_error]

@@ -1,5 +1,4 @@
-"""Everything the page shows, as one plain value: read from a run's folder and its store, in one pass over the
-groups."""
+"""Data of the page as one plain value, read from a run's folder and store in one pass over the groups."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from typing import Any
 import msgspec
 
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.credit.load import load_credit
+from sparring.algo.pipeline import load_credit
 from sparring.dashboard.evaluations import OF_A_RUN, evaluations
 from sparring.dashboard.pick import Picker
 from sparring.dashboard.pieces import Piece, load_pieces
@@ -23,10 +22,10 @@ from sparring.dashboard.rollouts import group_advantages, group_entries
 from sparring.protocols import Credit, Store
 
 POINTS = 600
-"""Most points drawn of one curve; longer ones are averaged in equal stretches."""
+"""Maximum number of points of a curve; longer curves are averaged over equal stretches."""
 
 TRAIN_STAGES = ("sft", "preference", "reward_model", "rl", "rl/eval", "distill", "distill/eval")
-"""Stages that may have metrics, and evaluations beside them."""
+"""Stages that may have metrics, including their evaluations during training."""
 
 AT_THE_END = {
     "loss_imitate": "loss",
@@ -35,20 +34,20 @@ AT_THE_END = {
     "rollout/tokens_mean": "tokens per rollout",
     "entropy": "entropy",
 }
-"""Metrics whose last value stands in the stage table, and what they are called there."""
+"""Metrics with their last value in the stage table, and their labels there."""
 
 GROUP_STAGES = ("rl", "distill", *(f"eval/{name}" for name in OF_A_RUN), "eval")
-"""Names under which a run or an evaluation may have stored groups."""
+"""Names under which a run or an evaluation may store groups."""
 
 
 def gather(run_dir: Path, store: Store, *, model: str = "policy", picks_each: int = 3) -> dict[str, Any]:
     """Return the page's data.
 
     Args:
-        run_dir: the run's folder; `summary.json`, `config.toml` and checkpoints are read where they exist.
-        store: the run's store.
-        model: whose tokens were trained.
-        picks_each: groups shown of each kind (first, last, between, best, worst, failed) and stage.
+        run_dir: folder of the run; `summary.json`, `config.toml` and checkpoints are read if they exist.
+        store: store of the run.
+        model: name of the trained model.
+        picks_each: number of groups to show of each kind (first, last, between, best, worst, failed) and stage.
 
     Raises:
         StoreError: the store cannot be read.
@@ -67,11 +66,7 @@ def gather(run_dir: Path, store: Store, *, model: str = "policy", picks_each: in
 
 
 def figures(run_dir: Path, store: Store) -> dict[str, Any]:
-    """Return the page's data but for what is read from the groups.
-
-    Args:
-        run_dir: as for `gather`.
-        store: the run's store.
+    """Return the page's data without the groups.
 
     Raises:
         StoreError: the store cannot be read.
@@ -94,13 +89,13 @@ def figures(run_dir: Path, store: Store) -> dict[str, Any]:
 
 
 def credit_of(config: Mapping[str, Any]) -> Credit | None:
-    """Return the credit of a run's config; None where an advantage depends on more than its group as it is stored."""
+    """Return the credit rule of a run's config; None if advantages depend on more than the stored group."""
     algo = msgspec.convert(named(config.get("algo", {})), AlgoConfig)
     return load_credit(algo, seed=0) if algo.sees_one_group else None
 
 
 def shares(kinds: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return outcomes of training rollouts with their counts and shares, the most frequent first."""
+    """Return the outcomes of training rollouts with counts and shares, the most frequent first."""
     total = sum(kinds.values())
     return [{"name": name, "count": n, "share": n / total} for name, n in Counter(kinds).most_common()]
 
@@ -117,7 +112,7 @@ class _Groups:
         self.seen = 0
 
     def read(self, store: Store, stage: str) -> None:
-        """Stream the groups of one stage past the picker and keep the chosen ones."""
+        """Stream the groups of one stage through the picker, and keep its choice."""
         picker = Picker(per_kind=self._picks_each if stage == "rl" else 1)
         for group in store.groups(stage=stage):
             picker.take(group)
@@ -130,17 +125,16 @@ class _Groups:
 
 
 def _curves(rows: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, Any]:
-    """Return the steps with one list per metric, None where a step lacks it. Beyond `POINTS` points, stretches become
-    one."""
+    """Return the steps and one list per metric, None for missing values, with at most `POINTS` points."""
     stretch = max(1, math.ceil(len(rows) / POINTS))
     parts = [rows[start : start + stretch] for start in range(0, len(rows), stretch)]
     names = sorted({name for _, values in rows for name in values})
-    values = {name: [_together(name, [v[name] for _, v in part if name in v]) for part in parts] for name in names}
+    values = {name: [_average(name, [v[name] for _, v in part if name in v]) for part in parts] for name in names}
     return {"steps": [part[-1][0] for part in parts], "last": rows[-1][0] if rows else 0, "values": values}
 
 
-def _together(name: str, values: Sequence[float]) -> float | None:
-    """Return the mean; the largest where the metric is a maximum, so that no outlier is averaged away."""
+def _average(name: str, values: Sequence[float]) -> float | None:
+    """Return the mean of finite values, or the maximum of a metric that is one, so that no outlier is averaged away."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return None
@@ -148,12 +142,12 @@ def _together(name: str, values: Sequence[float]) -> float | None:
 
 
 def _summary(path: Path) -> dict[str, Any]:
-    """Return the run's summary, empty before its end. A NaN in it becomes None: JSON for a browser has none."""
+    """Return the run's summary, or {} before its end. NaN becomes None, because a browser's JSON has no NaN."""
     return json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None) if path.exists() else {}
 
 
 def read_config(run_dir: Path) -> tuple[str, dict[str, Any]]:
-    """Return a run's config as text and as data; both empty where none was written yet."""
+    """Return a run's config as text and as data; both empty if there is none."""
     path = run_dir / "config.toml"
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return text, tomllib.loads(text)
@@ -183,7 +177,7 @@ def _stages(summary: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[dict
 
 
 def _evaluation(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return rates with 95 % intervals by dataset and over all."""
+    """Return success rates with 95 % intervals, by dataset and in total."""
     by_dataset = summary.get("by_dataset")
     if not by_dataset:
         return None
@@ -219,7 +213,7 @@ def _rate(rate: float | None, interval: Sequence[float] | None) -> tuple[float, 
 
 
 def _account(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Account of the sampled tokens of training, by the names of `TokenAccount`."""
+    """Return the account of sampled training tokens, by the names of `TokenAccount`."""
     account = summary.get("tokens") or {}
     names = {
         "trained": "trained",
@@ -236,8 +230,7 @@ def _account(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def vocabulary(run_dir: Path, config: Mapping[str, Any], model: str) -> dict[int, Piece]:
-    """Return the text of every token of a run's model; empty where no tokenizer is found, and the page then shows
-    ids."""
+    """Return the text of every token of a run's model; {} without a tokenizer, in which case the page shows ids."""
     folders = [*sorted(run_dir.glob("*/")), *sorted(run_dir.glob("*/*/"))]
     named = config.get("models", {}).get(model, {}).get("path")
     folders += [Path(named)] if named else []
@@ -246,6 +239,6 @@ def vocabulary(run_dir: Path, config: Mapping[str, Any], model: str) -> dict[int
 
 
 def used_pieces(pieces: Mapping[int, Piece], entries: Sequence[Mapping[str, Any]]) -> dict[int, Piece]:
-    """Return the text of the tokens that `entries` show."""
+    """Return the text of the tokens in `entries`."""
     used = {token for entry in entries for segment in entry["segments"] for token in segment["tokens"]}
     return {token: pieces[token] for token in sorted(used) if token in pieces}

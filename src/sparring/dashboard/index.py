@@ -1,4 +1,4 @@
-"""Index of the rollouts of a run: a line for each recorded one, kept up to date while the run goes on."""
+"""Index of a run's recorded rollouts, updated while the run goes on."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sparring.protocols import Store
 from sparring.types import Group, Rollout, Score
 
 SEARCHED = 200
-"""Characters of what a rollout was first asked and last answered that a search looks at."""
+"""Number of characters of a rollout's first question and last answer that are searched."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutLine:
-    """One rollout in the list. `text` is what a search looks at, in lower case; `number` is its group's admission."""
+    """Rollout in the list. `text` is the searched text in lower case; `number` is its group's admission index."""
 
     stage: str
     number: int
@@ -27,15 +27,14 @@ class RolloutLine:
 
 
 class RolloutIndex:
-    """All rollouts of a run, in the order of stages and admissions. Groups are read once; `update` reads those that
-    were recorded since."""
+    """List of a run's rollouts, by stage and admission. `update` reads only new groups."""
 
     def __init__(self) -> None:
         self._lines: dict[str, dict[str, RolloutLine]] = {stage: {} for stage in GROUP_STAGES}
         self._last: dict[str, int] = {}
 
     def update(self, store: Store) -> None:
-        """Read what was recorded since the last call. Of a stage that a resumed run took back, all is read again.
+        """Read the groups recorded since the last call. A stage that a resumed run rolled back is read again.
 
         Raises:
             StoreError: the store cannot be read.
@@ -51,42 +50,42 @@ class RolloutIndex:
                     self._lines[stage][rollout.id] = _line(stage, group, rollout, score)
 
     def outcomes(self) -> Counter[str]:
-        """Count the outcomes of training rollouts."""
+        """Return the number of training rollouts by outcome."""
         return Counter(line.shown["outcome"] for line in self._lines["rl"].values())
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
 
     def find(self, chosen: Mapping[str, str], words: str = "") -> list[Mapping[str, Any]]:
-        """Return the lines that fit, the latest first.
+        """Return the matching lines, the latest first.
 
         Args:
-            chosen: values by `stage`, `dataset`, `outcome`, `success` or `reward`, as `axes` names them.
-            words: all of them stand in the rollout's id, task, outcome, reason, first question or last answer.
+            chosen: required values of `stage`, `dataset`, `outcome`, `success` or `reward`, as in `axes`.
+            words: words that must occur in the rollout's id, task, outcome, reason, first question or last answer.
         """
-        wanted = words.lower().split()
+        terms = words.lower().split()
         lines = [line for lines in self._lines.values() for line in lines.values()]
         return [
             line.shown
             for line in reversed(lines)
             if all(_AXES[axis](line.shown) == value for axis, value in chosen.items() if value and axis in _AXES)
-            and all(word in line.text for word in wanted)
+            and all(word in line.text for word in terms)
         ]
 
     def axes(self) -> dict[str, list[str]]:
-        """Return what a list may be narrowed by: the values of each axis that has several."""
+        """Return the values of each axis with several, to filter by."""
         lines = [line.shown for lines in self._lines.values() for line in lines.values()]
         values = {axis: sorted({value_of(line) for line in lines}) for axis, value_of in _AXES.items()}
         return {axis: names for axis, names in values.items() if len(names) > 1}
 
     def open(self, store: Store, config: Mapping[str, Any], id: str, model: str = "policy") -> dict[str, Any] | None:
-        """Return a rollout with all its tokens, as the viewer reads it; None where none of that id is recorded.
+        """Return a rollout with all its tokens for the viewer, or None if it is not recorded.
 
         Args:
-            store: the run's.
-            config: the run's, which says how advantages are made.
-            id: the rollout's.
-            model: whose tokens were trained.
+            store: store of the run.
+            config: config of the run, for its advantages.
+            id: id of the rollout.
+            model: name of the trained model.
 
         Raises:
             StoreError: the store cannot be read.

@@ -1,4 +1,4 @@
-"""A run's page while it goes on: curves that follow, and every rollout, found by search and opened by a link."""
+"""Live page of a run: curves that follow it, and its rollouts with search and links."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from sparring.protocols import Store
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 ROWS = 200
-"""Rollouts of one answer; the page asks for more."""
+"""Maximum number of rollouts per answer; the page asks for more."""
 
 MODEL = "policy"
 
 
 class LivePage:
-    """The page of a run, for whoever has its key. Reads the run's folder and writes nothing.
+    """Page of a run for readers with its key. It reads the run's folder and writes nothing.
 
     Args:
-        folder: of the run.
-        host: that it is served under, beside this machine's own names.
-        key: what a reader has to know.
+        folder: folder of the run.
+        host: host name of the server, in addition to this machine's local names.
+        key: key that readers need.
 
     Raises:
-        BadInput: the folder holds no run.
+        BadInput: the folder has no run.
     """
 
     def __init__(self, folder: Path, host: str, key: str) -> None:
@@ -54,16 +54,16 @@ class LivePage:
     def application(self) -> Starlette:
         """Return the page as an ASGI application."""
         doors = {"/": self._page, "/figures": self._figures, "/rollouts": self._rollouts, "/rollout": self._rollout}
-        return Starlette(routes=[Route(path, self._guarded(door)) for path, door in doors.items()])
+        return Starlette(routes=[Route(path, self._guard(door)) for path, door in doors.items()])
 
-    def _guarded(self, door: Callable[[Request], Response]) -> Callable[[Request], Any]:
-        """Let in who has the key, under a name of this server: another name is a page elsewhere that points here."""
+    def _guard(self, door: Callable[[Request], Response]) -> Callable[[Request], Any]:
+        """Require the key and one of this server's names; another name means that a foreign page points here."""
 
         async def answer(request: Request) -> Response:
             host, port = _address(request)
             if host is None or not {host, f"[{host}]"} & self._hosts:
                 return PlainTextResponse("expected the address that this page is served under, got another", 421)
-            cookie = f"sparring_{port}"  # cookies know no ports, and two runs may be looked at
+            cookie = f"sparring_{port}"  # cookies ignore ports, and a reader may look at two runs
             in_address = request.query_params.get("key")
             if not hmac.compare_digest((in_address or request.cookies.get(cookie, "")).encode(), self._key.encode()):
                 return PlainTextResponse(
@@ -88,17 +88,17 @@ class LivePage:
                 store.close()
 
     def _page(self, request: Request) -> Response:
-        return HTMLResponse(page(self._now(), live=True), headers={"Cache-Control": "no-store"})
+        return HTMLResponse(page(self._page_data(), live=True), headers={"Cache-Control": "no-store"})
 
     def _figures(self, request: Request) -> Response:
         stamp = self._stamp()
         if request.query_params.get("seen") == stamp:
             return Response(status_code=204)
-        return _json(self._now())
+        return _json(self._page_data())
 
-    def _now(self) -> dict[str, Any]:
-        """Return what the page shows but for the rollouts. The stamp is taken first: what comes meanwhile is seen by
-        the next look."""
+    def _page_data(self) -> dict[str, Any]:
+        """Return the page's data without the rollouts. The stamp is taken first, so that the next poll sees later
+        changes."""
         stamp = self._stamp()
         with self._reading() as store:
             return {
@@ -113,7 +113,7 @@ class LivePage:
             }
 
     def _stamp(self) -> str:
-        """Describe the run's files: another description, something to show."""
+        """Return a stamp of the run's files that changes with them."""
         files = [self._folder / name for name in ("store.sqlite", "store.sqlite-wal", "summary.json")]
         statuses = [file.stat() for file in files if file.exists()]
         return "-".join(f"{status.st_mtime_ns:x}.{status.st_size:x}" for status in statuses)
@@ -137,7 +137,7 @@ class LivePage:
 
 
 def _address(request: Request) -> tuple[str | None, int]:
-    """Return the host and the port by which a page is asked for; no host where that is no address."""
+    """Return the host and port of a request; no host if its address is invalid."""
     try:
         return request.url.hostname, request.url.port or 80
     except ValueError:
@@ -152,13 +152,13 @@ def serve_report(folder: Path, host: str, port: int, say: Callable[[str], None])
     """Serve a run's page until the process is interrupted.
 
     Args:
-        folder: of the run, which may be going on.
+        folder: folder of the run, which may be active.
         host: address to listen on.
-        port: to listen on; 0 takes a free one.
-        say: takes the page's address, with its key, once it is served.
+        port: port to listen on; 0: a free one.
+        say: called with the page's address, including its key, once it is served.
 
     Raises:
-        BadInput: the folder holds no run, or the address is taken.
+        BadInput: the folder has no run, or the address is taken.
         KeyboardInterrupt: the user stopped it.
     """
     key = secrets.token_urlsafe(18)

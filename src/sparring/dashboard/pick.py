@@ -1,5 +1,4 @@
-"""Selection of the rollouts that the viewer shows of a long run, made while the groups stream past in bounded
-memory."""
+"""Choice of a long run's rollouts for the viewer, in one pass with bounded memory."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ PickName = Literal["first", "last", "between", "best", "worst", "failed"]
 
 @dataclass(kw_only=True)
 class Picker:
-    """Takes groups in admission order; `picked()` gives (group, names) once each, in the order they were seen.
+    """Picker of groups in admission order; `picked()` returns (group, names) once each, in that order.
 
     Args:
         per_kind: number of groups of each kind.
@@ -32,7 +31,7 @@ class Picker:
     _failed: deque[tuple[int, Group]] = field(default_factory=deque)
 
     def take(self, group: Group) -> None:
-        """Look at one group."""
+        """Consider one group."""
         number = self._seen
         self._seen += 1
         if len(self._first) < self.per_kind:
@@ -47,7 +46,7 @@ class Picker:
                 self._failed.popleft()
         rewards = [score.reward for score in group.scores if score.reward is not None]
         if rewards:
-            # the later of two equals stays: what the trained policy does is worth more room than where it began
+            # of two equal groups the later one is kept: the trained policy matters more
             _keep(self._best, (max(rewards), number, group), self.per_kind)
             _keep(self._worst, (-min(rewards), number, group), self.per_kind)
 
@@ -60,7 +59,7 @@ class Picker:
             self._stride *= 2
 
     def picked(self) -> list[tuple[Group, tuple[PickName, ...]]]:
-        """Return the chosen groups, each with every reason it was chosen for."""
+        """Return the chosen groups with all reasons for each."""
         kinds: list[tuple[PickName, list[tuple[int, Group]]]] = [
             ("first", self._first),
             ("between", self._between[1:]),

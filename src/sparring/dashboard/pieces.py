@@ -1,7 +1,6 @@
-"""Token ids as text for the viewer, read from a checkpoint's tokenizer.json alone.
+"""Text of token ids for the viewer, read from a checkpoint's tokenizer.json alone.
 
-Single tokens of a byte-level vocabulary need not be whole characters, so a piece is shown either as text or as its
-bytes.
+Single tokens of a byte-level vocabulary need not be whole characters, so a piece is either text or bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Piece = tuple[str, PieceKind]
 
 
 def load_pieces(tokenizer_json: Path) -> dict[int, Piece]:
-    """Return every id of a tokenizer as (text, kind); kind is `special` for added tokens, `bytes` for part of a
+    """Return (text, kind) of every id of a tokenizer; kind is `special` for added tokens, `bytes` for part of a
     character.
 
     Raises:
@@ -37,14 +36,14 @@ def load_pieces(tokenizer_json: Path) -> dict[int, Piece]:
 
 
 def _plain_piece(piece: str) -> Piece:
-    """SentencePiece style: a lower block for a space, `<0x0A>` for one byte."""
+    """Decode SentencePiece's notation: a lower block for a space, `<0x0A>` for one byte."""
     if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
         return _from_bytes(bytes([int(piece[3:5], 16)]))
     return piece.replace("\u2581", " "), ""
 
 
 def _byte_level_piece(piece: str) -> Piece:
-    """GPT-2 style: every character stands for one byte."""
+    """Decode GPT-2's notation: every character stands for one byte."""
     table = _byte_of_character()
     if not all(character in table for character in piece):
         return piece, ""

@@ -1,4 +1,4 @@
-"""`runs/<name>/report.html`: one self-contained page. Asks nobody for anything and runs no script but its own."""
+"""`runs/<name>/report.html`: a self-contained page that makes no requests and runs only its own script."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from sparring.observe.whole_file import write_whole
 from sparring.store.sqlite import SqliteStore
 
 SCRIPTS = ("charts.js", "viewer.js", "live.js", "page.js")
-"""In the order they build on each other."""
+"""Scripts in order of dependency."""
 
 
 def write_report(run_dir: Path) -> Path:
     """Write the report of a run, finished or not, and return its path.
 
     Args:
-        run_dir: the run's folder; holds `store.sqlite`.
+        run_dir: folder of the run, with `store.sqlite`.
 
     Raises:
-        BadInput: the folder holds no run.
+        BadInput: the folder has no run.
         StoreError: the store cannot be read.
     """
     store = open_store(run_dir)
@@ -36,15 +36,15 @@ def write_report(run_dir: Path) -> Path:
     finally:
         store.close()
     target = run_dir / "report.html"
-    write_whole(target, page(data).encode())  # a reader never sees half a page
+    write_whole(target, page(data).encode())  # a reader never sees a partial page
     return target
 
 
 def open_store(run_dir: Path) -> SqliteStore:
-    """Open the store of a run, finished or not, to read it.
+    """Open the store of a run, finished or not, for reading.
 
     Raises:
-        BadInput: the folder holds no run.
+        BadInput: the folder has no run.
         StoreError: the store cannot be read.
     """
     database = run_dir / "store.sqlite"
@@ -56,10 +56,10 @@ def open_store(run_dir: Path) -> SqliteStore:
 
 
 def page(data: Mapping[str, Any], *, live: bool = False) -> str:
-    """Return the whole page for `gather`'s data; a live one asks the server that it came from for more.
+    """Return the page with `gather`'s data; a live one asks its server for more.
 
-    Rollout text is untrusted. It travels as JSON in which no character can end the script element, enters the document
-    through text nodes only, and the policy in the page lets no script run but the one whose hash it names.
+    Rollout text is untrusted. It is embedded as JSON without characters that could end the script element, enters the
+    document only through text nodes, and the page's policy allows only the script with the hash that it names.
     """
     style = _asset("page.css")
     script = "\n".join(_asset(name) for name in SCRIPTS)
@@ -75,8 +75,8 @@ def page(data: Mapping[str, Any], *, live: bool = False) -> str:
 
 
 def embedded_json(data: Mapping[str, Any]) -> str:
-    """JSON that is safe between script tags: plain ASCII without `<`, `>` or `&`. What is not a finite number is
-    null."""
+    """Return JSON that is safe between script tags: plain ASCII without `<`, `>` or `&`, and null for non-finite
+    numbers."""
     text = json.dumps(_finite(data), separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

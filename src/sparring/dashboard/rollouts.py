@@ -1,4 +1,4 @@
-"""Rollouts as the viewer reads them: plain data, one entry per rollout, token values run-length coded."""
+"""Rollouts as plain data for the viewer, with run-length coded token values."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sparring.protocols import Credit
 from sparring.types import Group, Rollout, Score, Segment, Trajectory
 
 Advantages = Mapping[tuple[str, int], Sequence[float | None]]
-"""(trajectory id, segment index) -> one advantage per token, None where a token was not trained."""
+"""(trajectory id, segment index) -> one advantage per token, None for an untrained token."""
 
 
 def group_advantages(group: Group, credit: Credit, model: str) -> Advantages:
-    """Return the advantage of each sampled token of a training group; empty for a group that was filtered.
+    """Return the advantage of each sampled token of a training group; {} for a filtered group.
 
     Right for credits that look at one group at a time, such as GRPO.
     """
@@ -42,7 +42,7 @@ def group_advantages(group: Group, credit: Credit, model: str) -> Advantages:
 
 
 def group_entries(group: Group, picks: Sequence[str], stage: str, advantages: Advantages) -> list[dict[str, Any]]:
-    """Return the rollouts of a group worth showing: its best, its worst and those that failed."""
+    """Return the rollouts of a group to show: the best, the worst and the failed ones."""
     ranked = sorted(zip(group.rollouts, group.scores, strict=True), key=lambda pair: pair[1].reward or 0.0)
     chosen: list[tuple[Rollout, Score | None]] = [*ranked[:1], *ranked[1:][-1:]]
     chosen += [(rollout, None) for rollout in group.failed[:2]]
@@ -52,11 +52,11 @@ def group_entries(group: Group, picks: Sequence[str], stage: str, advantages: Ad
 def entry(group: Group, rollout: Rollout, score: Score | None, stage: str, advantages: Advantages) -> dict[str, Any]:
     """Return one rollout of a group with all its tokens."""
     place = {"stage": stage, "group": group.id, "of": len(group.rollouts) + len(group.failed), "version": group.version}
-    return summary(rollout, score) | place | _told(rollout, advantages)
+    return summary(rollout, score) | place | _details(rollout, advantages)
 
 
 def summary(rollout: Rollout, score: Score | None) -> dict[str, Any]:
-    """Return what a list says of a rollout."""
+    """Return a rollout's entry in lists."""
     outcome = rollout.outcome
     return {
         "id": rollout.id,
@@ -74,7 +74,7 @@ def summary(rollout: Rollout, score: Score | None) -> dict[str, Any]:
     }
 
 
-def _told(rollout: Rollout, advantages: Advantages) -> dict[str, Any]:
+def _details(rollout: Rollout, advantages: Advantages) -> dict[str, Any]:
     failure = rollout.outcome.failure
     return {
         "failure": failure and {"error": failure.error, "where": failure.where, "message": failure.message},

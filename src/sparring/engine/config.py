@@ -82,14 +82,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     values, recorded per token; recompute: keys and values are recomputed under the new weights; drain: the update waits
     until running requests have finished."""
 
-    speculation: Literal["off", "ngram"] = "off"
-    """ngram: while at most 8 requests generate, tokens that followed the last ones earlier in the same request are
-    computed ahead and kept as far as sampling says the same. Pays where a step takes a millisecond or more and text
-    repeats itself."""
-
-    speculation_tokens: int = 4
-    """Tokens that are guessed at once, fewer where several requests generate."""
-
     update_timeout_s: float = 300.0
     """Most seconds for an update to arrive and be applied; a late one is refused and the old weights stay in
     service."""
@@ -139,7 +131,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(
                 f'url must be set for kind "remote" and "openai" and no other, got {self.url!r} with kind "{self.kind}"'
             )
-        for name in ("max_running", "max_batch_tokens", "kv_bytes", "speculation_tokens"):
+        for name in ("max_running", "max_batch_tokens", "kv_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.update_timeout_s > 0:

@@ -34,22 +34,16 @@ class Latencies:
             self.by_name["time_per_token_s"].observe((now - reply.began_s) / (num_tokens - 1))
 
 
-def count_step(
-    metrics: dict[str, float], chunks: list[Chunk], sampled: list[list[int]], drafts: list[list[int]] | None
-) -> None:
-    """Add one call into the kernels to the engine's counts, before its tokens are added to their sequences. A request
-    without sampled tokens, or with more than one token to compute, is being prefilled.
+def count_step(metrics: dict[str, float], chunks: list[Chunk], sampled: list[list[int]]) -> None:
+    """Add one call into the kernels to the engine's counts, before its tokens are added to their sequences: a request
+    without sampled tokens, or with more than one to compute, is being prefilled.
 
     Args:
-        metrics: counts by name, as `NativeEngine.metrics` lists them; added to.
-        chunks: chunks that were computed.
+        metrics: by name, as `NativeEngine.metrics` lists them; added to.
         sampled: tokens of each chunk that samples.
-        drafts: draft tokens of each chunk; None without drafts.
     """
     reading = [chunk for chunk in chunks if chunk.count > 1 or not chunk.samples or not chunk.sequence.logprobs]
-    metrics["steps"] += 1 if drafts else max(map(len, sampled), default=1)
-    metrics["drafted_tokens"] += sum(map(len, drafts or ()))
-    metrics["accepted_tokens"] += sum(map(len, sampled)) - len(sampled) if drafts else 0
+    metrics["steps"] += max(map(len, sampled), default=1)
     metrics["generated_tokens"] += sum(map(len, sampled))
     scored = sum(chunk.count for chunk in reading if chunk.sequence.scored_from is not None)
     metrics["scored_tokens"] += scored

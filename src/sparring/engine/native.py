@@ -23,7 +23,6 @@ from sparring.engine.runner import Runner
 from sparring.engine.scheduler import Chunk, StepScheduler
 from sparring.engine.sequence import Sequence
 from sparring.engine.sizes import Sizes
-from sparring.engine.speculation import Speculation, accepted
 from sparring.engine.states import StateSlots
 from sparring.engine.update import OLD_STAYS, BaseWeights, Update, stage, where
 from sparring.errors import EngineError, RequestRefused, SparringError, WeightsError, boundary
@@ -75,7 +74,6 @@ class NativeEngine:
         self._runner = Runner(model, sizes, page_size=PAGE_SIZE, max_running=most)
         self._base = BaseWeights(self._runner, name, version)
         self._adapters = AdapterTable(model, self._runner, name, version, self._scheduler.forget)
-        self._speculation = Speculation(config, recurrent=bool(model.recurrent))
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._deliveries: list[Delivery] = []
         self._metrics: dict[str, float] = defaultdict(float)
@@ -118,10 +116,10 @@ class NativeEngine:
     @property
     def metrics(self) -> dict[str, float]:
         """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
-        failed_steps, updates, drafted_tokens, accepted_tokens (accepted drafts); busy_s; update_s and kv_copy_s, the
-        seconds that steps waited for updates and for copies of pages; max_update_stall_s, the longest wait for an
-        update; max_running, the most requests in one step. Levels: running_now and waiting_now, requests; and the
-        metrics of `kv_metrics`."""
+        failed_steps, updates; busy_s; update_s and kv_copy_s, for which steps waited for updates and for copies of
+        pages; max_update_stall_s, the longest of the former; max_running, the most requests in one step. Levels:
+        running_now and waiting_now, requests; and the metrics of `kv_metrics`.
+        """
         running, waiting = map(float, self._scheduler.load)
         now = {"preemptions": float(self._scheduler.num_preempted), "running_now": running, "waiting_now": waiting}
         return {**self._metrics, **now, **kv_metrics(self._scheduler.cache, self._page_bytes)}
@@ -341,24 +339,21 @@ class NativeEngine:
         if not chunks:  # all requests wait for newer weights
             return
         limited = [chunk.sequence for chunk in chunks if chunk.samples and chunk.sequence.request.allowed]
-        guessing = self._speculation.applies(chunks)
-        drafts = self._speculation.drafts(chunks, self._scheduler) if guessing else None
-        steps = self._scheduler.steps_ahead(chunks, 1 if limited or guessing else self._most_steps(chunks))
+        steps = self._scheduler.steps_ahead(chunks, 1 if limited else self._most_steps(chunks))
         broken = self._limit(limited)
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
                 self._metrics["kv_copy_s"] += self._runner.copy(self._scheduler.cache.take_copies())
                 if self._scheduler.states is not None:
                     self._runner.copy_states(self._scheduler.states.take_copies())
-                sampled = self._runner.step(chunks, steps, drafts)
-                sampled = accepted(sampled, drafts) if drafts else sampled
+                sampled = self._runner.step(chunks, steps)
         except SparringError as cause:
             # a refusal by a kernel is a failure of the machinery too: the request itself was checked
             error = cause if isinstance(cause, EngineError) else EngineError(str(cause))
             self._metrics["failed_steps"] += 1
             self._deliveries += [sequence.reply.settle(error) for sequence in self._scheduler.discard(chunks)]
             return
-        count_step(self._metrics, chunks, sampled.tokens, drafts)
+        count_step(self._metrics, chunks, sampled.tokens)
         sampling = [sequence for sequence, _, _, samples in chunks if samples]
         for index, sequence in enumerate(sampling):
             if sequence in broken:

@@ -48,7 +48,6 @@ def exposition(
         metrics: metrics of the engine by name: counts, except levels, which end in `_now` or begin with `max_`.
         latencies: latency histograms of the engine by name.
         requests: number of requests by endpoint and outcome.
-        version: version of the weights.
     """
     lines = ["# TYPE sparring_weights_version gauge", f"sparring_weights_version {version}"]
     for name, value in metrics.items():

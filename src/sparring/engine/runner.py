@@ -63,19 +63,14 @@ class Runner:
         """Most steps that one call can take."""
         return self._compute.most_steps
 
-    def step(self, chunks: list[Chunk], steps: int, drafts: list[list[int]] | None = None) -> SampledTokens:
-        """Compute the chunks and sample for those that ask for it, in their order, for up to `steps` steps. Scores are
-        added to their sequences.
+    def step(self, chunks: list[Chunk], steps: int) -> SampledTokens:
+        """Compute the chunks, sample for those that say so, in their order, and go on for up to `steps` steps in all.
+        Scored rows are added to their sequences.
 
         Args:
-            chunks: chunks of the step.
-            steps: most steps; above 1 only for chunks that generate.
-            drafts: draft tokens for chunks of one token each. One step is run, in which each chunk is followed by the
-                rows of its draft, and every row samples.
+            steps: most steps; more than one for chunks that generate.
         """
         rows = self._rows(chunks, steps)
-        if drafts:
-            return self._compute(_with_drafts(rows, drafts))
         if 0 not in rows.samples or not any(map(_is_scored, chunks)):
             return self._compute(rows)
         hidden = self._operations.hidden(rows)
@@ -216,24 +211,6 @@ class HostPages:
         """Copy page `source` of host memory to page `target` of the cache."""
         for here, there in zip(self._tensors, pages.tensors, strict=True):
             there[:, target] = here[source]
-
-
-def _with_drafts(rows: StepRows, drafts: list[list[int]]) -> StepRows:
-    """Add the rows of each draft as sequences of one row each, on the pages of the sequence that they follow."""
-    slots, lengths, tokens = array("i"), array("i"), array("q")
-    for slot, length, token, draft in zip(rows.slots, rows.lengths, rows.tokens, drafts, strict=True):
-        slots.extend([slot] * (len(draft) + 1))
-        lengths.extend(range(length, length + len(draft) + 1))
-        tokens.extend([token, *draft])
-    return rows._replace(
-        slots=slots,
-        cu_rows=array("i", range(len(tokens) + 1)),
-        lengths=lengths,
-        tokens=tokens,
-        samples=array("B", [1] * len(tokens)),
-        independent=False,
-        steps=1,
-    )
 
 
 def _is_scored(chunk: Chunk) -> bool:

@@ -424,7 +424,6 @@ def _begun(sequence: Sequence, count: int, version: int) -> Prefix:
 
 
 def _above(sequence: Sequence, other: Sequence) -> bool:
-    """Return whether a sequence has a higher priority than another, regardless of admission and arrival."""
     return sequence.rank[0] < other.rank[0]
 
 

@@ -8,7 +8,6 @@ from itertools import chain, groupby, pairwise
 from operator import itemgetter
 
 from sparring.engine.kv import Weights
-from sparring.engine.ngram import Lookup
 from sparring.engine.reply import Reply
 from sparring.engine.schedule import Schedule
 from sparring.engine.served_adapter import ServedAdapter
@@ -84,7 +83,6 @@ class Sequence:
     kept: list[bytes] | None = None
     tops: list[Top] | None = None
     allowed: bytes | None = None
-    lookup: Lookup | None = None
     prompt_logprobs: tuple[float, ...] | None = None
     version: int | None = None
     kv_version: int | None = None
@@ -284,7 +282,6 @@ def _truncates(request: GenerateRequest) -> bool:
 
 
 def _joined(lengths: list[int], values: tuple[int, ...]) -> Runs:
-    """Join neighbouring equal values to one run."""
     pieces = groupby(zip(values, lengths, strict=True), itemgetter(0))
     runs = [(value, sum(length for _, length in same)) for value, same in pieces]
     return Runs(lengths=tuple(length for _, length in runs), values=tuple(value for value, _ in runs))

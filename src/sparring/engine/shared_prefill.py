@@ -156,7 +156,6 @@ class PrefillSharing:
         return min(sequence.num_prompt, len(sequence.reusable)) - 1
 
     def _digest(self, sequence: Sequence, length: int) -> bytes:
-        """Return the digest of a sequence's first `length` tokens, fewer than its prompt."""
         pages, rest = divmod(length, self._page_size)
         digests = self._digests(sequence)
         before = digests[pages - 1] if pages else str(_adapter_of(sequence)).encode()
@@ -173,5 +172,4 @@ def _adapter_of(sequence: Sequence) -> Weights:
 
 
 def _num_common(a: list[bytes], b: list[bytes]) -> int:
-    """Count the leading digests that two chains have in common."""
     return bisect_left(range(min(len(a), len(b))), True, key=lambda index: a[index] != b[index])

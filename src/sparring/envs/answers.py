@@ -1,5 +1,5 @@
-"""Answers of environments and scorers: an Observation or a Score that all parts behind them can use, or an error that
-says what is wrong with it."""
+"""Validation of observations and scores: the value that environments and scorers return, or an error that says why it
+is invalid."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ROLES = frozenset(get_args(Role))
 
 
 def observed(answer: object) -> Observation:
-    """Return an environment's answer if it is an observation of text that UTF-8 (so tokenizer and store) can carry,
-    whose reward adds up.
+    """Return an environment's answer if it is a valid observation: known roles, text that UTF-8 can encode, a finite
+    reward.
 
     Raises:
-        TypeError: it is none, or a part of it is of another type.
-        ValueError: a reward is no finite number, or a message is of no role.
+        TypeError: the answer is no Observation, or a part has a wrong type.
+        ValueError: the reward is not finite, a role is unknown, or a text cannot be encoded.
     """
     if not isinstance(answer, Observation):
         raise TypeError(f"expected an Observation, got {answer!r:.80}")
@@ -41,22 +41,22 @@ def observed(answer: object) -> Observation:
 
 
 def rated(score: object, roles: Sequence[str], trajectories: Sequence[Trajectory] = ()) -> Score | None:
-    """Return the score of a rollout, its numbers as Python's own, if credit, reports and the store can work with it.
+    """Return a valid score with its numbers converted to Python's own.
 
     Args:
-        score: what came.
-        roles: that may earn.
-        trajectories: of the rollout; what the score says of turns has to be of theirs.
+        score: return value of the environment or scorer.
+        roles: names of the roles that can be rewarded.
+        trajectories: trajectories of the rollout; values per turn are checked against their turns.
 
     Raises:
-        TypeError: it is no score, or a part of it is of another type.
-        ValueError: a reward is no finite number, or of a role or a turn that is not there.
+        TypeError: the score is no Score, or a part has a wrong type.
+        ValueError: a reward is not finite, a role is unknown, or values do not match the turns.
     """
     if score is None:
         return None
     if not isinstance(score, Score):
         raise TypeError(f"expected a Score or None, got {score!r:.80}")
-    success = _of_python(score.success)
+    success = _to_python(score.success)
     if not isinstance(success, (bool, type(None))):
         raise TypeError(f"expected success to be True, False or None, got {score.success!r:.80}")
     if not isinstance(score.parts, Mapping):
@@ -71,14 +71,14 @@ def rated(score: object, roles: Sequence[str], trajectories: Sequence[Trajectory
         parts={name: finite(f"part {name}", value) for name, value in score.parts.items()},
         per_role=score.per_role
         and {role: finite(f"reward of {role}", reward) for role, reward in score.per_role.items()},
-        per_turn=_finite_each(score.per_turn),
+        per_turn=_finite_rewards(score.per_turn),
         per_role_turns=score.per_role_turns
-        and {role: _finite_each(rewards) for role, rewards in score.per_role_turns.items()},
+        and {role: _finite_rewards(rewards) for role, rewards in score.per_role_turns.items()},
     )
     _check_roles(score, roles)
     for trajectory in trajectories:
         lengths = [len(turn.tokens) for turn in trajectory.turns]
-        if lengths:  # of an expert's rollout nothing was sampled
+        if lengths:  # an expert's rollout has no sampled tokens
             _check_turns(score, trajectory.role, lengths, alone=len(trajectories) == 1)
     if score.per_step is None or len(trajectories) != 1:
         return score
@@ -88,7 +88,7 @@ def rated(score: object, roles: Sequence[str], trajectories: Sequence[Trajectory
 
 
 def _check_roles(score: Score, roles: Sequence[str]) -> None:
-    """Refuse what is said of roles that are not there, or of turns of no role."""
+    """Refuse values for unknown roles, and values without a role if there are several roles."""
     of_roles = (score.per_role, score.per_role_turns, score.per_role_states)
     unnamed = sorted({role for of_role in of_roles for role in of_role or {}} - set(roles))
     if unnamed:
@@ -98,15 +98,15 @@ def _check_roles(score: Score, roles: Sequence[str]) -> None:
 
 
 def _check_turns(score: Score, role: str, lengths: Sequence[int], *, alone: bool) -> None:
-    """Refuse what is said of a role's turns, with tokens of these `lengths`, and is not of each that was sampled."""
+    """Refuse values per turn or per step that do not match the role's sampled turns, of `lengths` tokens each."""
     turns, states = score.turns_of(role), score.states_of(role)
     if turns is not None:
-        _aligned("per_turn", turns, lengths)
-    for state in _aligned("states", states, lengths) if states is not None else ():
+        _one_per_turn("per_turn", turns, lengths)
+    for state in _one_per_turn("states", states, lengths) if states is not None else ():
         _check_state(state)
     if score.per_step is None or not alone:
         return
-    for steps, length in zip(_aligned("per_step", score.per_step, lengths), lengths, strict=True):
+    for steps, length in zip(_one_per_turn("per_step", score.per_step, lengths), lengths, strict=True):
         ends = [end for end, _ in steps]
         if ends != sorted(set(ends)) or ends and not 0 < ends[0] <= ends[-1] <= length:
             raise ValueError(f"expected steps that end in their turn of {length} tokens, in order, got ends at {ends}")
@@ -114,8 +114,8 @@ def _check_turns(score: Score, role: str, lengths: Sequence[int], *, alone: bool
             finite("reward of a step", reward)
 
 
-def _aligned(what: str, values: Any, lengths: Sequence[int]) -> Sequence[Any]:
-    """Return what a score says of turns, if it is one value for each."""
+def _one_per_turn(what: str, values: Any, lengths: Sequence[int]) -> Sequence[Any]:
+    """Return values per turn if there is one for each turn."""
     if not isinstance(values, (tuple, list)):
         raise TypeError(f"expected {what} as a tuple, got {values!r:.80}")
     if len(values) != len(lengths):
@@ -129,13 +129,13 @@ def _check_state(state: object) -> None:
 
 
 def finite(what: str, value: object) -> float:
-    """Return a finite real number as a float of Python's: an int, a bool, a float, a Fraction, or one number of an
-    array library (`numpy.float32`, an array or a tensor without axes).
+    """Return a finite real number as a Python float: an int, a bool, a float, a Fraction, or a scalar of an array
+    library (`numpy.float32`, an array or tensor of shape ()).
 
     Raises:
-        ValueError: it is anything else; names `what` it is.
+        ValueError: the value is anything else; the message calls it `what`.
     """
-    number = _of_python(value)
+    number = _to_python(value)
     if isinstance(number, numbers.Real):
         with suppress(OverflowError):
             if math.isfinite(converted := float(number)):
@@ -143,15 +143,16 @@ def finite(what: str, value: object) -> float:
     raise ValueError(f"expected a finite number as {what}, got {value!r:.80}")
 
 
-def _of_python(value: object) -> object:
-    """Return a value of an array library that has no axes as Python's own; any other as it is."""
+def _to_python(value: object) -> object:
+    """Convert a scalar of an array library to Python's type; return anything else unchanged."""
     if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
         return item()
     return value
 
 
-def _finite_each(rewards: object) -> Any:
-    """Return the rewards of turns as Python's floats; what is no tuple of them as it is, for others to refuse."""
+def _finite_rewards(rewards: object) -> Any:
+    """Convert the rewards of turns to Python floats; return anything but a list or tuple unchanged, for later
+    checks."""
     if not isinstance(rewards, (tuple, list)):
         return rewards
     return tuple(finite("reward of a turn", reward) for reward in rewards)

@@ -34,35 +34,36 @@ class ToolError(Exception):
 
 
 class NoArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a world that has none."""
+    """Settings of a world that takes none."""
 
 
 def tool(
     function: Callable[..., Any] | None = None, *, name: str | None = None, description: str | None = None
 ) -> Callable[..., Any]:
-    """Mark a method as a tool: `@tool`, or `@tool(name=..., description=...)` where its own would not do."""
+    """Mark a method as a tool: `@tool`, or `@tool(name=..., description=...)` to replace its name and docstring."""
 
-    def mark(marked: Callable[..., Any]) -> Callable[..., Any]:
-        marked.__tool__ = {"name": name, "description": description}  # type: ignore[attr-defined]
-        return marked
+    def mark(method: Callable[..., Any]) -> Callable[..., Any]:
+        method.__tool__ = {"name": name, "description": description}  # type: ignore[attr-defined]
+        return method
 
     return mark if function is None else mark(function)
 
 
 class Env:
-    """One world for one rollout. See the module's docstring; every method below may be overridden.
+    """Environment ("world") of one rollout. Every method below may be overridden; the module's docstring has an
+    example.
 
     Attributes:
         Args: a msgspec struct of the world's settings; `[env.args]` of a recipe is checked against it.
-        functions: plain functions that are tools, beside the methods marked with `@tool`.
-        needs_box: whether `open` gets a box.
-        success_at: the reward from which a rollout counts as a success; None where the world has no such notion.
-        scorer: the second pass over a whole group, where rewards are relative to each other.
-        shared_thread: the environments of all rollouts run on one thread, because they share what is bound to an event
-            loop, such as an HTTP client of the module; then one that blocks holds up the others. By default each runs
-            on a thread of its own, from its making to its closing.
-        roles: who speaks in the world. A world of several writes `step_of` and `score_all` in the place of `step`,
-            `score` and `reward`, and its recipe names a harness that asks each of them.
+        functions: plain functions offered as tools, in addition to the methods marked with `@tool`.
+        needs_box: whether `open` is handed a box.
+        success_at: lowest reward that counts as a success; None: the world reports no success.
+        scorer: second scoring pass over a whole group, for rewards that compare its rollouts.
+        shared_thread: run the environments of all rollouts on one thread, for state that is bound to an event loop,
+            such as an HTTP client at module level. A call that blocks then stops all of them. By default each
+            environment has a thread of its own from creation to closing.
+        roles: names of the roles. A world with several implements `step_of` and `score_all` instead of `step`, `score`
+            and `reward`, and its recipe names a harness that plays every role.
     """
 
     Args: ClassVar[type[msgspec.Struct]] = NoArgs
@@ -91,27 +92,27 @@ class Env:
         return task.data["prompt"]
 
     def key(self, task: Task) -> str | None:
-        """Return the text that tells the task from others where its prompt does not: a game with one prompt and many
-        seeds returns the seed. Tasks of one key are the same, and are held out together. None (the default): the prompt
-        tells it."""
+        """Return a deduplication key for tasks with identical prompts: a game with one prompt and many seeds returns
+        the seed. Tasks with equal keys count as one task and are held out together. None (the default): the prompt is
+        the key."""
         return None
 
     def check(self, task: Task) -> None:
         """Refuse a task that `reward` could not score (`BadInput`), before anything starts."""
 
     async def prove(self, task: Task, box: Sandbox | None) -> bool:
-        """Refuse a task of a file whose own right answer `reward` would not call right (`BadInput`): `sparring check`
-        asks this of every task, with a box where the world has one. False (the default) where the task has no such
-        answer."""
+        """Refuse a task from a file if `reward` does not accept the task's own right answer (`BadInput`). `sparring
+        check` calls it for every task, with a box if the world needs one. Return False (the default) if the task has no
+        right answer to check."""
         return False
 
     def reward(self, completion: str, task: Task) -> Any:
-        """Return the final answer's worth: a float, a bool, a `Score`, or None for not scored. May be `async`."""
+        """Return the reward of the final answer: a float, a bool, a `Score`, or None for not scored. May be `async`."""
         raise NotImplementedError(f"{type(self).__name__} needs a method reward(self, completion, task)")
 
     def expert(self, task: Task) -> Expert | Mapping[str, Expert] | None:
-        """Return the scripted demonstration of one task: a function from the messages so far to the next reply. A world
-        of several roles returns one function for each, by role. None (the default): there is no demonstration."""
+        """Return the scripted demonstration of a task: a function from the messages so far to the next reply, or one
+        such function per role. None (the default): there is no demonstration."""
         return None
 
     # The protocol.
@@ -136,18 +137,18 @@ class Env:
     @property
     @cooperative
     def tools(self) -> tuple[ToolSpec, ...]:
-        """The tools that the model may call."""
+        """Tools that the model may call."""
         return tuple(each.spec for each in self._tools.values())
 
     @cooperative
     async def open(self, task: Task, box: Sandbox | None) -> Observation:
-        """Take the task and its box. Messages beyond the task's own may be returned."""
+        """Begin the task with its box, and return messages to add to the task's own, if any."""
         self.task, self.box = task, box
         return Observation()
 
     @cooperative
     async def step(self, reply: Message) -> Observation:
-        """Run the reply's tool calls in order; a reply without any ends the episode.
+        """Run the reply's tool calls in order; a reply without tool calls ends the episode.
 
         Raises:
             EnvError: a tool raised anything but `ToolError`.
@@ -159,16 +160,16 @@ class Env:
         return Observation(messages=tuple(answers))
 
     async def step_of(self, role: str, reply: Message) -> Observation:
-        """Answer a reply of one role, in a world of several."""
+        """Answer the reply of one role, in a world with several roles."""
         raise NotImplementedError(f"{type(self).__name__} needs a method step_of(self, role, reply)")
 
     async def score_all(self, trajectories: Mapping[str, Trajectory]) -> Score | None:
-        """Score a rollout of a world of several roles: the trajectories of those that were asked, by role."""
+        """Score a rollout of a world with several roles, from the trajectories of the roles that replied, by role."""
         raise NotImplementedError(f"{type(self).__name__} needs a method score_all(self, trajectories)")
 
     @cooperative
     async def score(self, trajectory: Trajectory) -> Score | None:
-        """Score the final answer: the text of the last assistant message, or "" where the rollout broke off before one.
+        """Score the final answer: the text of the last assistant message, or "" if the rollout ended before one.
 
         Raises:
             EnvError: the reward raised, or returned no number.
@@ -188,7 +189,7 @@ class Env:
 
     @cooperative
     async def close(self) -> None:
-        """Give back what `open` took; the box is the caller's."""
+        """Release what `open` acquired, except the box, which the caller closes."""
 
     async def _answer(self, call: ToolCall) -> Message:
         return Message(role="tool", content=await self._call(call), tool_call_id=call.id, name=call.name)
@@ -212,9 +213,9 @@ class Env:
 
 
 def final_text(trajectory: Trajectory) -> str:
-    """Return the answer: the agent's last message in a completed trajectory, stripped; "" where there is none.
+    """Return the agent's last message of a completed trajectory, stripped, as the final answer; "" if there is none.
 
-    A truncated reply is no answer: "4" may have been the beginning of "42".
+    A truncated reply is no answer: "4" may be the beginning of "42".
     """
     if trajectory.outcome.kind != "completed":
         return ""
@@ -224,7 +225,7 @@ def final_text(trajectory: Trajectory) -> str:
 
 class _Tool(NamedTuple):
     spec: ToolSpec
-    method: str | None  # a method of the world, by name, so that the table belongs to the class
+    method: str | None  # the method's name rather than the method, so that the table belongs to the class
     function: Callable[..., Any]
     arguments: type[msgspec.Struct]
 
@@ -234,8 +235,7 @@ class _Tool(NamedTuple):
 
 @functools.cache
 def _tools_of(kind: type[Env]) -> dict[str, _Tool]:
-    """Return the tools by name: functions first, then methods in the order they were written, base classes before
-    their children."""
+    """Return the tools by name: functions first, then methods in source order, base classes before subclasses."""
     methods = dict.fromkeys(
         name for base in reversed(kind.__mro__) for name, value in vars(base).items() if hasattr(value, "__tool__")
     )

@@ -1,4 +1,4 @@
-"""A function of a row, called by the names of its parameters: of one answer, or as TRL calls its reward functions."""
+"""Reward functions that are called with the columns of a row by parameter name, or the way TRL's trainers call them."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from sparring.errors import BadInput, boundary, refusal
 from sparring.types import Task
 
 OF_TRAINER = ("trainer_state", "log_extra", "log_metric", "environments")
-"""Parameters of TRL's reward functions that are the trainer's own: what an answer is worth does not hang on it here."""
+"""Parameters of TRL's reward functions that only its trainers can pass."""
 
 
 class ByName:
-    """A function that may ask for `completion` (the final text), `task`, and any column of the row: `answer`, ... A
-    parameter with a default may lack its column; `**` takes all columns that are left.
+    """Reward function called by parameter name. It may take `completion` (the final text), `task`, and any column of
+    the row, such as `answer`. A parameter with a default needs no column; `**` takes the remaining columns.
 
-    One with a parameter `completions` or `prompts` is called as TRL's trainers call it: with lists of one,
-    and returns a list of one reward. A row of `messages` then has conversations in both.
+    A function with a parameter `completions` or `prompts` is called as TRL's trainers call it: with lists of length
+    one, and returns a list of one reward. For a row with `messages`, both lists hold conversations.
 
     Args:
-        function: of the user: a function, a partial one, or an object that is called.
-        where: it is named, for errors.
+        function: user's function, partial or callable object.
+        where: name of the function in error messages.
 
     Attributes:
-        function: the same.
+        function: user's function.
         is_async: whether it is a coroutine function.
 
     Raises:
-        BadInput: its parameters cannot be read, or are the trainer's.
+        BadInput: the parameters cannot be read, or only TRL's trainers can pass them.
     """
 
     def __init__(self, function: Callable[..., Any], where: str) -> None:
         self.function = function
         with boundary(BadInput, where, "a function whose parameters can be read", "name one that is written in Python"):
             parameters = inspect.signature(function).parameters.values()
-        written = _written(function)
-        self.is_async = inspect.iscoroutinefunction(written)
+        underlying = _underlying(function)
+        self.is_async = inspect.iscoroutinefunction(underlying)
         bound = set(function.keywords) if isinstance(function, functools.partial) else set()
         self._parameters = [
             parameter
@@ -52,7 +52,7 @@ class ByName:
         names = {parameter.name for parameter in self._wants}
         self._batched = bool(names & {"completions", "prompts"})
         self._texts = (
-            set() if self._batched else {name for name, hint in _hints(written).items() if hint in (str, "str")}
+            set() if self._batched else {name for name, hint in _hints(underlying).items() if hint in (str, "str")}
         )
         for parameter in self._wants:
             if self._batched and parameter.name in OF_TRAINER and parameter.default is parameter.empty:
@@ -60,26 +60,22 @@ class ByName:
                 raise refusal(where, "a reward of an answer and its row", got, "leave it out, or give it a default")
 
     def check(self, task: Task) -> None:
-        """Refuse a row without the columns that the function takes.
-
-        Raises:
-            BadInput: it lacks one.
-        """
+        """Refuse a row without a column that the function needs (`BadInput`)."""
         own = ("completions", "prompts", "completion_ids") if self._batched else ("completion", "task")
         for parameter in self._wants:
             if parameter.default is parameter.empty and parameter.name not in task.data and parameter.name not in own:
-                there = ", ".join(sorted(task.data))
+                columns = ", ".join(sorted(task.data))
                 expected = f"a column {parameter.name!r} for the reward function"
-                raise refusal(f"task {task.id}", expected, there, "map it in env.columns, or give it a default")
+                raise refusal(f"task {task.id}", expected, columns, "map it in env.columns, or give it a default")
 
     def arguments(self, completion: str, task: Task, ids: Sequence[int] = ()) -> tuple[list[Any], dict[str, Any]]:
-        """Return the arguments of its call, by position and by name. A column that it hints as `str` arrives as text
-        even where the file has a number.
+        """Return the positional and the named arguments for one answer. Columns for parameters hinted as `str` are
+        passed as text even if the file has a number.
 
         Args:
-            completion: the answer.
-            task: that it answers.
-            ids: of the answer's tokens.
+            completion: final answer.
+            task: task that it answers.
+            ids: token ids of the answer.
         """
         values = _batch(completion, task, ids) if self._batched else _single(completion, task)
         positional, named = [], {}
@@ -100,10 +96,10 @@ class ByName:
         return positional, named
 
     def value(self, result: Any) -> Any:
-        """Return the reward in what a call returned: of a list its only one.
+        """Return the reward from the result of a call: the only element of a list for TRL's signature.
 
         Raises:
-            TypeError: it has to be a list of one, and is none.
+            TypeError: TRL's signature returned anything but a list of one.
         """
         if not self._batched:
             return result
@@ -115,7 +111,7 @@ class ByName:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a function; of an object that is called, that of its class."""
+    """Return the name of a function, or of the class of a callable object."""
     named = function.func if isinstance(function, functools.partial) else function
     return getattr(named, "__name__", type(named).__name__)
 
@@ -125,7 +121,7 @@ def _single(completion: str, task: Task) -> dict[str, Any]:
 
 
 def _batch(completion: str, task: Task, ids: Sequence[int]) -> dict[str, Any]:
-    """Return lists of one, as TRL hands them: texts, or conversations where the row has messages."""
+    """Return lists of length one, as TRL passes them: texts, or conversations if the row has messages."""
     columns: Mapping[str, Any] = {name: [value] for name, value in task.data.items()}
     last = task.messages[-1].content if task.messages else None
     if task.data.get("prompt") == last:
@@ -136,16 +132,15 @@ def _batch(completion: str, task: Task, ids: Sequence[int]) -> dict[str, Any]:
     return {**columns, "prompts": [prompt], "completions": [reply], "completion_ids": [list(ids)]}
 
 
-def _written(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function or method that a callable object is written as."""
+def _underlying(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the underlying function or method of partials and callable objects."""
     while isinstance(function, functools.partial):
         function = function.func
     return function if inspect.isroutine(function) else type(function).__call__
 
 
 def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the hints of a function's parameters; as they are written where they name what exists for a checker of
-    types alone."""
+    """Return the type hints of a function's parameters; unevaluated if they name imports for type checkers only."""
     try:
         return typing.get_type_hints(function)
     except (NameError, TypeError, AttributeError, SyntaxError):

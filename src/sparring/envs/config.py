@@ -12,19 +12,19 @@ from sparring.types import BoxSpec, Limits
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[env.limits]`: what one rollout may use."""
+    """`[env.limits]`: limits of one rollout."""
 
     max_turns: int = 8
-    """Assistant messages."""
+    """Maximum number of assistant messages."""
 
     max_tokens: int = 1024
-    """Sampled tokens over all turns."""
+    """Maximum number of sampled tokens over all turns."""
 
     max_tool_calls: int = 8
-    """Tool calls over all turns."""
+    """Maximum number of tool calls over all turns."""
 
     timeout_s: float = 120.0
-    """Wall clock of the whole rollout."""
+    """Maximum wall-clock time of the rollout, in seconds."""
 
     def __post_init__(self) -> None:
         if min(self.max_turns, self.max_tokens) < 1 or self.max_tool_calls < 0 or self.timeout_s <= 0:
@@ -33,33 +33,33 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
 
     def limits(self) -> Limits:
-        """Return the limits as a `Task` carries them."""
+        """Return the limits in the form that a `Task` carries."""
         return Limits(**msgspec.structs.asdict(self))
 
 
 class BoxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[env.box]`: the box in which the policy's commands run; times and sizes are per command."""
+    """`[env.box]`: the box in which the policy's commands run. Times and sizes are per command."""
 
     image: str = "python"
-    """Image of the box, by name: the programs that are installed inside."""
+    """Name of the box's image, which decides the installed programs."""
 
     timeout_s: float = 2.0
-    """Wall clock of one command."""
+    """Maximum wall-clock time of a command, in seconds."""
 
     memory_bytes: int = 256 << 20
-    """Memory of one command."""
+    """Maximum memory of a command."""
 
     disk_bytes: int = 16 << 20
-    """Files that one box may hold."""
+    """Maximum size of all files in the box."""
 
     output_bytes: int = 4096
-    """Output kept of one command."""
+    """Bytes of a command's output that are kept."""
 
     processes: int = 16
-    """Processes and threads at one time."""
+    """Maximum number of processes and threads at one time."""
 
     network: bool = False
-    """Access to the network from inside the box."""
+    """Allow access to the network from inside the box."""
 
     def __post_init__(self) -> None:
         if self.timeout_s <= 0 or min(self.memory_bytes, self.output_bytes, self.processes) < 1 or self.disk_bytes < 0:
@@ -73,34 +73,34 @@ class BoxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             )
 
     def spec(self) -> BoxSpec:
-        """Return the box as a `Task` carries it."""
+        """Return the box in the form that a `Task` carries."""
         return BoxSpec(**msgspec.structs.asdict(self))
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[env.columns]`: which column of the data holds what. All columns reach the environment as `task.data`."""
+    """`[env.columns]`: names of the data's columns. All columns reach the environment as `task.data`."""
 
     prompt: str = "prompt"
-    """The question, a text."""
+    """Text of the question."""
 
     answer: str = "answer"
-    """The right answer, which the reward compares with."""
+    """Right answer, which the reward compares with."""
 
     messages: str = "messages"
-    """A conversation `[{role, content}, ...]`; where a row has it, it stands in for the prompt."""
+    """Conversation `[{role, content}, ...]`; where a row has one, it replaces the prompt."""
 
     id: str = "id"
-    """A stable name of the row; its line number where the column is absent."""
+    """Stable id of the row; its line number if the column is absent."""
 
     domain: str = "domain"
-    """Subject of the row. It picks the parts of a rubric, and reports are split by it."""
+    """Subject of the row. It selects the parts of a rubric, and reports are split by it."""
 
     key: str = ""
-    """Text that tells the row's task from others where its prompt does not. Rows of one key are the same task, and are
-    held out together. Empty: the prompt tells it."""
+    """Deduplication key for rows with identical prompts. Rows with equal keys count as one task and are held out
+    together. Empty: the prompt is the key."""
 
     def mapping(self) -> Mapping[str, str]:
-        """Return the file's column by our name, for every column that is set."""
+        """Return the column's name in the file by our name, for every column that is set."""
         return {name: column for name, column in msgspec.structs.asdict(self).items() if column}
 
 
@@ -108,53 +108,53 @@ class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """`[env]`: the world that the agent spars with."""
 
     name: str = ""
-    """A built-in world, `package.module:Name`, or `path/to/file.py:Name`. Empty with `reward` or `rubric`."""
+    """Built-in world, `package.module:Name`, or `path/to/file.py:Name`. Empty with `reward` or `rubric`."""
 
     args: dict[str, Any] = {}
-    """The world's own settings; `Args` of the world says which exist."""
+    """Settings of the world, as its `Args` declares them."""
 
     reward: str = ""
-    """Instead of a name: `path/to/file.py:function` with `def function(completion: str, answer: str) -> float`, or with
-    TRL's `def function(completions, answer, **kwargs)`, which returns a list; or `outside`, where every reward comes by
-    HTTP (`rollout.rewards_within_s`)."""
+    """Reward function instead of a name: `path/to/file.py:function` with `def function(completion: str, answer: str) ->
+    float`, or TRL's `def function(completions, answer, **kwargs)`, which returns a list; or `outside`: every reward
+    arrives by HTTP (`rollout.rewards_within_s`)."""
 
     rubric: dict[str, Part] = {}
-    """Or the parts of a rubric by name, each of a `kind`: see docs/rewards.md."""
+    """Rubric instead of a name: its parts by name, each with a `kind`; see docs/rewards.md."""
 
     data: str = ""
-    """A file of tasks: JSON Lines, a JSON array, CSV, each also `.gz`, Parquet, a Hugging Face datasets folder, or a
-    data set of the hub: `owner/name:split` (extra `datasets`)."""
+    """Data set of tasks: a file of JSON Lines, a JSON array or CSV, each also `.gz`, or Parquet; a Hugging Face
+    datasets folder; or a data set of the hub, `owner/name:split` (extra `datasets`)."""
 
     eval_data: str = ""
-    """A file of held-out tasks; empty takes `held_out` prompts out of `data`."""
+    """Data set of held-out tasks; empty: `held_out` prompts are taken out of `data`."""
 
     columns: Columns = Columns()
-    """Column mapping of both files."""
+    """Names of the columns of both files."""
 
     held_out: int = 0
-    """Tasks kept for evaluation; no training stream ever shows one of their prompts. 0: 512, or a fifth of a smaller
+    """Number of tasks kept for evaluation; their prompts never occur in training. 0: 512, or a fifth of a smaller
     file."""
 
     held_out_share: float = 0.0
-    """Of all prompts of a generated world, how many can be held out, told by their text alone: what one recipe holds
-    out, no other with the same share trains on, whatever their seeds and `args`. For runs that follow each other. 0: a
+    """Share of a generated world's prompts that may be held out, chosen by a hash of the prompt: no run with this share
+    trains on a prompt that another holds out, whatever their seeds and `args`. For runs that build on each other. 0: a
     prompt is held out of its own run only."""
 
     demonstrations: int = 1024
-    """Tasks that the world's expert demonstrates for supervised fine-tuning, where a world does not count them
-    itself."""
+    """Number of tasks that the world's expert demonstrates for supervised fine-tuning, unless the world has a count of
+    its own."""
 
     system: str = ""
-    """A system message before every prompt."""
+    """System message before every prompt."""
 
     tools: tuple[Literal["python"], ...] = ()
-    """Built-in tools for a `reward` function or a rubric; a world of your own names its tools itself."""
+    """Built-in tools for a `reward` function or a rubric; a named world brings its own tools."""
 
     limits: LimitsConfig = LimitsConfig()
     """Limits of one rollout."""
 
     box: BoxConfig = BoxConfig()
-    """Box of the policy's code, where the world has one."""
+    """Box for the policy's code, if the world needs one."""
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.name, self.reward, self.rubric))) != 1:

@@ -1,10 +1,10 @@
-"""`Executor`: runs the code of one environment's author, so that code which blocks or ignores cancellation costs its
-rollout alone.
+"""`Executor`: runs user code of one environment, so that code which blocks or ignores cancellation fails only its own
+rollout.
 
-    cooperative code (ours)     awaits all that takes time: runs on the run's event loop
-    an author's code            may block: runs in the environment's executor, a thread of its own (`threads`)
+    cooperative code    never blocks: runs on the run's event loop
+    user code           may block: runs in the environment's executor, on a thread of its own (`threads`)
 
-Under the virtual clock of tests, which cannot wait for threads, the executor is `InlineExecutor`.
+The virtual clock of tests cannot wait for threads; under it the executor is `InlineExecutor`.
 """
 
 from __future__ import annotations
@@ -19,55 +19,53 @@ C = TypeVar("C", bound=Callable[..., Any])
 T = TypeVar("T")
 
 GRACE_S = 1.0
-"""Seconds that cancelled code has to end before it is abandoned."""
+"""Seconds for cancelled code to end before it is abandoned."""
 
 EXECUTOR: ContextVar[Executor | None] = ContextVar("executor", default=None)
-"""The executor of the environment on whose behalf the event loop runs cooperative code; None inside an executor."""
+"""Executor of the environment that the current cooperative code belongs to; None inside an executor."""
 
 HOME: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("home", default=None)
-"""The run's event loop, inside an executor that has another."""
+"""The run's event loop, for code in an executor with an event loop of its own."""
 
 
 class Executor(Protocol):
-    """Runs the calls of one environment, all on one thread, and knows whether one of them had to be abandoned."""
+    """Runner of one environment's calls, all on one thread."""
 
     @property
     def abandoned(self) -> bool:
-        """True after a call went on for `GRACE_S` seconds although it was cancelled."""
+        """True if a cancelled call was still running after `GRACE_S` seconds."""
 
     async def run(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call a function, await its result where that is awaitable, and return it.
+        """Call a function, await an awaitable result, and return it.
 
-        Cancelling the awaiting task cancels the call; a call that goes on after `GRACE_S` seconds is abandoned: it is
-        left to itself, and the executor takes no more calls.
+        Cancelling the awaiting task cancels the call. A call that still runs after `GRACE_S` seconds is abandoned: it
+        may go on, and the executor accepts no more calls.
 
         Raises:
-            RuntimeError: the executor was abandoned, or the call raised what no future can carry (SystemExit,
-                StopIteration).
-            Exception: what the call raised.
+            RuntimeError: the executor was abandoned, or the call raised an exception that a future cannot carry
+                (SystemExit, StopIteration).
+            Exception: exception of the call.
         """
 
     async def finish(self, function: Callable[..., Any]) -> Any:
-        """Call the function that ends the environment as `run` does, also where the awaiting task is cancelled before
-        the call has begun.
+        """Call the function that ends the environment, as `run` does. It starts even if the awaiting task has been
+        cancelled.
 
         Raises:
-            Exception: what the call raised.
+            Exception: exception of the call.
         """
 
     def close(self) -> None:
-        """Take no more calls. Safe to call twice."""
+        """Refuse further calls. Safe to call twice."""
 
 
 class InlineExecutor:
-    """Executor on the event loop itself: code that ignores cancellation is abandoned, code that blocks stops the loop.
+    """Executor on the event loop itself: a cancelled call that goes on is abandoned, a call that blocks stops the loop.
+    Implements `Executor`.
 
     Args:
-        shared: the loop is shared in any case.
-        grace_s: seconds that cancelled code has to end.
-
-    Attributes:
-        abandoned: as the protocol says.
+        shared: ignored, since all share the event loop.
+        grace_s: seconds for cancelled code to end.
     """
 
     def __init__(self, *, shared: bool = False, grace_s: float = GRACE_S) -> None:
@@ -76,12 +74,6 @@ class InlineExecutor:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call a function in a task of its own.
-
-        Raises:
-            RuntimeError: the executor was abandoned.
-            Exception: what the call raised.
-        """
         if self.abandoned:
             raise RuntimeError("an earlier call never ended")
         task = asyncio.get_running_loop().create_task(called(function, arguments, named))
@@ -99,11 +91,6 @@ class InlineExecutor:
             raise
 
     async def finish(self, function: Callable[..., Any]) -> Any:
-        """Call the function that ends the environment in the awaiting task itself, which begins at once.
-
-        Raises:
-            Exception: what the call raised.
-        """
         before = EXECUTOR.get()
         try:
             return await called(function, (), {})
@@ -111,27 +98,27 @@ class InlineExecutor:
             EXECUTOR.set(before)
 
     def close(self) -> None:
-        """Do nothing: the event loop is not this executor's."""
+        """Do nothing: the event loop outlives this executor."""
 
 
 def cooperative(method: C) -> C:
-    """Mark a function as one that never blocks, or hands over what may: it runs on the run's event loop, which spares
-    it two switches of threads."""
+    """Mark a function that never blocks, or hands blocking work over, so that it runs on the run's event loop without
+    switching threads."""
     method.__cooperative__ = True  # type: ignore[attr-defined]
     return method
 
 
 def is_cooperative(function: Callable[..., Any]) -> bool:
-    """Return whether a function, or the function of a bound method, is marked as cooperative."""
+    """Return whether a function or bound method is marked as cooperative."""
     return getattr(function, "__cooperative__", False)
 
 
 async def away(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Run an author's function in the executor of the environment that is being run; where there is none, or the code
-    is inside it already, call it at once.
+    """Run a user's function in the current environment's executor; call it directly if there is none, or from inside
+    it.
 
     Raises:
-        Exception: what the function raised.
+        Exception: exception of the function.
     """
     executor = EXECUTOR.get()
     if executor is not None and not is_cooperative(function):
@@ -141,10 +128,10 @@ async def away(function: Callable[..., Any], *arguments: Any, **named: Any) -> A
 
 
 async def at_home(function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T:
-    """Run a coroutine function of what belongs to the run's event loop (boxes, judges), from whichever thread.
+    """Await a coroutine function on the run's event loop, to which boxes and judges belong, from any thread.
 
     Raises:
-        Exception: what the function raised.
+        Exception: exception of the function.
     """
     home = HOME.get()
     if home is None or home is asyncio.get_running_loop():
@@ -153,18 +140,18 @@ async def at_home(function: Callable[..., Coroutine[Any, Any, T]], *arguments: A
 
 
 async def called(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Call a function as code inside an executor; what would end the event loop becomes a RuntimeError. For a task of
-    its own, whose context it changes."""
+    """Call a function inside an executor; exceptions that would end the event loop become RuntimeErrors. Needs a task
+    of its own, because it changes the context."""
     EXECUTOR.set(None)
     try:
         value = function(*arguments, **named)
         return await value if inspect.isawaitable(value) else value
     except (KeyboardInterrupt, SystemExit, StopIteration) as error:
-        raise _carried(error) from error
+        raise _for_future(error) from error
 
 
 def copy_result(ended: asyncio.Task[Any], result: asyncio.Future[Any]) -> None:
-    """Give a task's result to a future that is still waited for; that of an abandoned task is dropped."""
+    """Copy a finished task's result to the future that waits for it; the result of an abandoned task is dropped."""
     error = asyncio.CancelledError() if ended.cancelled() else ended.exception()
     if result.done():
         return
@@ -174,11 +161,11 @@ def copy_result(ended: asyncio.Task[Any], result: asyncio.Future[Any]) -> None:
         result.set_exception(error)
 
 
-def _carried(error: BaseException) -> BaseException:
-    """Return what a future can carry of an error: one that would end the thread, the process or an iteration becomes a
-    RuntimeError."""
+def _for_future(error: BaseException) -> BaseException:
+    """Convert an exception that would end the thread, the process or an iteration to a RuntimeError; return others
+    unchanged."""
     if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration, StopAsyncIteration)):
-        ended = RuntimeError(f"{type(error).__name__}: {error}")
-        ended.__cause__ = error
-        return ended
+        converted = RuntimeError(f"{type(error).__name__}: {error}")
+        converted.__cause__ = error
+        return converted
     return error

@@ -1,5 +1,4 @@
-"""The factory of an `Env`: its tasks, generated or from rows of a file, its expert, and how one instance is
-made."""
+"""`WorldFactory`: tasks of an `Env`, generated or read from rows of a file, its expert, and its instances."""
 
 from __future__ import annotations
 
@@ -23,20 +22,20 @@ from sparring.types import Message, Task
 
 Rows = Sequence[Mapping[str, Any]]
 ReadRows = Callable[[str, Mapping[str, str]], Rows]
-"""(path, column mapping) -> rows with our column names; `tasks.files.read_rows` is one."""
+"""Function (path, column mapping) -> rows with our column names, such as `tasks.files.read_rows`."""
 
 DEFAULT_HELD_OUT = 512
 
 
 class WorldFactory:
-    """The `EnvFactory` of a class of worlds.
+    """Factory of a class of worlds. Implements `protocols.EnvFactory`.
 
     Args:
-        name: the world's name, written into its tasks.
-        make: makes one instance.
+        name: name of the world, written into its tasks.
+        make: constructor of one instance.
         config: `[env]`.
-        read_rows: reads the files that `config` names.
-        same: what makes two tasks the same.
+        read_rows: reader of the files that `config` names.
+        same: identity of a task; equal identities are one task.
 
     Raises:
         BadInput: the world has neither data nor `generate`, or its data cannot be split.
@@ -71,16 +70,15 @@ class WorldFactory:
 
     @property
     def shared_thread(self) -> bool:
-        """True where the environments of all rollouts run on one thread."""
+        """True if the environments of all rollouts run on one thread."""
         return self._probe.shared_thread
 
     @property
     def makes_at_once(self) -> bool:
-        """True where the constructor of the environments is not their author's code."""
+        """True if constructing an environment runs no user code."""
         return is_cooperative(type(self._probe).__init__)
 
     def make(self) -> Env:
-        """Make one world for one rollout."""
         return self._make()
 
     def tasks(self, split: str, seed: int) -> Stream:
@@ -88,14 +86,14 @@ class WorldFactory:
         the seed. No task of `eval` occurs in another split.
 
         Raises:
-            BadInput: no such split, or too few different tasks.
+            BadInput: the split is unknown, or there are too few distinct tasks.
         """
         if not self._config.data:
             if seed not in self._splits:
-                self._splits[seed] = self._generated(seed)
+                self._splits[seed] = self._generate_splits(seed)
             return self._splits[seed].stream(split)
         if split == "train":
-            return Stream(lambda index: self._shuffled(seed, index))
+            return Stream(lambda index: self._shuffled_task(seed, index))
         if split == "eval":
             return listed(self._eval)
         if split == "demonstration":
@@ -103,24 +101,24 @@ class WorldFactory:
         raise unknown_split(self.name, split)
 
     def expert(self, task: Task) -> Expert | Mapping[str, Expert] | None:
-        """Return the world's own demonstration of a task.
+        """Return the world's demonstration of a task.
 
         Raises:
-            EnvError: its author's code raised.
+            EnvError: user code raised.
         """
         with boundary(EnvError, f"{self.name}.expert"):
             return self._probe.expert(task)
 
     async def prove(self, boxes: Boxes) -> tuple[int, int]:
-        """Prove of each row of the files that it is judged as it says: its right answer is read, its tests judge, its
-        own right program passes them. As many at once as there are CPUs.
+        """Check each row of the files: its right answer can be read, its tests can judge, and its own right program
+        passes them. Runs one check per CPU at a time.
 
         Returns:
-            how many rows have a right program, and how many rows of programs there are.
+            number of rows with a right program, and number of rows that are programs.
 
         Raises:
-            BadInput: a row is not.
-            JudgeError: a check failed.
+            BadInput: a row failed its check.
+            JudgeError: a judge failed.
             SandboxError: a box failed.
         """
         if not self._config.data or type(self._probe).prove is Env.prove:
@@ -135,7 +133,7 @@ class WorldFactory:
                 try:
                     with self._in_file(task.id):
                         right = await self._probe.prove(task, box)
-                    proven += right  # not in one: another worker may count meanwhile
+                    proven += right  # not in one statement with the await: another worker may add to it meanwhile
                 finally:
                     if box is not None:
                         await box.close()
@@ -145,7 +143,7 @@ class WorldFactory:
 
     @contextmanager
     def _in_file(self, id: str) -> Iterator[None]:
-        """Say of which file and row a task is that is refused."""
+        """Add the file and the row to the refusal of a task."""
         try:
             yield
         except BadInput as error:
@@ -153,12 +151,12 @@ class WorldFactory:
             path = self._config.eval_data if split == "eval" else self._config.data
             raise BadInput(f"{path}, row {row}: {error}", error.where) from error
 
-    def _generated(self, seed: int) -> Splits:
+    def _generate_splits(self, seed: int) -> Splits:
         def draw(split: str, index: int, attempt: int) -> Task:
             item_seed = derived_seed(seed, self.name, split, index, attempt)
             with boundary(BadInput, f"{self.name}.generate", "a task", "correct it"):
                 data = self._probe.generate(Random(item_seed))
-            return self._task(f"{self.name}/{split}/{index}", self._drawn(data), (), item_seed)
+            return self._task(f"{self.name}/{split}/{index}", self._checked_data(data), (), item_seed)
 
         config = self._config
         held_out = config.held_out or DEFAULT_HELD_OUT
@@ -171,8 +169,8 @@ class WorldFactory:
             same=self._same,
         )
 
-    def _drawn(self, data: Any) -> Mapping[str, Any]:
-        """Return what `generate` drew, if it is a task's data; nothing at all where the world needs none."""
+    def _checked_data(self, data: Any) -> Mapping[str, Any]:
+        """Return the data that `generate` drew for a task, or empty data if the world needs none."""
         if isinstance(data, Mapping):
             return data
         if inspect.iscoroutine(data):
@@ -184,7 +182,7 @@ class WorldFactory:
         raise refusal(f"{self.name}.generate", "a dict, the data of a task", got, do)
 
     def _prompt(self, task: Task) -> Sequence[Message]:
-        """Return the messages that a world asks with."""
+        """Return the world's prompt as messages."""
         where, do = f"task {task.id}", "correct the environment or its data"
         with boundary(BadInput, where, f"a prompt from {self.name}.prompt", do):
             prompt = self._probe.prompt(task)
@@ -219,7 +217,7 @@ class WorldFactory:
         )
 
     def _key(self, task: Task) -> str:
-        """Return the task's key by the world or a column of its file; "" where that is its prompt."""
+        """Return the task's deduplication key, from the world or a column of its file; "" if the prompt is the key."""
         if self._config.columns.key:
             return str(task.data["key"])
         with boundary(
@@ -235,8 +233,8 @@ class WorldFactory:
             held_out = self._from_rows(read_rows(config.eval_data, config.columns.mapping()), "eval", config.eval_data)
         else:
             held_out = self._hold_out(tasks)
-        kept = {self._same(task) for task in held_out}
-        train = [task for task in tasks if self._same(task) not in kept]
+        held_out_keys = {self._same(task) for task in held_out}
+        train = [task for task in tasks if self._same(task) not in held_out_keys]
         if not train or not held_out:
             raise refusal(
                 "env.data",
@@ -262,7 +260,7 @@ class WorldFactory:
         return list(tasks.values())
 
     def _hold_out(self, tasks: Sequence[Task]) -> list[Task]:
-        """Choose distinct tasks by their hash: the same ones however the file is sorted, and for every seed."""
+        """Choose distinct tasks by their hash: the same ones for any order of the file and any seed."""
         distinct = list({self._same(task): task for task in reversed(tasks)}.values())
         if not distinct:
             raise refusal(self._config.data, "prompts for training and others for evaluation", "none", "add rows")
@@ -275,7 +273,7 @@ class WorldFactory:
             )
         return sorted(distinct, key=lambda task: derived_seed("held out", self._same(task)))[:count]
 
-    def _shuffled(self, seed: int, index: int) -> Task:
-        """Return a task of the endless stream, whose every epoch has an order of its own."""
+    def _shuffled_task(self, seed: int, index: int) -> Task:
+        """Return a task of the endless stream; every epoch has an order of its own."""
         epoch, place = divmod(index, len(self._train))
         return self._train[order(seed, epoch, len(self._train))[place]]

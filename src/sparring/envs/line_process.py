@@ -1,5 +1,5 @@
-"""`LineProcess`: a program that answers one line with one line, for checks that may never end or need an interpreter of
-their own."""
+"""`LineProcess`: a program that answers each line with a line, for checks that may never end or need their own
+interpreter."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from collections.abc import Mapping, Sequence
 
 
 class LineProcess:
-    """One process; it ends with the last reference to it, at the latest with its input.
+    """Process that ends with the last reference to this object, at the latest when its input closes.
 
     Args:
-        command: the program and its arguments.
-        environment: variables that it has beside this process's.
+        command: program and arguments.
+        environment: variables added to this process's environment.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        self._over = True
+        self._has_ended = True
         variables = {**os.environ, **(environment or {})}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=variables
         )
-        self._over = False
+        self._has_ended = False
 
     def __del__(self) -> None:
-        if not self._over:
+        if not self._has_ended:
             self.end()
 
     @property
     def ended(self) -> bool:
-        """True if the program answers no more."""
-        return self._over
+        """True if the program has ended."""
+        return self._has_ended
 
     def answer(self, line: bytes, wall_s: float) -> bytes | None:
-        """Return the program's answer to a line, both with their line feed; None if it has ended, or says nothing for
+        """Return the program's answer to a line, both with their line feed; None if it has ended, or is silent for
         `wall_s` seconds."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
@@ -47,19 +47,19 @@ class LineProcess:
                     return None
                 piece = os.read(stdout.fileno(), 1 << 16)
                 if not piece:
-                    self._over = True
+                    self._has_ended = True
                     return None
                 answer += piece
         except BrokenPipeError:
-            self._over = True
+            self._has_ended = True
             return None
         return answer
 
     def end(self) -> int:
-        """Kill the program, if it still runs; return its status."""
-        if not self._over:
+        """Kill the program if it still runs, and return its exit status."""
+        if not self._has_ended:
             self._process.kill()
-            self._over = True
+            self._has_ended = True
         status = self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None

@@ -1,4 +1,4 @@
-"""Python objects that a recipe names: `path/to/file.py:name`, which may import the files beside it, or
+"""Python objects that a recipe names: `path/to/file.py:name`, which may import files of its folder, or
 `package.module:name`."""
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ def named(name: str, where: str) -> Any:
     """Return the object at `path/to/file.py:name` or `package.module:name`.
 
     Raises:
-        BadInput: nothing of this name is there, or its module does not run.
+        BadInput: there is no object with this name, or its module fails to run.
     """
     source, _, attribute = name.rpartition(":")
     if not source or not attribute:
         raise refusal(where, "path/to/file.py:name or package.module:name", repr(name), "add the part after the colon")
     module = _from_file(Path(source), where) if source.endswith(".py") else _from_package(source, where)
     if not hasattr(module, attribute):
-        there = [n for n, v in vars(module).items() if isinstance(v, Callable) and v.__module__ == module.__name__]
+        names = [n for n, v in vars(module).items() if isinstance(v, Callable) and v.__module__ == module.__name__]
         raise refusal(
-            where, f"a name defined in {source}", repr(attribute), f"use one of: {', '.join(there) or 'none'}"
+            where, f"a name defined in {source}", repr(attribute), f"use one of: {', '.join(names) or 'none'}"
         )
     return getattr(module, attribute)
 

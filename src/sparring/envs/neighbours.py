@@ -1,8 +1,8 @@
-"""Files of a user that import the files beside them: each folder has modules of its own.
+"""User files that import files of their own folder, with separate modules for each folder.
 
-A file that a recipe names is no part of a package, and its folder is not on `sys.path`: two worlds that each have a
-`helpers.py` would share one. So its `import` statements look into its folder first, Python's own library apart, and
-what they find is loaded under a name that holds the folder. What a file imports by `importlib` is looked for as ever.
+A file that a recipe names is in no package, and its folder is not on `sys.path`: two worlds that each have a
+`helpers.py` would share one. So its `import` statements search its folder first, except for the standard library, and
+modules from there are loaded under a name that contains the folder. Imports through `importlib` are unchanged.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _FOLDERS: dict[Path, _Folder] = {}
 
 
 def run_file(path: Path) -> ModuleType:
-    """Run a file anew, as a module whose neighbours are those of its folder; they are run again where one has changed.
+    """Run a file again as a module that can import files of its folder. Those run again only if one of them has
+    changed.
 
     Raises:
-        BaseException: whatever the file raises.
+        BaseException: exception of the file.
     """
     path = path.resolve()
     folder = _FOLDERS.setdefault(path.parent, _Folder(path.parent))
@@ -36,7 +37,7 @@ def run_file(path: Path) -> ModuleType:
 
 
 def with_neighbours(path: Path) -> list[Path]:
-    """Return a file and all files of its folder that its import statements lead to, in order of their paths."""
+    """Return a file and all files of its folder that it imports, directly or not, sorted by path."""
     files, waiting = set[Path](), [path.resolve()]
     while waiting:
         file = waiting.pop()
@@ -44,14 +45,16 @@ def with_neighbours(path: Path) -> list[Path]:
             continue
         files.add(file)
         with suppress(SyntaxError, ValueError, OSError):
-            for parts in _imported(ast.parse(file.read_bytes()), file.relative_to(path.resolve().parent).parts[:-1]):
+            for parts in _imported_modules(
+                ast.parse(file.read_bytes()), file.relative_to(path.resolve().parent).parts[:-1]
+            ):
                 for end in range(1, len(parts) + 1):
                     waiting += filter(None, [_place(path.resolve().parent, parts[:end])])
     return sorted(files)
 
 
 class _Folder:
-    """Modules of one folder, by their parts: `helpers.py` is ("helpers",)."""
+    """Modules of one folder, by the parts of their name: `helpers.py` is ("helpers",)."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -59,7 +62,7 @@ class _Folder:
         self._parts: dict[str, tuple[str, ...]] = {}
 
     def forget_changed(self) -> None:
-        """Forget all modules of the folder where the file of one has changed."""
+        """Forget all modules of the folder if one of their files has changed."""
         if any(_stamp(path) != stamp for path, stamp in self._stamps.items()):
             for name in self._parts:
                 sys.modules.pop(name, None)
@@ -67,7 +70,7 @@ class _Folder:
             self._parts.clear()
 
     def run(self, path: Path, parts: tuple[str, ...]) -> ModuleType:
-        """Run a file as the module of these parts."""
+        """Run a file as the module with these parts."""
         name = self._name(parts)
         inside = [str(path.parent)] if path.name == "__init__.py" else None
         loader = SourceFileLoader(name, str(path))
@@ -76,7 +79,7 @@ class _Folder:
         module = importlib.util.module_from_spec(spec)
         module.__dict__["__builtins__"] = {**vars(builtins), "__import__": self._import}
         self._parts[name], self._stamps[path] = parts, _stamp(path)
-        sys.modules[name] = module  # type hints of the file's dataclasses are looked up there
+        sys.modules[name] = module  # the file's dataclasses resolve their type hints through it
         try:
             loader.exec_module(module)
         except BaseException:
@@ -97,7 +100,7 @@ class _Folder:
         fromlist: Sequence[str] = (),
         level: int = 0,
     ) -> ModuleType:
-        """Import as `builtins.__import__` does, neighbours first."""
+        """Import as `builtins.__import__` does, but search the folder first."""
         beneath = self._parts.get((globals or {}).get("__package__") or "") if level else ()
         if beneath is None or (level == 0 and name.partition(".")[0] in sys.stdlib_module_names):
             return builtins.__import__(name, globals, locals, fromlist, level)
@@ -111,7 +114,7 @@ class _Folder:
         return modules[-1] if fromlist else modules[0]
 
     def _module(self, parts: tuple[str, ...]) -> ModuleType:
-        """Return the module of these parts, run once."""
+        """Return the module with these parts, and run it the first time."""
         name, path = self._name(parts), _place(self._folder, parts)
         if name in sys.modules:
             return sys.modules[name]
@@ -124,7 +127,7 @@ class _Folder:
 
 
 def _place(folder: Path, parts: Sequence[str]) -> Path | None:
-    """Return the file of a module in a folder; None where it has none."""
+    """Return the file of a module in a folder, or None."""
     path = folder.joinpath(*parts)
     return next((file for file in (path / "__init__.py", path.with_name(f"{path.name}.py")) if file.is_file()), None)
 
@@ -137,8 +140,8 @@ def _stamp(path: Path) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_size
 
 
-def _imported(tree: ast.Module, package: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the modules that a file's import statements name, those of `from x import y` with y as well."""
+def _imported_modules(tree: ast.Module, package: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the modules that import statements name; `from x import y` names both `x` and `x.y`."""
     modules: list[tuple[str, ...]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""The adapter that serves every dataset of the `reasoning-gym` library, with a python tool.
+"""Adapter for every dataset of the `reasoning-gym` library, with a python tool.
 
     [env]
     name = "reasoning_gym"
@@ -8,8 +8,8 @@
     demonstrations = 20
     params = { min_digits = 2, max_digits = 3 }
 
-A task is a pure function of (dataset, params, item seed), so that is all that a `Task` carries: the item is drawn again
-where it is scored, in whatever process that is.
+An item is a pure function of (dataset, params, item seed), so a `Task` carries only these, and scoring draws the item
+again in its own process.
 """
 
 from __future__ import annotations
@@ -47,21 +47,22 @@ from sparring.protocols import Boxes, Expert
 from sparring.types import Message, Score, Task
 
 SEEDED_AT_CREATION = frozenset({"acre", "composite", "gsm_symbolic", "list_functions", "survo"})
-"""Datasets that draw from their seed when they are made; all others when an item is asked for, and are made once."""
+"""Datasets that draw from their seed when created; the others draw when an item is asked for, and are created once."""
 
 HASH_DEPENDENT = frozenset(
     {"isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
 )
-"""Datasets whose items follow the order of Python sets of strings, which differs between processes."""
+"""Datasets with items that depend on the order of Python sets of strings, which differs between processes."""
 
 NOISY = frozenset({"bf", "codeio"})
 """Datasets that print while they draw."""
 
 COMPARES = frozenset({"chain_sum", "fraction_simplification", "products"})
-"""Datasets whose own verifiers only compare numbers, in microseconds, as the library's common one compares texts."""
+"""Datasets with verifiers of their own that compare numbers in microseconds, as the library's default compares
+texts."""
 
 _ALONE = threading.RLock()
-"""Held while the library draws or verifies: environments and the feed of tasks are on threads of their own."""
+"""Lock for draws and verifications, because environments and task streams run on several threads."""
 
 
 class Dataset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,18 +72,18 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Name of the dataset in reasoning-gym."""
 
     weight: float = 1.0
-    """Weight of the dataset among the training tasks, relative to the others'."""
+    """Sampling weight of the dataset among the training tasks, relative to the others."""
 
     coverage: Literal["well", "thin"] = "well"
-    """Coverage of the dataset by demonstrations; reports are split by it."""
+    """Label of how well demonstrations cover the dataset; reports are split by it."""
 
     demonstrations: int = 0
-    """Distinct tasks that the expert demonstrates for supervised fine-tuning."""
+    """Number of distinct tasks that the expert demonstrates for supervised fine-tuning."""
 
     tool_share: float = 1.0
-    """Share of its demonstrations in which the expert computes with the tool; in the others it knows the answer and
-    writes it at once, as a model that was trained on plain answers does: what is left to learn from rewards is to use
-    the tool."""
+    """Share of the demonstrations in which the expert computes with the tool. In the others it writes the answer at
+    once, as a model trained on plain answers does, so that reinforcement learning has the use of the tool left to
+    teach."""
 
     params: dict[str, Any] = {}
     """Overrides of the dataset's own config."""
@@ -98,7 +99,7 @@ class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """`[env.args]` of `reasoning_gym`."""
 
     datasets: tuple[Dataset, ...]
-    """The mix."""
+    """Datasets of the mix."""
 
     binary: bool = True
     """Reward 1 for a full score and 0 for anything less; false keeps the library's partial scores."""
@@ -115,18 +116,17 @@ class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ReasoningGymEnv(Env):
-    """One item: the question as it is, scored by the dataset's own verifier."""
+    """World of one item: the library's question, scored by the dataset's verifier."""
 
     Args = Args
 
     def prompt(self, task: Task) -> str:
-        """Return the question."""
         return entry_of(task)["question"]
 
     @cooperative
     async def reward(self, completion: str, task: Task) -> Score:
-        """Return the dataset's score of the final text, or of what stands in `<answer>` tags there."""
-        raw = 0.0  # of an empty answer, for which some verifiers give a little, or all
+        """Return the dataset's score of the final text, or of its `<answer>` tags."""
+        raw = 0.0  # some verifiers give an empty answer a partial or full score
         if completion:
             answer = extract_answer(completion) or completion
             quick = compares(task.data["dataset"])
@@ -136,17 +136,17 @@ class ReasoningGymEnv(Env):
 
 
 class ReasoningGymToolEnv(PythonTool, ReasoningGymEnv):
-    """The same with the python tool."""
+    """Reasoning-gym world with the python tool."""
 
 
 class ReasoningGym:
-    """The `EnvFactory`.
+    """Factory of reasoning-gym worlds. Implements `protocols.EnvFactory`.
 
     Attributes:
-        coverage: dataset name -> "well" or "thin".
+        coverage: "well" or "thin" by dataset.
 
     Raises:
-        BadInput: an unknown dataset, parameters that it does not have, or one that needs a fixed hash seed.
+        BadInput: a dataset or a parameter is unknown, or a dataset needs a fixed hash seed.
     """
 
     name = "reasoning_gym"
@@ -163,22 +163,21 @@ class ReasoningGym:
             _check(dataset, f"env.args.datasets.{index}")
 
     def make(self) -> Env:
-        """Return one world for one rollout."""
         return (ReasoningGymToolEnv if self._args.tool else ReasoningGymEnv)(self._args)
 
     def tasks(self, split: str, seed: int) -> Stream:
-        """Return `train` (endless), `eval` or `demonstration` (finite, each prompt once); no eval prompt occurs in
-        another.
+        """Return `train` (endless), `eval` or `demonstration` (finite, distinct prompts); no eval prompt occurs in
+        another split.
 
-        Evaluation deals the datasets in turn, so that its first n tasks are even over them.
+        `eval` takes the datasets in turn, so any first n of its tasks are spread evenly over them.
 
         Raises:
-            BadInput: no such split, or a dataset with too few different prompts.
+            BadInput: the split is unknown, or a dataset has too few distinct prompts.
         """
         if seed not in self._splits:
             self._splits[seed] = Splits(
                 self.name,
-                functools.partial(self._draw, seed, self._demonstrated()),
+                functools.partial(self._draw, seed, self._demonstration_datasets()),
                 held_out=self._config.held_out or DEFAULT_HELD_OUT,
                 demonstrations=sum(d.demonstrations for d in self._args.datasets),
                 share=self._config.held_out_share,
@@ -186,20 +185,20 @@ class ReasoningGym:
         return self._splits[seed].stream(split)
 
     async def prove(self, boxes: Boxes) -> tuple[int, int]:
-        """Return nothing to prove: there is no file with rows."""
+        """Return (0, 0): there are no rows to check."""
         return 0, 0
 
     def expert(self, task: Task) -> Expert | None:
-        """Return the scripted demonstration: one tool call, then its output as the answer, or the answer at once; None
-        where there is none."""
+        """Return the scripted demonstration: one tool call followed by its output as the answer, or the answer at once.
+        None if the dataset has no expert or the agent no tool."""
         if not self._args.tool:
             return None
         if derived_seed(task.seed, "tool") / 2**31 < self._by_name[task.data["dataset"]].tool_share:
             return expert_for(task)
         return lambda messages: Message(role="assistant", content=entry_of(task)["answer"])
 
-    def _demonstrated(self) -> tuple[Dataset, ...]:
-        """Return the dataset of every demonstration, the rarer spread evenly among the others."""
+    def _demonstration_datasets(self) -> tuple[Dataset, ...]:
+        """Return the dataset of every demonstration, with rare datasets spread evenly."""
         places = [((i + 0.5) / d.demonstrations, d.name) for d in self._args.datasets for i in range(d.demonstrations)]
         return tuple(self._by_name[name] for _, name in sorted(places))
 
@@ -209,12 +208,12 @@ class ReasoningGym:
         elif split == "demonstration":
             dataset = demonstrated[index]
         else:
-            dataset = self._chosen(derived_seed(seed, "dataset", index) / 2**31)
+            dataset = self._dataset_at(derived_seed(seed, "dataset", index) / 2**31)
         item_seed = derived_seed(seed, dataset.name, split, index, attempt)
         data = {"dataset": dataset.name, "params": dataset.params, "seed": item_seed, "index": index}
         entry = item(dataset.name, dataset.params, item_seed)
         if entry["answer"] == "":
-            return None  # base_conversion writes zero as nothing, so that there is neither a question nor an answer
+            return None  # base_conversion writes zero as "", which leaves an unusable question and answer
         system = (Message(role="system", content=self._config.system),) if self._config.system else ()
         return Task(
             id=f"{dataset.name}/{split}/{index}",
@@ -227,32 +226,32 @@ class ReasoningGym:
             tag=dataset.name,
         )
 
-    def _chosen(self, uniform: float) -> Dataset:
-        """Return the dataset at this point of the weights laid end to end."""
-        left = uniform * sum(d.weight for d in self._args.datasets)
+    def _dataset_at(self, uniform: float) -> Dataset:
+        """Return the dataset at a point in [0, 1) of the cumulated weights."""
+        remaining = uniform * sum(d.weight for d in self._args.datasets)
         weighted = [d for d in self._args.datasets if d.weight]
         for dataset in weighted[:-1]:
-            left -= dataset.weight
-            if left < 0:
+            remaining -= dataset.weight
+            if remaining < 0:
                 return dataset
         return weighted[-1]
 
 
 def entry_of(task: Task) -> dict[str, Any]:
-    """Return the library's item (question, answer, metadata) of a task, drawn again."""
+    """Draw a task's item (question, answer, metadata) again."""
     return item(task.data["dataset"], task.data["params"], task.data["seed"])
 
 
 def score_answer(task: Task, answer: str) -> float:
-    """Return the library's own score of an answer, 0 to 1; 0 where its verifier cannot even read the answer.
+    """Return the library's score of an answer, from 0 to 1; 0 if the verifier cannot read the answer.
 
     Raises:
-        EnvError: the verifier raises on the right answer as well, so that it is not the policy's doing.
+        EnvError: the verifier raises on the right answer as well, so the policy is not to blame.
     """
     name, seed, params = task.data["dataset"], task.data["seed"], _canonical(task.data["params"])
     entry = _item(name, params, seed)
-    with decimal.localcontext(decimal.Context()) if compares(name) else _undisturbed(seed, name):
-        verifier = _made(name, params, 0) if compares(name) else _dataset(name, params, seed)
+    with decimal.localcontext(decimal.Context()) if compares(name) else _isolated_library(seed, name):
+        verifier = _create(name, params, 0) if compares(name) else _dataset(name, params, seed)
         try:
             with boundary(EnvError, f"reasoning-gym's verifier of {name}"):
                 return float(verifier.score_answer(answer, copy.deepcopy(entry)))
@@ -263,38 +262,37 @@ def score_answer(task: Task, answer: str) -> float:
 
 
 def compares(name: str) -> bool:
-    """Return whether a dataset's verifier only compares the answer with the right one: it draws nothing, and takes no
-    time to speak of."""
+    """Return whether a dataset's verifier only compares the answer with the right one: it draws nothing and is fast."""
     verifier = DATASETS[name][0].score_answer
     return name in COMPARES or verifier is ProceduralDataset.score_answer and name not in SEEDED_AT_CREATION
 
 
 def item(name: str, params: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Return one item of a dataset: a pure function of its arguments, which is more than the library promises.
+    """Return one item of a dataset as a pure function of the arguments, which the library does not guarantee.
 
     Returns:
-        question, answer and metadata. The caller leaves it unchanged, for it is cached.
+        question, answer and metadata, cached: not to be modified.
     """
     return _item(name, _canonical(params), seed)
 
 
 @functools.lru_cache(maxsize=4096)
 def _item(name: str, params: str, seed: int) -> dict[str, Any]:
-    with _undisturbed(seed, name):
+    with _isolated_library(seed, name):
         return _dataset(name, params, seed)[0]
 
 
 def _dataset(name: str, params: str, seed: int) -> Any:
-    """Return the dataset object that holds the item at index 0."""
+    """Return the dataset object with the item at index 0."""
     if name in SEEDED_AT_CREATION:
-        return _made(name, params, seed)
-    dataset = _made(name, params, 0)
+        return _create(name, params, seed)
+    dataset = _create(name, params, 0)
     dataset.seed = seed
     return dataset
 
 
 @functools.lru_cache(maxsize=512)
-def _made(name: str, params: str, seed: int) -> Any:
+def _create(name: str, params: str, seed: int) -> Any:
     settings = json.loads(params)
     if name == "composite":
         settings["datasets"] = [DatasetSpec(**spec) for spec in settings.get("datasets", ())]
@@ -306,8 +304,8 @@ def _canonical(params: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _undisturbed(seed: int, name: str) -> Iterator[None]:
-    """Shut off what leaks in and out of the library: global generators, the decimal context, prints, other threads."""
+def _isolated_library(seed: int, name: str) -> Iterator[None]:
+    """Isolate the library: global random generators, the decimal context, prints, other threads."""
     quiet = contextlib.redirect_stdout(io.StringIO()) if name in NOISY else contextlib.nullcontext()
     with _ALONE, quiet, decimal.localcontext(decimal.Context()):
         state, array_state = random.getstate(), numpy.random.get_state()

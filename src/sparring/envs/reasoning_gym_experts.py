@@ -1,7 +1,7 @@
-"""Scripted experts: for a question, the short program that answers it, and the conversation around it.
+"""Scripted experts of reasoning-gym: a short program that answers the question, and the conversation around it.
 
-A program copies what it can from the question as it stands, and prints the answer as it is to be given, so that what a
-small model has to learn is to copy, to choose the program, and to repeat the tool's output.
+A program copies its input from the question and prints the answer in its final form, so a small model only has to learn
+to copy, to choose the program, and to repeat the tool's output.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from sparring.protocols import Expert
 from sparring.types import Message, Task, ToolCall
 
 Program = Callable[[str], str]
-"""Question -> Python source whose output is the answer."""
+"""Function question -> Python source that prints the answer."""
 
 
 def expert_for(task: Task) -> Expert | None:
-    """Return the expert of a task's dataset: one call of the python tool, then its output; None where there is none."""
+    """Return the expert of a task's dataset, which calls the python tool once and repeats its output; None without
+    one."""
     name = task.data["dataset"]
     if name == "calendar_arithmetic":
         program: Program = functools.partial(_calendar, year=task.data["params"].get("year", 2022))
@@ -50,7 +51,7 @@ def _between(text: str, before: str, after: str = "") -> str:
     return (rest.split(after, 1)[0] if after else rest).strip()
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return repr(text) if '"' in text or "\\" in text else f'"{text}"'
 
 
@@ -109,7 +110,7 @@ def _complex_arithmetic(question: str) -> str:
 
 
 def _spell_backward(question: str) -> str:
-    return f"print({_quoted(_between(question, 'nus): '))}[::-1])"
+    return f"print({_quote(_between(question, 'nus): '))}[::-1])"
 
 
 def _prime_factorization(question: str) -> str:
@@ -136,7 +137,7 @@ def _number_sorting(question: str) -> str:
 def _letter_counting(question: str) -> str:
     letter = _between(question, 'the letter "', '" appear')
     text = _between(question, 'in the text: "').removesuffix('"?')
-    return f"print({_quoted(text)}.lower().count({_quoted(letter)}))"
+    return f"print({_quote(text)}.lower().count({_quote(letter)}))"
 
 
 def _simple_equations(question: str) -> str:
@@ -171,7 +172,7 @@ def _number_filtering(question: str) -> str:
 
 
 def _word_sequence_reversal(question: str) -> str:
-    return f'print(", ".join({_quoted(_between(question, "words: "))}.split(", ")[::-1]))'
+    return f'print(", ".join({_quote(_between(question, "words: "))}.split(", ")[::-1]))'
 
 
 PROGRAMS: Mapping[str, Program] = {
@@ -198,7 +199,7 @@ PROGRAMS: Mapping[str, Program] = {
     "spell_backward": _spell_backward,
     "word_sequence_reversal": _word_sequence_reversal,
 }
-"""Dataset -> program; `calendar_arithmetic` has one beside these, for it must know the dataset's year."""
+"""Programs by dataset. `calendar_arithmetic` is not among them, because its program needs the dataset's year."""
 
 _MONTHS = "|".join(calendar.month_name[1:])
 _DAYS = "|".join(calendar.day_name)
@@ -216,10 +217,12 @@ def _calendar(question: str, *, year: int) -> str:
         return f"import calendar\nprint(calendar.day_name[({first}+{after})%7])"
     if len(dates) == 2:
         weekday = re.search(rf"How many ({_DAYS})s|occurrences of ({_DAYS})|does ({_DAYS}) occur", question)
-        wanted = "<5" if weekday is None else f"=={list(calendar.day_name).index(next(filter(None, weekday.groups())))}"
+        condition = (
+            "<5" if weekday is None else f"=={list(calendar.day_name).index(next(filter(None, weekday.groups())))}"
+        )
         first, last = dates
         span = f"range({_source(first)}.toordinal(),{_source(last)}.toordinal()+1)"
-        return f"from datetime import *\nprint(sum((d+6)%7{wanted} for d in {span}))"
+        return f"from datetime import *\nprint(sum((d+6)%7{condition} for d in {span}))"
     offset = re.search(r"(\d+)[- ]days?", question)
     if offset is None:
         return f'from datetime import *\nprint({_source(dates[0])}.strftime("%A"))'
@@ -236,7 +239,7 @@ def _recurring(question: str, ordinal: str, weekday: str) -> str:
 
 
 def _dates(question: str, year: int) -> list[date]:
-    """Return the dates of a question in order; one that lies before its predecessor is of the next year, as the library
+    """Return the dates of a question in order. A second date before the first is moved to the next year, as the library
     means it."""
     numeric = re.findall(r"(\d\d)/(\d\d)/(\d{4})", question)
     named = re.findall(rf"({_MONTHS}) (\d{{1,2}})\b", question)

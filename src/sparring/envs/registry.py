@@ -1,5 +1,5 @@
-"""`[env]` -> an `EnvFactory`: a built-in name, `package.module:Name`, `path/to/file.py:Name`, a reward function, or a
-rubric."""
+"""Registry: `[env]` -> an `EnvFactory` for a built-in name, `package.module:Name`, `path/to/file.py:Name`, a reward
+function, or a rubric."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ BUILT_IN = {
 def load_env(
     config: EnvConfig, read_rows: ReadRows | None = None, judges: Judges | None = None, same: Same = identity
 ) -> EnvFactory:
-    """Find the world and check its settings.
+    """Return the factory of a world, with its settings checked.
 
     Args:
         config: `[env]`.
-        read_rows: reads data files; `sparring.tasks.files.read_rows`, handed in because sibling packages never import
-            each other. Only a world with `data` needs it.
-        judges: who a rubric's judges are; only a rubric that has some needs them.
-        same: what makes two tasks the same.
+        read_rows: reader of data files, `sparring.tasks.files.read_rows`; a parameter because packages of one layer
+            never import each other. Only a world with `data` needs it.
+        judges: judges of a rubric, if it has judged parts.
+        same: identity of a task; equal identities are one task.
 
     Raises:
-        BadInput: no such world, settings that it does not have, or tasks that cannot be made.
+        BadInput: the world does not exist, does not have these settings, or its tasks cannot be made.
     """
     if config.reward:
         function = outside if config.reward == OUTSIDE else named(config.reward, "env.reward")

@@ -1,4 +1,4 @@
-"""Roles of an environment, and the requirements of one that has several."""
+"""Names of an environment's roles, and checks of an environment with several."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from sparring.types import DEFAULT_ROLES
 
 NAME = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*")
 RETRY, BROKEN = "retry-", "broken-"
-"""Beginnings of the last part of the id of an attempt that started over, and of one that broke and was rebuilt;
-trajectories have their role there."""
+"""Prefixes of the last part of an attempt's id: a retry, and an attempt that broke and was rebuilt. A trajectory's id
+has its role there."""
 
 
 def roles_of(env: AnyEnv) -> tuple[str, ...]:
-    """Return the roles that a world names, in its order; `policy` alone where it names none."""
+    """Return the roles that a world names, in its order, or `policy` if it names none."""
     return tuple(getattr(env, "roles", DEFAULT_ROLES))
 
 
 def check_roles(env: AnyEnv) -> tuple[str, ...]:
-    """Prove that a world's roles can be told apart, and that a world of several has the methods that know them.
+    """Check that a world's roles have distinct names, and that a world with several roles implements `step_of` and
+    `score_all`.
 
     Returns:
         its roles.
 
     Raises:
-        BadInput: it has none, two of one name, one that is no name, or lacks `step_of` or `score_all`.
+        BadInput: a name is invalid or occurs twice, there is none, or a method is missing.
     """
     where = f"env {type(env).__name__}: roles"
-    named = getattr(env, "roles", DEFAULT_ROLES)
-    if not isinstance(named, (tuple, list)) or not named or not all(isinstance(role, str) for role in named):
-        raise refusal(where, "a tuple of names, like ('proposer', 'solver')", repr(named), "correct it")
-    roles = tuple(named)
+    declared = getattr(env, "roles", DEFAULT_ROLES)
+    if not isinstance(declared, (tuple, list)) or not declared or not all(isinstance(role, str) for role in declared):
+        raise refusal(where, "a tuple of names, like ('proposer', 'solver')", repr(declared), "correct it")
+    roles = tuple(declared)
     for role in roles:
         if roles.count(role) > 1:
             raise refusal(where, "roles of different names", f"two called {role!r}", "rename one")

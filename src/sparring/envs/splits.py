@@ -1,4 +1,4 @@
-"""Streams of tasks that are pure functions of (seed, index), and splits that no task is in two of."""
+"""Task streams that are pure functions of (seed, index), and splits that share no task."""
 
 from __future__ import annotations
 
@@ -13,43 +13,42 @@ from sparring.errors import refusal
 from sparring.types import Message, Task
 
 MAX_TRIES = 1000
-"""Draws for one place of a stream before the world's tasks are called too few."""
+"""Maximum number of draws for one place of a stream; then the world has too few distinct tasks."""
 
 Draw = Callable[[str, int, int], Task | None]
-"""(split, index, attempt) -> task; another attempt is another draw for the same place. None: this draw is unusable."""
+"""Function (split, index, attempt) -> task. Each attempt is another draw for the same place; None: an unusable draw."""
 
 
 def derived_seed(*parts: str | int) -> int:
-    """Return a seed below 2^31 from names and indices: xxh3_64 of their text, so that it is the same in every
-    process."""
+    """Return a seed below 2^31 from names and indices: xxh3_64 of their text, equal in every process."""
     return xxhash.xxh3_64_intdigest("\x1f".join(map(str, parts)).encode()) >> 33
 
 
 @functools.lru_cache(maxsize=4)
 def order(seed: int, epoch: int, count: int) -> tuple[int, ...]:
-    """Return a permutation of `count` places that depends on nothing but its arguments."""
+    """Return a permutation of `count` places, a function of its arguments alone."""
     return tuple(sorted(range(count), key=lambda place: derived_seed(seed, epoch, place)))
 
 
 Same = Callable[[Task], str]
-"""Task -> what makes it the same as another."""
+"""Function task -> identity; tasks with equal identities count as one."""
 
 
 def identity(task: Task) -> str:
-    """Return what makes two tasks the same: the world's own key, else what its messages tell. No key is equal to any
-    text: it begins with a separator, which is a space in a text."""
+    """Return a task's identity: its deduplication key, else its normalised messages. A key starts with a separator that
+    no normalised text starts with, so the two never collide."""
     return f"\x1f{task.key}" if task.key else told(task.messages)
 
 
 def identity_by_words(task: Task) -> str:
-    """Return what made two tasks the same in early runs, whose splits stay: as `identity`, but roles, calls and
-    thoughts did not count."""
+    """Return the identity used by early runs, which keep their splits: as `identity`, but without roles, tool calls and
+    reasoning."""
     return f"\x1f{task.key}" if task.key else _words(task.messages)
 
 
 def told(messages: Sequence[Message]) -> str:
-    """Return what a prompt tells, without case and spacing: its words where it is one question, with a system message
-    or without; else each message with its role, its thought and its calls."""
+    """Return the normalised content of a prompt, without case and spacing: the words alone for one question with or
+    without a system message; else each message with its role, reasoning and tool calls."""
     roles = [message.role for message in messages]
     plain = roles in (["user"], ["system", "user"]) and not messages[-1].reasoning
     if plain or not messages:
@@ -71,25 +70,26 @@ def _parts(message: Message) -> Iterator[str]:
 
 
 def normalised(text: str) -> str:
-    """Normalise a text: texts that differ only in blanks and case become the same."""
+    """Return a text without differences of blanks and case."""
     return " ".join(text.split()).casefold()
 
 
 def can_be_held_out(task: Task, share: float, same: Same = identity) -> bool:
-    """Return True if a task belongs to the `share` that is never trained on. This depends on its identity alone."""
+    """Return True if a task belongs to the held-out `share`, which is never trained on; a function of its identity."""
     return xxhash.xxh3_64_intdigest(same(task).encode()) < share * 2**64
 
 
 def overlap(eval_tasks: Iterable[Task], train_tasks: Iterable[Task]) -> set[str]:
-    """Return the identities of tasks that occur in both; empty is what it must be."""
+    """Return the identities of tasks that occur in both splits; they must not share any."""
     return {identity(t) for t in eval_tasks} & {identity(t) for t in train_tasks}
 
 
 class Stream:
-    """A `TaskSource` whose task at a place depends on nothing but the place: its whole state is one number.
+    """Task stream by index: each task is a function of its index, so the state is one number. Implements
+    `protocols.TaskSource`.
 
     Args:
-        at: the task at an index, None past the end.
+        at: returns the task at an index, None past the end.
     """
 
     def __init__(self, at: Callable[[int], Task | None]) -> None:
@@ -97,40 +97,37 @@ class Stream:
         self._next = 0
 
     def next(self) -> Task | None:
-        """Return the next task, None at the end."""
         task = self._at(self._next)
         if task is not None:
             self._next += 1
         return task
 
     def observe(self, group: Any) -> None:
-        """Ignore results: a stream of this kind does not learn from them."""
+        """Ignore results: this stream does not learn from them."""
 
     def state(self) -> Mapping[str, Any]:
-        """Return the position of the stream."""
         return {"next": self._next}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state()`."""
         self._next = int(state["next"])
 
 
 def listed(tasks: list[Task]) -> Stream:
-    """Return a finite stream of these tasks."""
+    """Return a finite stream of tasks."""
     return Stream(lambda index: tasks[index] if index < len(tasks) else None)
 
 
 class Splits:
-    """The three streams of a generated world for one seed: eval is drawn first, the others skip its tasks.
+    """Three task streams of a generated world for one seed. `eval` is drawn first; the others skip its tasks.
 
     Args:
-        world: its name, for errors.
-        draw: makes a task.
-        held_out: distinct tasks in the eval stream.
-        demonstrations: distinct tasks in the demonstration stream.
-        share: of all tasks, how many can be held out, and are then in no other stream of any seed; 0 lets the draws
-            decide.
-        same: what makes two tasks the same.
+        world: name of the world, for errors.
+        draw: draws a task.
+        held_out: number of distinct tasks in the eval stream.
+        demonstrations: number of distinct tasks in the demonstration stream.
+        share: share of all tasks that may be held out; these occur in no other stream of any seed. 0: the draws of
+            `eval` decide.
+        same: identity of a task.
     """
 
     def __init__(
@@ -154,7 +151,7 @@ class Splits:
         """Return the stream of `train` (endless), `eval` or `demonstration` (finite).
 
         Raises:
-            BadInput: no such split, or the world has too few different tasks.
+            BadInput: the split is unknown, or the world has too few distinct tasks.
         """
         if split == "train":
             return Stream(lambda index: self._fresh(split, index, self._held_out))

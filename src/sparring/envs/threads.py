@@ -1,9 +1,8 @@
-"""Threads on which the code of environments' authors runs: each environment has one of its own, with an event loop.
+"""Threads for user code: each environment has a thread of its own, with an event loop.
 
-Measured against one thread for all of them, which a single blocking call would stop: log/2026-11-23-whose-time.md.
-The threads are daemons, so the interpreter's exit does not wait for code that never ends. Code that holds Python's
-interpreter lock (a regular expression that backtracks for ever, arithmetic on huge numbers) stops every thread
-whatever thread it is on: run such code in a box or in a process.
+log/2026-11-23-whose-time.md measures them against one thread for all, which a single blocking call would stop. The
+threads are daemons, so the interpreter exits even if user code never ends. Code that holds Python's interpreter lock (a
+backtracking regular expression, arithmetic on huge numbers) stops every thread; run such code in a box or a process.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ class LoopThread:
 
     Attributes:
         loop: the event loop.
-        tasks: those that code on the loop began and that are not over.
+        tasks: unfinished tasks that code on the loop started.
     """
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.loop.set_task_factory(self._begun)
+        self.loop.set_task_factory(self._create_task)
         self.tasks: set[asyncio.Task[Any]] = set()
         self._thread = threading.Thread(target=self._work, name="environment", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after what it does now. Safe to call from any thread."""
+        """End the thread after its current callback. Safe to call from any thread."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.loop.stop)
 
-    def _begun(self, loop: asyncio.AbstractEventLoop, work: Any, **named: Any) -> asyncio.Task[Any]:
+    def _create_task(self, loop: asyncio.AbstractEventLoop, work: Any, **named: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **named)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -52,13 +51,13 @@ class LoopThread:
 
 
 class Inbox:
-    """Results on their way to an event loop: threads wake it once for all that are ready.
+    """Queue of results for an event loop, which wakes up once for all that are ready.
 
     Args:
-        home: the event loop.
+        home: event loop that receives the results.
 
     Attributes:
-        gate: held while a thread is made: one in a turn of the event loop, which a hundred at once would stop.
+        gate: lock for starting threads, one per pass of the event loop, which a hundred at once would block.
     """
 
     def __init__(self, home: asyncio.AbstractEventLoop) -> None:
@@ -68,24 +67,24 @@ class Inbox:
         self.gate = asyncio.Lock()
 
     def put(self, call: _Call) -> None:
-        """Send a call that is over. Safe to call from any thread."""
+        """Send a finished call. Safe to call from any thread."""
         self._calls.append(call)
         if not self._awake and not self._home.is_closed():
             self._awake = True
             self._home.call_soon_threadsafe(self._take)
 
     def _take(self) -> None:
-        """Hand the results over, at home."""
+        """Deliver the results, on the home loop."""
         self._awake = False
         while self._calls:
             self._calls.popleft().arrive()
 
 
 class LoopThreads:
-    """Pool of threads. A thread serves one environment at a time and the next one after it.
+    """Pool of threads. A thread serves one environment at a time.
 
     Args:
-        grace_s: seconds that cancelled code has to end before it is abandoned.
+        grace_s: seconds for cancelled code to end before it is abandoned.
     """
 
     def __init__(self, grace_s: float = GRACE_S) -> None:
@@ -103,20 +102,20 @@ class LoopThreads:
         return self._inboxes[home]
 
     def executor(self, *, shared: bool = False) -> ThreadExecutor:
-        """Return the executor of one environment. It takes a thread with its first call.
+        """Return the executor of one environment. Its first call takes a thread.
 
         Args:
-            shared: all such executors have one thread, so one call that blocks holds up the calls of all.
+            shared: use the one thread of all shared executors; a call that blocks stops the calls of all.
         """
         return ThreadExecutor(self, shared=shared)
 
     @property
     def has_idle(self) -> bool:
-        """True where a thread need not be made."""
+        """True if there is an idle thread."""
         return bool(self._idle)
 
     def take(self, *, shared: bool = False) -> LoopThread:
-        """Return a thread that serves nobody, or the one that is shared."""
+        """Return an idle thread, or the shared one."""
         if shared:
             self._shared = self._shared or LoopThread()
             return self._shared
@@ -126,14 +125,14 @@ class LoopThreads:
         return self._idle.pop() if self._idle else LoopThread()
 
     def abandon(self, thread: LoopThread) -> None:
-        """Leave a thread to the call that never ends; it stops should that end."""
+        """Give a thread up to a call that does not end; the thread stops if it ever does."""
         if thread is self._shared:
             self._shared = None
         thread.stop()
 
     def give_back(self, thread: LoopThread) -> None:
-        """Take a thread back once the tasks that an environment left on it are cancelled and over; one on which a task
-        goes on although it was cancelled is stopped."""
+        """Make a thread idle after cancelling the tasks that its environment left on it; stop it if one of them goes
+        on."""
         if thread is self._shared:
             return
         if thread.tasks:
@@ -142,7 +141,7 @@ class LoopThreads:
             self._idle.append(thread)
 
     def _empty(self, thread: LoopThread, tries: int) -> None:
-        """Make a thread idle, or cancel what is left on it and look again. Runs on the thread itself."""
+        """Make a thread idle, or cancel its tasks and check again later. Runs on the thread itself."""
         if not thread.tasks:
             self._idle.append(thread)
         elif tries < 10:
@@ -154,18 +153,18 @@ class LoopThreads:
 
 
 THREADS = LoopThreads()
-"""The threads of this process."""
+"""Pool of this process."""
 
 
 class ThreadExecutor:
-    """Executor on a thread of its own: code that blocks stops its own environment alone.
+    """Executor on a thread of its own: a call that blocks stops only its own environment. Implements `Executor`.
 
     Args:
-        threads: where the thread comes from.
-        shared: the thread is that of all shared executors.
+        threads: pool of threads.
+        shared: use the one thread of all shared executors.
 
     Attributes:
-        abandoned: as the protocol says; the thread is left to the call.
+        abandoned: True if a cancelled call never ended; it keeps the thread.
     """
 
     def __init__(self, threads: LoopThreads = THREADS, *, shared: bool = False) -> None:
@@ -175,12 +174,6 @@ class ThreadExecutor:
         self.abandoned = False
 
     async def run(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call a function on the thread.
-
-        Raises:
-            RuntimeError: the executor was abandoned or closed, or the call raised what no future can carry.
-            Exception: what the call raised.
-        """
         if self.abandoned or self._closed:
             raise RuntimeError("an earlier call never ended" if self.abandoned else "the environment is closed")
         if self._thread is None and not self._shared and not self._threads.has_idle:
@@ -190,12 +183,12 @@ class ThreadExecutor:
         return await self._run(function, arguments, named)
 
     def _take(self) -> None:
-        """Take a thread, if there is none yet."""
+        """Take a thread unless it has one."""
         if self._thread is None:
             self._thread, self._inbox = self._threads.take(shared=self._shared), self._threads.inbox()
 
     async def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Call a function; the call has begun before anything is awaited."""
+        """Call a function; the call starts before the first await."""
         self._take()
         assert self._thread is not None
         call = _Call(self._thread.loop, self._inbox, called(function, arguments, named))
@@ -208,17 +201,12 @@ class ThreadExecutor:
             raise
 
     async def finish(self, function: Callable[..., Any]) -> Any:
-        """Call the function that ends the environment; it has begun before anything is awaited.
-
-        Raises:
-            Exception: what the call raised.
-        """
         if self.abandoned or self._closed:
             raise RuntimeError("an earlier call never ended" if self.abandoned else "the environment is closed")
         return await self._run(function, (), {})
 
     def close(self) -> None:
-        """Give the thread back, unless a call has it for good. Safe to call twice."""
+        """Give the thread back, unless an abandoned call keeps it. Safe to call twice."""
         thread, self._thread = self._thread, None
         self._closed = True
         if thread is not None and not self.abandoned:
@@ -229,47 +217,46 @@ class _Call:
     """One call on a thread.
 
     Attributes:
-        result: of the call, on the event loop that it was made from.
-        ended: True once the thread is done with it.
+        result: future of the call's result, on the loop that made the call.
+        ended: True once the call is over.
     """
 
-    __slots__ = ("_home", "_inbox", "_loop", "_over", "_task", "_work", "ended", "result")
+    __slots__ = ("_end", "_home", "_inbox", "_loop", "_task", "_work", "ended", "result")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, inbox: Inbox, work: Coroutine[Any, Any, Any]) -> None:
         self._home = asyncio.get_running_loop()
         self._loop, self._inbox, self._work = loop, inbox, work
         self._task: asyncio.Task[Any] | None = None
-        self._over: asyncio.Future[None] | None = None
+        self._end: asyncio.Future[None] | None = None
         self.result: asyncio.Future[Any] = self._home.create_future()
         self.ended = False
-        loop.call_soon_threadsafe(self._begin)  # in a copy of this context, of which the task has a copy again
+        loop.call_soon_threadsafe(self._begin)  # runs in a copy of this context, which the task copies again
 
     async def cancelled(self, grace_s: float) -> bool:
-        """Cancel the call; return whether it was over within the grace period."""
-        self._over = self._home.create_future()
+        """Cancel the call; return whether it ended within the grace period."""
+        self._end = self._home.create_future()
         self._loop.call_soon_threadsafe(self._cancel)
-        await asyncio.wait((self._over,), timeout=grace_s)
+        await asyncio.wait((self._end,), timeout=grace_s)
         return self.ended
 
     def arrive(self) -> None:
-        """Hand the result over, at home."""
+        """Deliver the result, on the home loop."""
         assert self._task is not None
         self.ended = True
-        if self._over is not None and not self._over.done():
-            self._over.set_result(None)
+        if self._end is not None and not self._end.done():
+            self._end.set_result(None)
         copy_result(self._task, self.result)
 
     def _begin(self) -> None:
-        """Begin the call, on the thread."""
+        """Start the call, on the thread."""
         HOME.set(self._home)
         self._task = asyncio.Task(self._work, loop=self._loop)
         self._task.add_done_callback(self._answer)
 
     def _cancel(self) -> None:
-        """Cancel the call, on the thread."""
         if self._task is not None:
             self._task.cancel()
 
     def _answer(self, task: asyncio.Task[Any]) -> None:
-        """Send the call home once it is over, from the thread."""
+        """Send the finished call home, from the thread."""
         self._inbox.put(self)

@@ -13,10 +13,10 @@ from starlette.types import Receive, Scope, Send
 
 from sparring.errors import SparringError
 from sparring.gateway.dialects.dialect import AnswerWriter, BytesOf, ClientRequest, Dialect, encoded
-from sparring.gateway.exchange import Part, ReadExchange
+from sparring.gateway.exchange import ReadExchange
 from sparring.gateway.refusals import client_error, refused
 from sparring.gateway.serving import WHEN_BROKEN
-from sparring.reply import ReplyHead, SampledReply
+from sparring.reply import ReplyHead, ReplyPart, SampledReply
 from sparring.types import Message
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class Connection:
         self.exchange.wakers.discard(self._wake)
         self.exchange.deliver(self.delivered)
 
-    async def parts(self, patience_s: float | None = None) -> Sequence[tuple[int, Part]]:
+    async def parts(self, patience_s: float | None = None) -> Sequence[tuple[int, ReplyPart]]:
         """Return the parts that were not read yet; none where none come in time, or the exchange is over.
 
         Raises:
@@ -203,7 +203,7 @@ async def while_there(receive: Receive, answering: asyncio.Future[T]) -> T:
         await asyncio.gather(answering, leaving, return_exceptions=True)
 
 
-def _written(writer: AnswerWriter, sample: int, part: Part, begun: bool) -> bytes:
+def _written(writer: AnswerWriter, sample: int, part: ReplyPart, begun: bool) -> bytes:
     """Return a part of an exchange as events. Only the first head is written."""
     if isinstance(part, ReplyHead):
         return b"" if begun else writer.begin(part)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Protocol
 
 import msgspec
@@ -14,11 +15,10 @@ import xxhash
 from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError
 from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.models import ModelTable
+from sparring.protocols import Session
 from sparring.record.rendering import apart, has_many, renders_long
-from sparring.reply import AnsweringSession, ReplyHead, SampledReply, ShownReply, as_shown, pieces_of
+from sparring.reply import ReplyHead, ReplyPart, ReplyRequest, SampledReply, ShownReply, as_shown, pieces_of
 from sparring.types import Message, ReplyPiece
-
-Part = ReplyHead | ReplyPiece | SampledReply
 
 RETAINED = 64
 """Exchanges of one door that are there to be read again when nobody reads them."""
@@ -38,7 +38,7 @@ RETRIES = b"x-stainless-retry-count"
 class ReadExchange(Protocol):
     """Exchange as the connections that read it see it: see the attributes of `Exchange`."""
 
-    parts: list[tuple[int, Part]]
+    parts: list[tuple[int, ReplyPart]]
     error: SparringError | None
     over: bool
     wakers: set[Callable[[], None]]
@@ -92,8 +92,8 @@ class Exchange:
         wakers: called when there is more; one for each connection that reads.
     """
 
-    def __init__(self, session: AnsweringSession, client_request: ClientRequest) -> None:
-        self.parts: list[tuple[int, Part]] = []
+    def __init__(self, session: Session, client_request: ClientRequest) -> None:
+        self.parts: list[tuple[int, ReplyPart]] = []
         self.replies: dict[int, SampledReply] = {}
         self.error: SparringError | None = None
         self.over = False
@@ -164,7 +164,7 @@ class Exchange:
             self._wake()
 
     async def _reply(self, sample: int, wanted: ClientRequest) -> None:
-        reply = await self._session.reply(
+        request = ReplyRequest(
             wanted.messages,
             wanted.tools,
             constraint=wanted.constraint,
@@ -172,8 +172,14 @@ class Exchange:
             stop=wanted.stop,
             evidence=wanted.evidence,
             calls=wanted.calls,
-            show=(lambda part: self._show(sample, part)) if wanted.stream else None,
+            in_pieces=wanted.stream,
         )
+        async with aclosing(self._session.reply(request)) as parts:
+            async for part in parts:
+                if isinstance(part, SampledReply):
+                    reply = part
+                else:
+                    self._show(sample, part)
         if sample not in self._ids:
             self._show(sample, ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens))
         for piece in self._shown[sample].rest(reply.message):
@@ -219,7 +225,7 @@ class Exchanges:
         session: of the policy.
     """
 
-    def __init__(self, session: AnsweringSession) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._all: OrderedDict[Exchange, bytes] = OrderedDict()
         self._of_request: dict[bytes, list[Exchange]] = {}
@@ -240,7 +246,7 @@ class Exchanges:
         """Those whose connection broke, and that nobody reads."""
         return [exchange for exchange in self._all if exchange.broken and not exchange.wakers]
 
-    def begin(self, request: bytes, *, retried: bool, session: AnsweringSession, wanted: ClientRequest) -> Exchange:
+    def begin(self, request: bytes, *, retried: bool, session: Session, wanted: ClientRequest) -> Exchange:
         """Return the exchange of a request: that of the one that it repeats, or a new one, which samples from now on.
 
         Args:
@@ -255,13 +261,13 @@ class Exchanges:
             self.add(request, exchange)
         return exchange
 
-    async def count(self, session: AnsweringSession, wanted: ClientRequest) -> int:
+    async def count(self, session: Session, wanted: ClientRequest) -> int:
         """Return the number of ids of a conversation. Raises LimitReached where it is too long by far."""
         if renders_long(wanted.messages) or has_many(tool.parameters for tool in wanted.tools):
             return await apart(session.count, wanted.messages, wanted.tools)
         return session.count(wanted.messages, wanted.tools)
 
-    async def refuse(self, session: AnsweringSession, reason: str, *, misdirected: bool = False) -> None:
+    async def refuse(self, session: Session, reason: str, *, misdirected: bool = False) -> None:
         """Take note of a refusal; see `DoorExchanges.refuse`."""
         if not misdirected or not self._all and not self._refused:
             session.refuse(reason)
@@ -281,7 +287,7 @@ class Exchanges:
         return id
 
     async def conversations(
-        self, models: ModelTable[AnsweringSession], replies: Collection[str]
+        self, models: ModelTable[Session], replies: Collection[str]
     ) -> dict[str, tuple[Message, ...]]:
         """Return conversations by the ids of their last replies; see `DoorExchanges.conversations`."""
         recalled = {reply: self._heard[reply] for reply in replies if reply in self._heard}

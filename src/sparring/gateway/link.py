@@ -14,7 +14,7 @@ from sparring.errors import BadInput, InfraError, LimitReached, PolicyFailure, R
 from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.exchange import DoorExchanges
 from sparring.gateway.keys import WrongKey
-from sparring.gateway.models import ModelTable, SpellingSession, UnknownModel
+from sparring.gateway.models import ModelTable, UnknownModel
 from sparring.gateway.reading import Room
 from sparring.reply import ReplyHead, SampledReply
 from sparring.types import ReplyPiece
@@ -27,7 +27,7 @@ class AnsweredDoor(Protocol):
     """Door as the endpoints see it, here or in the process of a run: see the attributes of `server.Door`."""
 
     @property
-    def models(self) -> ModelTable[SpellingSession]:
+    def models(self) -> ModelTable[Any]:
         """The models that its client may name."""
 
     @property

@@ -33,7 +33,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from sparring.errors import BadInput, LimitReached, SparringError, boundary, refusal
-from sparring.gateway.exchange import Exchange, Part
+from sparring.gateway.exchange import Exchange
 from sparring.gateway.keys import PATH, wrong_key
 from sparring.gateway.link import (
     SOCKET,
@@ -58,7 +58,8 @@ from sparring.gateway.reading import read_body
 from sparring.gateway.server import Gateway, gateway_here
 from sparring.gateway.serving import MOST_SENT, LocalServer, server_settings
 from sparring.gateway.tool_server import READER, CallResponse, RunningCall
-from sparring.reply import AnsweringSession, ReplyHead, SampledReply
+from sparring.protocols import Session
+from sparring.reply import ReplyHead, ReplyPart, SampledReply
 
 T = TypeVar("T")
 
@@ -87,7 +88,7 @@ class _Reader:
         self._more = asyncio.Event()
         exchange.wakers.add(self._more.set)
 
-    async def parts(self) -> AsyncIterator[tuple[int, Part]]:
+    async def parts(self) -> AsyncIterator[tuple[int, ReplyPart]]:
         """Yield the parts as they come, until the exchange is over or the connection has left."""
         read = 0
         while not self.left:
@@ -314,7 +315,7 @@ async def _form(request: Request, kind: type[T], most_bytes: int = MOST_SENT) ->
     return form
 
 
-async def _lines(reader: _Reader, session: AnsweringSession | None) -> AsyncIterator[bytes]:
+async def _lines(reader: _Reader, session: Session | None) -> AsyncIterator[bytes]:
     """Yield an exchange as lines; with `session`, the bytes of its replies' ids."""
     async for sample, part in reader.parts():
         if isinstance(part, SampledReply):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sparring.errors import BadInput, refusal
 from sparring.types import POLICY, Label
@@ -13,14 +13,7 @@ AUXILIARY = "auxiliary"
 """Name under which the policy answers titles and routes: what it says there is recorded, and not trained."""
 
 
-class SpellingSession(Protocol):
-    """Session of a model, as far as the writing of an answer needs it."""
-
-    def bytes_of(self, token: int) -> bytes:
-        """Return the bytes of one id, which may be a part of a character."""
-
-
-S_co = TypeVar("S_co", bound=SpellingSession, covariant=True)
+S_co = TypeVar("S_co", covariant=True)
 
 
 class UnknownModel(BadInput):

@@ -19,7 +19,6 @@ from starlette.types import Receive, Scope, Send
 from sparring.errors import InfraError, LimitReached, SparringError
 from sparring.gateway.connection import while_there
 from sparring.gateway.dialects.dialect import ClientRequest
-from sparring.gateway.exchange import Part
 from sparring.gateway.keys import KeyTable, WrongKey, key_of
 from sparring.gateway.link import (
     SOCKET,
@@ -47,7 +46,7 @@ from sparring.gateway.reading import Room, read_body, read_tool_call
 from sparring.gateway.rewards import MOST_BYTES
 from sparring.gateway.serving import WHEN_BROKEN
 from sparring.gateway.tool_server import READER
-from sparring.reply import SampledReply
+from sparring.reply import ReplyPart, SampledReply
 from sparring.types import Message
 
 OF_CONNECTION = frozenset(
@@ -59,8 +58,8 @@ REMEMBERED = 4096
 """Doors that are there to be used again without asking the run's process."""
 
 
-class RemoteSession:
-    """Session in the run's process, as far as the gateway needs it: the bytes of ids that its replies had."""
+class RemoteModel:
+    """Model whose session is in the run's process: the bytes of the ids that its replies had."""
 
     def __init__(self, spelled: dict[int, bytes]) -> None:
         self._spelled = spelled
@@ -74,7 +73,7 @@ class RemoteExchange:
     """Exchange in the run's process, as this process has read it so far; implements `ReadExchange`."""
 
     def __init__(self, exchanges: RemoteExchanges, form: ExchangeForm) -> None:
-        self.parts: list[tuple[int, Part]] = []
+        self.parts: list[tuple[int, ReplyPart]] = []
         self.error: SparringError | None = None
         self.over = False
         self.wakers: set[Callable[[], None]] = set()
@@ -117,7 +116,7 @@ class RemoteExchange:
             for wake in self.wakers:
                 wake()
 
-    def _take(self, sample: int, part: Part) -> None:
+    def _take(self, sample: int, part: ReplyPart) -> None:
         if isinstance(part, SampledReply):
             self._replies[sample] = part
         self.parts.append((sample, part))
@@ -208,7 +207,7 @@ class RemoteExchanges:
 class RemoteDoor:
     """Door that the run's process has opened. Implements `AnsweredDoor`."""
 
-    models: ModelTable[RemoteSession]
+    models: ModelTable[RemoteModel]
     leave_out: frozenset[str]
     exchanges: RemoteExchanges
     room: Room
@@ -314,11 +313,11 @@ class GatewayLink:
         if door is None:
             form = decode(await self.post("door", encode(KeyForm(key=key))), DoorForm)
             spelled: dict[int, bytes] = {}
-            models = {name: RemoteSession(spelled) if entry is None else entry for name, entry in form.models.items()}
+            models = {name: RemoteModel(spelled) if entry is None else entry for name, entry in form.models.items()}
             if len(self._doors) >= REMEMBERED:
                 self._doors.pop_oldest()
             door = self._doors[key] = RemoteDoor(
-                models=ModelTable(RemoteSession(spelled), models),
+                models=ModelTable(RemoteModel(spelled), models),
                 leave_out=frozenset(form.leave_out),
                 exchanges=RemoteExchanges(self, key, spelled),
                 room=form.room,

@@ -36,7 +36,7 @@ from sparring.gateway.exchange import Exchanges, is_retried
 from sparring.gateway.hosts import at_home, shows_key
 from sparring.gateway.keys import PATH, KeyTable, key_of, wrong_key
 from sparring.gateway.link import AnsweredDoor, RunLink
-from sparring.gateway.models import ModelTable, SpellingSession, model_listed, model_listed_for_google
+from sparring.gateway.models import ModelTable, model_listed, model_listed_for_google
 from sparring.gateway.openapi import document
 from sparring.gateway.reading import Overflow, Room, read_call, read_tool_call
 from sparring.gateway.refusals import (
@@ -56,8 +56,7 @@ from sparring.gateway.rewards import refused as word_refused
 from sparring.gateway.serving import LocalServer, server_settings
 from sparring.gateway.tool_server import CallResponse, ToolCalls, answer_tools
 from sparring.gateway.workers import RunKeys, WorkerDesk, listening_at, reached
-from sparring.protocols import ToolHost
-from sparring.reply import AnsweringSession
+from sparring.protocols import Session, ToolHost
 
 NOTED = "x-sparring-noted"
 """Header of an answer: fields of the request that had no effect."""
@@ -89,9 +88,9 @@ class Door:
 
     url: str
     key: str
-    session: AnsweringSession
+    session: Session
     room: Room
-    models: ModelTable[AnsweringSession]
+    models: ModelTable[Session]
     leave_out: frozenset[str] = frozenset()
     exchanges: Exchanges = field(init=False)
     tools: ToolHost | None = None
@@ -133,8 +132,8 @@ class Gateway:
 
     async def open(
         self,
-        session: AnsweringSession,
-        models: Mapping[str, AnsweringSession | str] = {},
+        session: Session,
+        models: Mapping[str, Session | str] = {},
         leave_out: Sequence[str] = (),
     ) -> Door:
         """Open a door to a session, and the server where none runs.
@@ -160,7 +159,7 @@ class Gateway:
             door = Door(self._url, key, session, room, table, frozenset(leave_out))
             door.turned_away = self._turned_away[0]
             self._doors[door.key] = door
-            rewards = getattr(session, "rewards", None)  # of a run that takes some from outside
+            rewards = session.rewards
             if rewards is not None and not rewards.closed:
                 door.reward_key = f"rk-{secrets.token_urlsafe(24)}"
                 for key in (door.reward_key, door.key)[: 1 + rewards.by_sampler]:
@@ -431,7 +430,7 @@ def gateway_here() -> Gateway:
 async def open_door(
     session: Any,
     *,
-    models: Mapping[str, AnsweringSession | str] = {},
+    models: Mapping[str, Session | str] = {},
     leave_out: Sequence[str] = (),
     gateway: Gateway | None = None,
 ) -> AsyncIterator[Door]:
@@ -472,7 +471,7 @@ def _forwarded(forward: Answer) -> Answer:
     return endpoint
 
 
-def _labelled(client_request: ClientRequest, models: ModelTable[SpellingSession]) -> ClientRequest:
+def _labelled(client_request: ClientRequest, models: ModelTable[Any]) -> ClientRequest:
     """Return a request with the label of its model, where its client gives none. Raises `UnknownModel`."""
     label, evidence = models.label(client_request.model), client_request.evidence
     if label is None or evidence.label is not None:

@@ -1,1 +1,1 @@
-"""Harnesses, which hold the conversation of a rollout: the in-process chat loop, or any Python callable."""
+"""Harnesses, which hold the conversation of a rollout: the chat loop, Python callables, agent programs, workers."""

@@ -11,10 +11,10 @@ from sparring.types import BoxSpec, Task
 
 
 class HarnessByEnvironment:
-    """Harness that hands each episode to the one of its task's environment. Implements `protocols.Harness`.
+    """Harness that passes each episode to the harness of its task's environment. Implements `protocols.Harness`.
 
     Args:
-        harnesses: by the environment's name.
+        harnesses: harnesses by environment.
     """
 
     def __init__(self, harnesses: Mapping[str, Harness]) -> None:
@@ -22,13 +22,13 @@ class HarnessByEnvironment:
 
     @property
     def mounts(self) -> Mapping[str, str] | None:
-        """The folders of the host that programs of these harnesses need; None where none runs programs."""
+        """Files and folders of the host that the harnesses' programs need; None if they run no programs."""
         mounts = [mounts_of(harness) for harness in self._harnesses.values()]
         needed = [each for each in mounts if each is not None]
         return {target: source for each in needed for target, source in each.items()} if needed else None
 
     def behind(self, open_door: OpenDoor, leases: Callable[[], Leases | None], within_s: float | None) -> Harness:
-        """Return these harnesses, whose workers claim elsewhere."""
+        """Return these harnesses with workers that claim rollouts at another server."""
         moved = {name: behind(harness, open_door, leases, within_s) for name, harness in self._harnesses.items()}
         return HarnessByEnvironment(moved)
 
@@ -38,26 +38,26 @@ class HarnessByEnvironment:
         return task.box if widened is None else widened(task, tools=tools)
 
     async def run(self, episode: Episode) -> None:
-        """Hold the conversation of one episode."""
         await self._harnesses[episode.task.env].run(episode)
 
 
 def behind(
     harness: Harness, open_door: OpenDoor, leases: Callable[[], Leases | None], within_s: float | None = None
 ) -> Harness:
-    """Return a harness whose workers claim at another server than the run's; one without workers stays as it is.
+    """Return a harness with workers that claim rollouts at a server other than the run's; a harness without workers is
+    returned unchanged.
 
     Args:
-        harness: of the run.
+        harness: harness of the run.
         open_door: opens a session to a program at that server.
-        leases: gives those of that server.
-        within_s: seconds in which a worker has to claim a rollout; None: any.
+        leases: returns the leases of that server.
+        within_s: seconds in which a worker must claim a rollout; None: unlimited.
     """
     moved = getattr(harness, "behind", None)
     return harness if moved is None else moved(open_door, leases, within_s)
 
 
 def mounts_of(harness: Harness) -> Mapping[str, str] | None:
-    """Return the folders of the host that a harness's boxes need, by their path in the boxes; None where it runs no
-    programs."""
+    """Return the files and folders of the host that a harness's boxes need, by their path in the boxes; None if it runs
+    no programs."""
     return getattr(harness, "mounts", None)

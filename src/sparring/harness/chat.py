@@ -1,4 +1,4 @@
-"""The in-process chat loop: the world speaks, the policy replies, until the world is done."""
+"""In-process chat loop: the world and the policy take turns until the world is done."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from sparring.protocols import Episode
 
 
 class ChatHarness:
-    """Runs a world as a chat. It opens the world; whoever made the world scores and closes it."""
+    """Harness that runs a world as a chat. It opens the world; the caller scores and closes it. Implements
+    `protocols.Harness`."""
 
     async def run(self, episode: Episode) -> None:
         """Hold the conversation to its end.
@@ -15,8 +16,8 @@ class ChatHarness:
         Raises:
             LimitReached: a limit of the task was hit.
             EngineError: the engine failed.
-            EnvError: the world raised something untyped, neither ended nor said anything, or asked for what does not
-                compile.
+            EnvError: the world raised an untyped error, returned neither an end nor a message, or asked for a
+                constraint that does not compile.
         """
         env, session = episode.env, episode.session()
         where = f"environment {episode.task.env}, task {episode.task.id}"
@@ -28,7 +29,7 @@ class ChatHarness:
                 raise EnvError(f"{where}: expected the end or a message to reply to, got neither")
             try:
                 reply = await session.complete(messages, env.tools, constraint=observation.constraint)
-            except BadInput as cause:  # the run's own constraint was tried before the run
+            except BadInput as cause:  # the run's own constraint has been compiled before
                 raise EnvError(f"{where}: constraint: {cause}") from cause
             with boundary(EnvError, f"{where}: step"):
                 observation = await env.step(reply)

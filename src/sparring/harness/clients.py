@@ -1,8 +1,8 @@
-"""Clients that a harness's function is handed: by the names of its parameters.
+"""API clients for a harness's function, by the names of its parameters:
 
     async def agent(episode, openai_client): ...
 
-`door` is the address and the key, for any client; the others are the vendors' own asynchronous clients, ready to use.
+`door` is the address and the key, for any client; the others are the vendors' asynchronous clients, ready to use.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ async def _door(door: Address) -> AsyncIterator[Address]:
     yield door
 
 
-def _secured(door: Address) -> bool:
-    """Return whether a door is reached by TLS. To load the certificates for that takes some 50 ms of the run's loop."""
+def _uses_tls(door: Address) -> bool:
+    """Return whether a session is reached by TLS, since loading certificates takes some 50 ms of the run's loop."""
     return door.url.startswith("https")
 
 
 @asynccontextmanager
 async def _openai(door: Address) -> AsyncIterator[Any]:
     package = importlib.import_module("openai")
-    sender = package.DefaultAsyncHttpxClient(verify=_secured(door))
+    sender = package.DefaultAsyncHttpxClient(verify=_uses_tls(door))
     async with package.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.key, http_client=sender) as client:
         yield client
 
@@ -40,7 +40,7 @@ async def _openai(door: Address) -> AsyncIterator[Any]:
 @asynccontextmanager
 async def _anthropic(door: Address) -> AsyncIterator[Any]:
     package = importlib.import_module("anthropic")
-    sender = package.DefaultAsyncHttpxClient(verify=_secured(door))
+    sender = package.DefaultAsyncHttpxClient(verify=_uses_tls(door))
     async with package.AsyncAnthropic(base_url=door.url, api_key=door.key, http_client=sender) as client:
         yield client
 
@@ -48,7 +48,7 @@ async def _anthropic(door: Address) -> AsyncIterator[Any]:
 @asynccontextmanager
 async def _google(door: Address) -> AsyncIterator[Any]:
     genai = importlib.import_module("google.genai")
-    arguments = {"verify": _secured(door)}
+    arguments = {"verify": _uses_tls(door)}
     options = {"base_url": door.url, "client_args": arguments, "async_client_args": arguments}
     client = genai.Client(api_key=door.key, http_options=options).aio
     try:
@@ -63,18 +63,18 @@ CLIENTS: dict[str, tuple[str, Callable[[Address], Any]]] = {
     "anthropic_client": ("anthropic", _anthropic),
     "google_client": ("google.genai", _google),
 }
-"""By the parameter's name: the package that has the client, and how one is opened."""
+"""Package and factory of each client, by parameter name."""
 
 
 def clients_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
-    """Return the clients that a function wants beside the episode.
+    """Return the clients that a function takes in addition to the episode.
 
     Args:
-        function: of a harness.
-        name: of it in the recipe.
+        function: function of a harness.
+        name: name of the function in the recipe.
 
     Raises:
-        BadInput: a parameter is none of `CLIENTS`, or its package is not installed.
+        BadInput: a parameter is not in `CLIENTS`, or its package is not installed.
     """
     empty = inspect.Parameter.empty
     parameters = [each for each in inspect.signature(function).parameters.values() if each.kind not in (2, 4)]
@@ -94,7 +94,7 @@ def clients_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
 async def with_clients(
     function: Callable[..., Awaitable[None]], names: Sequence[str], open_door: OpenDoor, episode: Episode
 ) -> None:
-    """Run a function with its clients, which live as long as it runs."""
+    """Run a function with its clients, and close them afterwards."""
     async with AsyncExitStack() as stack:
         with episode.queue():  # for the gateway
             door = await stack.enter_async_context(open_door(episode.session()))

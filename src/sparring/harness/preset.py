@@ -1,8 +1,8 @@
-"""Presets: how a published agent program is started so that every byte it asks for comes to the gateway.
+"""Presets: how to start a published agent program so that all of its requests go to the gateway.
 
-A preset is a TOML file: those of this package's folder `presets`, or any file that `[rollout] harness` names. Texts may
-hold `{prompt}`, `{system}`, `{url}`, `{key}`, `{model}`, `{context}`, `{reply}`, `{recent}` and `{tools}`, which are
-filled in for each rollout; a script is written as it is.
+A preset is a TOML file: one of this package's folder `presets`, or a file that `[rollout] harness` names. Texts may
+contain `{prompt}`, `{system}`, `{url}`, `{key}`, `{model}`, `{context}`, `{reply}`, `{recent}` and `{tools}`, which are
+filled in for each rollout; a script is written unchanged.
 """
 
 from __future__ import annotations
@@ -22,71 +22,71 @@ KEY = "rollout.harness"
 
 
 class WithTools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Additions where the world has tools, which are an MCP server at `{tools}` under the same key."""
+    """Additions for a world with tools, which an MCP server at `{tools}` offers under the same key."""
 
     arguments: tuple[str, ...] = ()
-    """Arguments that are added to the command."""
+    """Additional arguments of the command."""
 
     files: dict[str, str] = {}
     """Files in the program's home, by path; they replace those of the preset."""
 
 
 class AgentProgram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An agent program, and how it is started."""
+    """Agent program, and how to start it."""
 
     command: tuple[str, ...]
-    """The program and its arguments. Programs are looked for in the folder `rollout.programs` (npm's and a virtual
+    """Program and arguments. The program is searched in the folder `rollout.programs` (npm's and a virtual
     environment's), then on PATH."""
 
     models: dict[str, str] = {}
-    """Other names that the program has for models, each with the one that answers: `policy`, or `auxiliary`, whose
-    replies are not trained. `*` stands for any letters."""
+    """Models by the program's names for them: `policy`, or `auxiliary`, with replies that are not trained. `*` in a
+    name stands for any characters."""
 
     leave_out: tuple[str, ...] = ()
-    """Types of tools of the vendor's servers that are left out of requests in the place of refusing them."""
+    """Types of the vendor's server-side tools that are removed from requests instead of refusing them."""
 
     stdin: str = ""
     """Text of its standard input."""
 
     script: str = ""
-    """File beside the preset that becomes `agent.py` in the program's home."""
+    """File next to the preset that becomes `agent.py` in the program's home."""
 
     environment: dict[str, str] = {}
-    """Its environment, beside PATH, HOME, TMPDIR, LANG and TZ; nothing of the run's own."""
+    """Environment variables, in addition to PATH, HOME, TMPDIR, LANG and TZ; none of the run's are passed on."""
 
     files: dict[str, str] = {}
     """Files in its home, by path."""
 
     with_tools: WithTools | None = None
-    """Additions where the world has tools; a preset without cannot be used there."""
+    """Additions for a world with tools; a preset without this table cannot be used there."""
 
     calls_from_code: bool = False
-    """True lets calls of the world's tools run that stand in no reply, for a model that writes code which calls them.
-    Each counts as a tool call of the rollout."""
+    """Let the program call the world's tools without a sampled call, for a model that writes code which calls them.
+    Each such call counts as a tool call of the rollout."""
 
     install: str = ""
-    """Package that holds the program: `npm:name` or `pip:name`."""
+    """Package of the program: `npm:name` or `pip:name`."""
 
     node: int = 0
-    """Least major version of Node that it runs on; 0: it needs none."""
+    """Minimum major version of Node; 0: none needed."""
 
     timeout_s: float = 1800.0
-    """Seconds after which it is killed; the rollout is then truncated."""
+    """Seconds after which the program is killed, and the rollout truncated."""
 
     grace_s: float = 60.0
-    """Seconds that it may go on after its rollout has hit a limit: every request is refused then."""
+    """Seconds that the program may go on after its rollout hits a limit, with every request refused."""
 
     memory_bytes: int = 4 << 30
-    """Memory of all its processes together."""
+    """Maximum memory of all its processes together."""
 
     disk_bytes: int = 512 << 20
-    """Bytes that it may write, in its home and its work folder together."""
+    """Maximum bytes of files in its home and its work folder together."""
 
     processes: int = 512
-    """Processes and threads."""
+    """Maximum number of processes and threads."""
 
     output_bytes: int = 16384
-    """Output that is retained, of standard output and of standard error each."""
+    """Maximum bytes that are kept of standard output and standard error each."""
 
     def __post_init__(self) -> None:
         if not self.command or not self.command[0]:
@@ -99,21 +99,21 @@ class AgentProgram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def preset_names() -> tuple[str, ...]:
-    """Return the names of the presets of this package."""
+    """Return the names of this package's presets."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
 
 def load_preset(name: str) -> tuple[AgentProgram, str]:
-    """Read a preset.
+    """Return a preset and the text of its script.
 
     Args:
-        name: of this package's presets, or a path that ends in `.toml`.
+        name: name of one of this package's presets, or a path that ends in `.toml`.
 
     Returns:
-        the preset, and the text of its script, empty where it has none.
+        preset, and the text of its script, or "".
 
     Raises:
-        BadInput: there is none, or it does not parse.
+        BadInput: the preset does not exist, or does not parse.
     """
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     try:
@@ -128,6 +128,6 @@ def load_preset(name: str) -> tuple[AgentProgram, str]:
 
 
 def fill(text: str, values: Mapping[str, Any]) -> str:
-    """Return a text with `{name}` replaced by each value; other braces stay, and so do those that a value brings."""
+    """Return a text with `{name}` replaced by each value; other braces stay, also those in values."""
     names = "|".join(map(re.escape, values))
     return re.sub(f"{{({names})}}", lambda match: str(values[match[1]]), text)

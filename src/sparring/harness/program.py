@@ -1,14 +1,14 @@
-"""Harness that runs an agent program, unmodified, in the rollout's box.
+"""Harness that runs an unmodified agent program in the rollout's box.
 
-The program finds one server at an address of its own: the gateway, behind which the rollout's session is. It has no
-other network, a home (`/agent`) and a work folder (`/box`), which the world fills before and reads after: it is the
-rollout's box. A world with tools needs the box for these; there the program has another one.
+The program reaches one server, the gateway with the rollout's session, and no other network. It has a home (`/agent`)
+and a work folder (`/box`), which the world fills before and reads afterwards. If the world has tools, they use the
+rollout's box, and the program has a box of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -21,31 +21,31 @@ from sparring.harness.find import Installation, find_program
 from sparring.harness.preset import KEY, AgentProgram, fill, load_preset
 from sparring.harness.relay import relay_to
 from sparring.harness.world_tools import SampledCalls, WorldTools
-from sparring.protocols import Episode, ToolHost
-from sparring.reply import ReplyHead, Show
+from sparring.protocols import Episode, Session, ToolHost
+from sparring.reply import Reply, ReplyHead, ReplyPart, ReplyRequest, ReplyStream, SessionLayer
 from sparring.types import BoxSpec, ExecResult, Message, ReplyPiece, Task
 
 T = TypeVar("T")
 PORT = 8700
 URL = f"http://127.0.0.1:{PORT}"
-"""Address of the gateway in the box; the same in every rollout, so that prompts are."""
+"""Address of the gateway in the box, equal in every rollout so that prompts are equal."""
 
 HOME, WORK, MODEL = "/agent", "/box", "policy"
 LONGEST_ARGUMENT = 128 << 10
-"""Bytes of one argument that the kernel takes."""
+"""Maximum number of bytes of an argument, a limit of the kernel."""
 
 LAST_WORDS = 2000
-"""Characters of a program's output that an error or a note repeats."""
+"""Maximum number of characters of a program's output in an error or a note."""
 
 
 class Address(Protocol):
     """Address of a session for a program outside this process.
 
     Attributes:
-        url: of the server, without a path.
-        key: that opens the session.
-        tools: of the world, which the server hosts; None where it has none.
-        reward_key: under which the rollout is rewarded from outside; empty where the run takes no rewards.
+        url: URL of the server, without a path.
+        key: API key of the session.
+        tools: tools of the world, which the server offers; None without tools.
+        reward_key: key for rewards from outside; "" if the run takes none.
     """
 
     url: str
@@ -55,7 +55,7 @@ class Address(Protocol):
 
 
 class OpenDoor(Protocol):
-    """Opens sessions to programs."""
+    """Opener of sessions to programs."""
 
     def __call__(
         self, session: Any, *, models: Mapping[str, Any] = {}, leave_out: Sequence[str] = ()
@@ -63,96 +63,70 @@ class OpenDoor(Protocol):
         """Open a session for as long as the context lasts.
 
         Args:
-            session: of the policy.
-            models: other names that the program may have for models, each with the one that answers.
-            leave_out: types of the vendor's own tools that are left out of requests.
+            session: session of the policy.
+            models: models by the program's names for them.
+            leave_out: types of the vendor's own tools that are removed from requests.
         """
 
 
-class CountedSession:
-    """A session that counts what is asked of it, and says when the rollout is over. Other attributes are its own.
+class ProgramRequests(SessionLayer):
+    """Count of the requests of a program, and of what ends its rollout. A layer around the session's replies.
 
     Args:
-        session: of the rollout.
-        calls: account of the rollout's calls, which the replies are written into.
+        session: session of the rollout.
+        calls: account of the rollout's tool calls, which replies are added to.
 
     Attributes:
-        requests: replies that were asked for.
-        limit: the limit of the rollout that was hit; None where none was. The context's length is none: a client that
-            hears of it compacts.
-        refused: the refusal for good of whoever answers; None where there was none.
-        calls: as they were given.
+        session: session of the rollout.
+        calls: account of the rollout's tool calls.
+        requests: number of requests for a reply.
+        limit: limit that the rollout hit, or None. The context length does not count, since a client may compact and go
+            on.
+        refused: permanent refusal of a request, or None.
     """
 
-    def __init__(self, session: Any, calls: SampledCalls) -> None:
-        self._session = session
+    def __init__(self, session: Session, calls: SampledCalls) -> None:
+        self.session = session
         self.calls = calls
         calls.when_over = self._hit
         self.requests = 0
         self.limit: LimitReached | None = None
         self.refused: RequestRefused | None = None
-        self._over = asyncio.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
+        self._end = asyncio.Event()
 
     @property
     def unanswered(self) -> str:
-        """Fate of the requests, in words, where none was answered with a turn and none hit a limit of the
-        rollout or the context; else empty. A client that ends so has done nothing that could be scored."""
-        session = self._session
+        """Fate of the requests in words if none was answered with a turn or hit a limit of the rollout or the context;
+        else "". Such a rollout has nothing to score."""
+        session = self.session
         return "" if session.has_turn or session.limit is not None else session.silence
 
-    async def reply(
-        self, messages: Sequence[Message], *arguments: Any, show: Show | None = None, **settings: Any
-    ) -> Any:
-        """Ask the session for a reply. Raises what the session raises."""
-        self._ask(messages)
-        shown = _ShownCalls(self.calls)
+    async def reply(self, request: ReplyRequest, below: Reply) -> ReplyStream:
+        self.requests += 1
+        self.calls.go_on(request.messages)
+        if self.limit is not None and self.limit.reason == "max_tool_calls":  # calls from code have hit their limit
+            raise self.limit
+        offered = _OfferedCalls(self.calls)
         try:
-            show = None if show is None else shown.then(show)
-            reply = await self._session.reply(messages, *arguments, show=show, **settings)
+            async with aclosing(below(request)) as parts:
+                async for part in parts:
+                    offered.add(part)
+                    yield part
         except (LimitReached, RequestRefused) as error:
             self._hit(error)
             raise
-        shown.end(reply)
-        return reply
-
-    async def stream(self, messages: Sequence[Message], *arguments: Any, **settings: Any) -> AsyncIterator[Any]:
-        """Ask the session for a reply in pieces. Raises what the session raises."""
-        self._ask(messages)
-        shown = _ShownCalls(self.calls)
-        async with aclosing(self._session.stream(messages, *arguments, **settings)) as pieces:
-            try:
-                async for piece in pieces:
-                    shown.add(piece)
-                    yield piece
-            except (LimitReached, RequestRefused) as error:
-                self._hit(error)
-                raise
 
     def overflow(self, limit: LimitReached) -> None:
-        """Take note of a request that nobody read; see `AnsweringSession.overflow`."""
         self.requests += 1
-        self._session.overflow(limit)
 
     def deliver(self, reply: str, delivered: bool) -> None:
-        """Take note of whether a client got a reply whole; see `AnsweringSession.deliver`."""
         if not delivered:
             self.calls.reopen(reply)
-        self._session.deliver(reply, delivered)
-
-    def _ask(self, messages: Sequence[Message]) -> None:
-        """Take note of a request. Raises LimitReached where calls from code have hit their limit."""
-        self.requests += 1
-        self.calls.go_on(messages)
-        if self.limit is not None and self.limit.reason == "max_tool_calls":
-            raise self.limit
 
     async def awaited(self, work: Awaitable[T], grace_s: float) -> T | None:
-        """Return what some work of the client comes to. It is dropped, and None returned, where it has not ended
-        `grace_s` seconds after the rollout has hit its limit, or whoever answers has refused a request for good."""
-        working, over = asyncio.ensure_future(work), asyncio.ensure_future(self._over.wait())
+        """Return the result of a client's work. Cancel it and return None if it has not ended `grace_s` seconds after
+        the rollout hit a limit or a request was refused for good."""
+        working, over = asyncio.ensure_future(work), asyncio.ensure_future(self._end.wait())
         try:
             await asyncio.wait((working, over), return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
@@ -164,56 +138,43 @@ class CountedSession:
             await asyncio.gather(working, over, return_exceptions=True)
 
     def _hit(self, error: LimitReached | RequestRefused) -> None:
-        """Take note of what ends the rollout."""
+        """Record the end of the rollout."""
         if isinstance(error, RequestRefused):
             self.refused = error
-            self._over.set()
+            self._end.set()
         elif error.reason != "context_length":
             self.limit = error
-            self._over.set()
+            self._end.set()
 
 
-class _ShownCalls:
-    """Calls of one reply, each of which may run from when it is shown."""
+class _OfferedCalls:
+    """Calls of one reply, each of which may run as soon as it is read."""
 
     def __init__(self, calls: SampledCalls) -> None:
-        self._calls, self._reply, self._num_shown = calls, "", 0
+        self._calls, self._reply, self._num_offered = calls, "", 0
 
-    def then(self, show: Show) -> Show:
-        """Return what takes note of a part and then shows it."""
-
-        def shows(part: ReplyHead | ReplyPiece) -> None:
-            self.add(part)
-            show(part)
-
-        return shows
-
-    def add(self, part: Any) -> None:
-        """Take note of a part of the reply, or of the reply."""
+    def add(self, part: ReplyPart) -> None:
+        """Offer the calls of a part of the reply, or of the whole reply."""
         if isinstance(part, ReplyHead):
             self._reply = part.id
         elif isinstance(part, ReplyPiece):
             if part.call is not None:
-                self._calls.offer(self._reply, self._num_shown, part.call)
-                self._num_shown += 1
+                self._calls.offer(self._reply, self._num_offered, part.call)
+                self._num_offered += 1
         else:
-            self.end(part)
-
-    def end(self, reply: Any) -> None:
-        """Take note of the calls of a whole reply that were not shown before."""
-        for at, call in enumerate(reply.message.tool_calls[self._num_shown :], start=self._num_shown):
-            self._calls.offer(reply.id, at, call)
+            for at, call in enumerate(part.message.tool_calls[self._num_offered :], start=self._num_offered):
+                self._calls.offer(part.id, at, call)
 
 
 class ProgramHarness:
-    """Harness that runs a program. Implements `protocols.Harness`.
+    """Harness that runs an agent program. Implements `protocols.Harness`.
 
     Args:
-        name: of the preset.
-        preset: how the program is started.
+        name: name of the preset.
+        preset: preset of the program.
         script: text of the preset's script.
-        installation: where the program is.
-        open_door: opens a session to it.
+        installation: installed program.
+        open_door: opens a session to the program.
 
     Attributes:
         mounts: files and folders of the host that boxes of this run need, by their path in the boxes.
@@ -227,16 +188,16 @@ class ProgramHarness:
         self._preset, self._script, self._installation, self._open_door = preset, script, installation, open_door
 
     def box_of(self, task: Task, *, tools: bool) -> BoxSpec:
-        """Return the box that a rollout of a task needs: the task's, with room for the program if it runs there.
+        """Return the box for a rollout of a task: the task's, with room for the program if it runs there.
 
         Args:
-            task: whose box it is.
-            tools: whether the world has tools; the box is then theirs alone.
+            task: task of the rollout.
+            tools: whether the world has tools, which then have the box to themselves.
         """
         spec = task.box or BoxSpec(timeout_s=60.0)
-        return spec if tools else self._widened(spec)
+        return spec if tools else self._with_program_limits(spec)
 
-    def _widened(self, spec: BoxSpec) -> BoxSpec:
+    def _with_program_limits(self, spec: BoxSpec) -> BoxSpec:
         preset = self._preset
         return replace(
             spec,
@@ -249,11 +210,11 @@ class ProgramHarness:
         """Let the program work on the task until it ends.
 
         Raises:
-            LimitReached: it ran for too long, or needed too much memory.
-            EnvError: the world broke.
-            Unanswered: the program ended without a reply, and hit no limit: it asked for none, or was refused.
-            BadInput: the world has tools, which the program cannot be handed.
-            SandboxError: there is no box that runs programs.
+            LimitReached: the program exceeded its time or memory.
+            EnvError: the world failed.
+            Unanswered: the program ended without a reply or a limit: it made no request, or was refused.
+            BadInput: the world has tools, but the preset has no table for them.
+            SandboxError: the boxes run no programs.
         """
         box = _box_of(episode)
         with boundary(EnvError, f"environment {episode.task.env}, task {episode.task.id}: open"):
@@ -265,26 +226,28 @@ class ProgramHarness:
             raise refusal(KEY, "a program that is handed the world's tools", f"{self.name}, which takes none", do)
         messages = (*episode.task.messages, *observation.messages)
         calls = SampledCalls(episode.task.limits.max_tool_calls, from_code=self._preset.calls_from_code)
-        session, tools = CountedSession(episode.session(), calls), WorldTools(episode.env, calls)
+        requests, tools = ProgramRequests(episode.session(), calls), WorldTools(episode.env, calls)
         own = await box.beside(self._widened(BoxSpec())) if episode.env.tools else box
         try:
             async with AsyncExitStack() as stack:
+                stack.enter_context(requests.session.layered(requests))
                 with episode.queue():  # for the gateway
-                    opening = self._open_door(session, models=self._preset.models, leave_out=self._preset.leave_out)
-                    door = await stack.enter_async_context(opening)
+                    door = await stack.enter_async_context(
+                        self._open_door(requests.session, models=self._preset.models, leave_out=self._preset.leave_out)
+                    )
                 door.tools = tools if episode.env.tools else None
-                result = await self._run(own, door, session, messages)
+                result = await self._run(own, door, requests, messages)
         finally:
             if own is not box:
                 await own.close()
-        episode.note("program", _noted(self.name, result, session))
-        self._judge(result, session)
-        if session.last_words is not None:
-            await tools.answer(session.last_words)
+        episode.note("program", _noted(self.name, result, requests))
+        self._judge(result, requests)
+        if requests.session.last_words is not None:
+            await tools.answer(requests.session.last_words)
 
-    async def _run(self, box: Any, door: Address, session: CountedSession, messages: Sequence[Message]) -> ExecResult:
+    async def _run(self, box: Any, door: Address, requests: ProgramRequests, messages: Sequence[Message]) -> ExecResult:
         """Write the program's files and run it; return what it did."""
-        values = self._values(door, session, messages)
+        values = self._values(door, requests.session, messages)
         files = dict(self._preset.files)
         words = self._preset.command[1:]
         if door.tools is not None and self._preset.with_tools is not None:
@@ -292,7 +255,7 @@ class ProgramHarness:
             words += self._preset.with_tools.arguments
         for path, text in files.items():
             await box.write(f"{HOME}/{path}", fill(text, values).encode())
-        if self._script:  # a program, in whose source a task's prompt has no place
+        if self._script:  # a program, so a task's prompt has no place in its source
             await box.write(f"{HOME}/agent.py", self._script.encode())
         argv = [*self._installation.start, *(fill(word, values) for word in words)]
         if max(len(word.encode()) for word in argv) >= LONGEST_ARGUMENT:
@@ -315,14 +278,14 @@ class ProgramHarness:
             output_bytes=self._preset.output_bytes,
             served=relay_to(door.url),
         )
-        result = await session.awaited(running, self._preset.grace_s)
+        result = await requests.awaited(running, self._preset.grace_s)
         return result or ExecResult(exit_code=137, stdout="", stderr="", wall_s=0.0, timed_out=True)
 
-    def _values(self, door: Address, session: CountedSession, messages: Sequence[Message]) -> dict[str, Any]:
+    def _values(self, door: Address, session: Session, messages: Sequence[Message]) -> dict[str, Any]:
         """Return what stands for each placeholder."""
         preset = self._preset
         texts = [*preset.command, preset.stdin, *preset.files.values(), *preset.environment.values()]
-        apart = any("{system}" in text for text in texts)
+        has_system = any("{system}" in text for text in texts)
         return {
             "url": URL,
             "key": door.key,
@@ -332,21 +295,21 @@ class ProgramHarness:
             "recent": session.max_context // 8,
             "tools": f"{URL}/mcp",
             "system": "\n\n".join(m.content for m in messages if m.role == "system"),
-            "prompt": "\n\n".join(m.content for m in messages if not apart or m.role != "system"),
+            "prompt": "\n\n".join(m.content for m in messages if not has_system or m.role != "system"),
         }
 
-    def _judge(self, result: ExecResult, session: CountedSession) -> None:
+    def _judge(self, result: ExecResult, requests: ProgramRequests) -> None:
         """Raise what the end of the program means. Its exit status means nothing: limits and failures are the
         session's to say.
 
         Raises:
-            Unanswered: it was answered nothing.
-            LimitReached: the rollout hit a limit, or the program was killed for one.
+            Unanswered: no request was answered.
+            LimitReached: the rollout hit a limit, or the program was killed at one.
         """
-        if session.unanswered:
-            raise Unanswered(f"harness {self.name}: {_end_of(result)} and {session.unanswered}{_last_words(result)}")
-        if session.limit is not None:
-            raise session.limit
+        if requests.unanswered:
+            raise Unanswered(f"harness {self.name}: {_end_of(result)} and {requests.unanswered}{_last_words(result)}")
+        if requests.limit is not None:
+            raise requests.limit
         if result.out_of_memory:
             raise LimitReached("resources", f"harness {self.name}: {_end_of(result)}")
         if result.timed_out:
@@ -357,13 +320,13 @@ def load_program(name: str, folder: Path, open_door: OpenDoor, *, calls_from_cod
     """Return the harness of a preset.
 
     Args:
-        name: of the preset, or a path to one.
-        folder: of programs.
+        name: name of the preset, or a path to one.
+        folder: folder of programs.
         open_door: opens a session to the program.
-        calls_from_code: as in the preset, where the recipe says so.
+        calls_from_code: sets the preset's key of this name.
 
     Raises:
-        BadInput: there is no such preset, or its program is not installed.
+        BadInput: the preset does not exist, or its program is not installed.
     """
     preset, script = load_preset(name)
     if calls_from_code and not preset.calls_from_code:
@@ -375,7 +338,7 @@ def _box_of(episode: Episode) -> Any:
     """Return the box of an episode.
 
     Raises:
-        SandboxError: it runs no programs.
+        SandboxError: the box runs no programs.
     """
     box = episode.box
     if box is None or not hasattr(box, "program"):
@@ -383,15 +346,15 @@ def _box_of(episode: Episode) -> Any:
     return box
 
 
-def _noted(name: str, result: ExecResult, session: CountedSession) -> dict[str, Any]:
+def _noted(name: str, result: ExecResult, requests: ProgramRequests) -> dict[str, Any]:
     """Return the note of a program that has ended."""
     return {
         "harness": name,
         "exit_code": result.exit_code,
-        "failed": bool(result.exit_code) and session.limit is None and not (result.timed_out or result.out_of_memory),
+        "failed": bool(result.exit_code) and requests.limit is None and not (result.timed_out or result.out_of_memory),
         "wall_s": result.wall_s,
-        "requests": session.requests,
-        "unsampled_calls": session.calls.unsampled,
+        "requests": requests.requests,
+        "unsampled_calls": requests.calls.unsampled,
         "timed_out": result.timed_out,
         "out_of_memory": result.out_of_memory,
         "stdout": result.stdout[-LAST_WORDS:],

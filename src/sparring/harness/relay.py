@@ -9,17 +9,17 @@ from urllib.parse import urlsplit
 
 PIECE = 1 << 16
 MOST_CONNECTIONS = 16
-"""Connections of one program that are served at once; more wait."""
+"""Maximum number of concurrent connections of one program; more wait."""
 
 FILES_OF_CONNECTION = 3
-"""Files of the run that each has: of the program's socket, and both ends of that to the server."""
+"""Open files of the run per connection: the program's socket, and both ends of the server's."""
 
 PAUSE_S = 1.0
-"""Seconds until a connection is taken again where no file is left."""
+"""Seconds until the next attempt to accept a connection when no file is left."""
 
 
 def relay_to(url: str) -> Callable[[socket.socket], Awaitable[None]]:
-    """Return the function that serves a listening socket by passing every connection on to the server of a URL."""
+    """Return a function that serves a listening socket by relaying each connection to the server of a URL."""
     address = urlsplit(url)
 
     async def serve(listening: socket.socket) -> None:
@@ -29,12 +29,12 @@ def relay_to(url: str) -> Callable[[socket.socket], Awaitable[None]]:
 
 
 class Relay:
-    """Relay of bytes, both ways, until the server closes. A program that has sent all of its request may close its side
-    before it reads the answer.
+    """Relay of bytes, both ways, until the server closes. A program may close its sending side after the request and
+    still read the answer.
 
     Args:
-        host: of the server.
-        port: of the server.
+        host: host of the server.
+        port: port of the server.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -42,7 +42,7 @@ class Relay:
         self._places = asyncio.Semaphore(MOST_CONNECTIONS)
 
     async def serve(self, listening: socket.socket) -> None:
-        """Pass connections on until cancelled; then close all of them."""
+        """Relay connections until cancelled; then close all of them."""
         listening.setblocking(False)
         connections: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
@@ -51,7 +51,7 @@ class Relay:
                 await self._places.acquire()
                 try:
                     accepted, _ = await loop.sock_accept(listening)
-                except OSError:  # no file is left: the program's connections wait
+                except OSError:  # no file is left: new connections wait
                     self._places.release()
                     await asyncio.sleep(PAUSE_S)
                     continue
@@ -82,7 +82,7 @@ class Relay:
                     way.cancel()
                 await asyncio.gather(asking, answering, return_exceptions=True)
         except OSError:
-            accepted.close()  # the server is gone: the program sees a connection that closes
+            accepted.close()  # the server is gone: the program's connection closes
         finally:
             for writer in writers:
                 writer.close()
@@ -90,7 +90,7 @@ class Relay:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Copy bytes to their end, and then end them there. Return False where a connection broke before."""
+    """Copy bytes until the end, and then end the other side. Return False if a connection broke."""
     try:
         while piece := await reader.read(PIECE):
             writer.write(piece)

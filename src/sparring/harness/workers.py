@@ -1,5 +1,5 @@
-"""Harness whose rollouts are played by programs elsewhere: it opens the world, offers the rollout, and ends as its
-worker says. See `record/leases.py` for who may claim it, and design/0007-workers.md for why.
+"""Harness for rollouts that external programs (workers) play: it opens the world, offers the rollout, and ends with its
+worker. `record/leases.py` has the rules for claims, design/0007-workers.md the reasons.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any
 
 from sparring.errors import EnvError, HarnessError, LimitReached, Unanswered, boundary, refusal
 from sparring.harness.preset import KEY
-from sparring.harness.program import Address, CountedSession, OpenDoor
+from sparring.harness.program import Address, OpenDoor, ProgramRequests
 from sparring.harness.world_tools import SampledCalls, WorldTools
-from sparring.protocols import Episode
+from sparring.protocols import Episode, Session
 from sparring.record.leases import LeaseEnd, Leases, RolloutOffer
 from sparring.render.dialect import message_dicts, tool_dicts
 from sparring.types import Message
 
 NAME = "workers"
-"""`[rollout] harness` of rollouts that workers play."""
+"""Value of `[rollout] harness` for rollouts that workers play."""
 
 GRACE_S = 60.0
-"""Seconds that a worker has to finish a rollout that has hit its limit, or is answered no more."""
+"""Seconds for a worker to finish after its rollout hit a limit or a request was refused for good."""
 
 
 class WorkerHarness:
@@ -30,10 +30,10 @@ class WorkerHarness:
 
     Args:
         open_door: opens a session to a program.
-        leases: gives those of the run; None where its server is not there.
-        shown: fields of a task's data that its worker is shown.
+        leases: returns the run's leases, or None without a server.
+        shown: fields of a task's data that its worker may see.
         calls_from_code: whether the workers' models write code that calls the world's tools.
-        within_s: seconds in which a worker has to claim a rollout; None: any.
+        within_s: seconds in which a worker must claim a rollout; None: unlimited.
     """
 
     def __init__(
@@ -49,19 +49,20 @@ class WorkerHarness:
         self._calls_from_code, self._within_s = calls_from_code, within_s
 
     def behind(self, open_door: OpenDoor, leases: Callable[[], Leases | None], within_s: float | None) -> WorkerHarness:
-        """Return this harness, whose workers claim elsewhere. The arguments are those of the class."""
+        """Return this harness with workers that claim rollouts at another server. The arguments are those of the
+        class."""
         return WorkerHarness(open_door, leases, self._fields, calls_from_code=self._calls_from_code, within_s=within_s)
 
     async def run(self, episode: Episode) -> None:
         """Let a worker play the episode.
 
         Raises:
-            WorkerLost: its lease ran out.
-            HarnessError: it says that it failed, or none has claimed the rollout in time.
-            LimitReached: the rollout hit a limit, or its worker says that it did.
-            RequestRefused: whoever answers refused a request for good, and the worker went on.
-            EnvError: the world broke.
-            Unanswered: the worker finished without a reply, and hit no limit.
+            WorkerLost: the worker's lease expired.
+            HarnessError: the worker reported a failure, or none claimed the rollout in time.
+            LimitReached: the rollout hit a limit, or its worker reported one.
+            RequestRefused: a request was refused for good, and the worker did not finish.
+            EnvError: the world failed.
+            Unanswered: the worker finished without a reply or a limit.
             BadInput: the run has no server for workers.
         """
         leases = self._leases()
@@ -72,28 +73,30 @@ class WorkerHarness:
         if observation.done:
             return
         calls = SampledCalls(episode.task.limits.max_tool_calls, from_code=self._calls_from_code)
-        session, tools = CountedSession(episode.session(), calls), WorldTools(episode.env, calls)
+        session = episode.session()
+        requests, tools = ProgramRequests(session, calls), WorldTools(episode.env, calls)
         async with AsyncExitStack() as stack:
+            stack.enter_context(session.layered(requests))
             with episode.queue():  # for the gateway
                 door = await stack.enter_async_context(self._open_door(session))
             door.tools = tools if episode.env.tools else None
-            shown = self._shown(episode, door, session, (*episode.task.messages, *observation.messages))
-            with leases.offer(episode.task.env, shown, session.rewards) as offer:
+            view = self._worker_view(episode, door, session, (*episode.task.messages, *observation.messages))
+            with leases.offer(episode.task.env, view, session.rewards) as offer:
                 with episode.queue():
-                    await _claimed(offer, self._within_s)
+                    await _wait_for_claim(offer, self._within_s)
                 try:
-                    end = await _ended(offer, session)
+                    end = await _wait_for_end(offer, requests)
                 finally:
-                    episode.note("program", _noted(offer, session))
-        _judge(end, offer, session)
+                    episode.note("program", _note_of(offer, requests))
+        _judge(end, offer, requests)
         last = session.last_words if end.answer is None else Message(role="assistant", content=end.answer)
         if last is not None:
             await tools.answer(last, of=session.last_words)
 
-    def _shown(
-        self, episode: Episode, door: Address, session: CountedSession, messages: Sequence[Message]
+    def _worker_view(
+        self, episode: Episode, door: Address, session: Session, messages: Sequence[Message]
     ) -> Mapping[str, Any]:
-        """Return what a worker is shown of an episode."""
+        """Return an episode's data for its worker."""
         task = episode.task
         limits = {name: getattr(task.limits, name) for name in ("max_turns", "max_tokens", "max_tool_calls")}
         return {
@@ -110,11 +113,11 @@ class WorkerHarness:
         }
 
 
-async def _claimed(offer: RolloutOffer, within_s: float | None) -> None:
-    """Wait until a worker has claimed a rollout.
+async def _wait_for_claim(offer: RolloutOffer, within_s: float | None) -> None:
+    """Wait until a worker claims a rollout.
 
     Raises:
-        HarnessError: none has in so many seconds.
+        HarnessError: none did within `within_s` seconds.
     """
     try:
         async with asyncio.timeout(within_s):
@@ -123,43 +126,43 @@ async def _claimed(offer: RolloutOffer, within_s: float | None) -> None:
         raise HarnessError(f"no worker has claimed it in {within_s:g} s") from None
 
 
-async def _ended(offer: RolloutOffer, session: CountedSession) -> LeaseEnd:
-    """Return the end of a rollout. Where its worker does not finish soon after a limit or a refusal, it is that.
+async def _wait_for_end(offer: RolloutOffer, requests: ProgramRequests) -> LeaseEnd:
+    """Return the end of a rollout. If its worker does not finish soon after a limit or a refusal, raise that instead.
 
     Raises:
-        WorkerLost: the lease ran out.
-        LimitReached: it was not finished in time.
-        RequestRefused: it was not finished in time after a request was refused for good.
+        WorkerLost: the lease expired.
+        LimitReached: the rollout hit a limit, and its worker did not finish.
+        RequestRefused: a request was refused for good, and the worker did not finish.
     """
-    end = await session.awaited(offer.ended(), GRACE_S)
-    cause = session.limit or session.refused
+    end = await requests.awaited(offer.ended(), GRACE_S)
+    cause = requests.limit or requests.refused
     if end is None and cause is not None:
         raise cause
     assert end is not None, "only these two end the wait"
     return end
 
 
-def _judge(end: LeaseEnd, offer: RolloutOffer, session: CountedSession) -> None:
-    """Raise what the end of a rollout means.
+def _judge(end: LeaseEnd, offer: RolloutOffer, requests: ProgramRequests) -> None:
+    """Raise the error that the end of a rollout stands for, if any.
 
     Raises:
-        HarnessError: its worker failed.
-        Unanswered: it was answered nothing.
-        LimitReached: a limit of the rollout, or of the worker, was hit.
+        HarnessError: the worker failed.
+        Unanswered: no request was answered.
+        LimitReached: the rollout or the worker hit a limit.
     """
     worker = f"worker {offer.worker or 'without a name'}"
     if end.outcome == "failed":
         raise HarnessError(f"{worker}: {end.reason}")
-    if session.unanswered:
-        raise Unanswered(f"{worker}: finished and {session.unanswered}")
-    if session.limit is not None:
-        raise session.limit
+    if requests.unanswered:
+        raise Unanswered(f"{worker}: finished and {requests.unanswered}")
+    if requests.limit is not None:
+        raise requests.limit
     if end.outcome == "truncated":
         raise LimitReached("timeout", f"{worker}: {end.reason or 'a limit of its own'}")
 
 
-def _noted(offer: RolloutOffer, session: CountedSession) -> dict[str, Any]:
-    """Return the note of a rollout that a worker had."""
+def _note_of(offer: RolloutOffer, requests: ProgramRequests) -> dict[str, Any]:
+    """Return the note about a worker's rollout."""
     outcome, reason = ("lost", "") if offer.end is None else (offer.end.outcome, offer.end.reason)
-    ended = {"harness": NAME, "worker": offer.worker, "outcome": outcome, "reason": reason}
-    return {**ended, "requests": session.requests, "unsampled_calls": session.calls.unsampled}
+    end = {"harness": NAME, "worker": offer.worker, "outcome": outcome, "reason": reason}
+    return {**end, "requests": requests.requests, "unsampled_calls": requests.calls.unsampled}

@@ -1,7 +1,7 @@
-"""A world's tools as a program calls them: what runs is what its model asked for.
+"""Tools of a world for a program, restricted to the calls that its model sampled.
 
-A program calls tools by MCP (`/mcp`) under the key of its rollout, and so does every command in its box. So a call runs
-only where a reply of the rollout holds it: then it is in the record, was sampled, and is counted.
+A program calls tools by MCP (`/mcp`) with the key of its rollout, and so may any command in its box. So a call runs
+only if a reply of the rollout contains it: it is then recorded, sampled and counted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from sparring.types import Message, ToolCall, ToolSpec
 
 @dataclass(eq=False, slots=True)
 class HeldCall:
-    """Call that a reply holds.
+    """Tool call in a reply.
 
     Attributes:
-        call: as it was sampled.
-        number: of the call among all of its rollout, from 1 on.
-        answer: of the world; None before there is one.
+        call: sampled call.
+        number: number of the call in its rollout, from 1.
+        answer: answer of the world; None before the call has run.
     """
 
     call: ToolCall
@@ -34,17 +34,17 @@ class HeldCall:
 
 
 class SampledCalls:
-    """Account of the calls of a rollout: each that a reply holds may run once, until its agent goes on.
+    """Account of a rollout's tool calls: each sampled call may run once, until the agent continues its conversation.
 
     Args:
-        most: calls that the rollout may make.
-        from_code: whether the model writes code that calls tools, so that calls are in no reply; they are counted all
-            the same.
+        most: maximum number of calls of the rollout.
+        from_code: whether the model writes code that calls tools, so that calls are in no reply; they count
+            nevertheless.
 
     Attributes:
-        count: calls so far: those of replies, and those from code.
-        unsampled: calls that were refused since no reply held them.
-        when_over: called with the limit of calls where one from code has hit it.
+        count: number of calls so far, in replies and from code.
+        unsampled: number of calls that were refused because no reply contains them.
+        when_over: called with the limit when a call from code exceeds the maximum.
     """
 
     def __init__(self, most: int, *, from_code: bool = False) -> None:
@@ -56,26 +56,26 @@ class SampledCalls:
         self._ids: set[str] = set()
 
     def offer(self, reply: str, at: int, call: ToolCall) -> None:
-        """Let a call run that a reply holds, from when its client may have seen it.
+        """Allow a call of a reply, from when its client may have seen it.
 
         Args:
-            reply: its id.
-            at: place of the call among those of the reply.
-            call: as the client is shown it. Arguments that did not parse are those of no call.
+            reply: id of the reply.
+            at: place of the call in the reply.
+            call: call as the client sees it. Arguments that did not parse match no call.
         """
-        if (reply, at) not in self._all:  # a turn that is sampled again, since its engine failed, has the same calls
+        if (reply, at) not in self._all:  # a turn sampled again after an engine failure has the same calls
             self.count += 1
             self._all[reply, at] = HeldCall(call, self.count)
             self._ids.add(call.id)
         self._open[reply, at] = self._all[reply, at]
 
     def reopen(self, reply: str) -> None:
-        """Let the calls of a reply be asked for again: its client has lost it, and may be given it once more. Those
-        that have run are answered as before."""
+        """Allow the calls of a reply that its client lost, and may receive again. Calls that have run keep their
+        answer."""
         self._open |= {place: held for place, held in self._all.items() if place[0] == reply}
 
     def go_on(self, messages: Sequence[Message]) -> None:
-        """Let no call run any longer that an agent leaves behind: its conversation goes on past the reply."""
+        """Disallow the calls that an agent has left behind by continuing its conversation."""
         for message in reversed(messages):
             if not self._open:
                 return
@@ -83,31 +83,31 @@ class SampledCalls:
                 self._leave(call)
 
     def _leave(self, call: ToolCall) -> None:
-        """Forget an open call that a client sends back, by its id, or under an id of its own by what it says."""
+        """Disallow a call that a client sends back, found by its id, or else by its name and arguments."""
         if call.id in self._ids:
-            left = [place for place, held in self._open.items() if held.call.id == call.id]
+            places = [place for place, held in self._open.items() if held.call.id == call.id]
         elif call.arguments is None:
             return
         else:
             key = arguments_key(call.arguments)
-            left = [
+            places = [
                 place
                 for place, held in self._open.items()
                 if held.call.name == call.name and arguments_key(held.call.arguments or {}) == key
             ]
-        for place in left[:1]:
+        for place in places[:1]:
             del self._open[place]
 
     def claim(self, call: ToolCall, tools: Sequence[ToolSpec]) -> HeldCall:
-        """Return the call of a reply that a program's call is, which is used up by it.
+        """Return the sampled call that a program's call matches, and use it up.
 
         Args:
-            call: of the program.
-            tools: of the world.
+            call: call of the program.
+            tools: tools of the world.
 
         Raises:
-            UnsampledCall: no reply holds it.
-            LimitReached: the rollout has made more calls than it may.
+            UnsampledCall: no reply contains the call.
+            LimitReached: the rollout has made too many calls.
         """
         names = [tool.name for tool in tools]
         schema = next((tool.parameters for tool in tools if tool.name == call.name), {})
@@ -127,21 +127,21 @@ class SampledCalls:
         return HeldCall(call, self.count)
 
     def _check(self, number: int, *, from_code: bool = False) -> None:
-        """Raise LimitReached for a call beyond the last one that may run."""
+        """Raise LimitReached for a call beyond the maximum."""
         if number > self._most:
             limit = LimitReached("max_tool_calls", f"more than {self._most} tool calls")
-            if from_code:  # of those in replies, the session knows
+            if from_code:  # the session knows of calls in replies
                 self.when_over(limit)
             raise limit
 
 
 class WorldTools:
-    """Tools of a world that a program calls by MCP. Implements `protocols.ToolHost`. Calls run one after another, for
-    the world takes one reply at a time.
+    """Tools of a world that a program calls by MCP, one call after another, because the world takes one reply at a
+    time. Implements `protocols.ToolHost`.
 
     Args:
-        env: has the tools.
-        calls: of the rollout.
+        env: world with the tools.
+        calls: account of the rollout's calls.
 
     Attributes:
         done: whether the world has ended.
@@ -150,30 +150,29 @@ class WorldTools:
     def __init__(self, env: World, calls: SampledCalls) -> None:
         self._env, self._calls = env, calls
         self._turn = asyncio.Lock()
-        self._begun = 0
+        self._num_run = 0
         self.done = False
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
-        """The tools as they are now."""
         return self._env.tools
 
     async def call(self, call: ToolCall) -> str:
         """Run a tool and return its answer.
 
         Raises:
-            UnsampledCall: no reply of the rollout holds the call, or it has run.
-            EnvError: the world broke.
-            LimitReached: the policy's own commands have taken too long, or the rollout has made too many calls.
+            UnsampledCall: no reply of the rollout contains the call, or it has run.
+            EnvError: the world failed.
+            LimitReached: the policy's commands exceeded their time, or the rollout its number of calls.
         """
-        held = self._calls.claim(call, self.tools)  # in the order in which calls come
+        held = self._calls.claim(call, self.tools)  # before the lock, so in the order of arrival
         async with self._turn:
             if held.answer is not None:
                 return held.answer
             if self.done:
                 return "error: the task is over"
-            self._begun += 1
-            named = replace(call, id=f"call_{self._begun}")
+            self._num_run += 1
+            named = replace(call, id=f"call_{self._num_run}")
             with boundary(EnvError, f"tool {call.name}"):
                 observation = await self._env.step(Message(role="assistant", tool_calls=(named,)))
             self.done = observation.done
@@ -181,14 +180,14 @@ class WorldTools:
             return held.answer
 
     async def answer(self, reply: Message, of: Message | None = None) -> None:
-        """Give the world the program's last reply, unless it has ended.
+        """Pass the program's last reply to the world, unless it has ended.
 
         Args:
-            reply: what the program has to say in the end.
-            of: the policy's reply that it made this of; None: it is one.
+            reply: last reply of the program.
+            of: policy's reply that the program derived it from; None: `reply` is the policy's own.
 
         Raises:
-            EnvError: the world broke.
+            EnvError: the world failed.
         """
         if not self.done:
             with boundary(EnvError, "step"):
@@ -196,31 +195,31 @@ class WorldTools:
 
 
 def are_equal(sampled: ToolCall, sent: ToolCall, schema: Mapping[str, Any]) -> bool:
-    """Return whether a program's call has the arguments that were sampled.
+    """Return whether a program's call has the sampled arguments.
 
-    Numbers are compared as JSON's (1 is 1.0), keys in any order. What one of the two leaves out is its default in the
-    schema. What the schema does not name is the client's own, which may leave it out.
+    Numbers are compared as JSON's (1 equals 1.0), and keys in any order. An omitted argument has the schema's default.
+    A client may drop arguments that the schema does not name.
 
     Args:
         sampled: call of a reply.
         sent: call of the program.
-        schema: of the tool's arguments.
+        schema: JSON schema of the tool's arguments.
     """
     if sampled.arguments is None or sent.arguments is None:
         return False
-    before, after = _filled(sampled.arguments, schema), _filled(sent.arguments, schema)
+    before, after = _with_defaults(sampled.arguments, schema), _with_defaults(sent.arguments, schema)
     named = schema.get("properties")
     if isinstance(named, Mapping):
         before = {name: value for name, value in before.items() if name in named or name in after}
     return arguments_key(before) == arguments_key(after)
 
 
-def _filled(value: Any, schema: Any) -> Any:
-    """Return plain data with the defaults of what it leaves out."""
+def _with_defaults(value: Any, schema: Any) -> Any:
+    """Return plain data with the schema's defaults for omitted values."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(value, Mapping) or not isinstance(properties, Mapping):
         return value
-    filled = {name: _filled(item, properties.get(name)) for name, item in value.items()}
+    filled = {name: _with_defaults(item, properties.get(name)) for name, item in value.items()}
     for name, part in properties.items():
         if name not in filled and isinstance(part, Mapping) and "default" in part:
             filled[name] = part["default"]

@@ -42,8 +42,6 @@ def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
     one that cannot be written as TOML.
 
     Args:
-        folder: of the run.
-        config: resolved.
         store: of the run; None where it has none yet.
 
     Returns:
@@ -114,7 +112,6 @@ def claim(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
 
 
 def _templates(config: RunConfig) -> dict[str, str]:
-    """Return the texts of the chat templates that a recipe brings, by the names of its models."""
     return {name: template_text(spec.template) for name, spec in config.models.items() if spec.template is not None}
 
 
@@ -134,9 +131,6 @@ def _begun(folder: Path, config: RunConfig) -> dict[str, Any] | None:
 def check_raised(store: Store, config: RunConfig, changes: Mapping[str, tuple[int, int]]) -> list[str]:
     """Refuse more steps for a stage whose weights a later stage has trained on, and for one whose schedule has ended at
     a learning rate of 0.
-
-    Returns:
-        What was found, one sentence each.
 
     Raises:
         BadInput: the stage cannot go on.
@@ -168,7 +162,6 @@ def raise_steps(context: Context, changes: Mapping[str, tuple[int, int]]) -> Non
     no longer. Call it before the folder gets its new recipe.
 
     Args:
-        context: of the run.
         changes: stage -> steps before and now.
     """
     store, folder = context.store, context.folder

@@ -164,5 +164,4 @@ def _setting(recipe: RunConfig | None, tools: bool, renderer: Renderer) -> tuple
 
 
 def _text(task: Task) -> str:
-    """Return what a task asks, on one line."""
     return " ".join(" ".join(m.content for m in task.messages if m.role != "system").split())

@@ -70,8 +70,6 @@ def export_checkpoint(path: Path, out: Path, dtype: str) -> list[str]:
 
     Args:
         path: as `find_checkpoint` takes it.
-        out: the folder to write.
-        dtype: of the weights.
 
     Returns:
         What was found of the chat format, one sentence each.

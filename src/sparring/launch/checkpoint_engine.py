@@ -149,7 +149,6 @@ class CheckpointEngine:
         """Serve the checkpoint over HTTP, token ids in and out, until Ctrl-C; then it is closed. As `sparring serve`.
 
         Args:
-            host: address to listen on.
             port: port to listen on; 0 takes a free one.
             api_key: what clients must send; empty: nothing.
             ready: called with the address when requests are answered.

@@ -90,7 +90,6 @@ def compare_runs(left: Path, right: Path) -> ComparedRuns:
 
 
 def _store(folder: Path) -> SqliteStore:
-    """Open the record of a run to be read."""
     if not (folder / CONFIG).is_file():
         got = f"a folder without {CONFIG}" if folder.is_dir() else "no folder"
         raise refusal(str(folder), "the folder of a run", got, "give one, like runs/quickstart")
@@ -121,7 +120,6 @@ def _comparisons(left: RecordedRun, right: RecordedRun) -> Iterator[tuple[str, C
 
 
 def _of_stage(left: RecordedRun, right: RecordedRun, stage: str) -> Iterator[Comparison]:
-    """Yield how the records of a stage compare, part by part."""
     stores = (left.store, right.store)
     if stage in LIVE:
         yield first_difference(*stores, stage, getattr(left.config, stage).groups_per_step)
@@ -179,7 +177,6 @@ def _of_tensor(where: str, difference: TensorDifference) -> RecordDifference:
 def _in_words(
     runs: tuple[RecordedRun, RecordedRun], stage: str, comparison: RecordDifference | RecordEnd
 ) -> Iterator[str]:
-    """Yield the lines about the first difference."""
     if isinstance(comparison, RecordEnd):
         ended = runs[comparison.record].folder
         yield f"{ended} ends in stage {stage} after {comparison.after}; the same until then"

@@ -25,7 +25,6 @@ def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] | Mapping
         config = load_recipe("recipes/quickstart.toml", {"rl.steps": 10, "run.name": "short"})
 
     Args:
-        path: the file.
         overrides: values by dotted key, or `a.b=value` each as `--set` takes them; applied in order. A number in a key
             picks from a list: `env.args.datasets.0.weight`.
 
@@ -91,7 +90,6 @@ def evaluate(
         print(success.value, success.interval)
 
     Args:
-        config: whose environment asks.
         checkpoints: each a Hugging Face folder, an adapter's, a run's or a saved step of it
             (`runs/quickstart/rl/best`), the URL of an endpoint, or the `evaluation.json` of an earlier evaluation. A
             baseline comes first.

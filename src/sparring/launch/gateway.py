@@ -24,7 +24,6 @@ def serve_gateway(folder: Path, host: str, port: int, say: Callable[[str], None]
 
     Args:
         folder: of the run, which is going on.
-        host: address to listen on.
         port: to listen on; 0 takes a free one.
         say: takes a sentence for the user; the first has the address, where requests are answered from then on.
 
@@ -75,7 +74,6 @@ async def _attend(link: GatewayLink, words: AsyncGenerator[Word], say: Callable[
     """Return the last word of a run, however many processes go on with it.
 
     Args:
-        link: to the run.
         words: of its process, behind the first.
         say: takes a sentence for the user.
     """

@@ -43,7 +43,6 @@ async def outside(
     """Serve programs elsewhere while the context lasts. The keys are those of the run's earlier processes.
 
     Args:
-        config: `[rollout]`.
         folder: in which address and keys are written.
         tell: called with `run`, and the address.
         gateway: address of `sparring gateway`, which answers in the place of the run's server; empty for none.

@@ -38,7 +38,6 @@ async def rehearse(
     them by HTTP.
 
     Args:
-        context: of the run.
         do: is called with the context in which rollouts are played, and with who plays those of workers; None where
             the run has none.
         command: of the user's worker, with `{keys}`, `{url}` and `{key}` in it; empty: one of Sparring's plays.

@@ -84,7 +84,6 @@ async def repeat_rollout(folder: Path, rollout: Rollout, threads: int | None = N
     from the last checkpoint before them.
 
     Args:
-        folder: of the run.
         rollout: as the run's store gives it.
         threads: in the place of the recipe's.
 
@@ -281,7 +280,6 @@ class RepeatedUpdates:
         self._engine = engine
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve published weights."""
         await self._engine.pull(ref)
 
     async def finish(self) -> None:
@@ -338,7 +336,6 @@ class ResampledUpdates(RepeatedUpdates):
         await self._resampling.under(version)
 
     def stop(self) -> None:
-        """Stop what is under way."""
         if self._under is not None:
             self._under.cancel()
         self._resampling.stop()
@@ -360,6 +357,5 @@ class ResampledUpdates(RepeatedUpdates):
 
 
 def _weights(steps: Steps) -> str:
-    """Say which weights came back."""
     after = f" from the checkpoint of step {steps.start}" if steps.start else ""
     return f"{steps.stage}: weights of steps {steps.start + 1} to {steps.last} are the recorded ones{after}"

@@ -29,7 +29,6 @@ def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) ->
     that several versions sampled, are trained again from the run's log.
 
     Args:
-        folder: of the run.
         rollout_id: as the report shows it.
         threads: in the place of the recipe's `[run] threads`.
 

@@ -149,7 +149,6 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
     """Open the parts of a run, its folder locked for this process, closed at the end.
 
     Args:
-        config: of the run.
         begun: folder of the run whose tasks these are; None: the run's own.
 
     Raises:
@@ -237,7 +236,6 @@ def _make(folder: Path) -> None:
 
 
 def _worlds(config: RunConfig, judges: Judges, same: Same) -> tuple[EnvFactory, Harness]:
-    """Return the environment and the harness of a run; of several environments, one of each that stands for all."""
     from sparring.envs.domains import Domains
     from sparring.envs.registry import load_env
     from sparring.envs.roles import check_roles
@@ -296,7 +294,6 @@ async def answered_outside(
     recipe lets them, and `sparring gateway` where it names one, which answers them then.
 
     Args:
-        config: of the run.
         folder: in which address and keys are written.
         tell: called with `run` or `gateway`, and the address.
         linked_too: whether `sparring gateway` is answered.
@@ -327,7 +324,6 @@ def _by_domain(parts: Mapping[str, T]) -> dict[str, T]:
 
 
 async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> Replies:
-    """Open a model of `[models]` for replies, without training it."""
     from sparring.engine.adapters.chat_endpoint import ChatEndpoint
     from sparring.engine.adapters.client import read_api_key
     from sparring.envs.rubrics.judges import EngineReplies
@@ -374,7 +370,6 @@ def check_recipe(config: RunConfig, worker: Sequence[str] = ()) -> list[str]:
     nothing.
 
     Args:
-        config: of the run.
         worker: command of a worker that plays what workers will; empty: one of Sparring's does.
 
     Raises:

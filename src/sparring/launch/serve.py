@@ -79,7 +79,6 @@ def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
     """Serve until the process is interrupted. What is under way then ends with an error of the engine.
 
     Args:
-        config: what and where.
         ready: told the address when requests are answered.
 
     Raises:
@@ -113,11 +112,6 @@ def serve_engine(config: ServeConfig, opened: Callable[[], NativeEngine], ready:
 
 
 def _open_engine(config: ServeConfig) -> NativeEngine:
-    """Load the checkpoint and start its engine.
-
-    Raises:
-        BadInput: the model is refused.
-    """
     from sparring.engine.native import NativeEngine
     from sparring.model.load import load
 
@@ -130,7 +124,6 @@ def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], Non
     """Make the server of an engine. When the server is stopped, it closes the engine.
 
     Args:
-        engine: made of `config.folder`.
         config: the rest of it.
         ready: called when requests are answered.
     """

@@ -10,7 +10,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +27,7 @@ from sparring.record.recorder import RecordedSession, Recorder
 from sparring.render.demonstrate import reply_tokens
 from sparring.render.load import load_renderer
 from sparring.render.train_tokenizer import train_tokenizer
+from sparring.reply import Reply, ReplyRequest, ReplyStream, SampledReply, SessionLayer
 from sparring.types import Limits, Segment, Task
 from sparring.types import Message as Said
 
@@ -92,7 +93,6 @@ class _WatchedGateway(Gateway):
         self._note = note
 
     def application(self) -> ASGIApp:
-        """Return the application, watched."""
         application = super().application()
 
         async def watched(scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,32 +124,24 @@ class _WatchedGateway(Gateway):
         return watched
 
 
-class _WatchedSession:
-    """A session that says of each request what its script needs. Other attributes are its own."""
+class _WatchedRequests(SessionLayer):
+    """Layer that tells each request to the script and to the exchange that it came with."""
 
-    def __init__(self, session: RecordedSession) -> None:
-        self._session = session
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
-
-    async def reply(self, messages: Sequence[Said], tools: Sequence[Any] = (), **settings: Any) -> Any:
-        """Ask the session for a reply. Raises what the session raises."""
-        callable_tools = tuple(tools) if settings.get("calls", True) else ()
-        wanted = Wanted(messages=tuple(messages), tools=callable_tools, constraint=settings.get("constraint"))
-        WANTED.set(wanted)
+    async def reply(self, request: ReplyRequest, below: Reply) -> ReplyStream:
+        messages, constraint = tuple(request.messages), request.constraint
+        WANTED.set(Wanted(messages=messages, tools=tuple(request.callable), constraint=constraint))
         exchange = _EXCHANGE.get()
         if exchange is not None:
-            exchange.wanted = Wanted(messages=tuple(messages), tools=tuple(tools), constraint=wanted.constraint)
-        reply = await self._session.reply(messages, tools, **settings)
-        if exchange is not None:
-            exchange.replies.append(reply.id)
-        return reply
+            exchange.wanted = Wanted(messages=messages, tools=tuple(request.tools), constraint=constraint)
+        async with aclosing(below(request)) as parts:
+            async for part in parts:
+                if exchange is not None and isinstance(part, SampledReply):
+                    exchange.replies.append(part.id)
+                yield part
 
 
 @functools.cache
 def _renderer() -> Any:
-    """Return the renderer of trials: the packaged chat template over a tokenizer that is trained here."""
     texts = ("You may call one or more functions to assist with the user query.", ANSWER, '{"name": "arguments"}')
     with tempfile.TemporaryDirectory() as folder:
         train_tokenizer(texts, 400, folder)
@@ -160,7 +152,6 @@ def try_program(trial: ProgramTrial, say: Say) -> bool:
     """Let a program play one rollout, and say what it asks and how it ends.
 
     Args:
-        trial: its settings.
         say: takes a line for the user.
 
     Returns:
@@ -186,7 +177,8 @@ async def _try(trial: ProgramTrial, program: str, say: Say) -> bool:
     limits = Limits(max_turns=trial.max_turns, max_tokens=10**9, max_tool_calls=10**6)
     task = Task(id="try", env="try", messages=(Said(role="user", content="-"),), data={}, limits=limits)
     recorder = Recorder(engine, renderer, sampling=Sampling(max_tokens=65536), max_context=trial.max_context)
-    session = _WatchedSession(recorder.open(task, rollout_id="try/0/0", seed=0))
+    session = recorder.open(task, rollout_id="try/0/0", seed=0)
+    session.add_layer(_WatchedRequests())
     numbers = iter(range(1, 1 << 60))
 
     def note(exchange: _Exchange) -> None:
@@ -221,7 +213,6 @@ async def _run(trial: ProgramTrial, program: str, door: Door) -> int | None:
 
 
 def _lines_of(exchange: _Exchange, number: int, segments: Sequence[Segment]) -> Iterator[str]:
-    """Return the lines that tell a request."""
     body = _json(exchange.body)
     model = body.get("model") or exchange.path.rpartition("/models/")[2].partition(":")[0]
     path = exchange.path.partition("/k/")[2].partition("/")[2] if exchange.path.startswith("/k/") else exchange.path
@@ -260,7 +251,7 @@ def _lines_of_reply(place: int | None, segments: Sequence[Segment]) -> Iterator[
         yield "   begins the conversation" if request.parent is None else "   goes on"
 
 
-def _judged(status: int | None, session: _WatchedSession, engine: ScriptedEngine, say: Say) -> bool:
+def _judged(status: int | None, session: RecordedSession, engine: ScriptedEngine, say: Say) -> bool:
     """Say how the rollout ended. Return whether it is completed."""
     segments = session.segments
     sampled = [segment for segment in segments if segment.model is not None]
@@ -283,7 +274,6 @@ def _judged(status: int | None, session: _WatchedSession, engine: ScriptedEngine
 
 
 def _prompt(segments: Sequence[Segment], segment: Segment) -> tuple[int, ...]:
-    """Return the ids before a segment."""
     path, at = [], segment.parent
     while at is not None:
         path.append(segments[at].tokens)
@@ -292,7 +282,6 @@ def _prompt(segments: Sequence[Segment], segment: Segment) -> tuple[int, ...]:
 
 
 def _json(data: bytes | bytearray) -> dict[str, Any]:
-    """Return a JSON object; an empty one for anything else."""
     try:
         value = json.loads(bytes(data))
     except ValueError:

@@ -1,1 +1,1 @@
-"""Reports of a run: metrics, time shares, progress, intervals and the sinks they go to."""
+"""Reports of a run: metrics, shares of time, progress, statistics and their sinks."""

@@ -13,23 +13,23 @@ class ObserveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Sinks of metrics, and the display of progress."""
 
     sinks: tuple[SinkName, ...] = ("jsonl", "tensorboard")
-    """`jsonl` writes `metrics.jsonl`, `tensorboard` writes `tensorboard/`, both in the run's folder; `wandb` needs the
-    extra."""
+    """Sinks of metrics: `jsonl` writes `metrics.jsonl`, `tensorboard` writes `tensorboard/`, both in the run's folder;
+    `wandb` needs the extra."""
 
     progress: Literal["auto", "live", "plain", "off"] = "auto"
-    """`auto` is live in a terminal and plain lines elsewhere."""
+    """Display of progress; `auto` is live in a terminal and plain lines elsewhere."""
 
     lines_every_s: float = 5.0
-    """Plain progress prints at most one line per stage in this time; the first and the last step are always printed."""
+    """Seconds between plain progress lines of a stage, at least; the first and the last step are always printed."""
 
     wandb_project: str = "sparring"
-    """The project that `wandb` logs to."""
+    """Project that `wandb` logs to."""
 
     samples: int = 4
-    """So many rollouts of a step are shown as a table by `tensorboard` and `wandb`; 0 shows none."""
+    """Number of rollouts of a step that `tensorboard` and `wandb` show as a table; 0: none."""
 
     samples_every: int = 10
-    """Steps from one such table to the next; the first step has one."""
+    """Number of steps between such tables; the first step has one."""
 
     def __post_init__(self) -> None:
         if len(set(self.sinks)) != len(self.sinks):

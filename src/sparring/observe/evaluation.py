@@ -1,4 +1,4 @@
-"""The result of an evaluation as plain numbers, and what two of them say about each other. Standard library only."""
+"""Results of evaluations as plain numbers, and comparisons between them. Standard library only."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Verdict = Literal["held", "regressed", "undecided"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskResult:
-    """Result of one task's samples. Those that infrastructure or judge broke say nothing about the policy and stand
-    nowhere.
+    """Result of one task's samples, without those that infrastructure or judge broke, which say nothing about the
+    policy.
 
     Attributes:
-        digest: of what was asked, so that only equal tasks are compared.
-        tag: the mixture component.
-        rewards: of the scored samples, by sample.
-        solved: the same for samples of a world that knows success.
-        by_role: the same as `rewards` for each role, where roles earn different rewards.
+        digest: digest of the task's contents, so that only equal tasks are compared.
+        tag: component of the mixture.
+        rewards: rewards of the scored samples.
+        solved: successes of the scored samples, in a world that reports success.
+        by_role: rewards of the scored samples by role, if roles have rewards of their own.
     """
 
     digest: str
@@ -44,7 +44,7 @@ class TaskResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lost:
-    """A rollout that infrastructure or judge broke: which, on which task, and how."""
+    """Rollout that infrastructure or judge broke, with its task and failure."""
 
     rollout: str
     task: str
@@ -53,25 +53,25 @@ class Lost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """Result of an evaluation. Every task counts the same, however many of its samples were scored.
+    """Result of an evaluation. Every task has the same weight, whatever its number of scored samples.
 
     Attributes:
-        success: the share of samples that solve their task (pass@1).
-        reward: their mean reward.
+        success: share of samples that solve their task (pass@1).
+        reward: mean reward of the samples.
         pass_at: pass@k by k, over the tasks with at least k scored samples.
-        pass_hat: pass^k, likewise.
+        pass_hat: pass^k by k, over the same tasks.
         by_tag: `success` by `Task.tag`.
-        by_role: mean reward of each role, where roles earn different rewards.
-        samples: per task that were asked for.
-        rollouts: that were run, broken ones included.
-        lost: those of them that say nothing about the policy.
-        mean_turns: model turns per scored rollout, None where there is none.
-        mean_turns_successful: the same over successful ones.
-        outcomes: how many rollouts ended how, as `kind/reason`.
-        versions: lowest and highest weight version that sampled a token, None where nothing was sampled.
-        shortfalls: shares that training has as `rollout/nothing_to_train`, `unread_calls` and `cut_by_context`; those
-            of nothing are left out.
-        tasks: by id.
+        by_role: mean reward by role, if roles have rewards of their own.
+        samples: number of samples per task.
+        rollouts: number of rollouts, broken ones included.
+        lost: broken rollouts, which say nothing about the policy.
+        mean_turns: model turns per scored rollout; None without scored rollouts.
+        mean_turns_successful: model turns per successful rollout.
+        outcomes: number of rollouts by outcome, as `kind/reason`.
+        versions: lowest and highest weight version that sampled a token; None without sampled tokens.
+        shortfalls: shares that training reports as `rollout/nothing_to_train`, `unread_calls` and `cut_by_context`;
+            without those that are undefined.
+        tasks: results by task id.
     """
 
     success: Estimate
@@ -92,19 +92,19 @@ class Evaluation:
 
     @property
     def lost_share(self) -> float:
-        """The share of rollouts that say nothing about the policy."""
+        """Share of rollouts that broke."""
         return len(self.lost) / self.rollouts if self.rollouts else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Changes from one evaluation to another over the tasks that both scored.
+    """Changes from one evaluation to another, over the tasks that both scored.
 
     Attributes:
-        tasks: how many those are.
+        tasks: number of tasks that both scored.
         left_out: ids of the tasks that only one of the two scored.
-        changes: by figure (success, reward, reward/<role>, pass@k, pass^k): the second's less the first's,
-            with its interval.
+        changes: changes by figure (success, reward, reward/<role>, pass@k, pass^k): the second's value minus the
+            first's, with its interval.
     """
 
     tasks: int
@@ -113,27 +113,27 @@ class Comparison:
 
     @property
     def figure(self) -> str:
-        """The one that tells most: success, or reward where the world knows no such thing."""
+        """Name of the decisive figure: success, or reward in a world that reports no success."""
         return "success" if "success" in self.changes else "reward"
 
 
 def success_rate(tasks: Sequence[TaskResult]) -> Estimate:
-    """Return the share of samples that solve their task, over tasks."""
+    """Return the share of samples that solve their task, averaged over tasks."""
     scored = [task for task in tasks if task.solved]
-    return rate([_solved(task) for task in scored], sum(len(task.solved) for task in scored))
+    return rate([_success_of(task) for task in scored], sum(len(task.solved) for task in scored))
 
 
 def mean_reward(tasks: Sequence[TaskResult]) -> Estimate:
-    """Return the mean reward, over tasks."""
-    return mean([_reward(task) for task in tasks if task.rewards])
+    """Return the mean reward, averaged over tasks."""
+    return mean([_reward_of_task(task) for task in tasks if task.rewards])
 
 
 def passes(tasks: Sequence[TaskResult], k: int, estimator: Callable[[int, int, int], float]) -> Estimate:
     """Return pass@k or pass^k over the tasks with at least `k` scored samples.
 
     Args:
-        tasks: all of them.
-        k: samples at a time.
+        tasks: results of all tasks.
+        k: number of samples at a time.
         estimator: `pass_at_k` or `pass_hat_k`.
     """
     scored = [task for task in tasks if len(task.solved) >= k]
@@ -142,7 +142,7 @@ def passes(tasks: Sequence[TaskResult], k: int, estimator: Callable[[int, int, i
 
 
 def success_by_tag(tasks: Sequence[TaskResult]) -> dict[str, Estimate]:
-    """Return `success_rate` of each tag that has any."""
+    """Return `success_rate` of each tag with scored tasks."""
     tags = sorted({task.tag for task in tasks if task.tag and task.solved})
     return {tag: success_rate([task for task in tasks if task.tag == tag]) for tag in tags}
 
@@ -155,8 +155,9 @@ def reward_by_role(tasks: Sequence[TaskResult]) -> dict[str, Estimate]:
 
 
 def narrowed(evaluation: Evaluation, other: Evaluation) -> Evaluation:
-    """Return `evaluation` over the tasks that both scored: success, reward, success by tag, reward by role, tasks."""
-    both = sorted(_scored(evaluation) & _scored(other))
+    """Return `evaluation` restricted to the tasks that both scored: success, reward, success by tag, reward by role,
+    tasks."""
+    both = sorted(_scored_tasks(evaluation) & _scored_tasks(other))
     results = [evaluation.tasks[name] for name in both]
     tasks = dict(zip(both, results, strict=True))
     return replace(
@@ -170,57 +171,57 @@ def narrowed(evaluation: Evaluation, other: Evaluation) -> Evaluation:
 
 
 def compare(before: Evaluation, after: Evaluation) -> Comparison:
-    """Compare two evaluations in pairs: by task, so that what makes a task hard for both is no noise (Miller 2024,
-    paired differences).
+    """Compare two evaluations task by task, so that the difficulty of a task, common to both, adds no noise (Miller
+    2024, paired differences).
 
     Raises:
-        BadInput: they asked different questions, or none in common was scored.
+        BadInput: their tasks differ, or they scored none in common.
     """
     _check_same(before, after)
     changes: dict[str, Estimate] = {}
-    solved, rewards = _both(before, after, _solved), _both(before, after, _reward)
+    solved, rewards = _paired_values(before, after, _success_of), _paired_values(before, after, _reward_of_task)
     if solved[0]:
         changes["success"] = paired_difference(*solved, _samples(before, after))
     if rewards[0]:
         changes["reward"] = paired_mean_difference(*rewards)
     for role in before.by_role:
-        earned = _both(before, after, lambda task, role=role: _reward_of(task, role))
-        if earned[0]:
-            changes[f"reward/{role}"] = paired_mean_difference(*earned)
+        rewards_of_role = _paired_values(before, after, lambda task, role=role: _reward_of(task, role))
+        if rewards_of_role[0]:
+            changes[f"reward/{role}"] = paired_mean_difference(*rewards_of_role)
     for sign, estimator, figures in (("@", pass_at_k, before.pass_at), ("^", pass_hat_k, before.pass_hat)):
         for k in sorted(map(int, figures)):
-            pair = _both(before, after, lambda task, estimator=estimator, k=k: _passes(task, k, estimator))
+            pair = _paired_values(before, after, lambda task, estimator=estimator, k=k: _passes(task, k, estimator))
             if pair[0]:
                 changes[f"pass{sign}{k}"] = paired_difference(*pair, _samples(before, after, k))
     if not changes:
         raise _nothing_in_common(before, after)
-    scored = _scored(before), _scored(after)
+    scored = _scored_tasks(before), _scored_tasks(after)
     return Comparison(tasks=len(scored[0] & scored[1]), left_out=tuple(sorted(scored[0] ^ scored[1])), changes=changes)
 
 
 def kept(before: Evaluation, after: Evaluation) -> Estimate:
-    """Return the share of the first's success that the second has, over the tasks that both scored.
+    """Return the share of the first's success that the second retains, over the tasks that both scored.
 
     Raises:
-        BadInput: as `compare`.
+        BadInput: see `compare`.
     """
     _check_same(before, after)
-    solved = _both(before, after, _solved)
+    solved = _paired_values(before, after, _success_of)
     if not solved[0]:
         raise _nothing_in_common(before, after)
     return paired_ratio(*solved)
 
 
 def verdict(change: Estimate, margin: float) -> Verdict:
-    """Decide by the whole 95 % interval if a figure held, or fell by more than `margin`. It is undecided if the
-    interval contains -margin."""
+    """Decide by the whole 95 % interval whether a figure held, or fell by more than `margin`; undecided if the interval
+    contains -margin."""
     if change.interval is None:
         return "undecided"
     low, high = change.interval
     return "held" if low >= -margin else "regressed" if high < -margin else "undecided"
 
 
-def _scored(evaluation: Evaluation) -> set[str]:
+def _scored_tasks(evaluation: Evaluation) -> set[str]:
     return {name for name, task in evaluation.tasks.items() if task.rewards}
 
 
@@ -231,14 +232,14 @@ def _check_same(before: Evaluation, after: Evaluation) -> None:
 
 
 def _nothing_in_common(before: Evaluation, after: Evaluation) -> Exception:
-    got = f"none among {len(_scored(before))} and {len(_scored(after))} scored ones"
+    got = f"none among {len(_scored_tasks(before))} and {len(_scored_tasks(after))} scored ones"
     return refusal("comparison", "tasks that both evaluations scored", got, SAME)
 
 
-def _both(
+def _paired_values(
     before: Evaluation, after: Evaluation, figure: Callable[[TaskResult], float | None]
 ) -> tuple[list[float], list[float]]:
-    """Return a figure of every task that has it in both, in one order."""
+    """Return a figure of every task that has it in both evaluations, in the same order."""
     names = sorted(before.tasks.keys() & after.tasks.keys())
     pairs = [(figure(before.tasks[name]), figure(after.tasks[name])) for name in names]
     scored = [(b, a) for b, a in pairs if b is not None and a is not None]
@@ -246,18 +247,18 @@ def _both(
 
 
 def _samples(before: Evaluation, after: Evaluation, k: int = 1) -> float:
-    """Count how often the tasks that both know were tried `k` samples at a time, where one has fewer as often as
-    that."""
+    """Return the number of independent trials of `k` samples over common tasks, with the smaller number of samples for
+    each task."""
     names = before.tasks.keys() & after.tasks.keys()
     counts = (min(len(before.tasks[name].solved), len(after.tasks[name].solved)) for name in names)
     return sum(count / k for count in counts if count >= k)
 
 
-def _solved(task: TaskResult) -> float | None:
+def _success_of(task: TaskResult) -> float | None:
     return sum(task.solved) / len(task.solved) if task.solved else None
 
 
-def _reward(task: TaskResult) -> float | None:
+def _reward_of_task(task: TaskResult) -> float | None:
     return sum(task.rewards) / len(task.rewards) if task.rewards else None
 
 

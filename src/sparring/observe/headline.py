@@ -1,4 +1,4 @@
-"""The few figures that a person watches, in one order everywhere, and how far a stage is."""
+"""Headline figures of a stage, in one order everywhere, and its progress."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ HEADLINES: tuple[tuple[str, str, str], ...] = (
     ("k3", "mismatch_k3", "{:.2g}"),
     ("effective samples", "mismatch_ess", "{:.2%}"),
 )
-"""(label, metric, format). A metric that a step does not report is left out."""
+"""(label, metric, format) of the headline figures. Metrics that a step does not report are left out."""
 _OF_A_DIFFERENCE = ("logprob_mean_abs_diff", "mismatch_k3", "mismatch_ess")
 
 
 def headlines(values: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return (label, text) of the figures that a step has. If engine and trainer agree to the bit, one figure says
-    so."""
+    """Return (label, text) of the headline figures of a step. One figure stands for all differences if engine and
+    trainer agree to the bit."""
     hidden = () if values.get("logprob_max_abs_diff") else _OF_A_DIFFERENCE
     return [
         (label, text.format(values[name]))
@@ -39,11 +39,11 @@ def headlines(values: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 class Pace:
-    """Progress of a stage, and the time it will take at the mean pace of the steps that this process did.
+    """Progress of a stage, with its remaining time at the mean pace of this process's steps.
 
     Args:
-        total_steps: of the stage.
-        clock: seconds, monotonic.
+        total_steps: number of steps of the stage.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, total_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,7 +54,7 @@ class Pace:
         self._done = 0
 
     def advance(self, step: int) -> None:
-        """Note that a step is finished. A resumed stage begins with a later step than 1."""
+        """Count a finished step. A resumed stage begins with a later step than 1."""
         self.step = step
         self._done += 1
 
@@ -65,7 +65,7 @@ class Pace:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds to the stage's end, None before the first step."""
+        """Seconds to the stage's end; None before the first step."""
         return self.elapsed_s / self._done * max(0, self.total_steps - self.step) if self._done else None
 
 

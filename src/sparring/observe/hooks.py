@@ -1,4 +1,4 @@
-"""Hooks around the methods of a part: spans while it computes, other names for its metrics."""
+"""Hooks around the methods of a part: time spans, and prefixes of metrics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 class Overlay:
-    """An object some of whose methods are replaced; everything else is the object's own.
+    """Object with some methods replaced; everything else is the target's.
 
     Args:
-        target: the object.
-        methods: the replacements, by name.
+        target: wrapped object.
+        methods: replacements by method name.
     """
 
     def __init__(self, target: Any, methods: Mapping[str, Callable[..., Any]]) -> None:
@@ -32,18 +32,18 @@ class Overlay:
 
 
 def timed(part: T, spans: Spans, activities: Mapping[str, str]) -> T:
-    """Return `part` with spans around some of its methods.
+    """Return `part` with time spans around some of its methods.
 
     Args:
-        part: an engine or a trainer, whose methods are coroutines or return asynchronous iterators.
-        spans: where the time is counted.
-        activities: the name of the span, by method. The time that the reader of an iterator takes counts too.
+        part: engine or trainer; the methods are coroutines or return asynchronous iterators.
+        spans: account of the time.
+        activities: name of the span by method. An iterator's span includes the time of its reader.
     """
-    wrapped = {name: _spanned(getattr(part, name), partial(spans.span, span)) for name, span in activities.items()}
+    wrapped = {name: _with_span(getattr(part, name), partial(spans.span, span)) for name, span in activities.items()}
     return cast(T, Overlay(part, wrapped))
 
 
-def _spanned(method: Callable[..., Any], span: Callable[[], AbstractContextManager[None]]) -> Callable[..., Any]:
+def _with_span(method: Callable[..., Any], span: Callable[[], AbstractContextManager[None]]) -> Callable[..., Any]:
     async def awaited(result: Awaitable[Any]) -> Any:
         with span():
             return await result
@@ -64,12 +64,12 @@ def _spanned(method: Callable[..., Any], span: Callable[[], AbstractContextManag
 def prefixed(
     trainer: Trainer, role: str, of_batch: Callable[[Mapping[str, float]], Mapping[str, float]] = dict
 ) -> Trainer:
-    """Return `trainer` with metrics whose names begin with its role: `critic/loss_value`.
+    """Return `trainer` with its role as a prefix of its metrics: `critic/loss_value`.
 
     Args:
-        trainer: trains a model beside the policy.
-        role: that of its batches and checkpoints.
-        of_batch: maps the metrics of a batch to those that are reported.
+        trainer: trainer of a model other than the policy.
+        role: role of its batches and checkpoints.
+        of_batch: maps the metrics of a batch to the reported ones.
     """
 
     def named(metrics: Mapping[str, float]) -> dict[str, float]:

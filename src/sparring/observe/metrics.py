@@ -1,4 +1,4 @@
-"""Metrics: a value and how it reduces over the many places that report it during one step."""
+"""Metrics: values with the reduction over everything that reports them during one step."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class _Cell:
 
 
 class Metrics:
-    """Collects values by name until `take`.
+    """Collector of values by name until `take`.
 
-    A mean is weighted (`weight`), a ratio is the sum of numerators over the sum of denominators, so both add up exactly
-    over workers whatever their sizes.
+    A mean is weighted (`weight`), and a ratio is the sum of numerators over the sum of denominators, so both add up
+    exactly over workers of any size.
     """
 
     def __init__(self) -> None:
@@ -38,12 +38,12 @@ class Metrics:
         self._merge(name, reduce, value * weight if reduce == "mean" else value, weight)
 
     def merge(self, other: Metrics) -> None:
-        """Add what another place collected, as if it had been reported here, after everything that was."""
+        """Add another collector's values after this one's own."""
         for name, cell in other._cells.items():
             self._merge(name, cell.reduce, cell.top, cell.bottom)
 
     def values(self) -> dict[str, float]:
-        """Return the reduced values, by name. A mean or ratio over nothing is NaN."""
+        """Return the reduced values by name. A mean or ratio of nothing is NaN."""
         return {name: _value(cell) for name, cell in sorted(self._cells.items())}
 
     def take(self) -> dict[str, float]:
@@ -65,14 +65,14 @@ class Metrics:
             cell.top = top
         else:
             chosen = max if reduce == "max" else min
-            # NaN must win: a comparison with it is false, so it could vanish
+            # comparisons with NaN are false, so it must be kept explicitly
             cell.top = top if top != top else cell.top if cell.top != cell.top else chosen(cell.top, top)
 
 
 def merged(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the metrics of several optimiser steps as those of the one update that they make, and `optimiser_steps`,
-    their number. Counts and seconds add up, a maximum is the largest, everything else is the mean over the steps that
-    have it. One step is itself. Another model's, such as a critic's, begin with its role: "critic/grad_norm"."""
+    """Return the metrics of an update's optimiser steps as one, with their number as `optimiser_steps`. Counts and
+    seconds add up, maxima are maximised, and everything else is averaged over the steps that report it. A single step
+    is unchanged. Metrics of another model, such as a critic, have its role as a prefix: "critic/grad_norm"."""
     if len(steps) == 1:
         return dict(steps[0])
     metrics = Metrics()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def progress(config: ObserveConfig, stream: TextIO | None = None) -> Sink:
-    """Return the progress that `[observe] progress` asks for, on `stream` (standard output by default)."""
+    """Return the progress display of `[observe] progress`, on `stream` (standard output by default)."""
     stream = sys.stdout if stream is None else stream
     if config.progress == "off":
         return Fanout(())
@@ -29,11 +29,11 @@ def progress(config: ObserveConfig, stream: TextIO | None = None) -> Sink:
 
 
 class LiveProgress:
-    """Redraws in place: a bar with step, time and ETA, the headline figures below; finished stages and events scroll
-    above.
+    """Progress that redraws in place: a bar with step, time and ETA, above the headline figures. Finished stages and
+    events scroll up. Implements `Sink`.
 
     Args:
-        console: rich's, where to draw.
+        console: rich's console.
     """
 
     def __init__(self, console: Console) -> None:
@@ -47,26 +47,24 @@ class LiveProgress:
         self._live.start()
 
     def start(self, stage: str, total_steps: int) -> None:
-        """Show a new stage; what the one before came to stays above as a line."""
         self._finish()
         self._stage, self._pace, self._values = stage, Pace(total_steps), {}
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Show a step. What goes on beside the stage says it with events."""
+        """Show a step. Other stages that run meanwhile report by events."""
         if stage != self._stage:
             return
         self._pace.advance(step)
         self._values = dict(values)
 
     def samples(self, stage: str, step: int, rows: Sequence[SampleRow]) -> None:
-        """Print nothing: rollouts stand in the report."""
+        """Print nothing: rollouts are in the report."""
 
     def event(self, stage: str, text: str) -> None:
-        """Write a line above the view."""
+        """Print a line above the view."""
         self._console.print(printable(f"{stage}: {text}"), markup=False, highlight=False)
 
     def close(self) -> None:
-        """Leave the last stage's line and give the terminal back."""
         self._finish()
         self._live.stop()
 

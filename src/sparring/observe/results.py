@@ -1,4 +1,4 @@
-"""The file that results of evaluations are written into and read from."""
+"""File format of evaluation results."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sparring.observe.evaluation import Comparison, Evaluation, Verdict
 from sparring.observe.whole_file import write_whole
 
 RESULT = "evaluation.json"
-"""Name of the file in the folder of an evaluation."""
+"""Name of the file in an evaluation's folder."""
 
 
 class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
-    """An evaluation with what it is of: as written into `evaluation.json`. `folder` has its record."""
+    """An evaluation and its subject, as in `evaluation.json`. `folder` contains the record."""
 
     name: str
     folder: str = ""
@@ -26,7 +26,7 @@ class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes from `before` to `after`, and what the gate says to it."""
+    """Changes from `before` to `after`, with the gate's verdict."""
 
     before: str
     after: str
@@ -37,27 +37,27 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a result file."""
+    """Content of a result file."""
 
     evaluations: tuple[Evaluated, ...]
     comparisons: tuple[Compared, ...] = ()
 
     @property
     def evaluation(self) -> Evaluation:
-        """The evaluation of the last subject."""
+        """Evaluation of the last subject."""
         return self.evaluations[-1].evaluation
 
     @property
     def comparison(self) -> Comparison | None:
-        """The comparison of the last subject with the first, None where there is one subject."""
+        """Comparison of the last subject with the first; None for a single subject."""
         return self.comparisons[-1].comparison if self.comparisons else None
 
 
 def read_result(path: Path) -> Evaluated:
-    """Return the one evaluation of a result file.
+    """Return the only evaluation of a result file.
 
     Raises:
-        BadInput: it cannot be read, is no such file, or has several.
+        BadInput: the file cannot be read, is no result file, or has several evaluations.
     """
     try:
         results = msgspec.json.decode(path.read_bytes(), type=Results)
@@ -72,7 +72,7 @@ def read_result(path: Path) -> Evaluated:
 
 
 def write_results(results: Results, path: Path) -> None:
-    """Write a result file, whole or not at all.
+    """Write a result file atomically.
 
     Raises:
         BadInput: the path cannot be written.

@@ -1,4 +1,4 @@
-"""Spans of the wall clock: shares of time per activity, with overlap, and what a part that is idle waits for."""
+"""Spans of wall-clock time: shares by activity, with overlap, and the causes of idle time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 
 class Spans:
-    """Counts time per set of activities going on at once. All calls from one thread.
+    """Account of time by the set of concurrent activities. All calls come from one thread.
 
-    An activity may be entered many times at once (128 rollouts in flight are one `generating`).
+    An activity may be entered many times at once: 128 rollouts in flight are one `generating`.
 
     Args:
-        clock: seconds, monotonic.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -24,13 +24,13 @@ class Spans:
         self._since = clock()
 
     def enter(self, name: str) -> None:
-        """Take note that activity `name` begins."""
-        if name not in self._active:  # only then does what goes on change
+        """Begin activity `name`."""
+        if name not in self._active:  # the set of activities changes only then
             self._turn()
         self._active[name] += 1
 
     def leave(self, name: str) -> None:
-        """Take note that activity `name`, entered before, ends."""
+        """End activity `name`, entered before."""
         if self._active[name] == 1:
             self._turn()
             del self._active[name]
@@ -39,7 +39,7 @@ class Spans:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Do the body as activity `name`."""
+        """Run the body as activity `name`."""
         self.enter(name)
         try:
             yield
@@ -47,14 +47,14 @@ class Spans:
             self.leave(name)
 
     def lap(self) -> dict[frozenset[str], float]:
-        """Return the seconds since the last call by the activities that went on together, and start over."""
+        """Return the seconds since the last call by set of concurrent activities, and reset them."""
         self._turn()
         seconds = dict(self._seconds)
         self._seconds.clear()
         return seconds
 
     def shares(self) -> dict[str, float]:
-        """Return `shares` of the time since the last call, and start over."""
+        """Return `shares` of the time since the last call, and reset it."""
         return shares(self.lap())
 
     def _turn(self) -> None:
@@ -65,40 +65,39 @@ class Spans:
 
 
 def shares(seconds: Mapping[frozenset[str], float], of: Collection[str] | None = None) -> dict[str, float]:
-    """Return the shares of time of activities.
+    """Return the shares of time by activity.
 
-    `<name>` is the share in which it went on, `overlap` in which two or more did, `waiting` in which none did. Overlap
-    is counted in each of its activities, so `sum of activities - overlap + waiting = 1` for two of them.
+    `<name>` is the share with that activity, `overlap` with two or more, `waiting` with none. Overlap is counted in
+    each of its activities, so `sum of activities - overlap + waiting = 1` for two of them.
 
     Args:
-        seconds: by the activities that went on together, of `Spans.lap`.
-        of: the activities that count; None for all.
+        seconds: seconds by set of concurrent activities, from `Spans.lap`.
+        of: activities that count; None: all.
     """
     total = sum(seconds.values())
-    made = {"waiting": 0.0, "overlap": 0.0}
+    result = {"waiting": 0.0, "overlap": 0.0}
     for together, lasted in seconds.items() if total > 0 else ():
         names = together if of is None else together.intersection(of)
         kind = "waiting" if not names else "overlap" if len(names) > 1 else None
         for name in (*names, *([kind] if kind else [])):
-            made[name] = made.get(name, 0.0) + lasted / total
-    return made
+            result[name] = result.get(name, 0.0) + lasted / total
+    return result
 
 
 def shares_by_cause(
     seconds: Mapping[frozenset[str], float], busy: Collection[str], causes: Sequence[tuple[str, str]]
 ) -> dict[str, float]:
-    """Return the share of time in which a part was `busy`, and the shares in which it was idle, by cause: they add up
-    to 1.
+    """Return the share of time in which a part was `busy`, and its idle shares by cause; they add up to 1.
 
     Args:
-        seconds: by the activities that went on together, of `Spans.lap`.
-        busy: the activities of the part itself.
-        causes: activities of others and what they are called as a cause; of several that go on at once the first one
-            is the cause, and `other` is where none does.
+        seconds: seconds by set of concurrent activities, from `Spans.lap`.
+        busy: activities of the part itself.
+        causes: (activity of other parts, its name as a cause), by priority: the first one in progress is the cause, or
+            `other` if there is none.
     """
     total = sum(seconds.values())
-    made = dict.fromkeys(("busy", *(cause for _, cause in causes), "other"), 0.0)
+    result = dict.fromkeys(("busy", *(cause for _, cause in causes), "other"), 0.0)
     for together, lasted in seconds.items() if total > 0 else ():
         idle = next((cause for name, cause in causes if name in together), "other")
-        made["busy" if together.intersection(busy) else idle] += lasted / total
-    return made
+        result["busy" if together.intersection(busy) else idle] += lasted / total
+    return result

@@ -1,9 +1,8 @@
-"""Statistics that an evaluation may claim: rates, means and differences over tasks, each with its standard error and
-interval.
+"""Statistics of evaluations: rates, means and differences over tasks, each with its standard error and interval.
 
-Tasks are what is drawn at random, and the samples of one task hang together: so standard errors are clustered by task
-(Miller 2024, arXiv 2411.00640). Everything here is computed from one number per task; uncertainty is what is left
-between tasks. Standard library only.
+Tasks are drawn at random, and samples of one task are correlated, so standard errors are clustered by task (Miller
+2024, arXiv 2411.00640): everything is computed from one number per task, and uncertainty is the variation between
+tasks. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from statistics import NormalDist
 
 Interval = tuple[float, float]
 MOST_EXACT = 200
-"""Degrees of freedom up to which Student's t is summed term by term; its expansion is good to 1e-9 beyond."""
+"""Degrees of freedom up to which Student's t is summed term by term; beyond, its expansion is accurate to 1e-9."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A figure over `tasks` tasks: None over none. A standard error needs two tasks; an interval is None where none is
-    known."""
+    """Estimate over `tasks` tasks; None without tasks. A standard error needs two tasks; an interval that cannot be
+    computed is None."""
 
     value: float | None
     standard_error: float | None
@@ -31,8 +30,9 @@ class Estimate:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the chance that of `k` samples of a task at least one succeeds, without bias from `n` samples of which `c`
-    did: 1 - C(n - c, k) / C(n, k), as a product of numbers below 1 (Chen et al. 2021, arXiv 2107.03374, equation 1).
+    """Return the unbiased estimate that at least one of `k` samples of a task succeeds, from `c` successes in `n`
+    samples: 1 - C(n - c, k) / C(n, k), as a product of numbers below 1 (Chen et al. 2021, arXiv 2107.03374, equation
+    1).
 
     Raises:
         ValueError: not 0 <= c <= n, or not 1 <= k <= n.
@@ -42,8 +42,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def pass_hat_k(n: int, c: int, k: int) -> float:
-    """Return the chance that all of `k` samples of a task succeed (pass^k), without bias from `n` samples of which `c`
-    did: C(c, k) / C(n, k) (Yao et al. 2024, tau-bench, arXiv 2406.12045).
+    """Return the unbiased estimate that all of `k` samples of a task succeed (pass^k), from `c` successes in `n`
+    samples: C(c, k) / C(n, k) (Yao et al. 2024, tau-bench, arXiv 2406.12045).
 
     Raises:
         ValueError: not 0 <= c <= n, or not 1 <= k <= n.
@@ -53,12 +53,12 @@ def pass_hat_k(n: int, c: int, k: int) -> float:
 
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
-    """Score interval of a rate (Wilson 1927): never outside [0, 1], and sound at 0 and n successes.
+    """Return the score interval of a rate (Wilson 1927), which stays within [0, 1] and is sound at 0 and n successes.
 
     Args:
-        successes: of `n` independent trials.
-        n: at least 0; nothing is known from none, so 0 gives (0, 1).
-        confidence: coverage.
+        successes: number of successes in `n` independent trials.
+        n: number of trials; 0 gives (0, 1).
+        confidence: coverage of the interval.
 
     Raises:
         ValueError: not 0 <= successes <= n.
@@ -71,17 +71,17 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
 def rate(values: Sequence[float], samples: float, confidence: float = 0.95) -> Estimate:
     """Return the mean of one number from 0 to 1 per task (a share of successes, pass@k, pass^k).
 
-    The standard error is clustered by task: Miller 2024, which for equally many samples per task is the spread of
-    the tasks' own means; here with T - 1 for T. The interval is Wilson's with the effective sample size p (1 - p) /
-    SE^2 (Kott and Carr 1997; Dean and Pagano 2015, "Evaluating confidence interval methods for binomial proportions in
-    clustered surveys"), at most `samples`, and Student's quantile where that size is itself estimated. Where all tasks
-    have the same 0 or 1, nothing tells how the samples of a task hang together, and each task counts as one trial. With
-    one sample per task this is `wilson`.
+    The standard error is clustered by task (Miller 2024): for equally many samples per task it is the spread of the
+    tasks' means, here with T - 1 for T. The interval is Wilson's with the effective sample size p (1 - p) / SE^2 (Kott
+    and Carr 1997; Dean and Pagano 2015, "Evaluating confidence interval methods for binomial proportions in clustered
+    surveys"), at most `samples`, and with Student's quantile if that size is an estimate. If all tasks have the same 0
+    or 1, the correlation within tasks is unknown, and each task counts as one trial. With one sample per task this is
+    `wilson`.
 
     Args:
-        values: one per task.
-        samples: independent trials behind them if tasks made no difference; the number of tasks where each has one.
-        confidence: coverage.
+        values: one value per task.
+        samples: number of independent trials if tasks made no difference; the number of tasks for one sample each.
+        confidence: coverage of the interval.
     """
     tasks = len(values)
     if not tasks:
@@ -98,8 +98,8 @@ def rate(values: Sequence[float], samples: float, confidence: float = 0.95) -> E
 
 
 def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """Return the mean of any one number per task, such as its mean reward, with Student's interval over tasks. Where
-    all have the same one, nothing tells how far others may differ, and there is no interval."""
+    """Return the mean of one number per task, such as its mean reward, with Student's interval over tasks. If all
+    values are equal, their spread is unknown, and there is no interval."""
     tasks = len(values)
     if not tasks:
         return Estimate(value=None, standard_error=None, interval=None, tasks=0)
@@ -116,22 +116,22 @@ def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
 def paired_difference(
     before: Sequence[float], after: Sequence[float], samples: float | None = None, confidence: float = 0.95
 ) -> Estimate:
-    """Return the change of a rate over the same tasks: the mean of what changed per task (Miller 2024, paired
+    """Return the change of a rate over the same tasks: the mean of the changes per task (Miller 2024, paired
     differences).
 
-    The interval is Student's over tasks and two samples more, in whose four cells (both, neither, gained, lost) stands
-    1/2 each (Agresti and Min 2005, who add two pairs to pairs of one sample). So it has a width, and its coverage, also
-    where few or no tasks changed. A task is worth m samples, by the design effect (Kish 1965, Survey Sampling): what
-    the variance of a change would be with one sample of each task, over what it is. So the two samples are 2/m of a
-    task, whose change has the variance of a mean of m, 1/(2m). Where the samples of every task agree, m is 1, however
-    many there are.
+    The interval is Student's over the tasks and two more samples, with 1/2 in each of the four cells (both, neither,
+    gained, lost) (Agresti and Min 2005, who add two pairs to pairs of one sample). So it has a width, and its coverage,
+    even if few or no tasks changed. A task is worth m samples by the design effect (Kish 1965, Survey Sampling): the
+    variance of a change with one sample per task, over its actual variance. The two samples are then 2/m of a task, and
+    their change has the variance of a mean of m, 1/(2m). If the samples of every task agree, m is 1, whatever their
+    number.
 
     Args:
-        before: a number from 0 to 1 per task.
-        after: of the same tasks in the same order.
-        samples: independent trials behind the numbers of either side if tasks made no difference, which m times the
-            number of tasks does not exceed; None where each task has one.
-        confidence: coverage.
+        before: one value from 0 to 1 per task.
+        after: values of the same tasks in the same order.
+        samples: number of independent trials on either side if tasks made no difference, an upper bound of m times the
+            number of tasks; None: one sample per task.
+        confidence: coverage of the interval.
 
     Raises:
         ValueError: the sequences differ in length or are empty.
@@ -152,19 +152,19 @@ def paired_difference(
 
 
 def paired_ratio(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """Estimate the share of a rate that is left over the same tasks: the second mean over the first.
+    """Return the share of a rate that remains over the same tasks: the second mean over the first.
 
-    The interval is that of the logarithm by the delta method, from what a task adds to either mean, over the tasks and
-    the two that Agresti and Min (2005) add: so it has a width where few or no tasks changed, and an end where the first
-    rate is 0.
+    The interval is that of the logarithm by the delta method, from each task's contribution to both means, over the
+    tasks and the two that Agresti and Min (2005) add: so it has a width even if few or no tasks changed, and is finite
+    even if the first rate is 0.
 
     Args:
-        before: a number from 0 to 1 per task.
-        after: of the same tasks in the same order.
-        confidence: coverage.
+        before: one value from 0 to 1 per task.
+        after: values of the same tasks in the same order.
+        confidence: coverage of the interval.
 
     Returns:
-        `value` is None where the first rate is 0.
+        the estimate; its `value` is None if the first rate is 0.
 
     Raises:
         ValueError: the sequences differ in length or are empty.
@@ -184,7 +184,7 @@ def paired_ratio(before: Sequence[float], after: Sequence[float], confidence: fl
 
 
 def paired_mean_difference(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """Return the same for any number per task, such as its mean reward: Student's interval of the mean change.
+    """Return the mean change of any number per task, such as its mean reward, with Student's interval.
 
     Raises:
         ValueError: the sequences differ in length or are empty.
@@ -199,7 +199,7 @@ def _changes(before: Sequence[float], after: Sequence[float]) -> list[float]:
 
 
 def _standard_error(values: Sequence[float], mean: float) -> float:
-    """Return the standard error of the mean of independent values; 0 for a single value, of which it is unknown."""
+    """Return the standard error of the mean of independent values; 0 for a single value, which has none."""
     n = len(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n * (n - 1))) if n > 1 else 0.0
 

@@ -1,4 +1,4 @@
-"""Survival: the probability with which the infrastructure lets a rollout come to its end, from what it broke (law 6).
+"""Survival: the probability that infrastructure failures let a rollout finish, estimated from those that broke (law 6).
 
 A rollout that broke after t turns is censored: it would have had t turns or more.
 """
@@ -11,43 +11,43 @@ from collections.abc import Sequence
 from sparring.types import Group, Rollout
 
 Stage = tuple[int, bool]
-"""Stage of a rollout: the turns that it has had, and whether the last of them called tools."""
+"""Stage of a rollout: its number of turns so far, and whether the last one called tools."""
 
 
 class Survival:
-    """Survival of the rollouts of each environment, stage by stage.
+    """Survival of rollouts by environment and stage.
 
-    With n_s rollouts that reached stage s, of which d_s broke there, a rollout that went through the stages S survives
-    with the probability
+    If d_s of the n_s rollouts that reached stage s broke there, a rollout through the stages S survives with
+    probability
 
         G = product of (1 - d_s / n_s) over s in S
 
-    (Kaplan and Meier 1958, with the crash as the event). What is weighted by 1 / G stands for all that were admitted
-    (Robins and Rotnitzky 1992): without bias where a crash hangs on the stage alone, and not on how the rollout would
-    have gone on. A turn that calls tools is a stage of its own: only it meets their host.
+    (Kaplan and Meier 1958, with the failure as the event). Weights of 1 / G make the survivors stand for all admitted
+    rollouts (Robins and Rotnitzky 1992), without bias if failures depend on the stage alone and not on how the rollout
+    would have gone on. A turn that calls tools is a stage of its own, because only it depends on their host.
 
     Attributes:
-        counts: by environment and stage, the rollouts that reached it and those that broke there.
+        counts: numbers of rollouts that reached a stage and that broke there, by environment and stage.
     """
 
     def __init__(self) -> None:
         self.counts: defaultdict[str, dict[Stage, list[float]]] = defaultdict(dict)
 
     def add(self, group: Group) -> None:
-        """Count the rollouts of a group. Of one that broke several times, its longest attempt counts."""
+        """Count the rollouts of a group. A rollout that broke several times counts with its longest attempt."""
         for rollout in group.rollouts:
             self._count(group.task.env, stages(rollout), lost=0)
         for rollout in lost_rollouts(group):
             self._count(group.task.env, stages(rollout), lost=1)
 
     def fade(self, share: float) -> None:
-        """Let what was counted so far count this share of what it did."""
+        """Multiply all counts so far by `share`: their decay."""
         for at_stage in self.counts.values():
             for cell in at_stage.values():
                 cell[:] = [share * count for count in cell]
 
     def of(self, environment: str, through: Sequence[Stage]) -> float:
-        """Return the probability to survive these stages; 0 where nothing that was counted did."""
+        """Return the probability of surviving these stages; 0 if no counted rollout did."""
         at_stage, share = self.counts[environment], 1.0
         for stage in through:
             reached, lost = at_stage.get(stage, (0.0, 0.0))
@@ -63,7 +63,7 @@ class Survival:
 
 def stages(rollout: Rollout) -> list[Stage]:
     """Return the stages that a rollout went through: its opening, and one for each turn. Turns of several roles have no
-    order, so nothing is said of their tools."""
+    common order, so they count as turns without tools."""
     first = rollout.trajectories[0]
     calls = [bool(s.message and s.message.tool_calls) for s in first.segments if s.model is not None]
     number = turns(rollout)
@@ -73,23 +73,23 @@ def stages(rollout: Rollout) -> list[Stage]:
 
 
 def lost_rollouts(group: Group) -> list[Rollout]:
-    """Return the rollouts that left a group because they broke, each as its attempt with the most turns. One that ended
-    at a limit before its first turn did not break: see `silent_rollouts`."""
-    left = {rollout.index for rollout in group.rollouts}
+    """Return the rollouts that left a group because they broke, each as its attempt with the most turns. A rollout that
+    ended at a limit before its first turn did not break: see `silent_rollouts`."""
+    remaining = {rollout.index for rollout in group.rollouts}
     longest: dict[int, Rollout] = {}
     for rollout in group.failed:
-        if rollout.purpose != "baseline" and rollout.index not in left and not rollout.outcome.trainable:
+        if rollout.purpose != "baseline" and rollout.index not in remaining and not rollout.outcome.trainable:
             other = longest.get(rollout.index)
             longest[rollout.index] = rollout if other is None or turns(rollout) >= turns(other) else other
     return list(longest.values())
 
 
 def silent_rollouts(group: Group) -> list[Rollout]:
-    """Return the rollouts that left a group because they ended at a limit, such as a first prompt that is too long,
-    before the policy had a turn: there is nothing to score or to train."""
+    """Return the rollouts that left a group at a limit before the policy's first turn, such as for too long a prompt:
+    they have nothing to score or to train."""
     return [r for r in group.failed if r.purpose != "baseline" and r.outcome.trainable]
 
 
 def turns(rollout: Rollout) -> int:
-    """Return the number of turns, over all roles."""
+    """Return the number of turns of all roles."""
     return sum([t.usage.turns for t in rollout.trajectories])

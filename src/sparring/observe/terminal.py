@@ -1,7 +1,7 @@
-"""The terminal: all that the verbs and the progress of a run write to it goes through here.
+"""Terminal output of the commands and of a run's progress.
 
-What programs, policies and worlds say ends in messages, and a terminal obeys what it is sent: an escape sequence writes
-its clipboard, clears it or renames it.
+Messages quote programs, policies and worlds, and a terminal obeys escape sequences, which can write its clipboard,
+clear it or rename it.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from typing import TextIO
 
 
 def printable(text: str) -> str:
-    """Return text that cannot steer the terminal: control characters, but for newline and tab, are written out, and so
-    is what changes the direction of text or has no encoding."""
+    """Return text that cannot control the terminal: control characters other than newline and tab, characters that
+    change the direction of text, and characters without an encoding are escaped."""
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def say(text: str = "", *, stream: TextIO | None = None, end: str = "\n") -> None:
-    """Write a text that may hold what a program said.
+    """Print text that may quote a program's output.
 
     Args:
         text: one line or several.
-        stream: where to; standard output by default.
-        end: what follows it.
+        stream: output stream; standard output by default.
+        end: text after it.
     """
     print(printable(text), file=stream, end=end, flush=True)
 
 
 class PrintableFormatter(logging.Formatter):
-    """Formatter of messages of logs, which may hold what a program said."""
+    """Formatter of log messages that may quote a program's output."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the message, its traceback included, as it may be written."""
+        """Return the message with its traceback, escaped."""
         return printable(super().format(record))
 
 
 def guard_terminal() -> None:
-    """Have tracebacks and messages of logs, which Python itself writes to standard error, written by `say`'s rule."""
+    """Apply `say`'s escaping to tracebacks and log messages that Python itself writes to standard error."""
     sys.excepthook = _show
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(PrintableFormatter())
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Write an exception that nobody caught, as Python does."""
+    """Print an uncaught exception as Python does."""
     say("".join(traceback.format_exception(kind, error, trace)), stream=sys.stderr, end="")

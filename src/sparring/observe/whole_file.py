@@ -1,4 +1,4 @@
-"""Files of a run that readers may open at any time: each is there whole or not at all."""
+"""Atomic writes of a run's files, for readers that may open them at any time."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Write a file under a name beside it, then give it its own. What stands at that name, a link too, is removed and
-    never written through.
+    """Write a file under a temporary name next to it, then rename it. A file or link with the temporary name is removed
+    first and never followed.
 
     Args:
-        path: of the file.
-        data: all that it holds.
-        mode: its permissions, narrowed by the process's mask.
+        path: path of the file.
+        data: content of the file.
+        mode: permissions, before the process's umask.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     draft = path.with_name(path.name + ".part")
     draft.unlink(missing_ok=True)

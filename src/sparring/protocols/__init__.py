@@ -1,6 +1,6 @@
 """The verbs of the path: one Protocol per part. Parts meet only here and in `types`.
 
-Whoever implements a protocol passes its contract suite in `tests/contract`.
+Every implementation passes the contract suite of its protocol in `tests/contract`.
 """
 
 from sparring.protocols.rollout import (

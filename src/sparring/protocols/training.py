@@ -1,4 +1,4 @@
-"""Protocols of training: annotations, credit, losses and the trainer."""
+"""Protocols of training: annotators, credit, losses and the trainer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class ValueModel(Protocol):
-    """A served model with a scalar head."""
+    """Served model with a scalar head."""
 
     async def values(self, texts: Sequence[Sequence[int]]) -> Sequence[float]:
-        """Return the value behind the last token of each text, given as token ids."""
+        """Return the value at the end of each text, given as token ids."""
 
     async def close(self) -> None:
         """End its thread."""
@@ -34,25 +34,36 @@ class Credit(Protocol):
     """Turns scores into advantages, over all groups of one update."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> Sequence[Sequence[Sample]]:
-        """Set advantages and weights. `samples[i]` are the branches of `groups[i]`; return them per group, an empty
-        sequence where the group leaves the update (zero variance)."""
+        """Set advantages and weights, and return the rows by group.
+
+        Args:
+            samples: rows of each group, one per branch.
+
+        Returns:
+            Credited rows of each group; empty for a group that leaves the update, such as one of equal rewards.
+        """
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
-        """Return the denominator of the policy term over some of these rows; None for the sum of their weights."""
+        """Return the denominator of the policy term over these rows of an update; None is the sum of their weights."""
 
     def state(self) -> Mapping[str, Any]:
-        """Return what it remembers of earlier updates."""
+        """Return the state from earlier updates."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned before the run was stopped."""
+        """Restore the `state` of an interrupted run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Divergence:
-    """Divergence of the model's distribution q from a teacher's p. `reverse` is KL(q || p), `forward` KL(p
-    || q); `jensen_shannon` is beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q. `top_k`: over the
-    teacher's likeliest tokens (`Sample.tops`), all others being one; `vocabulary`: over all tokens, the teacher
-    (`Sample.teacher`) computed beside the model."""
+    """Divergence of the model's distribution q from a teacher's p.
+
+    Attributes:
+        kind: `reverse` is KL(q || p), `forward` KL(p || q), `jensen_shannon` beta KL(p || m) + (1 - beta) KL(q || m)
+            with m = beta p + (1 - beta) q.
+        over: `top_k` is over the teacher's likeliest tokens (`Sample.tops`), with all others merged into one;
+            `vocabulary` over all tokens, with the teacher (`Sample.teacher`) computed in the trainer.
+        beta: weight of p in `jensen_shannon`.
+    """
 
     kind: Literal["reverse", "forward", "jensen_shannon"] = "reverse"
     over: Literal["top_k", "vocabulary"] = "vocabulary"
@@ -61,12 +72,16 @@ class Divergence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """Needs of a loss. No micro-batch splits a token, a turn or a pair. `survey` costs a gradient-free first pass, in
-    which the loss is asked for `survey(quantities, micro_batch)`, of all the step's tokens at once: name -> [M] of what
-    it then finds as annotations. A loss of unit `sequence`, which is a trajectory, has a survey too, which is asked for
-    where a trajectory has several rows, because these may be in several micro-batches. `idle_tokens`: the policy's
-    tokens of zero advantage matter too; else they are not computed. `divergence` is what the quantity of that name
-    is."""
+    """Inputs that a loss needs. No micro-batch splits a token, a turn or a pair.
+
+    Attributes:
+        quantities: names of per-token quantities.
+        unit: tokens that have to be in one micro-batch. Rows of a `sequence`, which is a trajectory, may be in several:
+            a loss with this unit has a `survey` for trajectories with several rows.
+        survey: True if the loss has a method `survey(quantities, micro_batch)`, which gets all tokens of the step at
+            once and returns annotations, name -> [M]. It costs a first pass without gradients.
+        idle_tokens: True if policy tokens with an advantage of 0 have to be computed.
+    """
 
     quantities: frozenset[str] = frozenset({"logprob"})
     unit: str = "token"
@@ -77,47 +92,52 @@ class Needs:
 
 @dataclass(kw_only=True, slots=True)
 class LossResult:
-    """`loss` is a scalar to call backward on, already divided by the global denominators; `metrics` map a name to
-    (sum, count) so that micro-batches add up."""
+    """Result of a loss on one micro-batch.
+
+    Attributes:
+        loss: scalar with gradient, already divided by the global denominators.
+        metrics: (sum, count) by name, which micro-batches add up.
+    """
 
     loss: torch.Tensor
     metrics: dict[str, tuple[float, float]]
 
 
 class Loss(Protocol):
-    """One loss term."""
+    """Loss of one term."""
 
     term: str
     needs: Needs
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """Compute the term. `quantities` maps each needed name to a tensor [N] of the micro-batch's weighted tokens."""
+        """Compute the term. `quantities` maps each needed name to the values [M] of the micro-batch's weighted
+        tokens."""
 
 
 class Trainer(Protocol):
-    """Trains one model. It knows loss terms, not algorithms."""
+    """Trainer of one model. It knows loss terms, not algorithms."""
 
     @property
     def version(self) -> int:
-        """Updates that its weights have had."""
+        """Number of updates behind its weights."""
 
     async def forward(self, rows: Sequence[Sample], needs: Set[str]) -> Sequence[Mapping[str, tuple[float, ...]]]:
-        """Compute quantities of the tokens that some term weighs, without gradients: per row, one value per token."""
+        """Compute quantities of tokens that some term weighs, without gradients: for each row one value per token."""
 
     async def score(self, teacher: str, request: ScoreRequest) -> Scores:
-        """Score given tokens under one of the teachers that the trainer holds, as an engine of it would."""
+        """Score given tokens under one of the trainer's teachers, as an engine would."""
 
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
-        """Add the gradients of a batch and return its metrics."""
+        """Compute the losses of a batch, add up their gradients and return metrics."""
 
     async def step(self, *, ends_update: bool = True) -> StepResult:
-        """Apply the gradients, once per batch. The version counts up where the step ends its update."""
+        """Apply the gradients; called once per batch. `ends_update` increments the version."""
 
     async def push(self) -> WeightRef:
         """Publish a copy of the weights."""
 
     async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
-        """Write a checkpoint from which training goes on to the same bits."""
+        """Write a checkpoint that suffices for a bitwise resume."""
 
     async def restore(self, ref: CheckpointRef) -> None:
-        """Go back to a checkpoint."""
+        """Restore a checkpoint."""

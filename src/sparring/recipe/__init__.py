@@ -1,1 +1,1 @@
-"""A recipe: its sections, how a TOML file becomes a `RunConfig`, and what is said of a wrong one."""
+"""Recipes: sections, loading of a TOML file as a `RunConfig`, and refusals of invalid ones."""

@@ -19,6 +19,13 @@ from sparring.recipe.sections.preference import NAMED
 from sparring.recipe.url_secrets import found, masked, refused
 from sparring.validation import InvalidValue, Key, convert, dotted
 
+GONE = {
+    ("run", "cluster"): "leave it out: every run has its parts in one process",
+    ("engine", "speculation"): "leave it out: the engine guesses no tokens ahead; samples are the same without",
+    ("engine", "speculation_tokens"): "leave it out: the engine guesses no tokens ahead; samples are the same without",
+}
+"""Keys that recipes had and runs have recorded, none of which changed a sampled token; what to do instead."""
+
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a recipe and apply overrides to it.
@@ -40,7 +47,11 @@ def load_recorded(path: str | Path) -> RunConfig:
     Raises:
         BadInput: as `load`.
     """
-    return _built([(str(path), _read(path))])
+    data = _read(path)
+    for section, key in GONE:
+        if isinstance(table := data.get(section), dict):
+            table.pop(key, None)
+    return _built([(str(path), data)])
 
 
 def _read(path: str | Path) -> dict[str, Any]:
@@ -101,7 +112,6 @@ def _converted(data: dict[str, Any]) -> RunConfig:
 
 
 def _refused(wrong: InvalidValue, source: str) -> BadInput:
-    """Say in the one form of refusal what does not fit in `source`."""
     where = f"{source}: {dotted(wrong.keys)}" if wrong.keys else source
     got = f", got {wrong.got}" if wrong.got else ""
     do = _advice(wrong) if wrong.unknown else wrong.do or "correct it there or with --set"
@@ -110,6 +120,8 @@ def _refused(wrong: InvalidValue, source: str) -> BadInput:
 
 def _advice(wrong: InvalidValue) -> str:
     """Name the key that was probably meant: a close name in the same table, or the same name in another section."""
+    if wrong.keys in GONE:
+        return GONE[wrong.keys]
     elsewhere = [section for section, names in _section_keys().items() if wrong.unknown in names]
     close = difflib.get_close_matches(wrong.unknown, wrong.allowed, n=1, cutoff=0.85 if elsewhere else 0.6)
     if close:
@@ -118,7 +130,6 @@ def _advice(wrong: InvalidValue) -> str:
 
 
 def _section_keys() -> dict[str, set[str]]:
-    """Map each section of a recipe to its keys."""
     sections = {field.name: field.type for field in msgspec.structs.fields(RunConfig)}
     return {
         name: {field.encode_name for field in msgspec.structs.fields(kind)}

@@ -1,6 +1,6 @@
-"""`RunConfig`: a whole run, made of its parts' configs; resolved for a machine, and dumped as a recipe again.
+"""`RunConfig`: the config of a run, made of its parts' configs, resolved for a machine, and dumped as a recipe.
 
-A key's meaning stands beside its owner: in the part's own `config.py`, or in `recipe.sections`.
+Each key is documented by its owner: in the part's own `config.py`, or in `recipe.sections`.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ DOMAIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole run. Every section is the config of the part that bears its name."""
+    """Config of a run. Each section is the config of the part with its name."""
 
     run: RunSection
     """Name, directory and stages of the run."""
 
     models: dict[str, ModelConfig]
-    """Models stand once, by name; every part names one. `policy` is the one that is trained."""
+    """Models by name, to which the parts refer. `policy` is the trained one."""
 
     env: EnvConfig | None = None
-    """The world. A run has this table, or `[envs.<name>]` for each of several."""
+    """Environment. A run has this table, or several tables `[envs.<name>]`."""
 
     envs: dict[str, DomainConfig] = {}
-    """Several worlds by name, mixed by their weights. A name is letters, digits, `_` and `-`."""
+    """Several environments by name, mixed by their weights. A name has letters, digits, `_` and `-`."""
 
     sandbox: SandboxConfig = SandboxConfig()
     """Sandbox of the policy's code."""
@@ -63,40 +63,40 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Rendering of messages to tokens."""
 
     rollout: RolloutConfig = RolloutConfig()
-    """Rollouts, which make scored groups of tasks."""
+    """Rollouts, which turn tasks into scored groups."""
 
     train: TrainConfig = TrainConfig()
     """Trainer, which updates the weights."""
 
     algo: AlgoConfig = AlgoConfig()
-    """Algorithm, which makes advantages and losses of scores."""
+    """Algorithm, which turns scores into advantages and losses."""
 
     collect: CollectConfig = CollectConfig()
-    """The stage that gathers a teacher's traces."""
+    """Stage that collects a teacher's traces."""
 
     sft: SftConfig = SftConfig()
-    """The supervised stage."""
+    """Stage of supervised fine-tuning."""
 
     preference: PreferenceConfig = PreferenceConfig()
-    """The stage that learns from compared replies."""
+    """Stage of preference learning."""
 
     reward_model: RewardModelConfig = RewardModelConfig()
-    """The stage that trains a reward model."""
+    """Stage that trains a reward model."""
 
     rl: RlConfig = RlConfig()
-    """The reinforcement-learning stage."""
+    """Stage of reinforcement learning."""
 
     distill: DistillConfig = DistillConfig()
-    """The distillation stage."""
+    """Stage of distillation."""
 
     eval: EvalConfig = EvalConfig()
-    """The evaluation stage."""
+    """Stage of evaluation."""
 
     export: ExportConfig = ExportConfig()
-    """The export stage."""
+    """Stage of export."""
 
     observe: ObserveConfig = ObserveConfig()
-    """Metrics and the places that they are sent to."""
+    """Metrics and their sinks."""
 
     def __post_init__(self) -> None:
         if "policy" not in self.models:
@@ -117,36 +117,36 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def environments(self) -> dict[str, EnvConfig]:
-        """The environments by the key of their tables: `env`, or `envs.<name>` of each."""
+        """Environments by the key of their table: `env`, or `envs.<name>`."""
         return {"env": self.env} if self.env is not None else {f"envs.{name}": each for name, each in self.envs.items()}
 
     def harness_of(self, environment: str) -> str:
-        """Return the harness of an environment: by its name of several, whatever the name of the only one."""
+        """Return the harness of an environment, by name if there are several."""
         domain = self.envs.get(environment)
         return domain.harness if domain is not None and domain.harness else self.rollout.harness
 
     @property
     def harnesses(self) -> set[str]:
-        """The harnesses of the environments."""
+        """Harnesses of the environments."""
         return {self.harness_of(key.partition(".")[2]) for key in self.environments}
 
     @property
     def world(self) -> EnvConfig:
-        """The environment; of several the first."""
+        """The environment, or the first of several."""
         return next(iter(self.environments.values()))
 
     @property
     def judging(self) -> set[str]:
-        """Models that the rubrics of the environments ask."""
+        """Models that judge for the environments' rubrics."""
         return {name for each in self.environments.values() for name in judging(each.rubric)}
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Replace what depends on the machine, `device = "auto"` and `threads = 0`, and on other sections, `correction =
-    "auto"`. A resolved config resolves to itself.
+    """Replace values that depend on the machine (`device = "auto"`, `threads = 0`) or on other sections (`correction =
+    "auto"`). A resolved config resolves to itself.
 
     Raises:
-        BadInput: the device is not there.
+        BadInput: the device is missing.
     """
     device = config.run.device
     if device != "cpu":
@@ -171,10 +171,10 @@ def resolve(config: RunConfig) -> RunConfig:
 
 
 def dump(config: RunConfig) -> str:
-    """Return the complete config as TOML text that loads to an identical config.
+    """Return the complete config as TOML that loads to an identical config.
 
     Raises:
-        BadInput: a value that TOML cannot express, such as None where the default is something else.
+        BadInput: TOML cannot express a value, such as None for a key with another default.
     """
     text = tomli_w.dumps(_without_none(msgspec.to_builtins(config)))
     if msgspec.convert(tomllib.loads(text), RunConfig, strict=True) != config:
@@ -185,7 +185,7 @@ def dump(config: RunConfig) -> str:
 
 
 def _without_none(value: Any) -> Any:
-    """TOML has no null: an absent key means the default, which `dump` verifies to be the same."""
+    """Drop None, which TOML lacks: an absent key means the default, and `dump` checks that they are equal."""
     if isinstance(value, dict):
         return {k: _without_none(v) for k, v in value.items() if v is not None}
     return [_without_none(v) for v in value] if isinstance(value, (list, tuple)) else value

@@ -1,5 +1,4 @@
-"""Sources of the losses that stages configure: what docs/algorithms.md says beside the settings of
-`stages.config`."""
+"""Sources of the losses that sections configure, for docs/algorithms.md."""
 
 from __future__ import annotations
 
@@ -57,4 +56,4 @@ FACTS: Mapping[type[msgspec.Struct], Facts] = {
         differences=("GKD also mixes answers of a data set in; here the student samples all of them.",),
     ),
 }
-"""By what is configured. Beside their classes there is no room: `stages.config` is as long as a file may be."""
+"""Sources by config class. They are not in `recipe.sections`, where users read about keys."""

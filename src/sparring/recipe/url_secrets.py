@@ -1,7 +1,8 @@
-"""Users and passwords in URLs: a recipe is written into the run's folder and repeated in messages, so it has none.
+"""Detection of users and passwords in URLs, which a recipe must not have: it is copied into the run's folder and quoted
+in messages.
 
-A key stands in an environment variable, which `api_key_env` names. Runs that were begun with a URL of this kind are
-read as they are; the same recipe without it goes on with them.
+A key belongs into an environment variable, named by `api_key_env`. Runs recorded with such a URL can still be read, and
+the same recipe without the user resumes them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from sparring.errors import BadInput, refusal
 from sparring.validation import Key
 
 ADDRESSES = ("url", "gateway", "listen")
-"""Keys whose values are addresses: a user may stand there without a scheme before it."""
+"""Keys with addresses as values, in which a user may occur without a scheme."""
 
 _URL = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*:)?//[^/?#\s]*@\S*\s*", re.IGNORECASE)
 _ADDRESS = re.compile(r"\s*(?!unix:)[^/?#\s]*@")
@@ -26,24 +27,24 @@ def has_user(text: str, key: Key = "") -> bool:
     """Return whether a text is a URL with a user, with or without a password.
 
     Args:
-        text: a value of a recipe, or of an option.
-        key: its key.
+        text: value of a recipe or of an option.
+        key: key of the value.
     """
     return _URL.fullmatch(text) is not None or key in ADDRESSES and _ADDRESS.match(text) is not None
 
 
 def masked(text: str) -> str:
-    """Return a text for the user, such as `--set engine.url=http://user:password@host`, without what stands before the
-    hosts in it."""
+    """Return a text for the user, such as `--set engine.url=http://user:password@host`, with the users of its URLs
+    replaced."""
     return _IN_TEXT.sub(r"\1...@", text)
 
 
 def found(data: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], str]]:
-    """Yield each URL with a user: its keys from the outermost table, and the URL.
+    """Yield (keys from the outermost table, URL) for each URL with a user.
 
     Args:
-        data: of a recipe.
-        keys: those of `data`.
+        data: data of a recipe.
+        keys: keys that lead to `data`.
     """
     if isinstance(data, str):
         if has_user(data, next((key for key in reversed(keys) if isinstance(key, str)), "")):
@@ -57,11 +58,11 @@ def found(data: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ..
 
 
 def refused(where: str, key: Key) -> BadInput:
-    """Return the refusal of such a URL, which does not repeat it.
+    """Return the refusal of such a URL, which does not quote it.
 
     Args:
-        where: the place of the URL.
-        key: under which it stands.
+        where: place of the URL.
+        key: key of the URL.
     """
     do = "leave them out, and let the code read them from an environment variable"
     if key == "url":
@@ -74,7 +75,7 @@ def refused(where: str, key: Key) -> BadInput:
 
 
 def without_users(data: Any) -> Any:
-    """Return plain data with its URLs as they are without a user."""
+    """Return plain data with the users removed from its URLs."""
     if isinstance(data, Mapping):
         return {
             key: _bare(value, key) if isinstance(value, str) else without_users(value) for key, value in data.items()
@@ -85,12 +86,12 @@ def without_users(data: Any) -> Any:
 
 
 def as_now(begun: Any, now: Any) -> Any:
-    """Return the plain data of a recorded recipe without users in its URLs. A table whose URL had one has the
-    `api_key_env` of the recipe of now, which has the key since.
+    """Return a recorded recipe's plain data without users in its URLs. A table that had a user takes `api_key_env` from
+    the present recipe, which now names the key.
 
     Args:
-        begun: the recorded recipe, or a part of it.
-        now: the same part of the recipe of now.
+        begun: recorded recipe, or a part of it.
+        now: same part of the present recipe.
     """
     if not isinstance(begun, Mapping) or not isinstance(now, Mapping):
         return without_users(begun)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sparring.errors import NotRebuildable, Suspended
+from sparring.errors import NotRebuildable
 from sparring.generation import Completion, FinishReason, Runs, Sampling
 from sparring.log import LogEntry
 from sparring.record.identity import DIGEST_BYTES
@@ -87,7 +87,6 @@ class RecordedReplies:
 
     Attributes:
         difference: what the rollout did otherwise than its record; None as long as it did the same.
-        suspends: whether the next request that an engine would have to answer ends the attempt.
         entries: of the log, about what the world answered since the last turn; they are written with the next one.
     """
 
@@ -97,7 +96,6 @@ class RecordedReplies:
         self._in_line = len(segments) < 2 and all(map(_is_line, segments.values()))
         self._progress: asyncio.Event | None = None  # of the requests that wait
         self.difference: str | None = None
-        self.suspends = False
         self.entries: list[LogEntry] = []
 
     @property
@@ -120,7 +118,6 @@ class RecordedReplies:
 
         Raises:
             NotRebuildable: the rollout does something else than its record, now or in another of its requests.
-            Suspended: the rollout is suspended at this request.
         """
         if self.num_left and not self._in_line:
             await asyncio.sleep(0)  # requests that were made at once are made at once again, before any is answered
@@ -133,8 +130,6 @@ class RecordedReplies:
                 self.differ(f"{role}: a request is not the recorded one, {self._left_of(role)}")
             await self._wait(role)
         self.check()
-        if self.suspends:
-            raise Suspended(f"{role}: suspended before a turn")
         return None
 
     def differ(self, difference: str) -> None:

@@ -1,4 +1,4 @@
-"""Requests for a reply."""
+"""Limits, sampling settings, seeds and ids of a request for a reply."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 import xxhash
 
 from sparring.errors import LimitReached
-from sparring.generation import Constraint, Sampling
+from sparring.generation import Sampling
 from sparring.protocols import Renderer
 from sparring.record.lines import Turn
-from sparring.reply import Evidence, Show
-from sparring.types import Message, ToolSpec
+from sparring.reply import ReplyRequest
+from sparring.types import Message
 
 CHARACTERS_PER_TOKEN = 8
 """Characters for each token of the context up to which a prompt is rendered unseen; text has some 4."""
@@ -25,24 +25,6 @@ class Rank(NamedTuple):
 
     priority: int
     admission: int
-
-
-class ReplyRequest(NamedTuple):
-    """Request for a reply: the arguments of `RecordedSession.reply`."""
-
-    messages: Sequence[Message]
-    tools: Sequence[ToolSpec]
-    constraint: Constraint | None
-    max_tokens: int | None
-    stop: Sequence[str]
-    evidence: Evidence
-    calls: bool
-    show: Show | None
-
-    @property
-    def callable(self) -> Sequence[ToolSpec]:
-        """The tools that a call in the reply may be of; where there are none, the reply is text."""
-        return self.tools if self.calls else ()
 
 
 def joined_stop(of_run: tuple[str, ...], of_client: Sequence[str]) -> tuple[str, ...]:

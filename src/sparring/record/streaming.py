@@ -1,15 +1,12 @@
-"""Replies that are shown while they are sampled."""
+"""Reading of a reply in pieces while it is sampled."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import cast
 
-from sparring.generation import Completion, Delta, GenerateRequest
-from sparring.protocols import Engine, ReplyReader
-from sparring.reply import ReplyHead, Show, ShownReply
+from sparring.protocols import ReplyReader
+from sparring.reply import ReplyHead, ShownReply
 from sparring.types import Message, ReplyPiece, ToolCall
 
 
@@ -39,55 +36,26 @@ class StopHolder:
         return text[: len(text) - waiting]
 
 
-class ShowingReader:
-    """Reader of one reply that shows what is decided of it.
+class PieceReader:
+    """Reader of one reply in pieces, as soon as each is decided.
 
     Args:
-        reader: of the reply's format.
-        head: shown before the first piece.
-        show: takes head and pieces.
-        stop: strings of the client's that end the reply.
+        reader: reader of the reply's format.
+        head: yielded before the first piece.
+        stop: strings of the client that end the reply.
         calls: beginning of the ids of its calls.
     """
 
-    def __init__(
-        self,
-        reader: ReplyReader,
-        head: ReplyHead,
-        show: Show,
-        *,
-        stop: Sequence[str],
-        calls: str,
-    ) -> None:
-        self._reader, self._head, self._show = reader, head, show
+    def __init__(self, reader: ReplyReader, head: ReplyHead, *, stop: Sequence[str], calls: str) -> None:
+        self._reader = reader
+        self._head: ReplyHead | None = head
         self._shown, self.calls = ShownReply(), calls
         self._holders = {kind: StopHolder(stop) for kind in ("reasoning", "text")} if stop else {}
-        self._begun = False
         self._num_calls = 0
 
-    async def sampled(self, engine: Engine, request: GenerateRequest) -> Completion:
-        """Return what an engine samples for a request; show it meanwhile."""
-        stream = cast(AsyncGenerator[Delta | Completion], engine.stream(request))
-        async with aclosing(stream) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, Completion):
-                    return piece
-                self._read(piece.tokens)
-        raise AssertionError("an engine's stream ends with a completion or an error")
-
-    def end(self, message: Message) -> None:
-        """Show what was not shown of a whole reply."""
-        self._begin()
-        for piece in self._shown.rest(message):
-            self._show(piece)
-
-    def _begin(self) -> None:
-        if not self._begun:
-            self._begun = True
-            self._show(self._head)
-
-    def _read(self, tokens: Sequence[int]) -> None:
-        self._begin()
+    def read(self, tokens: Sequence[int]) -> Iterator[ReplyHead | ReplyPiece]:
+        """Read further ids of the reply; yield what they decide."""
+        yield from self._begin()
         for piece in self._reader.read(tokens):
             if piece.call is not None:
                 piece = ReplyPiece(kind="call", call=_named(piece.call, self._num_calls, self.calls))
@@ -98,7 +66,17 @@ class ShowingReader:
                     continue
                 piece = ReplyPiece(kind=piece.kind, text=text)
             self._shown.add(piece)
-            self._show(piece)
+            yield piece
+
+    def rest(self, message: Message) -> Iterator[ReplyHead | ReplyPiece]:
+        """Yield what was not read before of the whole reply."""
+        yield from self._begin()
+        yield from self._shown.rest(message)
+
+    def _begin(self) -> Iterator[ReplyHead]:
+        if self._head is not None:
+            head, self._head = self._head, None
+            yield head
 
 
 def without_stop(message: Message, strings: Sequence[str]) -> tuple[Message, str | None]:

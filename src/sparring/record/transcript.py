@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from sparring.errors import LimitReached, PromptTooLong
 from sparring.generation import Constraint
-from sparring.record.account import AccountedSession
 from sparring.record.branches import Transcript
 from sparring.record.imitated import CountedPrompt, ImitatedIds, Imitator
 from sparring.record.lines import place_named
-from sparring.record.order import conversation, last_words
-from sparring.record.replies import RecordedReplies
+from sparring.record.order import conversation
+from sparring.record.session import OpenSession, trajectory_id
 from sparring.record.text_tree import TextTree
-from sparring.reply import NO_EVIDENCE, Evidence, ReplyHead, SampledReply, Show, ShownReply, in_pieces
-from sparring.types import Message, Outcome, ReplyPiece, Segment, Source, Task, Timing, ToolSpec, Trajectory, Usage
+from sparring.reply import ReplyHead, ReplyRequest, ReplyStream, SampledReply, ShownReply
+from sparring.types import Message, Outcome, Segment, Source, Task, Timing, ToolSpec, Trajectory, Usage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,21 +56,15 @@ class TextRecorder:
         return TextSession(self, task, rollout_id, seed, role)
 
 
-class TextSession(AccountedSession):
-    """One role's conversation in messages. Implements `rollout.episode.OpenSession`.
-
-    Attributes:
-        account: of its requests.
-        replies: of a record; text has no tokens, so none is given again.
-    """
+class TextSession(OpenSession):
+    """Session whose replies are text. Implements `protocols.Session`. Each reply comes whole and as long as it is: no
+    string stops it. Its ids are those that the imitator has, without log-probabilities."""
 
     def __init__(self, recorder: TextRecorder, task: Task, rollout_id: str, seed: int, role: str) -> None:
-        super().__init__()
-        self.replies: RecordedReplies | None = None
+        super().__init__(trajectory_id(rollout_id, role))
         self._recorder, self._task, self._seed, self._role = recorder, task, seed, role
-        self._id = rollout_id if role == "policy" else f"{rollout_id}/{role}"
         self._imitator = recorder.imitator
-        self._ids = None if recorder.imitator is None else ImitatedIds(self._id, recorder.imitator)
+        self._ids = None if recorder.imitator is None else ImitatedIds(self.id, recorder.imitator)
         self._tree = TextTree(recorder.source)
         self._usage = Usage()
 
@@ -97,73 +89,32 @@ class TextSession(AccountedSession):
         """Most bytes of text that so many ids may have."""
         return self.max_context * (LONGEST_TOKEN if self._imitator is None else self._imitator.renderer.longest_token)
 
-    async def complete(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
-    ) -> Message:
-        """Ask for the next reply to a conversation. Raises as `reply` does."""
-        return (await self.reply(messages, tools, constraint=constraint)).message
-
-    async def reply(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec] = (),
-        *,
-        constraint: Constraint | None = None,
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        evidence: Evidence = NO_EVIDENCE,
-        calls: bool = True,
-        show: Show | None = None,
-    ) -> SampledReply:
-        """Ask for the next reply to a conversation, which comes whole: no string stops it, and it is as long as it is.
-        Its ids are those that its imitator has, and have no log-probabilities.
+    async def _sample(self, request: ReplyRequest) -> ReplyStream:
+        """Get a reply and write it down.
 
         Raises:
-            LimitReached: a limit of the task was hit, or the prompt is too long for who answers, or for the imitator,
-                who has to have room for the reply as well.
-            EngineError: nobody answered.
+            LimitReached: a limit of the task was hit; or the prompt is too long for the server that answers, or for the
+                imitator, which needs room for the reply as well.
+            EngineError: no answer came.
         """
-        with self.account.request(evidence) as end:
-            reply = await self._turn(tuple(messages), tuple(tools), constraint, evidence, calls)
-            end(None)
-        if show is not None:
-            for part in (ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens), *ShownReply().rest(reply.message)):
-                show(part)
-        return reply
-
-    def stream(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec] = (),
-        *,
-        constraint: Constraint | None = None,
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        evidence: Evidence = NO_EVIDENCE,
-        calls: bool = True,
-    ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
-        """Ask for the next reply to a conversation, which comes at once. Raises as `reply` does."""
-        ask = partial(self.reply, messages, tools, constraint=constraint, evidence=evidence, calls=calls)
-        return in_pieces(lambda show: ask(show=show), self.abort)
+        reply = await self._turn(request)
+        if request.in_pieces:
+            yield ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens)
+            for piece in ShownReply().rest(reply.message):
+                yield piece
+        yield reply
 
     async def abort(self, reply: str) -> None:
         """Do nothing: a reply comes at once."""
 
-    def deliver(self, reply: str, delivered: bool) -> None:
-        """Take note of whether a client got a reply whole: a lost one is not imitated."""
+    def _delivered(self, reply: str, delivered: bool) -> None:
         place = place_named(reply)
-        if place is not None and place < len(self._tree.segments) and reply == f"{self._id}#{place}":
+        if place is not None and place < len(self._tree.segments) and reply == f"{self.id}#{place}":
             self._tree.deliver(place, delivered)
 
-    @property
-    def last_words(self) -> Message | None:
-        """The main agent's last reply that called nothing; None where there is none."""
-        return last_words(self._tree.segments)
-
     def conversation(self, reply: str) -> tuple[Message, ...] | None:
-        """Return all messages up to a reply, itself included; None where there is no such reply."""
         place = place_named(reply)
-        if place is None or place >= len(self._tree.segments) or reply != f"{self._id}#{place}":
+        if place is None or place >= len(self._tree.segments) or reply != f"{self.id}#{place}":
             return None
         return conversation(self._tree.segments, place)
 
@@ -182,7 +133,7 @@ class TextSession(AccountedSession):
     def trajectory(self, outcome: Outcome, timing: Timing = Timing()) -> Trajectory:
         """Return the record as segments without tokens."""
         return Trajectory(
-            id=self._id,
+            id=self.id,
             task=self._task.id,
             role=self._role,
             segments=tuple(self._tree.segments),
@@ -194,28 +145,25 @@ class TextSession(AccountedSession):
     async def close(self) -> None:
         """Do nothing: nothing is held."""
 
-    async def _turn(
-        self,
-        messages: tuple[Message, ...],
-        tools: tuple[ToolSpec, ...],
-        constraint: Constraint | None,
-        evidence: Evidence,
-        calls: bool,
-    ) -> SampledReply:
-        """Ask for a reply and write it down. A prompt that is too long, or leaves no room for the reply, is no turn."""
+    async def _turn(self, wanted: ReplyRequest) -> SampledReply:
+        """Get a reply and write it down. A prompt that is too long, or leaves no room for the reply, is no turn."""
         limits = self._task.limits
         if self._usage.turns >= limits.max_turns:
-            raise LimitReached("max_turns", f"{self._id}: {limits.max_turns} turns are used up")
+            raise LimitReached("max_turns", f"{self.id}: {limits.max_turns} turns are used up")
+        messages, tools = tuple(wanted.messages), tuple(wanted.tools)
         turn = self._tree.plan(messages, tools)
         prompt = CountedPrompt() if self._ids is None else self._ids.prompt(turn)
         request = self._tree.ask(turn)
         self._usage = replace(self._usage, turns=self._usage.turns + 1)
         try:
-            shown = tools if calls else ()
-            wanted = TextRequest(
-                role=self._role, messages=messages, tools=shown, seed=self._seed, constraint=constraint
+            text_request = TextRequest(
+                role=self._role,
+                messages=messages,
+                tools=tuple(wanted.callable),
+                seed=self._seed,
+                constraint=wanted.constraint,
             )
-            reply = await self._recorder.reply(wanted)
+            reply = await self._recorder.reply(text_request)
             reply = self._tree.told_apart(reply)
             tokens = () if self._ids is None else self._ids.reply(turn, prompt, reply)
         except BaseException as error:  # nobody answered: it was no turn
@@ -223,14 +171,14 @@ class TextSession(AccountedSession):
             if isinstance(error, PromptTooLong):
                 raise LimitReached("context_length", str(error), error.too_long or self._at_least(prompt)) from error
             raise
-        segment = self._tree.answer(request, reply, evidence, constraint)
+        segment = self._tree.answer(request, reply, wanted.evidence, wanted.constraint)
         if self._ids is not None:
             self._ids.add(segment.index, prompt, tokens)
         self._usage = replace(self._usage, tool_calls=self._usage.tool_calls + len(reply.tool_calls))
         if self._usage.tool_calls > limits.max_tool_calls:
-            raise LimitReached("max_tool_calls", f"{self._id}: more than {limits.max_tool_calls} tool calls")
+            raise LimitReached("max_tool_calls", f"{self.id}: more than {limits.max_tool_calls} tool calls")
         return SampledReply(
-            id=f"{self._id}#{segment.index}",
+            id=f"{self.id}#{segment.index}",
             message=reply,
             finish_reason="stop",
             prompt_tokens=prompt.length,

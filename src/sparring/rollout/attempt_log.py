@@ -11,7 +11,7 @@ from sparring.envs.roles import BROKEN, RETRY
 from sparring.log import LogEntry
 from sparring.protocols import Store
 from sparring.record.order import settled
-from sparring.record.recorder import trajectory_id
+from sparring.record.session import trajectory_id
 from sparring.rollout.phases import Recorded, unrecorded
 from sparring.rollout.rebuild import AttemptRecord, RecordedAnswer
 from sparring.types import POLICY, Segment

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from sparring.envs.roles import BROKEN
 from sparring.errors import EngineError, InfraError, JudgeError, NotRebuildable
 from sparring.record.branches import Transcript
-from sparring.record.recorder import trajectory_id
+from sparring.record.session import trajectory_id
 from sparring.rollout.admitted import sampled_tokens
 from sparring.rollout.attempt_log import EndedAttempt, UnfinishedRollout
 from sparring.rollout.blame import Call, Place, WorldCalls
 from sparring.rollout.outcomes import broken_by, failure_of
-from sparring.rollout.rebuild import AttemptRecord, Suspension
+from sparring.rollout.rebuild import AttemptRecord
 from sparring.types import Rollout, Score, Segment, Trajectory, Usage
 
 
@@ -63,7 +63,6 @@ class Attempts:
         rebuilt: how many attempts were brought back as far as the one before.
         started_over: why attempts started over.
         calls: of this rollout's worlds.
-        suspension: of this rollout.
     """
 
     def __init__(self, rollout_id: str, retries: int, calls: WorldCalls) -> None:
@@ -75,7 +74,6 @@ class Attempts:
         self.rebuilt = 0
         self.started_over: list[str] = []
         self.calls = calls
-        self.suspension = Suspension()
         self._first_id = rollout_id
         self._retries = retries
         self._last: Rollout | None = None
@@ -121,13 +119,6 @@ class Attempts:
         if self._refused:
             self._start_over()
         return True
-
-    def suspended(self, attempt: Attempt) -> None:
-        """Take note of an attempt that was suspended; the next one goes on from it."""
-        self._count(attempt)
-        self._hand_on()
-        self.record, self._last, self._resumed = attempt.record, attempt.rollout, True
-        self._furthest = max(self._furthest, attempt.record.size if attempt.record else 0)
 
     def is_the_policys(self, attempt: Attempt) -> bool:
         """Return whether an attempt broke by the policy's doing (law 6). Engine and judge are no part of the world, and

@@ -22,18 +22,16 @@ from sparring.errors import (
     SandboxError,
     SparringError,
     StoreError,
-    Suspended,
     boundary,
     refusal,
 )
 from sparring.protocols import AnyEnv, RolesEnv, Sandbox, Session, SingleEnv
 from sparring.record.branches import Transcript
-from sparring.record.replies import RecordedReplies
 from sparring.record.rewards import OutsideRewards
-from sparring.reply import AnsweringSession
+from sparring.record.session import OpenSession
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.outcomes import ANSWERED, of_silence, outcome_at
-from sparring.rollout.phases import LimitedSession, Phases, Waits
+from sparring.rollout.phases import Phases, TurnLimit, Waits
 from sparring.rollout.rebuild import Watch
 from sparring.rollout.turn_rewards import WorldAnswer, with_turns
 from sparring.types import (
@@ -51,21 +49,6 @@ from sparring.types import (
 OF_WORLDS = (InfraError, PolicyFailure, BadInput, StoreError)
 """Errors of ours that an environment may raise: failures of either side, a refusal of what no rollout could cure, and
 those of the run's own store. Others say something about the run, which no environment knows."""
-
-
-class OpenSession(AnsweringSession, Protocol):
-    """A session as the episode that opened it sees it. `replies` are those of the record, where it is rebuilt."""
-
-    replies: RecordedReplies | None
-
-    def trajectory(self, outcome: Outcome, timing: Timing) -> Trajectory:
-        """Return the record so far."""
-
-    def transcripts(self) -> tuple[Transcript, ...]:
-        """Return the conversation of each branch so far, in messages."""
-
-    async def close(self) -> None:
-        """Let the engine forget the conversation."""
 
 
 class SessionRecorder(Protocol):
@@ -324,7 +307,7 @@ class _Measured(boundary):
 
     def __exit__(self, kind: object, cause: BaseException | None, trace: object) -> None:
         self._env.world_s += self._clock() - self._started
-        if isinstance(cause, SparringError) and (isinstance(cause, Suspended) or not isinstance(cause, OF_WORLDS)):
+        if isinstance(cause, SparringError) and not isinstance(cause, OF_WORLDS):
             raise EnvError(f"{self._text[0]}: {type(cause).__name__}: {cause}") from cause
         super().__exit__(kind, cause, trace)
 
@@ -359,7 +342,7 @@ class RunningEpisode:
         self._admission = admission
         self._rewards = rewards
         self._sessions: dict[str, OpenSession] = {}
-        self._limited: dict[str, LimitedSession] = {}
+        self._turn_limits: dict[str, TurnLimit] = {}
         self.ended_by: PolicyFailure | None = None
 
     def session(self, role: str | None = None) -> Session:
@@ -369,12 +352,15 @@ class RunningEpisode:
             BadInput: the world does not name the role.
         """
         role = self.env.named(role, "episode.session")
-        if role not in self._limited:
+        if role not in self._turn_limits:
             if self._rewards is not None and len(self.env.roles) > 1:
                 do = "unset it: the environment scores its roles"
                 raise refusal("rollout.rewards_within_s", "an environment of one role", f"{len(self.env.roles)}", do)
-            self._limited[role] = LimitedSession(self._session(role), self.env.phases, role, self._rewards)
-        return self._limited[role]
+            session = self._session(role)
+            session.rewards = self._rewards
+            self._turn_limits[role] = TurnLimit(self.env.phases, role)
+            session.add_layer(self._turn_limits[role])
+        return self._session(role)
 
     def note(self, kind: str, data: Mapping[str, Any]) -> None:
         """Take note of an event of the attempt."""
@@ -387,7 +373,7 @@ class RunningEpisode:
     @property
     def failure(self) -> InfraError | None:
         """The failure of a request that was not made again and answered; a client may hide it."""
-        return next((s.failure for s in self._limited.values() if s.failure is not None), None)
+        return next((limit.failure for limit in self._turn_limits.values() if limit.failure is not None), None)
 
     @property
     def limit(self) -> LimitReached | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sparring.errors import InfraError, JudgeError, LimitReached, PolicyFailure, Unanswered
-from sparring.reply import AnsweringSession
+from sparring.protocols import Session
 from sparring.types import Failure, Outcome, OutcomeKind, Rollout
 
 ANSWERED = Outcome(kind="completed", reason="answered")
@@ -19,7 +19,7 @@ UNSCORED = Outcome(
 )
 
 
-def of_silence(sessions: Sequence[AnsweringSession], harness: str, ended_by: PolicyFailure | None) -> Outcome | None:
+def of_silence(sessions: Sequence[Session], harness: str, ended_by: PolicyFailure | None) -> Outcome | None:
     """Return how an attempt ended in which the policy has no turn, so that there is nothing to score: by a limit, such
     as a first prompt that is too long. None where it has one.
 

@@ -17,37 +17,25 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from sparring.errors import (
     EngineError,
     EnvError,
     InfraError,
     JudgeError,
-    LimitReached,
     PolicyFailure,
     SandboxError,
     ToolHostError,
 )
-from sparring.generation import Constraint
 from sparring.observe.spans import Spans
-from sparring.record.rewards import OutsideRewards
-from sparring.reply import (
-    NO_EVIDENCE,
-    AnsweringSession,
-    Evidence,
-    ReplyHead,
-    SampledReply,
-    Show,
-    in_pieces,
-)
+from sparring.reply import Reply, ReplyRequest, ReplyStream, SampledReply, SessionLayer
 from sparring.rollout.config import RolloutConfig
-from sparring.types import POLICY, Message, ReplyPiece, ToolSpec
+from sparring.types import POLICY, Message
 
-T = TypeVar("T")
 Phase = Literal["box queue", "worker queue", "box", "open", "turn", "tool", "score", "close", "harness"]
 
 ERRORS: dict[Phase, type[InfraError]] = {
@@ -101,19 +89,26 @@ class Wait:
         since: when it began, in seconds of the event loop's clock.
     """
 
-    __slots__ = ("_cancels", "_error", "_phases", "_task", "detail", "phase", "rollout_id", "since", "struck")
+    __slots__ = (
+        "_cancelled", "_cancels", "_error", "_paused", "_phases", "_task", "detail", "phase", "rollout_id", "since",
+        "struck",
+    )  # fmt: skip
 
     def __init__(self, phases: Phases, phase: Phase, detail: str, error: type[InfraError]) -> None:
         self._phases, self._error = phases, error
         self.rollout_id, self.phase, self.detail = phases.rollout_id, phase, detail
         self.since = 0.0
-        self.struck = False
+        self.struck = self._cancelled = self._paused = False
 
     def __str__(self) -> str:
         return f"{self.phase} {self.detail}" if self.detail else self.phase
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Wait:
         self._phases.begin(self)
+        self._enter_task()
+        return self
+
+    def _enter_task(self) -> None:
         task = asyncio.current_task()
         assert task is not None, "phases are parts of tasks"
         self._task, self._cancels = task, task.cancelling()
@@ -123,14 +118,28 @@ class Wait:
     ) -> None:
         self._phases.end(self)
         if self.struck:
-            others = self._task.uncancel() > self._cancels
+            others = self._cancelled and self._task.uncancel() > self._cancels
             if kind is not None and not others:
                 raise self._phases.strike(self, self._error) from None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the body alone when the limit strikes; it strikes at the body's end."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+            self._enter_task()
+        if self.struck:
+            raise TimeoutError  # which the exit of the phase puts in the limit's words
 
     def cut(self) -> None:
         """Cancel the task that waits: the limit strikes."""
         self.struck = True
-        self._task.cancel()
+        if not self._paused:
+            self._cancelled = True
+            self._task.cancel()
 
 
 class Waits:
@@ -273,162 +282,53 @@ class Phases:
         self._recorded(kind, self.rollout_id, data)
 
 
-class LimitedSession:
-    """A session whose every turn has a limit of time. Implements `protocols.Session`.
+class TurnLimit(SessionLayer):
+    """Limit of time of every turn of one role.
 
-    Attributes:
-        rewards: of its rollout from outside; None where the run takes none.
+    Args:
+        phases: phases of the attempt.
+        role: the role that speaks.
     """
 
-    def __init__(
-        self, session: AnsweringSession, phases: Phases, role: str, rewards: OutsideRewards | None = None
-    ) -> None:
-        self._session, self._phases, self._role = session, phases, role
-        self.rewards = rewards
+    def __init__(self, phases: Phases, role: str) -> None:
+        self._phases, self._detail = phases, "" if role == POLICY else role
         self._failed: list[tuple[Sequence[Message], InfraError]] = []
 
-    @property
-    def max_context(self) -> int:
-        """Most ids that a prompt and its reply may have together."""
-        return self._session.max_context
+    async def reply(self, request: ReplyRequest, below: Reply) -> ReplyStream:
+        """Answer a request from the layer below, in time. The consumer's own time between two pieces counts, but its
+        work is not interrupted: the limit strikes when it asks for the next piece.
 
-    @property
-    def max_prompt_bytes(self) -> int:
-        """Most bytes of text that so many ids may have."""
-        return self._session.max_prompt_bytes
-
-    @property
-    def max_reply(self) -> int:
-        """Most ids of one reply."""
-        return self._session.max_reply
-
-    def overflow(self, limit: LimitReached) -> None:
-        """Take note of a request whose prompt was so long that nobody read it."""
-        self._session.overflow(limit)
-
-    @property
-    def last_words(self) -> Message | None:
-        """The main agent's last reply that called nothing; None where there is none."""
-        return self._session.last_words
-
-    @property
-    def has_turn(self) -> bool:
-        """True once it was answered with a turn of the rollout."""
-        return self._session.has_turn
-
-    @property
-    def limit(self) -> LimitReached | None:
-        """The limit that the latest request hit."""
-        return self._session.limit
-
-    @property
-    def silence(self) -> str:
-        """Fate of the requests, in words, where none was answered with a turn."""
-        return self._session.silence
-
-    def refuse(self, reason: str) -> None:
-        """Take note of a request that was refused before it came here."""
-        self._session.refuse(reason)
-
-    async def complete(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
-    ) -> Message:
-        """Ask for the next reply. Raises EngineError where there is none in time, and what the session raises."""
-        return await self._asked(messages, self._session.complete(messages, tools, constraint=constraint))
-
-    async def reply(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec] = (),
-        *,
-        constraint: Constraint | None = None,
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        evidence: Evidence = NO_EVIDENCE,
-        calls: bool = True,
-        show: Show | None = None,
-    ) -> SampledReply:
-        """Ask for the next reply, which may be cut short. Raises as `complete` does."""
-        turn = self._session.reply(
-            messages,
-            tools,
-            constraint=constraint,
-            max_tokens=max_tokens,
-            stop=stop,
-            evidence=evidence,
-            calls=calls,
-            show=show,
-        )
-        return await self._asked(messages, turn)
-
-    def stream(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec] = (),
-        *,
-        constraint: Constraint | None = None,
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        evidence: Evidence = NO_EVIDENCE,
-        calls: bool = True,
-    ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
-        """Ask for the next reply in pieces. Raises as `complete` does."""
-        ask = partial(
-            self.reply,
-            messages,
-            tools,
-            constraint=constraint,
-            max_tokens=max_tokens,
-            stop=stop,
-            evidence=evidence,
-            calls=calls,
-        )
-        return in_pieces(lambda show: ask(show=show), self.abort)
-
-    async def abort(self, reply: str) -> None:
-        """End a reply that is being sampled, by its id."""
-        await self._session.abort(reply)
-
-    def deliver(self, reply: str, delivered: bool) -> None:
-        """Take note of whether a client got a reply whole."""
-        self._session.deliver(reply, delivered)
-
-    def conversation(self, reply: str) -> tuple[Message, ...] | None:
-        """Return all messages up to a reply, itself included; None where there is no such reply."""
-        return self._session.conversation(reply)
-
-    def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
-        """Return the number of ids of a conversation."""
-        return self._session.count(messages, tools)
-
-    def bytes_of(self, token: int) -> bytes:
-        """Return the bytes of one id, which may be a part of a character."""
-        return self._session.bytes_of(token)
+        Raises:
+            EngineError: there is no reply in time.
+        """
+        reply: SampledReply | None = None
+        try:
+            with self._phases.within("turn", self._detail) as wait:
+                async with aclosing(below(request)) as parts:
+                    async for part in parts:
+                        if isinstance(part, SampledReply):
+                            reply = part
+                            continue
+                        with wait.paused():
+                            yield part
+        except InfraError as failure:
+            self._settle(request.messages)
+            self._failed.append((request.messages, failure))
+            raise
+        except PolicyFailure:
+            self._settle(request.messages)
+            raise
+        self._settle(request.messages)
+        if reply is not None:
+            yield reply
 
     @property
     def failure(self) -> InfraError | None:
-        """The failure of a request that was not made again and answered. A client may hide it."""
+        """The failure of a request that was not made again and answered; a client may hide it."""
         return next((failure for _, failure in self._failed), None)
 
-    async def _asked(self, messages: Sequence[Message], turn: Coroutine[Any, Any, T]) -> T:
-        """Await a turn within its limit."""
-        try:
-            with self._phases.within("turn", "" if self._role == POLICY else self._role):
-                answer = await turn
-        except InfraError as failure:
-            self._settle(messages)
-            self._failed.append((messages, failure))
-            raise
-        except PolicyFailure:
-            self._settle(messages)
-            raise
-        finally:
-            turn.close()
-        self._settle(messages)
-        return answer
-
     def _settle(self, messages: Sequence[Message]) -> None:
-        """Forget the failures of a request that was answered now."""
+        """Forget the failures of a request that has been answered."""
         if self._failed:
             self._failed = [(failed, failure) for failed, failure in self._failed if list(failed) != list(messages)]
 

@@ -7,7 +7,6 @@ one differs, or a request of the harness does, the rollout starts over.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -187,75 +186,6 @@ class Watch:
                 observations[role] = tuple(observed)
         timed_out_at = self._record.timed_out_at if self._timed_out_at is None else self._timed_out_at
         return AttemptRecord(segments=segments, observations=observations, timed_out_at=timed_out_at)
-
-
-class Suspension:
-    """Suspension of one rollout: it gives its box and its cache back before a turn, and goes on later.
-
-    Attributes:
-        watch: over the attempt that is under way; None between attempts.
-        requested: whether the rollout is to stop before its next turn.
-    """
-
-    def __init__(self) -> None:
-        self.watch: Watch | None = None
-        self.requested = False
-        self._events: tuple[asyncio.Event, asyncio.Event] | None = None
-        self._ended = False
-
-    @property
-    def _stopped(self) -> asyncio.Event:
-        """Set while the rollout stands still, and once it has ended."""
-        return self._made()[0]
-
-    @property
-    def _resumed(self) -> asyncio.Event:
-        """Set when the rollout may go on."""
-        return self._made()[1]
-
-    def _made(self) -> tuple[asyncio.Event, asyncio.Event]:
-        """Return the events, which are made for the few rollouts that are suspended."""
-        if self._events is None:
-            self._events = asyncio.Event(), asyncio.Event()
-            if self._ended:
-                self._events[0].set()
-        return self._events
-
-    def begin(self, watch: Watch) -> None:
-        """Take note of the attempt that begins."""
-        self.watch = watch
-        watch.replies.suspends = self.requested
-
-    async def request(self) -> bool:
-        """Return when the rollout has stopped, or ended without a further turn.
-
-        Returns:
-            Whether it has stopped.
-        """
-        self.requested = True
-        if self.watch is not None:
-            self.watch.replies.suspends = True
-        await self._stopped.wait()
-        return not self._ended
-
-    async def stop(self) -> None:
-        """Wait until the rollout is to go on."""
-        self.watch = None
-        self._stopped.set()
-        await self._resumed.wait()
-        self._resumed.clear()
-
-    def resume(self) -> None:
-        """Let the rollout go on."""
-        self.requested = False
-        self._stopped.clear()
-        self._resumed.set()
-
-    def end(self) -> None:
-        """Take note that the rollout has ended."""
-        self._ended = True
-        if self._events is not None:
-            self._stopped.set()
 
 
 class WatchedCall:

@@ -24,7 +24,6 @@ from sparring.errors import (
     NotRebuildable,
     PolicyFailure,
     RequestRefused,
-    Suspended,
     TaskError,
     WorkerLost,
     boundary,
@@ -43,7 +42,7 @@ from sparring.rollout.load import CappedBoxes, Places
 from sparring.rollout.metrics import HarnessEnds
 from sparring.rollout.outcomes import ANSWERED, CANCELLED, MALFORMED, broken_by, ended_as, is_about, outcome_at
 from sparring.rollout.phases import Phases, Waits
-from sparring.rollout.rebuild import Suspension, Watch
+from sparring.rollout.rebuild import Watch
 from sparring.rollout.stalls import Stalls
 from sparring.types import BoxSpec, Outcome, Purpose, Rollout, Score, Task, Timing
 
@@ -110,7 +109,6 @@ class RolloutRunner:
         self.executors = executors
         self.log = log
         self._successes: defaultdict[str, Successes] = defaultdict(Successes)  # by environment
-        self._under_way: dict[str, Suspension] = {}
         self._metrics = Metrics()
         self.report = report
         self._ends = HarnessEnds(self._metrics, lambda sentence: self.report(sentence))
@@ -160,12 +158,9 @@ class RolloutRunner:
         play = partial(
             self.attempt, task, index=index, seed=seed, purpose=purpose, priority=priority, admission=admission
         )
-        self._under_way[rollout_id] = attempts.suspension
         try:
             return await self._finished(rollout_id, task, attempts, play)
         finally:
-            attempts.suspension.end()
-            del self._under_way[rollout_id]
             self._metrics.add("rollout/rebuilt", attempts.rebuilt, "sum")
             self._metrics.add("rollout/started_over", len(attempts.started_over), "sum")
 
@@ -173,19 +168,6 @@ class RolloutRunner:
     def max_context(self) -> int | None:
         """Most ids that a prompt of the policy and its reply may have together; None where replies are text."""
         return getattr(self._recorder, "max_context", None)
-
-    async def suspend(self, rollout_id: str) -> bool:
-        """Let a rollout give back its box and its cache before its next turn.
-
-        Returns:
-            True when it has; False where it ended without a further turn, or is not under way.
-        """
-        suspension = self._under_way.get(rollout_id)
-        return suspension is not None and await suspension.request()
-
-    def resume(self, rollout_id: str) -> None:
-        """Let a suspended rollout go on: it is rebuilt to where it was."""
-        self._under_way[rollout_id].resume()
 
     def _begun(self, rollout_id: str, task: Task, made: Callable[..., Rollout]) -> Attempts:
         """Return the account of a rollout's attempts, with what an earlier process recorded of them."""
@@ -206,17 +188,13 @@ class RolloutRunner:
             async with self._place_of(task), breaker.trial(task.id) as trial:
                 attempts.calls.answered = trial.answered
                 done = await play(rollout_id=attempts.id, attempts=attempts)
-                trial.error = None if isinstance(done.error, (Suspended, NotRebuildable)) else done.error
+                trial.error = None if isinstance(done.error, NotRebuildable) else done.error
                 trial.broken = done.broken_call
             if isinstance(done.error, WorkerLost):
                 self._metrics.add("rollout/workers_lost", 1, "sum")
             if done.error is None:
                 broken = attempts.finished(done)
                 return Finished(rollout=done.rollout, score=done.score, broken=broken, transcripts=done.transcripts)
-            if isinstance(done.error, Suspended):
-                attempts.suspended(done)
-                await attempts.suspension.stop()
-                continue
             if done.unjudged:
                 broken = attempts.finished(done)
                 return Finished(rollout=done.rollout, score=None, broken=broken, transcripts=done.transcripts)
@@ -258,7 +236,6 @@ class RolloutRunner:
         task = self._limited(task)
         before = attempts or Attempts(rollout_id, 0, WorldCalls(self._successes[task.env]))
         watch = Watch(before.record, before.calls, self.log.entries_of(rollout_id))
-        before.suspension.begin(watch)
         factory = self._factory.of(task) if isinstance(self._factory, Domains) else self._factory
         executor = self.executors(shared=getattr(factory, "shared_thread", False))
         env = GuardedEnv(

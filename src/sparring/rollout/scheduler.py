@@ -78,7 +78,6 @@ class Scheduler:
             baseline.waits.spans = runner.waits.spans
         self.places = runner.places
         self._pending: asyncio.Queue[asyncio.Future[Group] | None] = asyncio.Queue()
-        self._without_place: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._states: dict[int, dict[str, Any]] = {}
         self._observed = 0
@@ -130,29 +129,6 @@ class Scheduler:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._dead is not None and self._dead.done():
             self._dead.exception()  # it has been raised, or nobody listens any more
-
-    async def suspend_rollout(self, rollout_id: str) -> bool:
-        """Let a rollout give back its box, its cache and its place before its next turn, to go on in a later step.
-
-        Returns:
-            True when it has; False where it ended without a further turn, or is not under way.
-        """
-        suspended = await self._runner.suspend(rollout_id)
-        if suspended:
-            self._leave(rollout_id)
-        return suspended
-
-    def resume_rollout(self, rollout_id: str) -> None:
-        """Let a suspended rollout go on. It waits for no place: the places may all be held by what waits for it."""
-        self._without_place.add(rollout_id)
-        self._runner.resume(rollout_id)
-
-    def _leave(self, rollout_id: str) -> None:
-        """Give back the place of a rollout, if it has one."""
-        if rollout_id in self._without_place:
-            self._without_place.discard(rollout_id)
-        else:
-            self.places.release()
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the groups yielded since the last call."""
@@ -338,7 +314,7 @@ class Scheduler:
             await self._log.finish(rollout_id, task, finished, by_turns=purpose == TRAIN)
             return finished
         finally:
-            self._leave(rollout_id)
+            self.places.release()
             self._straggler.end(index)
 
     def _seed(self, purpose: Purpose, task: Task, index: int, place: int) -> int:

@@ -1,1 +1,1 @@
-"""Boxes for what the policy runs: isolated, limited, made in milliseconds, without a daemon."""
+"""Boxes for the policy's commands: isolated, limited, started in milliseconds, without a daemon."""

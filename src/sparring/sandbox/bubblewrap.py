@@ -1,5 +1,5 @@
-"""Boxes made by bubblewrap fork servers: a few milliseconds each, no daemon. How: `inside`. What is isolated:
-docs/sandbox.md."""
+"""Boxes made by bubblewrap fork servers, in a few milliseconds each and without a daemon. `inside` has the mechanism,
+docs/sandbox.md what is isolated."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from sparring.sandbox.spoilt import raise_for
 from sparring.types import MOST_BYTES, BoxSpec, EntryKind, ExecResult
 
 FILES, PROGRAM_FILES = 256, 4096
-"""Files that a process may have open, in a pool whose boxes run programs the second."""
+"""Maximum number of open files of a process; the second in a pool of boxes that run programs."""
 READ_PIECE_BYTES = 4 << 20
-FILE_TIMEOUT_S = 10.0  # for read and write, which are the caller's own and not the policy's
+FILE_TIMEOUT_S = 10.0  # for read and write, which run for the caller and not for the policy
 
 
 class BubblewrapBoxes:
-    """Implements `Boxes`. Belongs to one event loop. Servers start with the first command, so making one costs
-    nothing.
+    """Pool of boxes for one event loop. Servers start with the first command, so creating a pool costs nothing.
+    Implements `Boxes`.
 
     Args:
-        config: of the boxes.
-        mounts: folders of the host that programs need, by their path in the boxes; None where no box runs programs.
+        config: `[sandbox]`.
+        mounts: files and folders of the host that programs need, by their path in the boxes; None: the boxes run no
+            programs.
     """
 
     def __init__(self, config: SandboxConfig, mounts: Mapping[str, str] | None = None) -> None:
@@ -46,15 +47,15 @@ class BubblewrapBoxes:
         self._servers = [Server(config, mounts) for _ in range(config.servers or cpus)]
         self.slots = asyncio.Semaphore(config.concurrency or 2 * cpus)
         self.grace_s = config.grace_s
-        self._taken = 0
+        self._num_boxes = 0
         self._open: weakref.WeakSet[BubblewrapBox] = weakref.WeakSet()
         self._closed = False
 
     async def take(self, spec: BoxSpec) -> Sandbox:
-        """Return a box of its own for the caller, who closes it. Its processes are made at its first command.
+        """Return a new box, which the caller closes. Its first command starts its processes.
 
         Raises:
-            BadInput: the spec asks for an image or a network, which these boxes do not have.
+            BadInput: the spec asks for an image or a network, which these boxes lack.
             SandboxError: the pool is closed.
         """
         if spec.image != "python":
@@ -73,17 +74,16 @@ class BubblewrapBoxes:
         """Return a box of the next server.
 
         Args:
-            spec: its limits.
-            joined: the pipe ends that its first command gets; they are the box's to close.
+            spec: limits of the box.
+            joined: pipe ends for its first command; the box closes them.
         """
-        server = self._servers[self._taken % len(self._servers)]
-        self._taken += 1
+        server = self._servers[self._num_boxes % len(self._servers)]
+        self._num_boxes += 1
         box = BubblewrapBox(self, spec, server, joined)
         self._open.add(box)
         return box
 
     async def close(self) -> None:
-        """End every box and all servers."""
         self._closed = True
         for box in list(self._open):
             await box.close()
@@ -92,13 +92,14 @@ class BubblewrapBoxes:
 
 
 class BubblewrapBox:
-    """Implements `Sandbox`. Commands of one box run one after another; cancelling the awaiting task kills its command.
+    """Box of one fork server. Its commands run one after another; cancelling the awaiting task kills the command.
+    Implements `Sandbox`.
 
-    `output_bytes` of the spec holds for stdout and for stderr each, so that what is kept never depends on how the two
+    `output_bytes` of the spec applies to stdout and stderr separately, so the kept output does not depend on how they
     interleave.
 
     Attributes:
-        queued_s: seconds that its commands have waited for their turn and for a place in the pool.
+        queued_s: seconds that its commands have waited for their turn and a slot of the pool.
     """
 
     def __init__(self, pool: BubblewrapBoxes, spec: BoxSpec, server: Server, joined: tuple[int, ...] = ()) -> None:
@@ -114,14 +115,14 @@ class BubblewrapBox:
         self._requests = 0
         self.queued_s = 0.0
         self._used = False
-        self._over: str | None = None
+        self._end_reason: str | None = None
         self._ports: socket.socket | None = None
         if pool.runs_programs and not joined:
             self._ports, remote = socket.socketpair()
             self._joined = (remote.detach(),)
 
     async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
-        """Run a program with /box as its folder. 126 and 127 as in a shell, 128 + n for one that signal n ended."""
+        """Run a program in the folder /box. The exit code is a shell's: 126, 127, or 128 + n after signal n."""
         self._used = True
         body = stdin.encode("utf-8", "surrogatepass")
         return _result(*await self._command({"op": "exec", "argv": list(argv)}, body, timeout_s))
@@ -142,19 +143,19 @@ class BubblewrapBox:
         output_bytes: int,
         served: Callable[[socket.socket], Awaitable[None]],
     ) -> ExecResult:
-        """Run a program that finds a server at one port of its own loopback and no other network. It has as much
-        address space as it wants; its memory, processes, files and output are bounded as those of every command, and
-        all that it started ends with it. It takes no place of the pool: others run while it waits for the model.
+        """Run a program that finds a server at one port of its loopback interface, and no other network. Its address
+        space is unlimited; memory, processes, files and output are limited as for every command, and its child
+        processes end with it. It takes no slot of the pool: other commands run while it waits for the model.
 
         Args:
-            argv: the program and its arguments.
-            environment: all of its environment.
-            stdin: text of its standard input.
-            port: of 127.0.0.1 in the box.
-            timeout_s: after which it is killed.
-            output_bytes: of its standard output and error each, that are returned.
-            served: gets the socket that listens at the port, which is its to close, and serves it until it is
-                cancelled, when the program has ended.
+            argv: program and arguments.
+            environment: complete environment of the program.
+            stdin: standard input.
+            port: port on 127.0.0.1 in the box.
+            timeout_s: seconds after which the program is killed.
+            output_bytes: maximum number of returned bytes of standard output and standard error each.
+            served: serves the listening socket of the port, which it closes. It is cancelled when the program has
+                ended.
 
         Raises:
             BadInput: the pool runs no programs.
@@ -166,7 +167,7 @@ class BubblewrapBox:
         request = {"op": "program", "argv": list(argv), "environment": dict(environment), "port": port}
         async with self._turn:
             running = asyncio.create_task(
-                self._turned(request, stdin.encode("utf-8", "surrogatepass"), timeout_s, output_bytes)
+                self._run_command(request, stdin.encode("utf-8", "surrogatepass"), timeout_s, output_bytes)
             )
             serving = asyncio.create_task(self._serve(self._ports, served))
             try:
@@ -182,7 +183,7 @@ class BubblewrapBox:
                 await asyncio.gather(running, serving, return_exceptions=True)
 
     async def _serve(self, ports: socket.socket, served: Callable[[socket.socket], Awaitable[None]]) -> None:
-        """Receive the listening socket of a program and have it served."""
+        """Receive a program's listening socket, and serve it."""
         loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
         loop.add_reader(ports, arrived.set)
@@ -196,31 +197,26 @@ class BubblewrapBox:
         await served(socket.socket(fileno=files[0]))
 
     async def fresh(self) -> Sandbox:
-        """Return another box of the same spec, in which nothing has run. The caller closes it.
-
-        Raises:
-            SandboxError: this one has failed, or it or the pool is closed.
-        """
         self._check_open()
         return await self._pool.take(self._spec)
 
     async def beside(self, spec: BoxSpec) -> Sandbox:
-        """Return a box of another spec, of the same pool. The caller closes it.
+        """Return a box with another spec from the same pool. The caller closes it.
 
         Raises:
-            BadInput: as for the pool's `take`.
+            BadInput: the pool cannot make such a box, see `take`.
             SandboxError: this box has failed, or it or the pool is closed.
         """
         self._check_open()
         return await self._pool.take(spec)
 
     async def converse(self, code: str, other: str) -> ExecResult:
-        """Run two programs at once, each in a fresh box of its own, joined by two pipes: what one writes to file
-        descriptor 201, the other reads from 200. `other` has the time limit of the spec, `code` twice as long; when
-        `code` ends, `other` is ended. The two count as one command, for as a rule one of them waits.
+        """Run two programs at once, each in a fresh box, joined by two pipes: each writes to file descriptor 201 and
+        reads from 200. `other` has the time limit of the spec, `code` twice as much; the end of `code` ends `other`.
+        Together they take one slot of the pool, since one of them usually waits.
 
         Returns:
-            what `code` did.
+            result of `code`.
 
         Raises:
             SandboxError: a box failed and `code` with it, or this box is closed.
@@ -230,69 +226,70 @@ class BubblewrapBox:
         asking = self._pool.made(self._spec, (answers, ask))
         answering = self._pool.made(self._spec, (questions, answer))
         limit_s = self._spec.timeout_s
-        beside: asyncio.Task[ExecResult] | None = None
+        answer_task: asyncio.Task[ExecResult] | None = None
         try:
             async with self._pool.slots:
-                beside = asyncio.create_task(answering.run_alone(other, limit_s))
+                answer_task = asyncio.create_task(answering.run_alone(other, limit_s))
                 result = await asking.run_alone(code, 2 * limit_s)
-                if result.exit_code:  # whose failure it is, the other box knows
+                if result.exit_code:  # the other box knows which of them failed
                     answering.cancel()
-                    await beside
+                    await answer_task
                 return result
         finally:
-            if beside is not None:
-                beside.cancel()
-                await asyncio.gather(beside, return_exceptions=True)
+            if answer_task is not None:
+                answer_task.cancel()
+                await asyncio.gather(answer_task, return_exceptions=True)
             await asking.close()
             await answering.close()
 
     async def run_alone(self, code: str, limit_s: float) -> ExecResult:
-        """Run Python code for a caller that already holds the slot, in a box that nothing else uses."""
+        """Run Python code in an unused box for a caller that holds a slot."""
         try:
-            return _result(*await self._turned({"op": "python"}, code.encode("utf-8", "surrogatepass"), limit_s))
+            return _result(*await self._run_command({"op": "python"}, code.encode("utf-8", "surrogatepass"), limit_s))
         finally:
-            self._let_go()  # where no box was made, the other one would wait for an answer
+            self._close_pipes()  # if the box did not start, the other one would wait for an answer
 
     def cancel(self) -> None:
-        """End the command that runs; it answers as one that was killed. Nothing happens where none does."""
+        """End the running command, if there is one; it returns as a killed one."""
         if self._connection is not None:
             _send(self._connection[1], {"op": "cancel"})
 
     async def read(self, path: str, most_bytes: int = MOST_BYTES) -> bytes:
-        """Return a file of the box; relative paths start at /box. Only plain files are read, and nothing is waited for.
-        A file comes in pieces, of which the box holds one at a time.
+        """Return a file of the box; relative paths start at /box. Only regular files are read, without waiting. The
+        file is transferred in pieces, so the box holds one piece at a time.
 
         Args:
-            path: of the file.
-            most_bytes: that it may have.
+            path: path of the file.
+            most_bytes: maximum size of the file.
 
         Raises:
-            FileNotFoundError: there is none.
-            SpoiltFile: a command of this box has left something else there (a pipe, a folder), or more bytes, or closed
-                it.
-            OSError: as open(2) says, in a box in which no command has run.
+            FileNotFoundError: there is no such file.
+            SpoiltFile: a command of this box left something else at the path (a pipe, a folder), a larger file, or one
+                that cannot be read.
+            OSError: error of open(2) in a box where no command has run.
             SandboxError: the box failed.
         """
         pieces, size = io.BytesIO(), 0
-        async with self._turned_by():  # no command runs between two pieces
+        async with self._turn_and_slot():  # no command may run between two pieces
             while True:
                 request = {"op": "read", "path": path, "offset": size, "most": most_bytes}
-                header, piece = await self._turned(request, b"", FILE_TIMEOUT_S, READ_PIECE_BYTES)
+                header, piece = await self._run_command(request, b"", FILE_TIMEOUT_S, READ_PIECE_BYTES)
                 raise_for(header, path, self._used, most_bytes)
                 size += pieces.write(piece)
-                if size > most_bytes:  # its size was not told before: a file of /proc
+                if size > most_bytes:  # such as a file of /proc, which does not report its size
                     raise_for({**header, "exit": errno.EFBIG}, path, self._used, most_bytes)
                 if len(piece) < READ_PIECE_BYTES:
                     return pieces.getvalue()
 
     async def entries(self, path: str = ".") -> Mapping[str, EntryKind]:
-        """Return what each name in a folder is, links unfollowed. Names that are no UTF-8 are as `os.listdir` has them.
+        """Return the kind of each entry of a folder, without following links. Names that are not UTF-8 are as in
+        `os.listdir`.
 
         Raises:
             FileNotFoundError: there is no such folder.
-            SpoiltFile: a command of this box has left something else there, closed it, or left more names than have
-                room in `MOST_BYTES`.
-            OSError: as scandir(2) says, in a box in which no command has run.
+            SpoiltFile: a command of this box left something else at the path, made it unreadable, or left more names
+                than fit into `MOST_BYTES`.
+            OSError: error of scandir(2) in a box where no command has run.
             SandboxError: the box failed.
         """
         header, body = await self._command({"op": "list", "path": path}, b"", FILE_TIMEOUT_S, MOST_BYTES)
@@ -303,22 +300,21 @@ class BubblewrapBox:
         return {os.fsdecode(name): cast(EntryKind, kind.decode()) for kind, _, name in pairs}
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file of the box, making its folders. It appears when it is whole; before that, and where writing
-        fails, there is what was there before.
+        """Write a file of the box and create its folders. The file appears once it is complete; until then, and after a
+        failure, the old content stays.
 
         Raises:
-            SpoiltFile: a command of this box is in the way: something else than a file stands there, the folder is
-                closed, the disk is full.
-            OSError: as the box says, where no command can be the reason: a read-only place, or none has run.
+            SpoiltFile: a command of this box prevents it: the path is not a file, a folder cannot be written, or the
+                disk is full.
+            OSError: error that no command can have caused: a read-only place, or no command has run.
             SandboxError: the box failed.
         """
         header, _ = await self._command({"op": "write", "path": path, "size": len(data)}, data, FILE_TIMEOUT_S)
         raise_for(header, path, self._used)
 
     async def close(self) -> None:
-        """End every process of the box and forget its files."""
-        self._over = self._over or "the box is closed"
-        self._let_go()
+        self._end_reason = self._end_reason or "the box is closed"
+        self._close_pipes()
         if self._ports is not None:
             self._ports.close()
         if self._connection is not None:
@@ -329,22 +325,22 @@ class BubblewrapBox:
         self, request: dict[str, Any], body: bytes, timeout_s: float | None, output_bytes: int | None = None
     ) -> tuple[Mapping[str, Any], bytes]:
         limit_s = self._spec.timeout_s if timeout_s is None else timeout_s
-        async with self._turned_by():
-            return await self._turned(request, body, limit_s, output_bytes)
+        async with self._turn_and_slot():
+            return await self._run_command(request, body, limit_s, output_bytes)
 
     @asynccontextmanager
-    async def _turned_by(self) -> AsyncIterator[None]:
-        """Wait for this box's turn and a place in the pool, and hold both."""
+    async def _turn_and_slot(self) -> AsyncIterator[None]:
+        """Wait for this box's turn and a slot of the pool, and hold both."""
         clock = asyncio.get_running_loop().time
         began = clock()
         async with self._turn, self._pool.slots:
             self.queued_s += clock() - began
             yield
 
-    async def _turned(
+    async def _run_command(
         self, request: dict[str, Any], body: bytes, limit_s: float, output_bytes: int | None = None
     ) -> tuple[Mapping[str, Any], bytes]:
-        """Run the command, whose turn it is."""
+        """Run a command whose turn it is."""
         self._requests += 1
         request |= {
             "id": self._requests,
@@ -360,34 +356,33 @@ class BubblewrapBox:
             self.cancel()
             raise
         except TimeoutError as error:
-            raise await self._broken(f"no answer {self._pool.grace_s} s after the command's time limit") from error
+            raise await self._failure(f"no answer {self._pool.grace_s} s after the command's time limit") from error
         except (asyncio.IncompleteReadError, OSError) as error:
-            raise await self._broken(f"its process has ended{self._server.last_words()}") from error
+            raise await self._failure(f"its process has ended{self._server.last_words()}") from error
 
     def _check_open(self) -> None:
-        if self._over is not None:
-            raise SandboxError(f"sandbox: {self._over}")
+        if self._end_reason is not None:
+            raise SandboxError(f"sandbox: {self._end_reason}")
 
     async def _open(self) -> asyncio.StreamWriter:
         self._check_open()
         if self._connection is None:
             self._connection = await asyncio.open_connection(sock=await self._server.connect(self._joined))
-            self._let_go()
+            self._close_pipes()
             spec = self._spec
             limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes}
             limits["files"] = PROGRAM_FILES if self._pool.runs_programs else FILES
             _send(self._connection[1], limits)
         return self._connection[1]
 
-    def _let_go(self) -> None:
-        """Close the pipe ends: the box has its own."""
+    def _close_pipes(self) -> None:
+        """Close the pipe ends, which the box has received."""
         for file in self._joined:
             os.close(file)
         self._joined = ()
 
     async def _answer(self, request_id: int) -> tuple[Mapping[str, Any], bytes]:
-        """Return the answer to this request, past those of cancelled ones. Where it is cancelled itself, nothing read
-        is lost."""
+        """Return the answer to this request, skipping answers to cancelled ones. Cancelling this call loses no data."""
         while True:
             assert self._connection is not None
             reader = self._connection[0]
@@ -395,7 +390,7 @@ class BubblewrapBox:
                 self._sizes = struct.unpack("<II", await reader.readexactly(8))
             if self._header is None:
                 self._header = json.loads(await reader.readexactly(self._sizes[0]))
-            while (missing := self._sizes[1] - self._body.tell()) > 0:  # held once, whatever its size
+            while (missing := self._sizes[1] - self._body.tell()) > 0:  # read into one buffer, whatever the size
                 piece = await reader.read(min(missing, READ_PIECE_BYTES))
                 if not piece:
                     raise asyncio.IncompleteReadError(b"", missing)
@@ -403,14 +398,14 @@ class BubblewrapBox:
             header, body = self._header, self._body.getvalue()
             self._sizes, self._header, self._body = None, None, io.BytesIO()
             if "broken" in header:
-                raise await self._broken(header["broken"])
+                raise await self._failure(header["broken"])
             if header["id"] == request_id:
                 return header, body
 
-    async def _broken(self, why: str) -> SandboxError:
-        why = self._over or why
+    async def _failure(self, why: str) -> SandboxError:
+        why = self._end_reason or why
         await self.close()
-        self._over = why
+        self._end_reason = why
         return SandboxError(f"sandbox: box failed: {why}")
 
 
@@ -434,5 +429,5 @@ def _result(header: Mapping[str, Any], body: bytes) -> ExecResult:
 
 
 def _text(data: bytes, *, cut: bool) -> str:
-    """UTF-8 with replacement; a character that the byte limit cut in two is left out."""
+    """Decode UTF-8 with replacement; drop a character that the byte limit cut in two."""
     return codecs.getincrementaldecoder("utf-8")("replace").decode(data, final=not cut)

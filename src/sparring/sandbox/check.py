@@ -1,4 +1,4 @@
-"""Preflight: can this machine make boxes? Proven by making one."""
+"""Preflight check that this machine can start boxes, by starting one."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ KERNEL_SWITCHES = (
 
 
 def check_sandbox(config: SandboxConfig | None = None) -> None:
-    """Make one box, run one command in it, and refuse clearly where that does not work. Returns at once where it is
-    switched off.
+    """Start a box, run a command in it, and refuse a machine where that fails. Do nothing if the sandbox is disabled.
 
     Raises:
-        BadInput: no bubblewrap, no interpreter for the boxes, or the machine forbids user namespaces.
+        BadInput: bubblewrap or an interpreter for the boxes is missing, or the machine forbids user namespaces.
     """
     config = config or SandboxConfig()
     if not config.enabled:
@@ -40,10 +39,10 @@ def check_sandbox(config: SandboxConfig | None = None) -> None:
         raise refusal(
             "sandbox.python", "an interpreter", f"no file {config.python!r}", "write 'auto' or a path that exists"
         )
-    with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop of its own
+    with ThreadPoolExecutor(1) as thread:  # the caller may already run an event loop
         failure = thread.submit(asyncio.run, _probe(config)).result()
     if failure is not None:
-        raise _explained(config, failure)
+        raise _explain(config, failure)
 
 
 PROBE = """
@@ -61,7 +60,7 @@ print(6 * 7, count)
 
 
 async def _probe(config: SandboxConfig) -> str | None:
-    """Return what is wrong, or None."""
+    """Return the failure as text, or None."""
     boxes = BubblewrapBoxes(config)
     try:
         box = await boxes.take(BoxSpec(timeout_s=20.0, processes=4))
@@ -76,8 +75,8 @@ async def _probe(config: SandboxConfig) -> str | None:
     return None if result.stdout == "42 3\n" else f"a wrong answer: {result.stdout!r} {result.stderr!r}"
 
 
-def _explained(config: SandboxConfig, failure: str) -> BadInput:
-    """Return the refusal that names the likeliest remedy."""
+def _explain(config: SandboxConfig, failure: str) -> BadInput:
+    """Return a refusal with the likeliest remedy."""
     if any(words in failure for words in ("source path", "execvp", "failed to execute")):
         expected = "an interpreter that any user of this machine can read"
         return refusal(

@@ -6,28 +6,29 @@ import msgspec
 
 
 class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of boxes. What one box may use (time, memory, disk, ...) is the task's `BoxSpec`."""
+    """Settings of the sandbox. The limits of one box (time, memory, disk, ...) are in the task's `BoxSpec`."""
 
     enabled: bool = True
-    """False switches the tool host off: every command answers with an error text and exit code 1."""
+    """Run commands of the policy. If false, every command answers with an error text and exit code 1."""
 
     bwrap: str = "bwrap"
-    """The bubblewrap program: a name on PATH or a path."""
+    """Path or name on PATH of bubblewrap."""
 
     python: str = "auto"
-    """The interpreter inside the boxes: an absolute path, or auto: the system's, else the one that runs Sparring."""
+    """Absolute path of the interpreter in the boxes; auto: the system's, or else the one that runs Sparring."""
 
     servers: int = 0
-    """Fork servers, each one a process that makes boxes. 0 = as many as there are CPUs."""
+    """Number of fork servers, processes that start boxes. 0: one per CPU."""
 
     concurrency: int = 0
-    """Commands that run at the same time; later ones wait in order. 0 = twice the number of CPUs."""
+    """Maximum number of concurrent commands; later ones wait in order. 0: two per CPU."""
 
     starting: int = 32
-    """Boxes that may be starting at once; rollouts beyond them wait in the phase `box queue`, which has no limit."""
+    """Maximum number of boxes that start at the same time; further rollouts wait in the phase `box queue`, which has no
+    time limit."""
 
     grace_s: float = 30.0
-    """Seconds that a box may take to answer after a command's own time limit; then it is given up as broken."""
+    """Seconds that a box may take to answer after its command's time limit, before it counts as failed."""
 
     def __post_init__(self) -> None:
         if self.servers < 0 or self.concurrency < 0:

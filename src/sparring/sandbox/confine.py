@@ -1,7 +1,7 @@
-"""Linux calls that make and narrow a box: namespaces, mounts, limits, system call filter.
+"""Linux calls that create and restrict a box: namespaces, mounts, limits, system call filter.
 
-Runs inside bubblewrap on the system's own Python (>= 3.9), so it is standard library only and imports nothing of ours.
-Constants are those of the kernel's headers (linux/sched.h, linux/mount.h, linux/prctl.h, linux/seccomp.h,
+Runs inside bubblewrap on the system's own Python (>= 3.9), so it uses the standard library only and imports nothing of
+Sparring. Constants are from the kernel's headers (linux/sched.h, linux/mount.h, linux/prctl.h, linux/seccomp.h,
 linux/filter.h).
 """
 
@@ -25,12 +25,12 @@ UID = 1000
 
 
 class Machine(NamedTuple):
-    """Differences between processors: the number of clone(2), the audit code, and the system calls that a command is
-    refused.
+    """System call numbers of a processor architecture: clone(2), the audit code, and the calls that are refused to
+    commands.
 
-    `memory` are calls that hold memory which no limit of ours counts; `doors` lead into the kernel and no tool call
-    needs them; prlimit64 may name only its caller (pid 0), else a command could cut down the box's pid 1, which has the
-    same user.
+    `memory` are calls that hold memory outside of all limits; `doors` are calls into the kernel that no tool call
+    needs; prlimit64 may only name its caller (pid 0), or else a command could limit the box's pid 1, which has the same
+    user.
     """
 
     clone: int
@@ -59,12 +59,12 @@ MACHINES = {
     ),
 }
 
-# PyDLL keeps the interpreter's lock: between a fork and its bookkeeping no other Python code may run.
+# PyDLL keeps the interpreter's lock: no other Python code may run between a fork and its bookkeeping.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _python = ctypes.pythonapi
 
 
-def _checked(result: int, what: str) -> int:
+def _check_result(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), what)
@@ -72,8 +72,7 @@ def _checked(result: int, what: str) -> int:
 
 
 def fork_isolated() -> int:
-    """fork(2) into new user, mount, pid, ipc and network namespaces. Returns 0 in the child, which is pid 1 of its
-    own."""
+    """Fork into new user, mount, pid, ipc and network namespaces. Return 0 in the child, which is pid 1 of its own."""
     number = MACHINES[platform.machine()].clone
     _python.PyOS_BeforeFork()
     pid = _libc.syscall(ctypes.c_long(number), ctypes.c_ulong(NEW_NAMESPACES | signal.SIGCHLD), None, None, None, None)
@@ -81,17 +80,17 @@ def fork_isolated() -> int:
         _python.PyOS_AfterFork_Child()
     else:
         _python.PyOS_AfterFork_Parent()
-    return _checked(pid, "new namespaces for a box")
+    return _check_result(pid, "new namespaces for a box")
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
     arguments = [None if text is None else text.encode() for text in (source, target, kind)]
     data = None if options is None else options.encode()
-    _checked(_libc.mount(*arguments, ctypes.c_ulong(flags), data), f"mount {target}")
+    _check_result(_libc.mount(*arguments, ctypes.c_ulong(flags), data), f"mount {target}")
 
 
 def _prctl(option: int, *arguments: object) -> None:
-    _checked(_libc.prctl(option, *arguments, *(0,) * (4 - len(arguments))), f"prctl {option}")
+    _check_result(_libc.prctl(option, *arguments, *(0,) * (4 - len(arguments))), f"prctl {option}")
 
 
 def _write(path: str, text: str) -> None:
@@ -133,23 +132,22 @@ _HEADER, _NONE = (
 
 
 def furnish(disk_bytes: int, processes: int, files: int) -> None:
-    """Give these new namespaces their user, private folders, own /proc and lasting limits. Called once, as pid 1 of the
-    box.
+    """Set up new namespaces: the user, private folders, an own /proc, and limits. Called once, as pid 1 of the box.
 
-    The box keeps its capabilities over its own namespaces: as long as a command has none, the kernel lets it neither
-    trace nor slow the box (capabilities(7), sched_setscheduler(2)). What is set here every command inherits and cannot
-    undo. One tmpfs carries /box, /tmp and /dev/shm, so that `disk_bytes` bounds all that a box can write; it stays
-    visible under /mnt too, because an unmount waits milliseconds for the kernel.
+    The box keeps its capabilities over its own namespaces: commands without capabilities may then neither trace nor
+    slow the box (capabilities(7), sched_setscheduler(2)). Commands inherit these settings and cannot undo them. One
+    tmpfs holds /box, /tmp and /dev/shm, so that `disk_bytes` limits everything that a box writes; it stays visible
+    under /mnt, because an unmount waits milliseconds for the kernel.
     """
     _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"{UID} {UID} 1")
     _write("/proc/self/gid_map", f"{UID} {UID} 1")
-    _write("/proc/sys/user/max_user_namespaces", "0")  # a command cannot climb into a namespace where it is root
+    _write("/proc/sys/user/max_user_namespaces", "0")  # a command cannot enter a namespace where it is root
     _mount(None, "/", None, MS_REC_PRIVATE)
     _mount(
         "box", "/mnt", "tmpfs", MS_NOSUID_NODEV, f"size={disk_bytes},nr_inodes={max(256, disk_bytes >> 12)},mode=0700"
     )
-    homes = [("agent", "/agent")] if os.path.isdir("/agent") else []  # of programs
+    homes = [("agent", "/agent")] if os.path.isdir("/agent") else []  # home of programs
     for inner, target in (*homes, ("box", "/box"), ("tmp", "/tmp"), ("shm", "/dev/shm")):
         os.mkdir(f"/mnt/{inner}", 0o700)
         _mount(f"/mnt/{inner}", target, None, MS_BIND)
@@ -178,7 +176,7 @@ def furnish(disk_bytes: int, processes: int, files: int) -> None:
 
 
 def raise_loopback() -> None:
-    """Switch on the loopback interface of these namespaces: 127.0.0.1 and nothing else."""
+    """Enable the loopback interface of these namespaces: 127.0.0.1 and nothing else."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = fcntl.ioctl(any_socket, SIOCGIFFLAGS, struct.pack("16sH22x", b"lo", 0))
         (flags,) = struct.unpack("16xH22x", request)
@@ -186,14 +184,14 @@ def raise_loopback() -> None:
 
 
 def address_space_bytes() -> int:
-    """Return the bytes that this process has mapped now."""
+    """Return the number of bytes that this process has mapped."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def narrow(address_bytes: int, cpu_s: int) -> None:
-    """Make this fork of the box a command: its own limits, no capability, for good."""
+    """Turn this fork of the box into a command, for good: with limits of its own and without capabilities."""
     resource.setrlimit(resource.RLIMIT_AS, (address_bytes, address_bytes))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
-    _checked(_libc.capset(_HEADER, _NONE), "drop capabilities")
-    _prctl(PR_SET_DUMPABLE, 1)  # else its own /proc/self would be closed to it
+    _check_result(_libc.capset(_HEADER, _NONE), "drop capabilities")
+    _prctl(PR_SET_DUMPABLE, 1)  # without it, /proc/self would be closed to the command

@@ -1,11 +1,11 @@
-"""The program inside bubblewrap: a fork server whose children are boxes, whose children are commands.
+"""The program inside bubblewrap: a fork server with boxes as children, which have commands as children.
 
     server    pid 1 of bubblewrap's namespaces; holds a warm interpreter; sees no code and no output
       box     pid 1 of its own user, mount, pid, ipc and network namespaces; talks to the parent over its own socket
-        command    a fork of the box without capabilities and without the socket; dies with all that it started
+        command    a fork of the box without capabilities and without the socket; its child processes end with it
 
-A box that is idle is blocked in one read. Nothing here survives the parent: end of file on a socket ends its reader,
-and the kernel kills what is left of a pid namespace with its pid 1.
+An idle box blocks in one read. Nothing here outlives the parent: end of file on a socket ends its reader, and the
+kernel kills the rest of a pid namespace with its pid 1.
 
 Wire form, both ways: two little-endian uint32 (bytes of header, bytes of body), a JSON header, a body of raw bytes.
 """
@@ -37,17 +37,17 @@ OUT_OF_MEMORY = signal.SIGRTMAX  # how Python code tells its box that a MemoryEr
 NO_MEMORY = -1  #                      where it saw such code hold a good part of its memory
 GOOD_PART = 4
 POLL_S = 0.02
-PROGRAM_POLL_S = 0.2  # a program runs for minutes, with many threads: a look costs more, and a late one less
+PROGRAM_POLL_S = 0.2  # a program runs for minutes with many threads: looks cost more and may come later
 CPUS = len(os.sched_getaffinity(0))
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 WARM = (
     "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator re string "
     "typing"
-).split()  # not random or statistics: they bring OpenSSL, and every fork would pay for its pages
+).split()  # without random and statistics: they load OpenSSL, and every fork would pay for its pages
 
 
 def send(connection: socket.socket, header: dict, *bodies: bytes) -> None:
-    """Write one frame; its body in parts, each of which is held once."""
+    """Write one frame; its body in parts, to avoid a copy."""
     text = json.dumps(header).encode()
     connection.sendall(struct.pack("<II", len(text), sum(map(len, bodies))) + text)
     for body in bodies:
@@ -55,7 +55,7 @@ def send(connection: socket.socket, header: dict, *bodies: bytes) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[dict, bytes]:
-    """Read one frame. Ends the process at end of file: the parent is gone or has closed the box."""
+    """Read one frame. End of file ends the process: the parent is gone or has closed the box."""
     sizes = struct.unpack("<II", _exactly(connection, 8))
     header = json.loads(_exactly(connection, sizes[0]))
     return header, _exactly(connection, sizes[1])
@@ -63,7 +63,7 @@ def receive(connection: socket.socket) -> tuple[dict, bytes]:
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
     data = b""
-    while len(data) < count:  # one call as a rule: pieces of the network's choosing would leave their mark on the heap
+    while len(data) < count:  # usually one call: pieces of varying size would leave their mark on the heap
         piece = connection.recv(count - len(data), socket.MSG_WAITALL)
         if not piece:
             os._exit(0)
@@ -75,7 +75,8 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 
 class TopLevel:
-    """Last handler of a program's exception: reports it and turns it into an exit status, as the interpreter does."""
+    """Handler of a program's uncaught exception: reports it and turns it into an exit status, as the interpreter
+    does."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -88,20 +89,20 @@ class TopLevel:
             self.status = _exit_status(error.code)
         elif error is not None:
             self.status = {KeyboardInterrupt: 130, MemoryError: NO_MEMORY}.get(kind, 1)
-            trace = trace.tb_next  # past our own frame
+            trace = trace.tb_next  # skip our own frame
             if kind is MemoryError:
-                traceback.clear_frames(trace)  # what filled the memory goes before the report needs some
+                traceback.clear_frames(trace)  # free the memory before the report needs some
             sys.excepthook(kind, error.with_traceback(trace), trace)
         return True
 
 
 def _run_python(code: bytes) -> int:
-    """Run code as `python3 -c` would and return its exit status."""
+    """Run code as `python3 -c` would, and return its exit status."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main
     sys.argv = ["-c"]
-    sys.setrecursionlimit(sys.getrecursionlimit() + _depth(sys._getframe()))  # our frames are not the code's
+    sys.setrecursionlimit(sys.getrecursionlimit() + _depth(sys._getframe()))  # our frames do not count
     with TopLevel() as top:
         exec(compile(code.decode("utf-8", "surrogatepass"), "<string>", "exec"), main.__dict__)
     with TopLevel():
@@ -135,8 +136,8 @@ def _run_program(argv: list[str]) -> int:
 
 
 def command(request: dict, body: bytes, limits: dict, pipes: tuple[int, int, int], armed: int) -> None:
-    """Narrow this process to a command, run it and exit. Never returns. Writes a byte to `armed` when it is
-    narrowed."""
+    """Turn this process into a restricted command, run it and exit. Never returns. Writes a byte to `armed` once the
+    restrictions hold."""
     status = 1
     try:
         for target, pipe in enumerate(pipes):
@@ -180,7 +181,7 @@ def _flush() -> None:
 
 
 class Run:
-    """One command under way: its pipes, its clock, what it wrote so far."""
+    """Running command: its pipes, its clock, its output so far."""
 
     def __init__(self, request: dict, body: bytes, limits: dict) -> None:
         self.request_id = request["id"]
@@ -206,7 +207,7 @@ class Run:
         self.status = self.peak_bytes = 0
 
     def watch(self, connection: socket.socket) -> None:
-        """Serve the pipes until the command ends or breaks a limit; nothing of it lives after that."""
+        """Serve the pipes until the command ends or exceeds a limit, then end its processes."""
         poll = select.poll()
         for file in (connection.fileno(), self.exited, self.stdout, self.stderr):
             poll.register(file, select.POLLIN)
@@ -214,11 +215,11 @@ class Run:
         self._write_stdin(poll)
         running, by_itself, look = True, False, self.started + self.poll_s
         while running:
-            left = self.deadline - time.monotonic()
-            ready = poll.poll(1000 * max(0.0, min(left, self.poll_s)))
+            remaining_s = self.deadline - time.monotonic()
+            ready = poll.poll(1000 * max(0.0, min(remaining_s, self.poll_s)))
             for file, _ in ready:
                 if file == connection.fileno():
-                    receive(connection)  # while a command runs the parent sends only "cancel"
+                    receive(connection)  # the parent sends only "cancel" while a command runs
                     running = False
                 elif file == self.exited:
                     running, by_itself = False, True
@@ -226,7 +227,7 @@ class Run:
                     self._write_stdin(poll)
                 elif self._read_output(file) is False:
                     poll.unregister(file)
-            if running and left <= 0:
+            if running and remaining_s <= 0:
                 self.timed_out, running = True, False
             elif running and time.monotonic() >= look:
                 look = time.monotonic() + self.poll_s
@@ -248,7 +249,7 @@ class Run:
             self.feed = -1
 
     def _read_output(self, file: int) -> bool | None:
-        """Keep the next piece. False at the end of the pipe, None where it is empty."""
+        """Store the next piece of output. Return False at the end of the pipe, None if it is empty."""
         try:
             piece = os.read(file, 1 << 16)
         except BlockingIOError:
@@ -260,7 +261,7 @@ class Run:
         return bool(piece)
 
     def _reap(self, options: int) -> bool:
-        """Collect one dead process, the command's or an orphan's. False where none is left to wait for."""
+        """Reap one dead process of the command or an orphan. Return False if there is none to wait for."""
         try:
             pid, status, used = os.wait4(-1, options)
         except ChildProcessError:
@@ -270,7 +271,8 @@ class Run:
         return True
 
     def _end(self, *, by_itself: bool) -> None:
-        """Kill and reap all of the box but its pid 1. kill(-1) reaches every process at once, also one that forks."""
+        """Kill and reap every process of the box but its pid 1. kill(-1) reaches all of them at once, even while one
+        forks."""
         while True:
             try:
                 os.kill(-1, signal.SIGKILL)
@@ -280,7 +282,7 @@ class Run:
                 break
         for file in (self.stdout, self.stderr):
             while self._read_output(file):
-                # up to what is there: a pipe that the command sent over a socket of its own may stay open for long
+                # only what is there: a pipe that the command sent over a socket may stay open for long
                 pass
         if by_itself and not os.read(self.armed, 1):
             raise RuntimeError(
@@ -291,8 +293,8 @@ class Run:
                 os.close(file)
 
     def result(self) -> dict:
-        """Return the header of the answer. A command can end by any signal and with any status, so no limit is told
-        from these alone."""
+        """Return the header of the answer. A command can end by any signal and with any status, so these alone do not
+        prove that a limit was hit."""
         code = os.waitstatus_to_exitcode(self.status)
         if self.is_python and code == -OUT_OF_MEMORY:
             self.out_of_memory |= self.peak_bytes - own_bytes() > self.limits["memory"] // GOOD_PART
@@ -309,7 +311,7 @@ class Run:
 
 
 def resident_bytes() -> int:
-    """Return the bytes that the box's commands hold now, without what each shares with the warm interpreter (pid 1)."""
+    """Return the bytes that the box's commands hold, without what each shares with the warm interpreter (pid 1)."""
     resident = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -317,20 +319,20 @@ def resident_bytes() -> int:
                 with open(f"/proc/{entry}/statm", "rb") as file:
                     resident[entry] = int(file.read().split()[1]) * PAGE_BYTES
             except OSError:
-                pass  # it ended meanwhile
+                pass  # it has just ended
     base = resident.pop("1", 0)
     return sum(max(0, value - base) for value in resident.values())
 
 
 def own_bytes() -> int:
-    """Return the bytes that this process holds: what each command shares with it when it begins."""
+    """Return the bytes that this process holds, which each command shares when it starts."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * PAGE_BYTES
 
 
 def box(connection: socket.socket, joined: list) -> None:
-    """Serve one box until its socket closes. Its first command gets what joins it to another box; one file alone is
-    the socket by which the parent gets the ports of programs. Never returns."""
+    """Serve one box until its socket closes. Never returns. `joined` are two pipe ends for its first command, or one
+    socket over which the parent receives the listening sockets of programs."""
     try:
         ports = socket.socket(fileno=joined.pop()) if len(joined) == 1 else None
         for target, file in zip((ASKED, ANSWERED), joined):
@@ -342,11 +344,11 @@ def box(connection: socket.socket, joined: list) -> None:
         )  # pid 1 is deaf to signals from inside only where it has no handler
         limits, _ = receive(connection)
         furnish(limits["disk"], limits["processes"], limits["files"])
-        limits["address"] = address_space_bytes() + limits["memory"]  # memory is counted on top of the warm interpreter
+        limits["address"] = address_space_bytes() + limits["memory"]  # memory limit on top of the warm interpreter
         while True:
             request, body = receive(connection)
             if request["op"] == "cancel":
-                continue  # it came after the command had ended
+                continue  # it arrived after the end of the command
             if request["op"] == "program":
                 open_port(ports, request["port"])
             run = Run(request, body, limits)
@@ -363,20 +365,20 @@ def box(connection: socket.socket, joined: list) -> None:
 
 
 def open_port(ports: socket.socket, port: int) -> None:
-    """Listen on the box's own loopback and send the parent what listens: whoever has it, its connections are those of
-    this box."""
+    """Listen on the box's own loopback interface, and send the listening socket to the parent, which then accepts this
+    box's connections."""
     raise_loopback()
     with socket.create_server(("127.0.0.1", port), backlog=128) as listening:
         socket.send_fds(ports, [b"p"], [listening.fileno()])
 
 
 def warm_up() -> None:
-    """Import what code usually imports, and make the interpreter as `python3 -c` has it."""
+    """Import common modules, and set up the interpreter as for `python3 -c`."""
     for name in WARM:
         try:
             __import__(name)
         except ImportError:
-            pass  # a distribution's minimal Python; a command that wants it sees the same error
+            pass  # a minimal Python; a command that imports it gets the same error
     site.setquit()
     site.sethelper()
     os.environ["PWD"] = "/box"
@@ -387,10 +389,10 @@ def warm_up() -> None:
 
 
 def serve() -> None:
-    """Make a box for every socket that the parent sends over fd 0, until it closes fd 0. Never returns."""
+    """Start a box for every socket that the parent sends over fd 0, until it closes fd 0. Never returns."""
     control = socket.socket(fileno=os.dup(0))
     os.dup2(os.open("/dev/null", os.O_RDWR), 0)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # boxes are reaped by the kernel
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps boxes
     warm_up()
     while True:
         byte, files, _, _ = socket.recv_fds(control, 1, 3)

@@ -1,7 +1,7 @@
-"""Files of a box, read and written by commands of the box's own, in which no code of the policy runs.
+"""File operations in a box, run as commands of the box itself, without code of the policy.
 
-Each returns 0, or the errno of what went wrong, which the parent raises. Nothing is waited for: what is no plain file
-(a pipe, a socket, a device, a folder) is refused at once. Standard library only, for Python >= 3.9.
+Each returns 0, or the errno that the parent raises. None of them waits: anything but a regular file (a pipe, a socket,
+a device, a folder) is refused at once. Standard library only, for Python >= 3.9.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ TOLD = (
     errno.ENOSPC,
     errno.EFBIG,
 )
-"""Errors that are told as they are, also where a link led to them."""
+"""Errors that are reported unchanged even if a link led to the path."""
 
 KINDS = ((stat.S_ISREG, b"file"), (stat.S_ISDIR, b"folder"), (stat.S_ISLNK, b"link"))
 
 
 def run_on_files(request: dict) -> int:
-    """Read, write or list; `op` of the request says which."""
+    """Read, write or list, according to `op` of the request."""
     try:
         if request["op"] == "read":
             _read(request["path"], request["offset"], request["output"], request["most"])
@@ -41,30 +41,30 @@ def run_on_files(request: dict) -> int:
         number = error.errno or errno.EIO
         path = request["path"]
         if number not in TOLD and os.path.realpath(path) != os.path.abspath(path):
-            return errno.ELOOP  # a link led to where that happens
+            return errno.ELOOP  # a link led to a place where that happens
         return number
     return 0
 
 
 def _plain(path: str, flags: int) -> int:
-    """Open a plain file without waiting for anything."""
+    """Open a regular file without waiting."""
     file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     kind = os.fstat(file).st_mode
     if not stat.S_ISREG(kind):
         os.close(file)
-        raise _refused(errno.EISDIR if stat.S_ISDIR(kind) else errno.ENXIO)
+        raise _error_of(errno.EISDIR if stat.S_ISDIR(kind) else errno.ENXIO)
     return file
 
 
-def _refused(number: int) -> OSError:
+def _error_of(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
 def _read(path: str, offset: int, count: int, most: int) -> None:
-    """Copy at most `count` bytes from `offset` on to stdout. A file of more than `most` bytes is refused unread."""
+    """Copy at most `count` bytes from `offset` to stdout. A file of more than `most` bytes is refused unread."""
     with open(_plain(path, os.O_RDONLY), "rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size > most:
-            raise _refused(errno.EFBIG)
+            raise _error_of(errno.EFBIG)
         file.seek(offset)
         while count:
             piece = file.read(min(count, PIECE_BYTES))
@@ -75,8 +75,8 @@ def _read(path: str, offset: int, count: int, most: int) -> None:
 
 
 def _write(path: str, size: int) -> None:
-    """Copy stdin, `size` bytes, to a file, making its folders. The file appears when it is whole: until then it has no
-    name, so a write that fails or is killed leaves nothing of itself and what was there before."""
+    """Copy `size` bytes of stdin to a file, creating its folders. Until it is complete the file has no name, so a
+    failed or killed write leaves the old content and no trace."""
     path = os.path.realpath(path) if os.path.islink(path) else path
     folder = os.path.dirname(path) or "."
     os.makedirs(folder, exist_ok=True)
@@ -92,13 +92,13 @@ def _write(path: str, size: int) -> None:
         if mode is not None:
             os.fchmod(file.fileno(), mode)
         for piece in iter(lambda: sys.stdin.buffer.read(PIECE_BYTES), b""):
-            while piece:  # a signal may cut a write
+            while piece:  # a signal may interrupt a write
                 count = file.write(piece)
                 piece, size = piece[count:], size - count
         if size:
-            raise _refused(errno.EIO)
+            raise _error_of(errno.EIO)
         name = f".{os.urandom(12).hex()}"
-        os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=within)  # which makes Python follow the link
+        os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=within)  # the argument makes Python follow the link
         try:
             os.replace(name, os.path.basename(path), src_dir_fd=within, dst_dir_fd=within)
         except OSError:
@@ -107,7 +107,7 @@ def _write(path: str, size: int) -> None:
 
 
 def _list(path: str) -> None:
-    """Write what a folder has to stdout: of each entry its kind, its name and a NUL."""
+    """Write a folder's entries to stdout: for each its kind, its name and a NUL."""
     with os.scandir(os.fsencode(path)) as entries:
         for entry in entries:
             mode = entry.stat(follow_symlinks=False).st_mode

@@ -1,7 +1,7 @@
-"""Mounts of a box beside `/usr`: a program's own package and what runs it, and nothing else of a user's.
+"""Mounts of a box in addition to `/usr`: a program's package and interpreter, and nothing else that belongs to a user.
 
-A file that lies in no package, environment or prefix is mounted alone. Folders are named by their parts, so that what
-lies beside these (a project's `.env`, a configuration with a key) stays out.
+A file that is in no package, environment or prefix is mounted alone. Folders are mounted by their parts, so that their
+neighbours (a project's `.env`, a configuration with a key) stay outside.
 """
 
 from __future__ import annotations
@@ -15,56 +15,57 @@ from typing import Any
 from sparring.errors import refusal
 
 NOBODY = 65534
-"""User whom bubblewrap runs as where Sparring runs as root: the kernel does not count root's processes."""
+"""User id for bubblewrap if Sparring runs as root, because the kernel does not count root's processes."""
 
 SYSTEM = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")))
-"""Folders that every box sees."""
+"""Folders of the host that every box sees."""
 
 OWN = tuple(map(Path, ("/tmp", "/box", "/agent", "/mnt", "/dev", "/proc")))
-"""Folders that every box has of its own, over those of the host."""
+"""Folders that every box replaces with its own."""
 
 HOMES = Path("/home")
 
 ENVIRONMENT = ("pyvenv.cfg", "bin", "lib64")
-"""Parts of a virtual environment, beside its `lib/pythonX`."""
+"""Parts of a virtual environment, besides its `lib/pythonX`."""
 
 PREFIX = ("bin", "lib", "lib64", "share", "ssl")
-"""Parts of the folder that a Python was installed in."""
+"""Parts of the folder that a Python is installed in."""
 
 KEPT = (".local", ".config", ".cache")
-"""Folders of a home that hold what many programs keep, keys too: neither they nor the folders in the first."""
+"""Folders of a home that many programs share and keep keys in: these, and the folders in the first, are never
+mounted."""
 
 SHARED = ("bin", "etc", "include", "lib", "libexec", "local", "man", "sbin", "share", "var")
-"""Folders of /opt that are no package's."""
+"""Folders of /opt that belong to no package."""
 
 
 def box_identity() -> dict[str, Any]:
-    """Return the user that bubblewrap starts as, for Popen: `NOBODY` where Sparring is root and that user exists here,
-    else nothing."""
+    """Return the user for bubblewrap as arguments of Popen: `NOBODY` if Sparring is root and that user exists here,
+    else none."""
     rows = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
     is_mapped = any(first <= NOBODY < first + count for first, _, count in rows)
     return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 and is_mapped else {}
 
 
 def mounts_of_program(program: Path, where: str) -> dict[str, str]:
-    """Return what of the host a program needs: itself, the package or the environment that it is part of, and the same
-    of each link on the way to it.
+    """Return the files and folders of the host that a program needs: itself, its package or environment, and those of
+    each link that leads to it.
 
     Args:
-        program: an absolute path of a file.
-        where: the setting that named it, for refusals.
+        program: absolute path of the program's file.
+        where: setting that named it, for refusals.
 
     Returns:
-        paths of the host by the path at which a box sees them. A path that is a link is made as one (`arguments_of`).
+        paths on the host by path in the box. A link is recreated as a link (`arguments_of`).
 
     Raises:
-        BadInput: it cannot be mounted without a home or what others keep there, or the boxes' user cannot read it.
+        BadInput: it cannot be mounted without a home or folders shared there, or the boxes' user cannot read it.
     """
-    way, sources = links(program), list[Path]()
-    if any("node_modules" in path.parts for path in way) and "node_modules" not in way[-1].parts:
+    paths, sources = links(program), list[Path]()
+    if any("node_modules" in path.parts for path in paths) and "node_modules" not in paths[-1].parts:
         do = "do: npm install --install-links --prefix .harnesses FOLDER, which copies it"
-        raise refusal(where, "a package of npm that is installed", f"{program}, a link to {way[-1]}", do)
-    for path in way:
+        raise refusal(where, "a package of npm that is installed", f"{program}, a link to {paths[-1]}", do)
+    for path in paths:
         if not in_every_box(path):
             sources += _package(path, where)
     mounts = {str(source): str(source) for source in sources}
@@ -76,20 +77,20 @@ def check_mounts(mounts: Mapping[str, str], where: str) -> None:
     """Refuse mounts that a box must not have, cannot show, or cannot read.
 
     Args:
-        mounts: paths of the host, by their path in the boxes.
-        where: the setting that asked for them, for refusals.
+        mounts: paths on the host by path in the box.
+        where: setting that asked for them, for refusals.
 
     Raises:
-        BadInput: one is a home or what many programs share there; one is to lie where boxes have a folder of their own;
-            the user whom boxes run as cannot enter a folder on the way.
+        BadInput: a mount is a home or a folder that many programs share there; its target is in a folder that boxes
+            replace; or the boxes' user cannot enter a folder on its path.
     """
     for target, source in mounts.items():
         if any(Path(target).is_relative_to(own) for own in OWN):
             do = "do: move it to another folder; boxes have folders of their own at " + ", ".join(map(str, OWN))
             raise refusal(where, "a program that boxes can see", f"{source}, over which their own folder lies", do)
         if os.path.isdir(source) and is_private(Path(source)):
-            raise _private(Path(source), where)
-        if (closed := _closed(Path(source))) is not None:
+            raise _private_refusal(Path(source), where)
+        if (closed := _unreadable_part(Path(source))) is not None:
             user = f"user {NOBODY} (nobody), whom boxes run as" if box_identity() else "the user whom boxes run as"
             got = f"{source}, but {user}, cannot read {closed} (mode {closed.stat().st_mode & 0o7777:04o})"
             do = f"do: chmod o+{'rx' if closed == Path(source) else 'x'} {closed}, or install it in another folder"
@@ -97,7 +98,7 @@ def check_mounts(mounts: Mapping[str, str], where: str) -> None:
 
 
 def arguments_of(mounts: Mapping[str, str]) -> list[str]:
-    """Return bubblewrap's arguments for mounts, each read-only. What lies in another one comes with that."""
+    """Return bubblewrap's arguments for read-only mounts. A mount inside another one is left out."""
     folders = {target for target, source in mounts.items() if target == source and os.path.isdir(source)}
     arguments = []
     for target, source in sorted(mounts.items()):
@@ -111,20 +112,20 @@ def arguments_of(mounts: Mapping[str, str]) -> list[str]:
 
 
 def hidden_homes() -> list[str]:
-    """Return homes under /usr, which boxes would see with it."""
+    """Return the homes under /usr, which boxes would see otherwise."""
     return [str(home) for home in _homes() if home.is_relative_to("/usr") and len(home.parts) > 3 and home.is_dir()]
 
 
 def links(path: Path) -> list[Path]:
-    """Return a path and all that it leads to, link by link, the file itself last."""
-    way = [path]
-    while way[-1].is_symlink() and len(way) < 40:  # as many as the kernel follows
-        way.append(_next(way[-1]))
-    return list(dict.fromkeys([*way, Path(os.path.realpath(path))]))
+    """Return a path and everything it leads to, link by link, with the final file last."""
+    paths = [path]
+    while paths[-1].is_symlink() and len(paths) < 40:  # the kernel's maximum
+        paths.append(_next(paths[-1]))
+    return list(dict.fromkeys([*paths, Path(os.path.realpath(path))]))
 
 
 def _next(link: Path) -> Path:
-    """Return the absolute path that a link names."""
+    """Return the absolute target of a link."""
     target = link.readlink()
     return target if target.is_absolute() else Path(os.path.normpath(os.path.realpath(link.parent) / target))
 
@@ -135,7 +136,7 @@ def in_every_box(path: Path) -> bool:
 
 
 def is_private(folder: Path) -> bool:
-    """Return True for a home, what contains one, and a folder of a home that many programs keep things in."""
+    """Return True for a home, a folder that contains one, and a folder in a home that many programs share."""
     real = Path(os.path.realpath(folder))
     return _is_private(folder) or real != folder and _is_private(real)
 
@@ -156,7 +157,7 @@ def _is_private(folder: Path) -> bool:
 
 
 def _homes(folder: Path = Path("/")) -> Iterator[Path]:
-    """Yield the homes that matter for a folder: this user's, root's, and that of the user whose it is."""
+    """Yield the homes that matter for a folder: this user's, root's, and its owner's by its path."""
     user = pwd.getpwuid(os.getuid()).pw_dir if _has_entry() else "/root"
     named = [os.environ.get("HOME", "/root"), user, "/root"]
     if folder.is_relative_to(HOMES):
@@ -174,10 +175,10 @@ def _has_entry() -> bool:
 
 
 def _package(path: Path, where: str) -> list[Path]:
-    """Return what is to be seen of one file: the package that it is part of, else the file alone.
+    """Return the paths to mount for one file: parts of its package, or else the file alone.
 
     Raises:
-        BadInput: the folder that it was installed in is a home, or shared there.
+        BadInput: the file is installed in a home, or in a folder shared there.
     """
     parts = path.parts
     if "node_modules" in parts[:-1]:
@@ -186,17 +187,17 @@ def _package(path: Path, where: str) -> list[Path]:
         if not is_private(prefix):
             return [prefix / name for name in names if (prefix / name).exists()]
         if path.name.startswith("python"):
-            raise _private(prefix, where)
-    if parts[:3] == ("/", "nix", "store"):  # a closure of packages, readable by everybody by design
+            raise _private_refusal(prefix, where)
+    if parts[:3] == ("/", "nix", "store"):  # a closure of packages, readable by everyone by design
         return [Path("/nix/store")]
     if parts[1] == "opt" and len(parts) > 3 and parts[2] not in SHARED and not is_private(Path(*parts[:3])):
         return [Path(*parts[:3])]  # a package of its own: Filesystem Hierarchy Standard 3.0, section 3.13
-    return [path] if os.access(path, os.X_OK) else []  # a program's text may name any file: a key is none to be run
+    return [path] if os.access(path, os.X_OK) else []  # never a key: a program may name any file
 
 
 def _node_package(parts: tuple[str, ...], at: int) -> Path:
-    """Return the folder of a package of npm: a global one holds its dependencies, else they lie beside it; those of
-    pnpm, each with links to the others, in one folder of all."""
+    """Return the folder of an npm package: a global package contains its dependencies, a local one has them next to it,
+    and pnpm keeps all in one folder, with links to each other."""
     if parts[at - 2] == ".pnpm":
         return Path(*parts[: at - 1])
     if parts[at - 1] == "lib" and len(parts) > at + 2 and not parts[at + 1].startswith("."):
@@ -205,15 +206,15 @@ def _node_package(parts: tuple[str, ...], at: int) -> Path:
 
 
 def _python_parts(folder: Path) -> tuple[str, ...]:
-    """Return the parts of a folder that a Python needs whose environment or prefix it is; nothing if it is none."""
+    """Return the parts of a Python environment or prefix to mount; () if the folder is neither."""
     libraries = [library for library in folder.glob("lib/python3*") if library.is_dir()]
     if (folder / "pyvenv.cfg").is_file():
         return (*ENVIRONMENT, *(str(library.relative_to(folder)) for library in libraries))
     return PREFIX if any((library / "os.py").is_file() for library in libraries) else ()
 
 
-def _closed(source: Path) -> Path | None:
-    """Return the first folder on the way to a path, or the path itself, that boxes' user cannot read."""
+def _unreadable_part(source: Path) -> Path | None:
+    """Return the first folder on a path, or the path itself, that the boxes' user cannot read."""
     real = Path(os.path.realpath(source))
     if not box_identity():
         ways = [(parent, os.X_OK) for parent in reversed(real.parents)]
@@ -227,7 +228,7 @@ def _closed(source: Path) -> Path | None:
     return None
 
 
-def _private(folder: Path, where: str) -> Exception:
+def _private_refusal(folder: Path, where: str) -> Exception:
     got = f"one whose folder is {folder}, which holds what is not its own"
     do = "do: install it in a folder of its own (rollout.programs for agent programs: a virtual environment or npm's)"
     return refusal(where, "a program that can be mounted without a user's files", got, do)

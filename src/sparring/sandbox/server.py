@@ -1,4 +1,4 @@
-"""The parent's side of a fork server: starts bubblewrap, hands it sockets, starts it again when it has died."""
+"""Parent's side of a fork server: starts bubblewrap, sends it sockets, and restarts it after its death."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUTF8": "1",
-    "PYTHONNOUSERSITE": "1",  # a usercustomize.py that a program left in HOME has no part in the world's commands
+    "PYTHONNOUSERSITE": "1",  # keeps a usercustomize.py that a program left in HOME out of the world's commands
 }
 PROGRAM_FOLDERS = ("/agent", "/dev/pts")
-"""Folders of boxes that run programs: their home, and terminals."""
+"""Additional folders of boxes that run programs: their home, and terminals."""
 ETC = {
     "/etc/passwd": f"agent:x:{INNER_UID}:{INNER_UID}:agent:/agent:/bin/sh\n",
     "/etc/group": f"agent:x:{INNER_UID}:\n",
     "/etc/hosts": "127.0.0.1 localhost box\n",
 }
-"""Files by which programs learn who and where they are; code of the policy alone needs none."""
-# The program inside travels as arguments: bubblewrap's user need not be able to read our folder.
+"""Files that tell programs their user and host; commands of the policy need none."""
+# The program inside is passed as arguments, because bubblewrap's user may be unable to read our folder.
 BOOT = """
 import sys, types
 for name, text in zip(sys.argv[1::2], sys.argv[2::2]):
@@ -50,8 +50,7 @@ module.serve()
 
 
 def find_python(config: SandboxConfig) -> str:
-    """Return the interpreter for the boxes: the configured one, else the system's, else the one that this one was made
-    from."""
+    """Return the interpreter for the boxes: the configured one, the system's, or the one that this one is based on."""
     if config.python != "auto":
         return config.python
     for path in ("/usr/bin/python3", "/usr/local/bin/python3"):
@@ -61,11 +60,11 @@ def find_python(config: SandboxConfig) -> str:
 
 
 def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None) -> list[str]:
-    """Return the bubblewrap command of one fork server. Only /usr, its loader's tables, the interpreter and the mounts
-    are the host's.
+    """Return the bubblewrap command of one fork server. From the host, boxes see only /usr, its loader's tables, the
+    interpreter and the mounts.
 
     Args:
-        config: of the boxes.
+        config: `[sandbox]`.
         mounts: files and folders of the host, by their path in the boxes.
 
     Raises:
@@ -104,7 +103,7 @@ def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None)
 
 
 def _readable(text: str) -> int:
-    """Return the reading end of a pipe with a short text in it."""
+    """Return the reading end of a pipe that contains a short text."""
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as file:
         file.write(text)
@@ -112,11 +111,12 @@ def _readable(text: str) -> int:
 
 
 class Server:
-    """One fork server. Not thread-safe; belongs to the event loop that uses it.
+    """Fork server of one event loop; not thread-safe.
 
     Args:
-        config: of the boxes.
-        mounts: folders of the host that programs need, by their path in the boxes; None where no box runs programs.
+        config: `[sandbox]`.
+        mounts: files and folders of the host that programs need, by their path in the boxes; None: the boxes run no
+            programs.
     """
 
     def __init__(self, config: SandboxConfig, mounts: Mapping[str, str] | None = None) -> None:
@@ -127,15 +127,15 @@ class Server:
 
     @property
     def pid(self) -> int | None:
-        """Process id of bubblewrap, None before the first box."""
+        """Process id of bubblewrap; None before the first box."""
         return None if self._process is None else self._process.pid
 
     async def connect(self, joined: Sequence[int] = ()) -> socket.socket:
-        """Have a box made and return the parent's end of its socket; starts the server where none is alive.
+        """Start a box and return the parent's end of its socket; start the server first if it is not running.
 
         Args:
-            joined: the two pipe ends that join the box's first command to another box's: to read and to write; or the
-                one socket that the ports of its programs are sent over.
+            joined: two pipe ends for the box's first command, to read from and to write to another box; or one socket
+                over which listening sockets of its programs are sent.
 
         Raises:
             SandboxError: bubblewrap could not be started.
@@ -146,7 +146,7 @@ class Server:
                 self._start()
             try:
                 await self._hand_over([remote.fileno(), *joined])
-            except OSError:  # it died just now
+            except OSError:  # it has just died
                 self._start()
                 await self._hand_over([remote.fileno(), *joined])
         except OSError as error:
@@ -162,7 +162,7 @@ class Server:
             try:
                 socket.send_fds(self._control, [b"b"], files)
                 return
-            except BlockingIOError:  # it is still starting and its queue is full
+            except BlockingIOError:  # it is still starting, and its queue is full
                 await asyncio.sleep(0.005)
 
     def _start(self) -> None:
@@ -188,7 +188,7 @@ class Server:
                 stdout=theirs_errors,
                 stderr=theirs_errors,
                 cwd="/",
-                start_new_session=True,  # Ctrl-C in a terminal is for the run, which ends its boxes when it is ready
+                start_new_session=True,  # Ctrl-C in a terminal goes to the run, which ends its boxes when it is ready
                 **box_identity(),
             )
         except (OSError, subprocess.SubprocessError) as error:
@@ -199,8 +199,8 @@ class Server:
                 os.close(file)
 
     def last_words(self) -> str:
-        """Return the last output of bubblewrap or the program inside, and its exit status, as the end of a message; ""
-        where nothing."""
+        """Return the last output and the exit status of bubblewrap or the program inside, as the end of a message, or
+        ""."""
         if self._process is None:
             return ""
         text = (self._errors.read(4096) or b"").decode("utf-8", "replace").strip()
@@ -208,13 +208,13 @@ class Server:
         return (f", exit status {status}" if status is not None else "") + (f": {text}" if text else "")
 
     def close(self) -> None:
-        """Kill the server with all its boxes. It starts again at the next `connect`."""
+        """Kill the server with all its boxes. The next `connect` restarts it."""
         if self._control is not None:
             self._control.close()
             self._control = None
         if self._process is not None:
             if self._process.poll() is None:
-                # the group, for a bubblewrap killed while it starts leaves a child that waits for it for ever
+                # the group, because a bubblewrap killed while it starts leaves a child that waits for it for ever
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None

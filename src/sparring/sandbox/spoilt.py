@@ -1,4 +1,4 @@
-"""Failures of a box's file API: whose each is, and as what it is raised."""
+"""Errors of a box's file operations, by who caused them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sparring.errors import SpoiltFile
 
 
 class SpoiltByFolder(SpoiltFile, IsADirectoryError):
-    """A folder stands in the file's place."""
+    """A command left a folder at the file's path."""
 
 
 class SpoiltByMode(SpoiltFile, PermissionError):
-    """The file, or a folder on the way, is closed."""
+    """A command left the file, or a folder of its path, without permission."""
 
 
 SPOILT: Mapping[int, type[SpoiltFile]] = {
@@ -24,23 +24,23 @@ SPOILT: Mapping[int, type[SpoiltFile]] = {
     errno.EPERM: SpoiltByMode,
     **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.ENXIO, errno.ELOOP, errno.ENOSPC), SpoiltFile),
 }
-"""Errors that an earlier command of the policy can have caused. ENXIO: a pipe, a socket or a device; EEXIST: a file
-stands at the path of a new folder. A missing file or a read-only path does not count."""
+"""Errors that an earlier command of the policy can have caused. ENXIO: a pipe, a socket or a device; EEXIST: a file at
+the path of a new folder. A missing file or a read-only path does not count."""
 
 
 def raise_for(header: Mapping[str, Any], path: str, used: bool, most_bytes: int | None = None) -> None:
-    """Raise what a command on files has answered with.
+    """Raise the error in the answer to a file operation, if there is one.
 
     Args:
-        header: of the answer.
-        path: of the file.
+        header: header of the answer.
+        path: path of the file.
         used: whether a command of the policy has run in the box.
-        most_bytes: that a file to be read may have.
+        most_bytes: maximum size of a file to be read.
 
     Raises:
-        SpoiltFile: a command of the policy can be the reason.
-        OSError: none can.
-        TimeoutError: it took too long.
+        SpoiltFile: a command of the policy may be the reason.
+        OSError: no command can be the reason.
+        TimeoutError: the operation took too long.
     """
     if header["timed_out"]:
         raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT), path)

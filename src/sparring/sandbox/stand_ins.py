@@ -1,17 +1,17 @@
-"""Functions of one process, called from another that trusts nothing of it: `lend` and `borrow`, the two ends of a
+"""Functions of one process, called from another process that does not trust it: `lend` and `borrow`, the two ends of a
 conversation.
 
-    borrower    runs code in which the lender's functions are stand-ins; sends a call, waits for its answer
-    lender      runs a program; answers calls to what the program has defined
+    borrower    runs code with stand-ins for the lender's functions; sends a call, waits for the answer
+    lender      runs a program; answers calls to the functions that the program defines
 
-Both run inside boxes (`inside` starts them), so this is standard library only, for Python >= 3.9. Only plain data
-crosses: None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, and of an exception the name of
-a built-in class. A value of a subclass arrives as its base, so nothing that arrives can run code of the lender's: not
-by `==`, not by a method.
+Both run inside boxes (`inside` starts them), so this uses the standard library only, for Python >= 3.9. Only plain data
+crosses: None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset; an exception crosses as the
+name of a built-in class. A value of a subclass arrives as its base class, so nothing that arrives can run code of the
+lender: not by `==`, not by a method.
 
-Wire form, both ways: a little-endian uint32 (bytes), then JSON in UTF-8. What JSON has, but for objects, stands for
-itself; all else is a list whose first element says what it is (`_write`). A call carries a word drawn by lot, which its
-answer repeats.
+Wire form, both ways: a little-endian uint32 (bytes), then JSON in UTF-8. JSON's own types, except objects, stand for
+themselves; any other value is a list that starts with its type (`_write`). A call has a random word, which its answer
+repeats.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ import struct
 import sys
 import types
 
-ASKED, ANSWERED = 200, 201  # as `inside` has them
+ASKED, ANSWERED = 200, 201  # as in `inside`
 LARGEST = 1 << 23
-"""Bytes of one message."""
+"""Maximum number of bytes of a message."""
 DEEPEST = 100
-"""Levels of a value inside values."""
+"""Maximum nesting of a value."""
 CONSTANT = 1 << 16
-"""Bytes of one constant of the program, as JSON; larger ones do not cross."""
+"""Maximum number of bytes of a program's constant as JSON; larger ones do not cross."""
 PLAIN_INT = 1 << 63
-"""From here on an int is written in hexadecimal: Python bounds decimal digits."""
+"""Bound from which an int is written in hexadecimal, because Python limits decimal digits."""
 PASSED = "passed\n"
 """Line that a borrower writes to stdout when its code has run to its end."""
 
 NOT_RAISED_AS_THEMSELVES = {"StopIteration", "StopAsyncIteration", "GeneratorExit"}
-"""In the borrower's code these would end a loop (`all(map(f, cases))`) and not the code: they arrive as RuntimeError,
-as they leave a generator (PEP 479)."""
+"""Exceptions that would end a loop in the borrower's code (`all(map(f, cases))`) rather than the code. They arrive as
+RuntimeError, as from a generator (PEP 479)."""
 ERRORS = {
     name: kind
     for name, kind in vars(builtins).items()
@@ -46,23 +46,24 @@ ERRORS = {
 MODULES = (
     "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator re string"
 ).split()
-"""Modules that the borrower's code finds without importing them: many tests count on the program for that."""
+"""Modules that the borrower's code may use without importing them, as many tests do."""
 SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
 class Uncrossable(Exception):
-    """A value that is no plain data, or too large or too deep. Its text says of what type."""
+    """A value that cannot cross: it is not plain data, too large or too deep. The text names its type."""
 
 
 class Broken(Exception):
-    """The other end has ended, or does not keep to the wire form."""
+    """The other end has ended, or violates the wire form."""
 
 
 # ---- values ----
 
 
 def _write(value: object, depth: int = 0) -> object:
-    """Return the value as JSON has it. It is read by its base's own methods, and arrives as its base."""
+    """Return the value in a form that JSON can hold. Its base class's methods read it, and it arrives as its base
+    class."""
     kind = type(value)
     if value is None or kind is bool:
         return value
@@ -89,7 +90,7 @@ def _write(value: object, depth: int = 0) -> object:
 
 
 def _read(value: object) -> object:
-    """Return the value of what `_write` made. Whatever else it is given, it raises."""
+    """Return the value that `_write` encoded; raise on any other input."""
     if not isinstance(value, list):
         if isinstance(value, dict):
             raise Broken("an object of JSON, which no value is written as")
@@ -113,7 +114,7 @@ def _read(value: object) -> object:
 
 
 def _send(file: int, message: list) -> None:
-    """Write one message whole."""
+    """Write one complete message."""
     try:
         text = json.dumps(message, ensure_ascii=False, check_circular=False).encode("utf-8", "surrogatepass")
     except RecursionError:
@@ -129,7 +130,7 @@ def _send(file: int, message: list) -> None:
 
 
 def _receive(file: int) -> list:
-    """Read one message: a list with something in it."""
+    """Read one message, a non-empty list."""
     (size,) = struct.unpack("<I", _exactly(file, 4))
     if size > LARGEST:
         raise Broken("a message of more than %d bytes" % LARGEST)
@@ -157,8 +158,8 @@ def _exactly(file: int, count: int) -> bytes:
 
 
 def lend(program: str) -> None:
-    """Run a program, whose output nobody reads, and answer calls to its functions until the borrower ends."""
-    sys.setrecursionlimit(sys.getrecursionlimit() + 8)  # our frames are not the program's
+    """Run a program with its output discarded, and answer calls to its functions until the borrower ends."""
+    sys.setrecursionlimit(sys.getrecursionlimit() + 8)  # our frames do not count
     sys.stdout = open(os.devnull, "w")
     scope = {"__name__": "__main__"}
     exec(compile(program, "answer.py", "exec"), scope)
@@ -172,13 +173,13 @@ def lend(program: str) -> None:
                 if len(json.dumps(written)) <= CONSTANT:
                     constants.append([name, written])
             except (Uncrossable, ValueError, RecursionError):
-                pass  # the borrower's code finds no such name
+                pass  # the borrower's code has no such name
     _send(ANSWERED, [names, constants])
     while True:
         try:
             word, name, positional, named = _receive(ASKED)
         except Broken:
-            return  # the borrower is done
+            return  # the borrower has ended
         try:
             _send(ANSWERED, [word, *_answer(scope[name], _read(positional), _read(named))])
         except Uncrossable as error:
@@ -186,7 +187,7 @@ def lend(program: str) -> None:
 
 
 class _Call:
-    """A call of the program's: what is to be answered, however it ends."""
+    """Call of the program's function, with its answer, however it ends."""
 
     def __init__(self) -> None:
         self.answer: list = []
@@ -213,11 +214,10 @@ def _answer(function: object, positional: list, named: dict) -> list:
 
 
 def borrow(code: str, defined: tuple = ()) -> None:
-    """Run code, and then the tests that it has `defined` and not called. In both the lender's functions are stand-ins
-    and its constants are copies. Writes `PASSED` and exits with status 0 where it came to its end; where it raised, the
-    traceback goes to stderr, as ever.
+    """Run code, and then the tests that it has `defined` but not called, with stand-ins for the lender's functions and
+    copies of its constants. Write `PASSED` and exit with status 0 at the end; a traceback goes to stderr, as usual.
 
-    A builtin, a name with two underscores before it, and whatever `code` itself defines are never the lender's.
+    Builtins, names with two leading underscores, and definitions of `code` itself never come from the lender.
     """
     out, sys.stdout = os.dup(1), open(os.devnull, "w")
     scope = {name: sys.modules[name] for name in MODULES}
@@ -236,12 +236,12 @@ def borrow(code: str, defined: tuple = ()) -> None:
 
 
 def run_tests(code: str, scope: dict, defined: tuple) -> None:
-    """Run a test's code, then the functions and classes of tests of these names that it has `defined`, as pytest and
-    unittest do. Raises whatever fails."""
+    """Run a test's code, then the test functions and classes named in `defined`, as pytest and unittest do. Raise the
+    first failure."""
     if "unittest" in code:
         import unittest
 
-        unittest.main = lambda *_, **__: None  # would look for cases in another module, and end the process
+        unittest.main = lambda *_, **__: None  # it would look for cases in another module, and end the process
     exec(compile(code, "test.py", "exec"), scope)
     for name in defined:
         test = scope[name]
@@ -257,7 +257,7 @@ def run_tests(code: str, scope: dict, defined: tuple) -> None:
 
 
 def _run_case(case: type) -> None:
-    """Run the tests of a class of unittest's."""
+    """Run the tests of a unittest class."""
     unittest = sys.modules["unittest"]
     result = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
@@ -268,7 +268,7 @@ def _run_case(case: type) -> None:
 
 
 def _finish(result: object) -> None:
-    """Run a coroutine to its end; whatever else a test returns means nothing."""
+    """Run a coroutine to its end; ignore any other result of a test."""
     if hasattr(result, "__await__"):
         import asyncio
 
@@ -299,21 +299,21 @@ def _stand_in(name: str) -> dict:
             _fail("%s was not answered: %s" % (name, error))
         if error is None:
             _fail("the result of %s cannot cross: %s" % (name, value))
-        raise _made(error)
+        raise _exception_of(error)
 
     stand_in.__name__ = stand_in.__qualname__ = name
     return {name: stand_in}
 
 
-def _made(kind: type) -> BaseException:
+def _exception_of(kind: type) -> BaseException:
     try:
-        return kind.__new__(kind)  # without the arguments that some want
+        return kind.__new__(kind)  # without the arguments that some classes require
     except TypeError:
         return Exception() if issubclass(kind, Exception) else BaseException()
 
 
 def _fail(why: str) -> None:
-    """End the process: a test could catch an exception and go on."""
+    """End the process, because a test could catch an exception and go on."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != "test.py":
         frame = frame.f_back

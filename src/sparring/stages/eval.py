@@ -96,5 +96,4 @@ def _taught(context: Context, tasks: Sequence[Task]) -> dict[str, list[Task]]:
 
 
 def _spread(tasks: Sequence[Task], count: int) -> list[Task]:
-    """Return `count` tasks, evenly spaced over the list."""
     return [tasks[place * len(tasks) // count] for place in range(min(count, len(tasks)))]

@@ -40,8 +40,6 @@ def export_folder(source: Path, out: Path, dtype: str, run: tuple[RunConfig, Sto
 
     Args:
         source: a Hugging Face or adapter folder.
-        out: the folder to write.
-        dtype: of the weights.
         run: recipe and record of the run that `source` is of, whose chat format the folder gets; None: of none.
 
     Returns:

@@ -1,1 +1,1 @@
-"""The durable record of a run: turns, groups, outcomes, metrics, events and checkpoint manifests."""
+"""Durable record of a run: turns, groups, outcomes, metrics, events and checkpoint manifests."""

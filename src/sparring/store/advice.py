@@ -1,4 +1,4 @@
-"""Advice to the user on errors of the store."""
+"""Advice to the user about errors of the store."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ WAY_OUT = {
     "SQLITE_NOTADB": DAMAGED,
     "SQLITE_CONSTRAINT": "it is already recorded and nothing was written: report this as a defect of Sparring",
 }
-"""Advice by what SQLite's error codes begin with (`sqlite.org/rescode.html`)."""
+"""Advice by prefix of SQLite's error code (`sqlite.org/rescode.html`)."""
 
 
 def way_out(error: sqlite3.Error | OSError) -> str:
-    """Return what the user can do about an error; of other complaints than those of `WAY_OUT`, nobody can but us."""
+    """Return advice on an error: that of `WAY_OUT`, or else to report a bug."""
     if isinstance(error, OSError):
         return f"free disk space or check the folder and the disk, {AGAIN}"
     code = getattr(error, "sqlite_errorname", "")

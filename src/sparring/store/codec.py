@@ -1,7 +1,7 @@
-"""Nouns <-> bytes, in MessagePack. Floats travel as their 64 bits, so a log-probability comes back to the bit.
+"""Codec nouns <-> bytes in MessagePack. Floats are stored as 64 bits, so a log-probability is restored to the bit.
 
-What a user puts into `Task.data`, `ToolCall.arguments` or `Store.put` is plain data: None, bool, int of any size,
-float, str, bytes, lists and string-keyed mappings. A tuple comes back as a list.
+User values in `Task.data`, `ToolCall.arguments` or `Store.put` are plain data: None, bool, int of any size, float, str,
+bytes, lists and string-keyed mappings. A tuple is restored as a list.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sparring.store.deltas import Shared, with_shared, without_shared
 from sparring.types import Group, Purpose, Rollout, Score, Task, Trajectory
 
 SCHEMA_VERSION = 7
-"""Raised with every change to what is written here or to the tables of `schema.py`."""
+"""Version of the file format, raised with every change to this encoding or to the tables of `schema.py`."""
 
 BIG_INT = 1
 """MessagePack extension code of an integer beyond 64 bits, written in decimal."""
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def _plain(value: Any) -> Any:
-    """Return a row of numbers as msgspec writes it."""
+    """Convert a row of numbers to a form that msgspec encodes."""
     if type(value) is NumberRow:
         return value.tolist()
     raise TypeError(f"expected plain data, got {type(value).__name__}")
@@ -37,9 +37,9 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
 class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout without its task, which its group holds once. `task` is None where it is the group's. A conversation
-    that leaves another holds the ids that follow those that both have; `shared` says for each trajectory where these
-    stand, and is empty where no trajectory has such ids."""
+    """Rollout without its task, which its group holds once: `task` is None if it equals the group's. A branch of a
+    conversation stores only the ids after its common beginning with the conversation it leaves; `shared` locates the
+    others for each trajectory, and is empty if no trajectory has any."""
 
     id: str
     task: Task | None
@@ -52,8 +52,8 @@ class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def of(rollout: Rollout, group_task: Task) -> StoredRollout:
         """Return the stored form of a rollout of `group_task`."""
-        taken = [without_shared(trajectory.segments) for trajectory in rollout.trajectories]
-        forked = any(shared for _, shared in taken)
+        stored = [without_shared(trajectory.segments) for trajectory in rollout.trajectories]
+        forked = any(shared for _, shared in stored)
         return StoredRollout(
             id=rollout.id,
             task=None if rollout.task is group_task or rollout.task == group_task else rollout.task,
@@ -62,23 +62,23 @@ class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
             purpose=rollout.purpose,
             trajectories=tuple(
                 replace(trajectory, segments=segments) if shared else trajectory
-                for trajectory, (segments, shared) in zip(rollout.trajectories, taken, strict=True)
+                for trajectory, (segments, shared) in zip(rollout.trajectories, stored, strict=True)
             ),
-            shared=tuple(shared for _, shared in taken) if forked else (),
+            shared=tuple(shared for _, shared in stored) if forked else (),
         )
 
     def rollout(self, group_task: Task) -> Rollout:
-        """Return the rollout that this is the stored form of."""
+        """Return the decoded rollout."""
         return Rollout(
             id=self.id,
             task=self.task or group_task,
             index=self.index,
             attempt=self.attempt,
             purpose=self.purpose,
-            trajectories=self._whole(),
+            trajectories=self._full_trajectories(),
         )
 
-    def _whole(self) -> tuple[Trajectory, ...]:
+    def _full_trajectories(self) -> tuple[Trajectory, ...]:
         """Return the trajectories with all their ids."""
         if not self.shared:
             return self.trajectories
@@ -89,7 +89,7 @@ class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A group without its rollouts, which have rows of their own."""
+    """Group without its rollouts, which have rows of their own."""
 
     id: str
     index: int
@@ -111,7 +111,7 @@ class StoredGroup(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def group(self, rollouts: Sequence[Rollout], failed: Sequence[Rollout]) -> Group:
-        """Return the group that this is the stored form of."""
+        """Return the decoded group."""
         return Group(
             id=self.id,
             index=self.index,
@@ -125,19 +125,21 @@ class StoredGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(value: Any) -> bytes:
-    """Return the bytes of a noun or of plain data.
+    """Encode a noun or plain data.
 
     Raises:
-        TypeError: the value holds something that is not plain data.
+        TypeError: the value contains something that is not plain data.
     """
     try:
         return _encoder.encode(value)
-    except OverflowError:  # rare enough that only then is the value walked
-        return _encoder.encode(_shrunk(msgspec.to_builtins(value, builtin_types=(bytes, bytearray), enc_hook=_plain)))
+    except OverflowError:  # so rare that the value is walked only then
+        return _encoder.encode(
+            _with_big_ints(msgspec.to_builtins(value, builtin_types=(bytes, bytearray), enc_hook=_plain))
+        )
 
 
 def decode(data: bytes, kind: type[T]) -> T:
-    """Return what `encode` was given.
+    """Decode the output of `encode`.
 
     Raises:
         msgspec.MsgspecError: the bytes are not a `kind`.
@@ -156,12 +158,12 @@ def _extension(code: int, data: memoryview) -> int:
     return int(bytes(data).decode())
 
 
-def _shrunk(value: Any) -> Any:
+def _with_big_ints(value: Any) -> Any:
     """Return plain data with every integer beyond 64 bits as an extension."""
     if isinstance(value, dict):
-        return {k: _shrunk(v) for k, v in value.items()}
+        return {k: _with_big_ints(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_shrunk(v) for v in value]
+        return [_with_big_ints(v) for v in value]
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
         return msgspec.msgpack.Ext(BIG_INT, str(value).encode())
     return value

@@ -1,9 +1,9 @@
-"""Comparison of the records of two runs: the first event or token in which they part.
+"""Comparison of the records of two runs: the first event or token that differs.
 
-Rollouts of equal asynchronous runs begin and end in any order, so time does not count. The order is that of training:
-step by step the admissions of its groups, the groups, the order in which they are trained, the weights that are
-published. In a group the rollouts by place, in a rollout the turns as they were recorded, then outcome and score.
-Seconds, counts of the cache and attempts that broke and were rebuilt are no differences.
+Rollouts of equal asynchronous runs begin and end in any order, so times are ignored. Events are compared in the order
+of training: step by step the admissions, the groups, their order in the update, and the published weights. Within a
+group, rollouts are compared by place; within a rollout, the turns as recorded, then outcome and score. Seconds, cache
+counts and broken attempts that were rebuilt are ignored.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from sparring.store.codec import encode
 from sparring.types import Group, Outcome, Rollout, Score, Segment, Task, Trajectory
 
 DIGEST_BYTES = 8
-"""Bytes of the log for each tensor of published weights."""
+"""Size in the log of each published tensor's digest."""
 
 TURN_FIELDS = ("parent", "source", "model", "finish_reason", "message", "label")
-"""Fields of a turn beside its tokens that have to be equal."""
+"""Fields of a turn, besides its tokens, that are compared."""
 
 OF_TIME = ("_s", "_ms")
-"""Endings of metrics that measure time."""
+"""Suffixes of metrics that measure time."""
 
 PARTS = {"task": "task", "digest": "digest of the task's contents", "version": "version of the weights"}
-"""Parts of an admission that are compared, in this order, and their names. How many groups a source had been shown is
-not among them: it matters only if another task follows, which is then the difference."""
+"""Compared parts of an admission, in order, with their names. The number of groups that the source had observed is not
+compared: it matters only if another task follows, which is then the difference."""
 
 COLUMNS = ("token", "log-probability", "version", "KV version", "kept set")
-"""Values that are recorded for each token, in the order in which they are compared."""
+"""Values recorded for each token, in the order of comparison."""
 
 LONGEST = 160
-"""Characters of a value that are shown."""
+"""Maximum number of characters of a value in the report."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,10 +43,10 @@ class RecordDifference:
     """First difference between two records.
 
     Attributes:
-        where: the event: a step, or a group, rollout and turn.
-        what: the part of it that differs.
-        values: of the first and of the second record, in words.
-        tensor: of published weights, the number of the first tensor that differs, in the order of names; else None.
+        where: event: a step, or a group, rollout and turn.
+        what: part of the event that differs.
+        values: its text in the first and in the second record.
+        tensor: index of the first published tensor that differs, in the order of names; else None.
     """
 
     where: str
@@ -57,11 +57,11 @@ class RecordDifference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordEnd:
-    """End of a record up to which both are equal, where the other goes on.
+    """End of one record while the other continues; both are equal up to here.
 
     Attributes:
-        record: 0 where the first ends, 1 where the second does.
-        after: the last event that both have, in words.
+        record: 0 if the first record ends, 1 if the second does.
+        after: last event of both, in words.
     """
 
     record: int
@@ -69,17 +69,17 @@ class RecordEnd:
 
 
 Comparison = RecordDifference | RecordEnd | None
-"""Result of a comparison: None where the records are equal and end together."""
+"""Result of a comparison; None if the records are equal and end together."""
 
 
 def first_difference(left: Store, right: Store, stage: str, groups_per_step: int) -> Comparison:
-    """Return the first difference between two records of a stage that trains what it samples.
+    """Return the first difference between two records of a stage that trains on its own rollouts.
 
     Args:
-        left: the first record.
-        right: the second.
+        left: first record.
+        right: second record.
         stage: `rl` or `distill`.
-        groups_per_step: groups of a step.
+        groups_per_step: number of groups per step.
 
     Raises:
         StoreError: a file cannot be read or is damaged.
@@ -95,7 +95,7 @@ def first_difference(left: Store, right: Store, stage: str, groups_per_step: int
                     return difference
             elif first is not None or second is not None:
                 missing = 0 if first is None else 1
-                if step not in finished[missing]:  # else it was recorded before there was a log
+                if step not in finished[missing]:  # else it was recorded before stores had a log
                     end = end or RecordEnd(record=missing, after=f"step {step - 1}")
             else:
                 over = over or not all(step in steps for steps in finished)
@@ -105,12 +105,12 @@ def first_difference(left: Store, right: Store, stage: str, groups_per_step: int
 
 
 def first_group_difference(left: Store, right: Store, stage: str) -> Comparison:
-    """Return the first difference between the groups of a stage that trains nothing, such as an evaluation, by index.
+    """Return the first difference between the groups, by index, of a stage without training, such as an evaluation.
 
     Args:
-        left: the first record.
-        right: the second.
-        stage: under which the groups are recorded, such as `eval/rl`.
+        left: first record.
+        right: second record.
+        stage: name under which the groups are recorded, such as `eval/rl`.
 
     Raises:
         StoreError: a file cannot be read or is damaged.
@@ -128,12 +128,12 @@ def first_group_difference(left: Store, right: Store, stage: str) -> Comparison:
 
 
 def first_metric_difference(left: Store, right: Store, stage: str) -> Comparison:
-    """Return the first difference between the metrics of a stage, step by step; those of time do not count.
+    """Return the first difference between the metrics of a stage, step by step, apart from metrics of time.
 
     Args:
-        left: the first record.
-        right: the second.
-        stage: of the run.
+        left: first record.
+        right: second record.
+        stage: stage of the run.
 
     Raises:
         StoreError: a file cannot be read or is damaged.
@@ -152,7 +152,7 @@ def first_metric_difference(left: Store, right: Store, stage: str) -> Comparison
 def _events(
     left: Store, right: Store, stage: str, step: int, span: range
 ) -> Iterator[tuple[str, tuple[Any | None, Any | None]]]:
-    """Yield what happened in a step, each event of both records; None where a record does not have it."""
+    """Yield the events of a step from both records, with None for a missing one."""
     groups = [
         {g.index: g for g in store.groups(stage=stage, first=span[0], end=span[-1] + 1)} for store in (left, right)
     ]
@@ -167,7 +167,7 @@ def _events(
 
 
 def _difference(event: str, where: str, first: Any, second: Any) -> RecordDifference | None:
-    """Return the first difference between an event of both records."""
+    """Return the first difference between two records of an event."""
     if event == "group":
         return group_difference(where, first, second)
     if event == "published":
@@ -180,7 +180,7 @@ def _difference(event: str, where: str, first: Any, second: Any) -> RecordDiffer
 
 
 def _admission(store: Store, stage: str, index: int, group: Group | None) -> Mapping[str, Any] | None:
-    """Return the admission of a group: from the log, or from the group itself if that is older than the log."""
+    """Return the admission of a group, from the log, or from the group itself in a store without a log."""
     data = _last(store, stage, f"{stage}/{index}", "admitted")
     if data is not None:
         return {part: data[part] for part in PARTS}
@@ -188,13 +188,14 @@ def _admission(store: Store, stage: str, index: int, group: Group | None) -> Map
 
 
 def _last(store: Store, stage: str, name: str, kind: LogKind) -> Mapping[str, Any] | None:
-    """Return the data of the latest entry of a kind about an id."""
+    """Return the data of the latest entry of a kind with a given id."""
     entries = list(store.entries(stage, name=name, kinds=(kind,)))
     return entries[-1][1].data if entries else None
 
 
 def _published_difference(where: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> RecordDifference | None:
-    """Return how published weights differ: the number of tensors, the first tensor, or the checksum alone."""
+    """Return how published weights differ: in the number of tensors, the first different tensor, or only the
+    checksum."""
     if first["checksum"] == second["checksum"] and first["digests"] == second["digests"]:
         return None
     digests, counterparts = first["digests"], second["digests"]
@@ -213,12 +214,12 @@ def _published_difference(where: str, first: Mapping[str, Any], second: Mapping[
 
 
 def group_difference(where: str, left: Group, right: Group) -> RecordDifference | None:
-    """Return the first difference between two groups: of the task, of the rollouts by place, of their scores.
+    """Return the first difference between two groups: of the task, of the rollouts by place, or of their scores.
 
     Args:
-        where: the event that they belong to, for the report.
-        left: the first group.
-        right: the second.
+        where: event that they belong to, for the report.
+        left: first group.
+        right: second group.
     """
     where = f"{where}, {left.id}"
     if left.task.id != right.task.id:
@@ -245,12 +246,12 @@ def group_difference(where: str, left: Group, right: Group) -> RecordDifference 
 
 
 def rollout_difference(where: str, left: Rollout, right: Rollout) -> RecordDifference | None:
-    """Return the first difference between two rollouts: of their turns by role, then of their outcomes.
+    """Return the first difference between two rollouts: of their turns by role, or of their outcomes.
 
     Args:
-        where: the rollout, for the report.
-        left: the first rollout.
-        right: the second.
+        where: rollout, for the report.
+        left: first rollout.
+        right: second rollout.
     """
     roles = [trajectory.role for trajectory in left.trajectories]
     if roles != (counterparts := [trajectory.role for trajectory in right.trajectories]):
@@ -277,19 +278,19 @@ def _trajectory_difference(where: str, left: Trajectory, right: Trajectory) -> R
 
 
 def _end(outcome: Outcome) -> str:
-    """Return kind, reason and class of failure. The failure's message does not count: it may name a process or a
+    """Return kind, reason and class of failure. The failure's message is ignored: it may contain a process id or a
     time."""
     return f"{outcome.kind} ({outcome.reason}{f', {outcome.failure.error}' if outcome.failure else ''})"
 
 
 def segment_difference(where: str, left: Segment, right: Segment) -> RecordDifference | None:
-    """Return the first difference between two segments: token by token, each with what was recorded along with it, then
-    of the other fields.
+    """Return the first difference between two segments: token by token with the values recorded for it, then in the
+    other fields.
 
     Args:
-        where: the turn, for the report.
-        left: the first segment.
-        right: the second.
+        where: turn, for the report.
+        left: first segment.
+        right: second segment.
     """
     kind = "prompt token" if left.model is None else "sampled token"
     if not _equal(_columns(left), _columns(right)):
@@ -310,18 +311,18 @@ def segment_difference(where: str, left: Segment, right: Segment) -> RecordDiffe
 
 
 def _columns(segment: Segment) -> tuple[Sequence[Any] | None, ...]:
-    """Return the values of `COLUMNS` for every token; None of what is not recorded."""
+    """Return the values of `COLUMNS` for every token; None for unrecorded ones."""
     versions = (runs and runs.expand() for runs in (segment.versions, segment.kv_versions))
     return (segment.tokens, segment.logprobs, *versions, segment.kept and segment.kept.rows)
 
 
 def score_difference(where: str, left: Score | None, right: Score | None) -> RecordDifference | None:
-    """Return the first difference between two scores, field by field; None is no score.
+    """Return the first difference between two scores, field by field; None stands for a missing score.
 
     Args:
-        where: the rollout, for the report.
-        left: the first score.
-        right: the second.
+        where: rollout, for the report.
+        left: first score.
+        right: second score.
     """
     if left is None or right is None:
         return None if left is right else _differs(where, "score", left and left.reward, right and right.reward)
@@ -333,7 +334,7 @@ def score_difference(where: str, left: Score | None, right: Score | None) -> Rec
 
 
 def _by_place(group: Group) -> dict[int, Rollout]:
-    """Return the rollouts of a group by place, each as it ended: attempts that broke before are left out."""
+    """Return the final attempt of each rollout of a group, by place."""
     return {rollout.index: rollout for rollout in (*sorted(group.failed, key=lambda r: r.attempt), *group.rollouts)}
 
 
@@ -343,7 +344,7 @@ def _scores(group: Group) -> dict[int, Score]:
 
 
 def _equal(left: Any, right: Any) -> bool:
-    """Return True if two values are equal to the bit, NaN included. The order of a mapping's keys does not count."""
+    """Return True if two values are equal to the bit, NaN included, apart from the order of a mapping's keys."""
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
     return encode(left) == encode(right)
@@ -354,6 +355,6 @@ def _differs(where: str, what: str, left: Any, right: Any) -> RecordDifference:
 
 
 def _text(value: Any) -> str:
-    """Return a value in words, cut to a line."""
+    """Return a value as text, truncated to a line."""
     text = value if isinstance(value, str) else "none" if value is None else repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

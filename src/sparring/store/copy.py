@@ -1,4 +1,4 @@
-"""Copy of a store, to work on without touching the run that wrote it."""
+"""Copy of a store, for work that must not touch the original run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from sparring.errors import StoreError
 
 
 def copy_store(source: Path, target: Path) -> None:
-    """Copy a store as its last commit left it, while it may be written.
+    """Copy a store at its last commit; a run may be writing it.
 
     Args:
-        source: the file of a store.
-        target: a file that does not exist.
+        source: file of a store.
+        target: new file.
 
     Raises:
-        StoreError: it cannot be read, or the disk is full.
+        StoreError: the store cannot be read, or the disk is full.
     """
     try:
         with (

@@ -1,5 +1,5 @@
-"""Files of a store that were cut. SQLite reads a page that is missing as zeros, and takes a database of no bytes for a
-new one, whose write-ahead log it deletes."""
+"""Detection of truncated store files. SQLite reads a missing page as zeros, and takes an empty database for a new one,
+whose write-ahead log it deletes."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from sparring.errors import StoreError
 from sparring.store.advice import DAMAGED
 
 HEADER_BYTES = 100
-"""Bytes of a database's header (sqlite.org/fileformat2.html, 1.3)."""
+"""Size of a database's header (sqlite.org/fileformat2.html, 1.3)."""
 
 CHANGED, NUM_PAGES, VALID_FOR = slice(24, 28), slice(28, 32), slice(92, 96)
-"""Bytes of the header: a counter of changes, the number of pages, and the counter for which that number holds."""
+"""Fields of the header: change counter, number of pages, and the change counter that the number of pages belongs to."""
 
 LOG_HEADER = struct.Struct(">8I")
 FRAME_HEADER = struct.Struct(">6I")
-"""Headers of a write-ahead log and of its frames (sqlite.org/fileformat2.html, 4.1). Both have two words of salt, which
-agree in the frames that count."""
+"""Headers of a write-ahead log and of its frames (sqlite.org/fileformat2.html, 4.1). Both contain two words of salt,
+equal in valid frames."""
 
 LOCK_BYTE = 1 << 30
-"""The page with this byte is never written (sqlite.org/fileformat2.html, 1.3.1)."""
+"""Byte offset of the page that is never written (sqlite.org/fileformat2.html, 1.3.1)."""
 
 
 def check_header(path: Path) -> None:
-    """Refuse a database that lost its beginning, before SQLite opens it. A file of no bytes without a log is new.
+    """Refuse a database that lost its beginning, before SQLite opens it. An empty file without a log is new.
 
     Args:
-        path: of the database.
+        path: database file.
 
     Raises:
-        StoreError: it lost its beginning.
-        OSError: it cannot be looked at.
+        StoreError: the database lost its beginning.
+        OSError: the file cannot be examined.
     """
     log = _log(path)
     size = path.stat().st_size if path.exists() else 0
@@ -44,13 +44,13 @@ def check_header(path: Path) -> None:
 
 
 def is_blank(path: Path) -> bool:
-    """Return True if nothing is recorded in a store's file: it is not there, has no bytes, or no tables.
+    """Return True if a store's file is missing, empty, or without tables.
 
     Args:
-        path: of the database.
+        path: database file.
 
     Raises:
-        StoreError: it lost its beginning, or cannot be read.
+        StoreError: the database lost its beginning, or cannot be read.
     """
     check_header(path)
     if not path.exists() or path.stat().st_size == 0:
@@ -63,19 +63,19 @@ def is_blank(path: Path) -> bool:
 
 
 def check_pages(path: Path, database: sqlite3.Connection) -> None:
-    """Refuse a database of which pages are missing: every page lies in the file or in the log. Refuse one that has more
-    pages than the log knows of, too: it is younger than what is left of its log.
+    """Refuse a database with pages that are in neither the file nor the log, or with more pages than its log knows,
+    which means that the log was truncated.
 
     Args:
-        path: of the database.
-        database: a connection to it.
+        path: database file.
+        database: connection to it.
 
     Raises:
-        StoreError: a page is missing.
+        StoreError: a page is missing, or the log was truncated.
         sqlite3.Error: the database cannot be read.
         OSError: a file cannot be read.
     """
-    with path.open("rb") as file:  # before the log is looked at: a live writer copies from there to here
+    with path.open("rb") as file:  # before the log is read: a live writer copies pages from the log to the file
         header = file.read(HEADER_BYTES)
     pages_of_file = int.from_bytes(header[NUM_PAGES], "big") if header[CHANGED] == header[VALID_FOR] else 0
     (num_pages,), (page_bytes,) = (
@@ -98,7 +98,7 @@ def _log(path: Path) -> Path:
 
 
 def _logged_pages(log: Path, page_bytes: int) -> set[int]:
-    """Return the numbers of the pages that a write-ahead log has."""
+    """Return the numbers of the pages in a write-ahead log."""
     pages: set[int] = set()
     if not log.exists():
         return pages

@@ -1,4 +1,4 @@
-"""Ids that a conversation has in common with the one that it leaves: these are stored once."""
+"""Shared beginnings of a conversation and its branches, which are stored once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from sparring.types import Segment
 
 
 class Shared(NamedTuple):
-    """First ids of a segment, which stand elsewhere in its trajectory.
+    """Leading ids of a segment that occur elsewhere in its trajectory.
 
     Attributes:
-        last: index of a segment before this one.
-        count: the first so many of all ids up to the end of that segment are this one's first.
+        last: index of an earlier segment.
+        count: number of leading ids of the branch that ends with that segment, which are also this segment's leading
+            ids.
     """
 
     last: int
@@ -23,8 +24,8 @@ class Shared(NamedTuple):
 
 
 def without_shared(segments: Sequence[Segment]) -> tuple[tuple[Segment, ...], dict[int, Shared]]:
-    """Return the segments of a trajectory, those that begin a branch without the ids that the conversation which they
-    leave has too, and where these stand, by the indices of the segments."""
+    """Return a trajectory's segments with branches stripped of the ids that they share with the conversation they
+    leave, and the place of these ids by segment index."""
     if all(segment.fork is None for segment in segments):
         return tuple(segments), {}
     shared: dict[int, Shared] = {}
@@ -34,7 +35,7 @@ def without_shared(segments: Sequence[Segment]) -> tuple[tuple[Segment, ...], di
         if of is None or of >= segment.index:
             continue
         ids = tuple(segment.tokens)
-        # the branch that is left goes on behind what both were told: ids are equal up to the byte that differs
+        # the conversation may share more than the segment at the fork: ids are equal up to the first byte that differs
         ends = [of, *(s.index for s in segments[of + 1 : segment.index] if s.parent == of)]
         longest = max((Shared(end, _common(_ids(segments, end), ids)) for end in ends), key=lambda s: s.count)
         if longest.count:
@@ -44,7 +45,7 @@ def without_shared(segments: Sequence[Segment]) -> tuple[tuple[Segment, ...], di
 
 
 def with_shared(segments: Sequence[Segment], shared: Mapping[int, Shared]) -> tuple[Segment, ...]:
-    """Return the segments of a trajectory with all their ids: the other way of `without_shared`."""
+    """Return a trajectory's segments with all their ids: the inverse of `without_shared`."""
     read = list(segments)
     for index in sorted(shared):
         last, count = shared[index]
@@ -63,7 +64,7 @@ def _ids(segments: Sequence[Segment], last: int) -> tuple[int, ...]:
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return how many first ids both have: by halves, because slices are compared fast and single ids are not."""
+    """Return the length of the common prefix, by bisection, since comparing slices is fast and single ids is not."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2

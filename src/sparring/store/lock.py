@@ -1,4 +1,4 @@
-"""One writer per run folder."""
+"""Lock of a run folder: one writer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from sparring.errors import refusal
 
 
 class RunLock:
-    """Holds a lock file until `close` or the death of this process, however it dies.
+    """Lock on a file until `close` or the death of this process, however it dies.
 
-    The kernel owns the lock, so a file left behind by a killed run holds nothing. The file names the holder's pid for
-    the error of whoever comes second.
+    The kernel owns the lock, so the file of a killed run locks nothing. The file contains the holder's pid, for the
+    error of the next process.
 
     Raises:
-        BadInput: another process (or another store in this one) holds it.
+        BadInput: another process, or another store in this one, holds the lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,7 +36,7 @@ class RunLock:
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
     def close(self) -> None:
-        """Let the next run in. Safe to call twice."""
+        """Release the lock. Safe to call twice."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -1,4 +1,4 @@
-"""Tables of the store, and how a file of an older schema becomes one of this."""
+"""Tables of the store, and migrations from older schemas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CREATE TABLE pairs (key TEXT PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE checkpoints (row INTEGER PRIMARY KEY, stage TEXT NOT NULL, step INTEGER NOT NULL, ref BLOB NOT NULL,
     state BLOB NOT NULL, superseded INTEGER NOT NULL DEFAULT 0)
 """
-"""Tables of schema 4, the oldest that is read."""
+"""Tables of schema 4, the oldest that can be read."""
 
 LOG = """
 CREATE TABLE log (row INTEGER PRIMARY KEY, stage TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
@@ -34,21 +34,20 @@ CREATE INDEX checkpoints_by_stage ON checkpoints (stage, step)
 """
 
 SEGMENTS = ""
-"""Of schema 6: segments say more, and a turn's are numbered by the places of their requests. Rows of before are read as
-they are."""
+"""Schema 6 adds fields to segments, and numbers a turn's segments by the position of their request. Older rows are read
+unchanged."""
 
 SHARED = ""
-"""Of schema 7: a conversation that leaves another holds the ids behind those that both have. Rows of before are read as
-they are."""
+"""Schema 7 stores a branch of a conversation without its shared beginning. Older rows are read unchanged."""
 
 MIGRATIONS = {4: TABLES, 5: LOG, 6: SEGMENTS, 7: SHARED}
-"""By schema, the statements that make it of the one before."""
+"""Statements that migrate a database from the previous schema, by schema."""
 
 OLDEST = min(MIGRATIONS)
 
 
 def migrate(database: sqlite3.Connection, version: int) -> None:
-    """Bring a database from schema `version` (0: an empty file) to the present one, within the open transaction.
+    """Migrate a database from schema `version` (0: an empty file) to the current one, within the open transaction.
 
     Raises:
         sqlite3.Error: a statement failed.

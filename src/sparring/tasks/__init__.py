@@ -1,1 +1,1 @@
-"""Sources of tasks: files, and mixtures of sources."""
+"""Task sources: files, and mixtures of sources."""

@@ -1,4 +1,4 @@
-"""Tasks that come again because the infrastructure broke every rollout of their group."""
+"""Repetition of tasks after infrastructure failures broke every rollout of their group."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sparring.types import Group, Task
 
 
 class LostTasksAgain:
-    """Source that gives a task again when its whole group was lost, each `most` times at most. Implements
+    """Task source that repeats a task when its whole group was lost, up to `most` times. Implements
     `protocols.TaskSource`.
 
-    It waits until another group has come through, or the source has ended: so one task that breaks its environment is
-    not all that is tried. What comes again depends on the groups that it observed alone, so a resumed run gives the
-    same tasks. The group has a new admission index, and so fresh random numbers.
+    It waits until another group has finished or the source has ended, so that a task which breaks its environment is
+    not all that runs. Repetition depends only on the observed groups, so a resumed run repeats the same tasks. A
+    repeated group has a new admission index, and so fresh random numbers.
 
     Args:
-        source: of all other tasks.
-        most: times that a task comes again; 0 for never.
+        source: source of new tasks.
+        most: maximum number of repetitions of a task; 0: none.
     """
 
     def __init__(self, source: TaskSource, most: int) -> None:
@@ -33,7 +33,6 @@ class LostTasksAgain:
         self._times: dict[str, int] = {}
 
     def next(self) -> Task | None:
-        """Return the task that was lost first, if it may come, else the source's next; None at the end."""
         task = None if self._ready else self._source.next()
         if task is None and self._lost:
             self._ready = max(0, self._ready - 1)
@@ -41,7 +40,6 @@ class LostTasksAgain:
         return task
 
     def observe(self, group: Group) -> None:
-        """Take note of a group, as the source does."""
         self._source.observe(group)
         id = group.task.id
         if group.rollouts or not group.failed:
@@ -49,10 +47,10 @@ class LostTasksAgain:
             self._ready = len(self._lost) if group.rollouts else self._ready
             return
         if all(rollout.outcome.trainable for rollout in group.failed):
-            return  # nothing broke: its first prompt is too long, and will be again
+            return  # not a failure: its first prompt is too long, and would be again
         failures = [rollout.outcome.failure for rollout in group.failed]
         if any(failure is not None and failure.error == TaskError.__name__ for failure in failures):
-            return  # it can never be rolled out
+            return  # this task can never be rolled out
         if self._times.get(id, 0) < self._most:
             self._times[id] = self._times.get(id, 0) + 1
             self._lost.append(group.task)
@@ -60,12 +58,11 @@ class LostTasksAgain:
             self._times.pop(id, None)
 
     def state(self) -> Mapping[str, Any]:
-        """Return the lost tasks, how often each has come, and the source's own state."""
         lost = [msgspec.to_builtins(task) for task in self._lost]
         return {"lost": lost, "ready": self._ready, "times": dict(self._times), "source": dict(self._source.state())}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, or from a state of the source alone, as runs once had."""
+        """Continue from `state`, or from a state of the source alone, as old runs have it."""
         if "lost" not in state:
             self._source.restore(state)
             return

@@ -1,4 +1,4 @@
-"""Rows of files (`formats`) as tasks, and as conversations to imitate.
+"""Rows of files (`formats`) for tasks, and as conversations to imitate.
 
 A row that does not parse is refused with its file and line. Columns are renamed by a mapping of our names to the
 file's: `{"prompt": "question", "answer": "answer"}`; all other columns are kept as they are.
@@ -6,15 +6,12 @@ file's: `{"prompt": "question", "answer": "answer"}`; all other columns are kept
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import xxhash
-
 from sparring.errors import refusal
 from sparring.tasks.formats import check_plain, located, parsed
-from sparring.types import BoxSpec, Group, Limits, Message, Task, ToolCall
+from sparring.types import Message, ToolCall
 
 DEFAULT_COLUMNS = {"prompt": "prompt", "answer": "answer", "messages": "messages", "id": "id"}
 ROLES = ("system", "user", "assistant", "tool")
@@ -53,70 +50,6 @@ def read_conversations(
     """
     names = {**DEFAULT_COLUMNS, **columns}
     return [_conversation(row, names, where, recorded) for _, where, row in located(path)]
-
-
-class FileTasks:
-    """A `TaskSource` over rows: in file order once, or endlessly with an order of its own in every epoch.
-
-    The order of epoch e depends on (seed, e) alone, so that the state is one number.
-
-    Args:
-        rows: of `read_rows`.
-        env: the environment that serves these tasks.
-        seed: of the order; None keeps the file's order and ends after one epoch.
-        limits: what one rollout may use.
-        box: the box that the tasks need, or None.
-        tag: the name that reports are split by.
-    """
-
-    def __init__(
-        self,
-        rows: Sequence[Mapping[str, Any]],
-        *,
-        env: str,
-        seed: int | None = None,
-        limits: Limits = Limits(),
-        box: BoxSpec | None = None,
-        tag: str = "",
-    ) -> None:
-        self._tasks = [_task(row, env, limits, box, tag) for row in rows]
-        self._seed = seed
-        self._next = 0
-
-    def next(self) -> Task | None:
-        """Return the next task; None at the end."""
-        if not self._tasks or (self._seed is None and self._next >= len(self._tasks)):
-            return None
-        epoch, place = divmod(self._next, len(self._tasks))
-        self._next += 1
-        return self._tasks[place if self._seed is None else _order(self._seed, epoch, len(self._tasks))[place]]
-
-    def observe(self, group: Group) -> None:
-        """Do nothing: a file does not learn from results."""
-
-    def state(self) -> Mapping[str, Any]:
-        """Return the position of the source."""
-        return {"next": self._next}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state()`."""
-        self._next = int(state["next"])
-
-
-@functools.lru_cache(maxsize=4)
-def _order(seed: int, epoch: int, count: int) -> tuple[int, ...]:
-    def key(place: int) -> int:
-        return xxhash.xxh3_64_intdigest(f"{seed}\x1f{epoch}\x1f{place}".encode())
-
-    return tuple(sorted(range(count), key=key))
-
-
-def _task(row: Mapping[str, Any], env: str, limits: Limits, box: BoxSpec | None, tag: str) -> Task:
-    id = f"{tag or env}/{row['id']}"
-    messages = row.get("messages") or (Message(role="user", content=row["prompt"]),)
-    data = {key: value for key, value in row.items() if key != "messages"}
-    seed = xxhash.xxh3_64_intdigest(id.encode()) >> 33
-    return Task(id=id, env=env, messages=messages, data=data, limits=limits, box=box, seed=seed, tag=tag)
 
 
 def _task_row(row: dict[str, Any], names: Mapping[str, str], where: str, number: int) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Rows as they stand in files: JSON Lines, one JSON array, CSV, each also compressed, Parquet, folders of `datasets`,
-and data sets of the hub.
+"""Readers of rows: JSON Lines, a JSON array, CSV, each also compressed, Parquet, folders of `datasets`, and data sets
+of the hub.
 
 A row that does not parse is refused with its file and line.
 """
@@ -20,21 +20,21 @@ from typing import IO, Any
 from sparring.errors import BadInput, boundary, refusal
 
 Located = Iterator[tuple[int, str, dict[str, Any]]]
-"""(number from 1, where in words, row)."""
+"""Iterator of (1-based number, place in words, row)."""
 
 JSON, TABLES = (".jsonl", ".ndjson", ".json"), {".csv": ",", ".tsv": "\t"}
 HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w.-]+))?((?::[\w.-]+){0,2})")
-"""`owner/name`, with `@revision` and with `:split` or `:configuration:split`."""
+"""Pattern of `owner/name`, with an optional `@revision` and `:split` or `:configuration:split`."""
 
 LONGEST_CELL = 1 << 30
-"""Characters."""
+"""Maximum number of characters of a table's cell."""
 
 
 def located(path: str) -> Located:
-    """Yield every row of a file or a data set, as it stands there.
+    """Yield every row of a file or a data set, unchanged.
 
     Raises:
-        BadInput: there is none, it is of another format, or a row does not parse.
+        BadInput: there is no such file, its format is unknown, or a row does not parse.
     """
     source = Path(path)
     if source.is_dir():
@@ -45,11 +45,11 @@ def located(path: str) -> Located:
         rows = _parquet(source)
     else:
         rows = _text_file(source)
-    return _sound(rows)
+    return _checked_rows(rows)
 
 
-def _sound(rows: Located) -> Located:
-    """Refuse rows with a text that no file and no tokenizer can hold, or with numbers that are none."""
+def _checked_rows(rows: Located) -> Located:
+    """Refuse rows with text that UTF-8 cannot encode, or with NaN or infinite numbers."""
     for number, where, row in rows:
         for name, value in row.items():
             check_plain(value, f"{where}, column {name!a}")
@@ -58,7 +58,7 @@ def _sound(rows: Located) -> Located:
 
 
 def check_plain(value: Any, where: str) -> None:
-    """Refuse texts that no file and no tokenizer can hold, and numbers that are none, in a value and in those in it.
+    """Refuse text that UTF-8 cannot encode and NaN or infinite numbers, in a value and everything nested in it.
 
     Raises:
         BadInput: there is one.
@@ -86,7 +86,7 @@ def check_plain(value: Any, where: str) -> None:
 
 
 def _text_file(path: Path) -> Located:
-    """Return the rows of a file of text, compressed or not."""
+    """Return the rows of a text file, compressed or not."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     inner = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else path.suffix.lower()
     if inner in JSON:
@@ -112,28 +112,28 @@ def _readable(path: Path, rows: Located) -> Located:
         raise refusal(str(path), "text in UTF-8", str(error), "save it as UTF-8") from error
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open(path: Path) -> IO[bytes]:
     if path.suffix.lower() == ".gz":
         return gzip.open(path, "rb")
     return path.open("rb")
 
 
 def _json_rows(path: Path) -> Located:
-    """Yield the objects of a file that has one a line, or one array of them."""
-    with _opened(path) as file:
+    """Yield the objects of a JSON Lines file or of one JSON array."""
+    with _open(path) as file:
         beginning = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")
     yield from _array(path) if beginning.startswith(b"[") else _json_lines(path)
 
 
 def _array(path: Path) -> Located:
-    with _opened(path) as file:
+    with _open(path) as file:
         rows = parsed(file.read(), str(path), "one array of JSON objects", "correct it there")
     for number, row in enumerate(rows, 1):
         yield number, f"{path}, row {number}", _object(row, f"{path}, row {number}")
 
 
 def _json_lines(path: Path) -> Located:
-    with _opened(path) as lines:
+    with _open(path) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 where = f"{path}:{number}"
@@ -145,10 +145,10 @@ def parsed(text: str | bytes, where: str, expected: str, do: str) -> Any:
     """Parse JSON.
 
     Raises:
-        BadInput: it is none, or has a key twice or a number that is none.
+        BadInput: the text is not JSON, repeats a key, or has NaN or an infinite number.
     """
     try:
-        return json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number)
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise refusal(where, expected, str(error), do) from error
 
@@ -159,7 +159,7 @@ def _object(row: Any, where: str) -> dict[str, Any]:
     return row
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(pairs)
     if len(row) < len(pairs):
         names = [name for name, _ in pairs]
@@ -172,18 +172,18 @@ def _no_number(name: str) -> Any:
 
 
 def _table(path: Path, delimiter: str) -> Located:
-    """Yield the rows of a table with names in its first line; every cell is a text."""
+    """Yield the rows of a table with column names in its first line; every cell is a text."""
     csv.field_size_limit(LONGEST_CELL)
-    with io.TextIOWrapper(_opened(path), encoding="utf-8-sig", newline="") as text:
+    with io.TextIOWrapper(_open(path), encoding="utf-8-sig", newline="") as text:
         table = csv.reader(text, delimiter=delimiter, strict=True)
         try:
             names = next(table, [])
             if len(set(names)) < len(names):
                 twice = next(name for name in names if names.count(name) > 1)
                 raise refusal(f"{path}:1", "columns of different names", f"{twice!r} twice", "rename one")
-            began = table.line_num + 1
+            next_line = table.line_num + 1
             for cells in table:
-                number, began = began, table.line_num + 1
+                number, next_line = next_line, table.line_num + 1
                 if cells and len(cells) != len(names):
                     got = f"{len(cells)} cells"
                     raise refusal(f"{path}:{number}", f"{len(names)} cells, as many as names", got, "correct the line")
@@ -203,25 +203,25 @@ def _parquet(path: Path) -> Located:
     try:
         batches = pyarrow.parquet.ParquetFile(path).iter_batches()
         rows = (row for batch in batches for row in batch.to_pylist())
-        yield from _numbered(path, rows)
+        yield from _number_rows(path, rows)
     except pyarrow.ArrowException as error:
         raise refusal(str(path), "a Parquet file", str(error), "write it again") from error
 
 
 def _datasets_folder(path: Path) -> Located:
-    """Yield the rows of the Arrow stream files that `state.json` lists, in its order. A folder of splits has
-    `dataset_dict.json` instead."""
+    """Yield the rows of the Arrow stream files that `state.json` lists, in its order. Refuse a folder of splits, which
+    has `dataset_dict.json` instead."""
     import pyarrow
 
     splits = path / "dataset_dict.json"
     if splits.is_file():
-        there = ", ".join(_listed(splits, "splits"))
-        raise refusal(str(path), "one split", f"a folder of splits ({there})", f"name one: {path}/<split>")
+        splits_text = ", ".join(_read_key(splits, "splits"))
+        raise refusal(str(path), "one split", f"a folder of splits ({splits_text})", f"name one: {path}/<split>")
     state = path / "state.json"
     if not state.is_file():
         raise refusal(str(path), "a folder with state.json, written by datasets.save_to_disk", "none", "check the path")
     number = 0
-    for entry in _listed(state, "_data_files"):
+    for entry in _read_key(state, "_data_files"):
         file = path / entry["filename"]
         try:
             with pyarrow.OSFile(str(file), "rb") as handle, pyarrow.ipc.open_stream(handle) as batches:
@@ -233,12 +233,12 @@ def _datasets_folder(path: Path) -> Located:
             raise refusal(str(file), "an Arrow stream file", str(error), "save the dataset again") from error
 
 
-def _listed(file: Path, key: str) -> Any:
+def _read_key(file: Path, key: str) -> Any:
     with boundary(BadInput, str(file), "the JSON of datasets.save_to_disk", "save the dataset again"):
         return json.loads(file.read_bytes())[key]
 
 
-def _numbered(where: object, rows: Iterable[dict[str, Any]]) -> Located:
+def _number_rows(where: object, rows: Iterable[dict[str, Any]]) -> Located:
     return ((number, f"{where}, row {number}", row) for number, row in enumerate(rows, 1))
 
 
@@ -246,10 +246,10 @@ def _numbered(where: object, rows: Iterable[dict[str, Any]]) -> Located:
 
 
 def _hub(path: str) -> Located:
-    """Return the rows of a data set of the hub, which the library `datasets` fetches and keeps in its cache.
+    """Return the rows of a data set of the hub, which the library `datasets` downloads and caches.
 
     Raises:
-        BadInput: it is no hub name, the library is not there, or it does not have this data set.
+        BadInput: the name is no hub name, the library is not installed, or the data set does not exist.
     """
     named = HUB.fullmatch(path)
     if (
@@ -268,4 +268,4 @@ def _hub(path: str) -> Located:
     do = "write owner/name:configuration:split, or save it with save_to_disk(folder) and name the folder"
     with boundary(BadInput, path, "a data set on the hub", do):
         rows = datasets.load_dataset(named[1], *configuration, split=split or "train", revision=named[2])
-        return _numbered(path, list(rows))
+        return _number_rows(path, list(rows))

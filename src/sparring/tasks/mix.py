@@ -1,4 +1,4 @@
-"""A mixture of task sources, one for each environment, that keeps what is trained at their weights."""
+"""Mixture of task sources, one per environment, that keeps the trained groups at the environments' weights."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from sparring.protocols import TaskSource
 from sparring.types import Group, Task, alike
 
 MEMORY = 1000
-"""Groups of an environment over which its trained part is averaged."""
+"""Number of an environment's groups over which its trained part is averaged."""
 LEAST_OWED, OWED_OF_IN_FLIGHT = 8.0, 0.7
-"""Groups that an environment may be behind its weight: the first, or the second times the square root of those in
-flight, of whose fate chance alone decides so much. What it loses beyond that is not made up for: it would crowd the
-others out of later steps."""
+"""Allowed deficit of an environment in groups: max(8, 0.7 * sqrt(groups in flight)), as in-flight groups end at random.
+A larger deficit is written off, because making up for it would crowd other environments out of later steps."""
 LEAST_PART = 0.25
-"""An environment is drawn as often as if at least this part of its groups were trained, and all of the others', but not
-more often: one of which nothing is left does not crowd the others out."""
+"""Floor on the trained part of an environment, which bounds how often it is drawn: an environment that trains no groups
+does not take all draws."""
 RECENT = 64
-"""Draws over which that is counted."""
+"""Number of draws over which an environment's share of draws is averaged."""
 
 
 class _Share:
-    """Account of one environment: what was trained of it, in groups, what is in flight, and what part of a group is
-    trained on average."""
+    """Account of one environment: its trained groups, its groups in flight, and the average trained part of a group."""
 
     __slots__ = ("drawn", "in_flight", "most_drawn", "part", "seen", "trained", "weight")
 
@@ -38,7 +36,7 @@ class _Share:
         self.part, self.seen = 1.0, 1
 
     def note(self, part: float) -> None:
-        """Count a group of which `part` is trained."""
+        """Count a finished group with its trained part."""
         self.in_flight = max(0, self.in_flight - 1)
         self.trained += part
         self.seen = min(self.seen + 1, MEMORY)
@@ -46,27 +44,26 @@ class _Share:
 
     @property
     def expected(self) -> float:
-        """Trained groups when what is in flight has ended."""
+        """Expected number of trained groups once all groups in flight have ended."""
         return self.trained + self.part * self.in_flight
 
 
 class Mix:
-    """Source that draws each task from the environment that is furthest behind its weight. Implements
+    """Task source that draws each task from the environment furthest behind its weight. Implements
     `protocols.TaskSource`.
 
-    The weights are shares of what is trained, not of what is drawn: a group counts with the part of its rollouts that
-    are left to train, and with nothing where the update leaves it out. What is in flight counts with the part that is
-    trained of that environment on average (deficit round robin, Shreedhar and Varghese 1995, on expected counts). Which
-    environment comes hangs on the groups that were observed and drawn alone: there is no generator whose state could be
-    lost. A finite source that ends leaves the mixture; its share falls to the others.
+    Weights are shares of what is trained, not of what is drawn: a group counts with the share of its rollouts that are
+    trained, and a dropped group with 0. Groups in flight count with their environment's average (deficit round robin,
+    Shreedhar and Varghese 1995, on expected counts). The choice is a function of the drawn and observed groups, without
+    a random generator. A finite source that has ended leaves the mixture; the others share its weight.
 
     Args:
-        sources: by the environment's name, which stands in their tasks' `env`; finite or endless.
-        weights: by the same names, relative to one another.
-        drops_equal: whether updates leave groups of equal rewards out.
+        sources: task sources by environment, the `env` of their tasks; finite or endless.
+        weights: relative weights by environment.
+        drops_equal: whether updates drop groups with equal rewards.
 
     Raises:
-        BadInput: weights that do not fit the sources, are negative or not finite, or are all zero.
+        BadInput: the weights do not match the sources, are negative or not finite, or are all zero.
     """
 
     def __init__(
@@ -83,7 +80,6 @@ class Mix:
         self._metrics = Metrics()
 
     def next(self) -> Task | None:
-        """Return the next task, None when every source with a weight has ended."""
         while (name := self._furthest_behind()) is not None:
             task = self._sources[name].next()
             if task is not None:
@@ -95,7 +91,6 @@ class Mix:
         return None
 
     def observe(self, group: Group) -> None:
-        """Count what is trained of a group, and hand it to the source that its task came from."""
         name = group.task.env
         if name not in self._shares:
             return
@@ -110,13 +105,12 @@ class Mix:
         self._sources[name].observe(group)
 
     def metrics(self) -> dict[str, float]:
-        """Return, by environment, figures of the groups observed since the last call: `<name>/reward` and
-        `<name>/success`, means over the rollouts left; `<name>/share`, of all that is trained; `<name>/trained_part`,
-        of its own rollouts."""
+        """Return metrics of the groups observed since the last call, by environment: `<name>/reward` and
+        `<name>/success`, means over the remaining rollouts; `<name>/share`, the environment's share of all trained
+        groups; `<name>/trained_part`, the trained share of its own rollouts."""
         return {f"rollout/{name}": value for name, value in self._metrics.take().items()}
 
     def state(self) -> Mapping[str, Any]:
-        """Return the account of each environment, the sources that ended, and each source's own state."""
         shares = {
             name: [share.trained, share.in_flight, share.part, share.seen, share.drawn]
             for name, share in self._shares.items()
@@ -125,10 +119,10 @@ class Mix:
         return {"shares": shares, "ended": sorted(self._ended), "sources": sources}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state()` of a mixture of the same sources.
+        """Continue from a `state` of the same sources.
 
         Raises:
-            BadInput: the state is of other sources.
+            BadInput: the state belongs to other sources.
         """
         if state["sources"].keys() != self._sources.keys():
             raise refusal(
@@ -146,8 +140,8 @@ class Mix:
             source.restore(state["sources"][name])
 
     def _furthest_behind(self) -> str | None:
-        """Return the environment that the next task comes from: of those that were not drawn too often of late, the
-        one whose expected trained groups lack most of its weight's share."""
+        """Return the environment of the next task: among those not drawn too often recently, the one with the largest
+        deficit of expected trained groups."""
         live = {name: share for name, share in self._shares.items() if share.weight and name not in self._ended}
         if not live:
             return None
@@ -171,11 +165,14 @@ class Mix:
 
 
 def trained_part(group: Group, *, drops_equal: bool) -> float:
-    """Return the part of a group's admitted rollouts that is trained, from 0 to 1."""
+    """Return the trained share of a group's admitted rollouts."""
     roles = {role for score in group.scores for role in score.per_role or {}}
-    earned = [[score.reward for score in group.scores], *([score.of(role) for score in group.scores] for role in roles)]
-    if drops_equal and all(map(alike, earned)):
+    rewards = [
+        [score.reward for score in group.scores],
+        *([score.of(role) for score in group.scores] for role in roles),
+    ]
+    if drops_equal and all(map(alike, rewards)):
         return 0.0
-    left = {rollout.index for rollout in group.rollouts}
-    lost = {rollout.index for rollout in group.failed if rollout.purpose != "baseline"} - left
-    return len(left) / (len(left) + len(lost)) if left else 0.0
+    remaining = {rollout.index for rollout in group.rollouts}
+    lost = {rollout.index for rollout in group.failed if rollout.purpose != "baseline"} - remaining
+    return len(remaining) / (len(remaining) + len(lost)) if remaining else 0.0

@@ -1,4 +1,4 @@
-"""Difficulty pools: tasks that the policy masters, or cannot do at all, come less often."""
+"""Difficulty pools: tasks that the policy always or never solves come less often."""
 
 from __future__ import annotations
 
@@ -12,28 +12,27 @@ from sparring.protocols import TaskSource
 from sparring.types import Group, Score, Task
 
 MOST_PASSED_OVER = 1000
-"""After so many tasks in a row that were passed over, the next one comes whatever its pool."""
+"""Number of skipped tasks in a row after which the next one comes whatever its pool."""
 
 
 class DifficultyPools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Pools of tasks that may be passed over. A task goes into the pool of its last group: easy, hard, or neither; one
-    that was never tried, or of which all members failed for infrastructure reasons, is in none.
-    """
+    """Pools of tasks that may be skipped. A task is in the pool of its last group: easy, hard or neither; a task
+    without a scored group is in none."""
 
     easy_from: float = 1.0
-    """Share of members that solved it from which a task is easy."""
+    """Smallest share of successful members of an easy task's group."""
 
     hard_to: float = 0.0
-    """Share of members that solved it up to which a task is hard."""
+    """Largest share of successful members of a hard task's group."""
 
     keep_easy: float = 0.1
-    """Probability with which an easy task comes when its turn is there."""
+    """Probability of keeping an easy task when it comes up."""
 
     keep_hard: float = 1.0
-    """The same for a hard one."""
+    """Probability of keeping a hard task when it comes up."""
 
     solved_above: float = 0.5
-    """A member succeeded when its reward is above this, where the scorer does not say."""
+    """Reward above which a member succeeded, for scorers that do not report success."""
 
     def __post_init__(self) -> None:
         for name in ("easy_from", "hard_to", "keep_easy", "keep_hard"):
@@ -43,15 +42,15 @@ class DifficultyPools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError("hard_to must be below easy_from")
 
     def open(self, source: TaskSource, *, seed: int) -> Pools:
-        """Return the source with tasks passed over; `seed` decides which."""
+        """Return the source with tasks skipped at random by `seed`."""
         return Pools(self, source, seed=seed)
 
 
 class Pools:
-    """A source whose easy and hard tasks come less often. Implements `protocols.TaskSource`.
+    """Task source that skips some easy and hard tasks. Implements `protocols.TaskSource`.
 
-    Whether a task is passed over depends on (seed, how many the source gave) and on its pool, nothing else, so a
-    resumed run passes over the same ones.
+    Skipping is a function of the seed, the position in the source and the task's pool, so a resumed run skips the same
+    tasks.
     """
 
     def __init__(self, config: DifficultyPools, source: TaskSource, *, seed: int) -> None:
@@ -62,20 +61,18 @@ class Pools:
         self._pools: dict[str, str] = {}
 
     def next(self) -> Task | None:
-        """Return the next task that is not passed over; None when the source has ended."""
         for _ in range(MOST_PASSED_OVER):
             task = self._source.next()
             self._drawn += 1
-            if task is None or self._comes(task):
+            if task is None or self._is_kept(task):
                 return task
         return self._source.next()
 
     def observe(self, group: Group) -> None:
-        """Put the group's task into its pool."""
         self._source.observe(group)
         if not group.scores:
             return
-        share = sum(map(self._solved, group.scores)) / len(group.scores)
+        share = sum(map(self._is_solved, group.scores)) / len(group.scores)
         pool = "easy" if share >= self._config.easy_from else "hard" if share <= self._config.hard_to else None
         if pool is None:
             self._pools.pop(group.task.id, None)
@@ -83,18 +80,16 @@ class Pools:
             self._pools[group.task.id] = pool
 
     def state(self) -> Mapping[str, Any]:
-        """Return the number of tasks that the source gave, the pools, and the source's own state."""
         return {"given": self._drawn, "pools": dict(self._pools), "source": dict(self._source.state())}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state()`."""
         self._drawn = int(state["given"])
         self._pools = dict(state["pools"])
         self._source.restore(state["source"])
 
-    def _comes(self, task: Task) -> bool:
+    def _is_kept(self, task: Task) -> bool:
         keep = {"easy": self._config.keep_easy, "hard": self._config.keep_hard}.get(self._pools.get(task.id, ""), 1.0)
         return xxhash.xxh3_64_intdigest(f"pools\x1f{self._seed}\x1f{self._drawn}".encode()) / 2**64 < keep
 
-    def _solved(self, score: Score) -> bool:
+    def _is_solved(self, score: Score) -> bool:
         return score.success if score.success is not None else (score.reward or 0.0) > self._config.solved_above

@@ -1,5 +1,5 @@
-"""Rows of JSON Lines, Parquet and `datasets` folders that say which reply is better, which is wanted, and where a
-solution or a conversation errs.
+"""Readers of labelled data: preferred or desirable replies, and errors in the steps of a solution or the turns of a
+conversation. Files are JSON Lines, Parquet or `datasets` folders.
 
 A row that does not parse is refused with its file and line.
 """
@@ -22,8 +22,8 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preference:
-    """Replies to one prompt: a chosen and a rejected one, or a single one that is wanted (chosen) or unwanted
-    (rejected). `margin`: how much better the chosen one is, 0 where nobody said."""
+    """Replies to one prompt: a chosen and a rejected one, or a single desirable (chosen) or undesirable (rejected) one.
+    `margin` is how much better the chosen one is, 0 if unknown."""
 
     where: str
     prompt: Messages
@@ -34,7 +34,7 @@ class Preference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Solution:
-    """A reply in steps, with how right each is: 0 to 1."""
+    """Reply in steps, with the correctness of each step from 0 to 1."""
 
     where: str
     prompt: Messages
@@ -44,8 +44,8 @@ class Solution:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgedTurns:
-    """Messages behind a prompt, from the assistant's first message to its last, with how right each of the assistant's
-    is: 0 to 1; None where nobody said."""
+    """Messages after a prompt, from the assistant's first to its last, with the correctness of each assistant message
+    from 0 to 1, or None if unknown."""
 
     where: str
     prompt: Messages
@@ -58,10 +58,10 @@ def read_preferences(path: str, *, single: bool = False) -> list[Preference]:
     label}.
 
     `prompt` is a text or a list of messages, replies are texts or lists of messages. Without a prompt, chosen and
-    rejected are whole conversations, and the prompt is what they begin with in common.
+    rejected are whole conversations, and the prompt is their common beginning.
 
     Raises:
-        BadInput: no such file, no row, or one that does not parse.
+        BadInput: the file does not exist, has no row, or one that does not parse.
     """
     return _read(path, lambda row, where: _preference(row, where, single), "preference")
 
@@ -70,17 +70,17 @@ def read_solutions(path: str) -> list[Solution]:
     """Read rows of {prompt | messages, steps: [text], labels: [true | false | a number from 0 to 1]}.
 
     Raises:
-        BadInput: as `read_preferences`.
+        BadInput: see `read_preferences`.
     """
     return _read(path, _solution, "solution in steps")
 
 
 def read_turns(path: str) -> list[JudgedTurns]:
-    """Read rows of {messages, labels: [true | false | a number from 0 to 1 | null]}, one label for each message of the
-    assistant.
+    """Read rows of {messages, labels: [true | false | a number from 0 to 1 | null]}, with one label per assistant
+    message.
 
     Raises:
-        BadInput: as `read_preferences`.
+        BadInput: see `read_preferences`.
     """
     return _read(path, _turns, "conversation with judged turns")
 
@@ -97,25 +97,25 @@ def _preference(row: Mapping[str, Any], where: str, single: bool) -> Preference:
         if not isinstance(row["label"], bool):
             raise refusal(f"{where}, label", "true or false", repr(row["label"])[:80], "correct the row")
         answer = _reply(row, "completion", where)
-        wanted = row["label"]
-        if wanted:
+        is_chosen = row["label"]
+        if is_chosen:
             _check_wanted(answer, where, "completion")
         return Preference(
             where=where,
             prompt=_prompt(row, where),
-            chosen=answer if wanted else None,
-            rejected=None if wanted else answer,
+            chosen=answer if is_chosen else None,
+            rejected=None if is_chosen else answer,
         )
     chosen, rejected = _reply(row, "chosen", where), _reply(row, "rejected", where)
     if "prompt" in row or "messages" in row:
         prompt = _prompt(row, where)
     else:
-        both = list(zip(chosen, rejected, strict=False))
-        shared = next((n for n, (a, b) in enumerate(both) if a != b), len(both))
+        pairs = list(zip(chosen, rejected, strict=False))
+        shared = next((n for n, (a, b) in enumerate(pairs) if a != b), len(pairs))
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
-        _asked(prompt, where)
-        _answers(chosen, where, "chosen")
-        _answers(rejected, where, "rejected")
+        _check_prompt(prompt, where)
+        _check_reply(chosen, where, "chosen")
+        _check_reply(rejected, where, "rejected")
     _check_wanted(chosen, where, "chosen")
     if chosen == rejected:
         raise refusal(where, "two different replies", "the same one twice", "leave the row out")
@@ -163,11 +163,11 @@ def _prompt(row: Mapping[str, Any], where: str) -> Messages:
     if value is None:
         raise refusal(where, "a column 'prompt' or 'messages'", ", ".join(map(repr, row)) or "none", "add one")
     prompt = messages_of(value, f"{where}, prompt")
-    _asked(prompt, where)
+    _check_prompt(prompt, where)
     return prompt
 
 
-def _asked(prompt: Messages, where: str) -> None:
+def _check_prompt(prompt: Messages, where: str) -> None:
     if not prompt or prompt[-1].role == "assistant" or prompt[0].role == "assistant":
         got = "none" if not prompt else "one that begins or ends with the assistant"
         raise refusal(where, "a prompt that waits for the assistant", got, "correct the row")
@@ -181,11 +181,11 @@ def _reply(row: Mapping[str, Any], name: str, where: str) -> Messages:
         return (Message(role="assistant", content=row[name]),)
     reply = messages_of(row[name], f"{where}, {name}")
     if "prompt" in row or "messages" in row:
-        _answers(reply, where, name)
+        _check_reply(reply, where, name)
     return reply
 
 
-def _answers(reply: Messages, where: str, name: str) -> None:
+def _check_reply(reply: Messages, where: str, name: str) -> None:
     if not reply or reply[0].role != "assistant" or reply[-1].role != "assistant":
         raise refusal(
             f"{where}, {name}", "a reply that begins and ends with the assistant", "another", "correct the row"
@@ -193,7 +193,7 @@ def _answers(reply: Messages, where: str, name: str) -> None:
 
 
 def _check_wanted(reply: Messages, where: str, name: str) -> None:
-    """Refuse a reply that is to be learned and says nothing; an unwanted one may."""
+    """Refuse an empty reply as a training target; a rejected one may be empty."""
     if any(message.role == "assistant" and is_blank(message) for message in reply):
         raise refusal(f"{where}, {name}", "a reply with a text or a call", "an empty one", "correct or remove the row")
 

@@ -33,7 +33,6 @@ class AppendingRenderer:
         return {}
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered:
-        """Return the ids of all messages, each with its end."""
         parts = [(_ids(message), message.role == "assistant") for message in messages]
         tokens = tuple(token for ids, _ in parts for token in ids)
         return Rendered(tokens=tokens, sampled=tuple(own for ids, own in parts for _ in ids))
@@ -41,12 +40,10 @@ class AppendingRenderer:
     def bridge(
         self, prompt: Sequence[int], completion: Sequence[int], new: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> tuple[int, ...] | None:
-        """Append the ids of the new messages to the ids so far."""
         self.bridged += len(prompt) + len(completion)
         return (*prompt, *completion, *(token for message in new for token in _ids(message)))
 
     def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message:
-        """Return the reply that these ids are."""
         return Message(role="assistant", content=self.decode([token for token in completion if token != _END]))
 
     def reader(self, tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> HoldingReader:
@@ -62,7 +59,6 @@ class AppendingRenderer:
 
     @property
     def longest_token(self) -> int:
-        """Return the bytes of the longest token."""
         return 128
 
     def bytes_of(self, token: int) -> bytes:
@@ -70,7 +66,6 @@ class AppendingRenderer:
         return b"%d" % token
 
     def bind(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request as it is."""
         return request
 
 

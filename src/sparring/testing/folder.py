@@ -71,7 +71,6 @@ class FolderWorld:
         self._tools = tools
 
     def make(self) -> FolderEnv:
-        """Return a fresh world."""
         return FolderEnv(self._tools)
 
     async def prove(self, boxes: Boxes) -> tuple[int, int]:
@@ -79,7 +78,6 @@ class FolderWorld:
         return 0, 0
 
     def tasks(self, split: str, seed: int) -> FolderTasks:
-        """Return endless tasks."""
         return FolderTasks()
 
     def expert(self, task: Task) -> None:

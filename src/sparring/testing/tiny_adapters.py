@@ -18,8 +18,6 @@ def tiny_adapter(
     """Write an adapter folder for the checkpoint `base`.
 
     Args:
-        base: a checkpoint folder.
-        out_path: folder to write.
         seed: decides both factors.
         rank: of the factors.
         target_modules: as in `LoraConfig`.

@@ -166,7 +166,6 @@ def tiny_model(family: str, out_path: str | Path, *, tied: bool = False, seed: i
     Args:
         family: a `model_type` of the library: "qwen3", "llama", "qwen2", "mistral", "phi3", ..., or of a model that
             also sees.
-        out_path: folder to write.
         tied: whether the LM head is the embedding matrix.
         seed: decides the weights.
         settings: further fields of the library's config, or of its part for text.

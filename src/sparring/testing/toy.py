@@ -138,7 +138,6 @@ class ToyWorld:
     scorer = None
 
     def make(self) -> ToyEnv:
-        """Return a fresh world."""
         return ToyEnv()
 
     async def prove(self, boxes: Boxes) -> tuple[int, int]:

@@ -1,1 +1,1 @@
-"""The trainer: forward, backward, step, push, save. It knows loss terms, not algorithms."""
+"""Trainer: forward, backward, step, push, save. It knows loss terms, not algorithms."""

@@ -1,4 +1,4 @@
-"""Moving average of the trained weights, as a model that computes."""
+"""Moving average of the trained weights, held in a model that can compute."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from sparring.model.causal import CausalModel
 @torch.no_grad()
 def follow(averages: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], decay: float) -> None:
     """Compute average = decay * average + (1 - decay) * weights in place (WARP, arXiv 2406.16768, section 3.1, whose mu
-    is 1 - decay). Where the weights equal the average it keeps its bits."""
-    # not as it is written, which would not keep them
+    is 1 - decay). If the weights equal the average, it is bitwise unchanged."""
+    # the formula as written would round, even for equal weights
     torch._foreach_lerp_(averages, weights, 1 - decay)
 
 
 class Average:
-    """Model beside the trained one whose weights follow it:
+    """Model whose weights are a moving average of the trained ones:
 
         average_0 = weights_0        average_n = decay average_{n-1} + (1 - decay) weights_n     after update n
 
-    (see `follow`). decay 0 gives the weights of the previous update. Of a model with an adapter everywhere the
-    adapter's factors are averaged. The average is stored in float32, whatever the model's dtype.
+    A decay of 0 gives the weights of the previous update. If an adapter is trained, only the adapter's factors are
+    averaged. The average is stored in float32, whatever the model's dtype.
 
     Args:
-        model: with the weights that training starts from; nobody else may change it.
-        decay: from 0 to below 1.
+        model: model with the initial weights of the training; only the average may change it.
+        decay: decay per update, from 0 to below 1.
     """
 
     def __init__(self, model: CausalModel, decay: float) -> None:
@@ -40,13 +40,17 @@ class Average:
 
     @torch.no_grad()
     def follow(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Apply one update: `weights` are the trained ones, float32, by name."""
+        """Apply one update.
+
+        Args:
+            weights: trained weights, float32, by name.
+        """
         names = sorted(weights)
         follow([self._values[name] for name in names], [weights[name] for name in names], self.decay)
         self._write_back()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the average, float32, by name; the tensors are its own."""
+        """Return the average by name, float32, without copying."""
         return dict(self._values)
 
     @torch.no_grad()
@@ -54,7 +58,7 @@ class Average:
         """Restore the average from `state`.
 
         Raises:
-            BadInput: it is of another model.
+            BadInput: the state belongs to another model.
         """
         if state.keys() != self._values.keys():
             got = f"a difference in {sorted(state.keys() ^ self._values.keys())[:3]}"

@@ -1,4 +1,4 @@
-"""Ways in which a run may have been begun, and in which its checkpoints are told apart from those of today."""
+"""Compatibility of checkpoints with older versions of the trainer, which computed two things differently."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any, NamedTuple
 
 
 class Begun(NamedTuple):
-    """Beginning of a run. A resume keeps it, so that checkpoints say it to the end.
+    """Differences of the trainer version that began a run. A resume passes them on to its own checkpoints.
 
     Attributes:
-        ends_late: its learning rate ends one step after the last (`optimiser.learning_rate`).
-        misplaced: its first steps read gradients that were not contiguous in the wrong order.
+        ends_late: the learning rate's schedule ends one step after the last (`optimiser.learning_rate`).
+        misplaced: the first steps read non-contiguous gradients in the wrong order.
     """
 
     ends_late: bool = False
     misplaced: bool = False
 
     def manifest(self) -> dict[str, Any]:
-        """Return the entries of a checkpoint's manifest that say it."""
+        """Return the differences as entries of a checkpoint's manifest."""
         return {"schedule_ends_late": self.ends_late, "gradients_were_misplaced": self.misplaced}
 
 
 def begun(manifest: Mapping[str, Any]) -> Begun:
-    """Return how the run of a checkpoint was begun: a manifest that does not say it is older than both cures."""
+    """Read the differences from a checkpoint's manifest; one without these entries comes from a version with both."""
     return Begun(manifest.get("schedule_ends_late", True), manifest.get("gradients_were_misplaced", True))

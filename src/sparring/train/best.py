@@ -1,4 +1,4 @@
-"""The best checkpoint of a stage."""
+"""Choice of a stage's best checkpoint."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from sparring.types import CheckpointRef
 
 
 def best_of(refs: Sequence[CheckpointRef], metric: str, is_highest: bool) -> CheckpointRef | None:
-    """Return the best of those checkpoints that have a metric; the earlier one wins a tie. None where none has it.
+    """Return the checkpoint with the best value of a metric, the earlier one for ties; None if no checkpoint has the
+    metric.
 
     Args:
-        refs: of one stage, oldest first.
+        refs: checkpoints of one stage, oldest first.
         metric: key of `CheckpointRef.metrics`.
-        is_highest: whether a higher value is better.
     """
     sign = 1.0 if is_highest else -1.0
     rated = [ref for ref in refs if not math.isnan(ref.metrics.get(metric, math.nan))]

@@ -1,4 +1,4 @@
-"""Checkpoint folders: written whole or not at all, verified when read, limited in number."""
+"""Checkpoint folders: written atomically, verified when read, limited in number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparring.weights.checksum import checksum
 MODEL = "model.safetensors"
 OPTIMISER = "optimiser.safetensors"
 AVERAGE = "average-{}.safetensors"
-"""File of a moving average, by its name."""
+"""File name of a moving average, by the average's name."""
 MANIFEST = "trainer.json"
 WAY_OUT = (
     "restore it from a copy, or pass it over, which removes nothing and trains the steps behind the one before it "
@@ -32,12 +32,11 @@ WAY_OUT = (
 def write(path: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]], manifest: Mapping[str, Any]) -> None:
     """Write one checkpoint folder: every file of `tensors`, then the manifest with their checksums, then one rename.
 
-    Before the rename `path` is unchanged and all bytes are on disk.
+    Until the rename `path` is unchanged; by then all bytes are on disk.
 
     Args:
-        path: the folder.
-        tensors: file name -> named tensors.
-        manifest: everything else, as JSON.
+        tensors: named tensors by file name.
+        manifest: all other data, as JSON.
 
     Raises:
         StoreError: the disk is full or cannot be written; the earlier contents of `path` are intact.
@@ -65,11 +64,11 @@ def write(path: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]], manifes
 
 
 def read(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
-    """Return the manifest and the tensors of every file of a checkpoint folder, verified.
+    """Return the manifest and the tensors by file of a checkpoint folder, verified.
 
     Raises:
-        BadInput: there is no checkpoint at `path`.
-        StoreError: it is damaged.
+        BadInput: `path` holds no checkpoint.
+        StoreError: the checkpoint is damaged.
     """
     replaced = path.with_name(path.name + ".old")
     if not path.exists() and replaced.exists():  # a crash between the two renames of `_swap`
@@ -99,19 +98,17 @@ def retain(
     best_is_highest: bool = True,
     also: Collection[int] = (),
 ) -> list[CheckpointRef]:
-    """Delete all checkpoint folders but the last `keep_last` and the best one.
+    """Delete all checkpoint folders except the last `keep_last`, the best one and the steps of `also`.
 
-    Call it after the manifest of the newest is in the store.
+    Call it once the manifest of the newest is in the store.
 
     Args:
-        refs: the checkpoints of one stage, oldest first.
-        keep_last: how many of the newest stay.
+        refs: checkpoints of one stage, oldest first.
         best_metric: key of `CheckpointRef.metrics`; empty keeps no best.
-        best_is_highest: whether a higher value is better.
-        also: steps of others that stay.
+        also: steps of further checkpoints to keep.
 
     Returns:
-        What is left, oldest first.
+        The remaining checkpoints, oldest first.
     """
     best = best_of(refs, best_metric, best_is_highest)
     latest = {ref.step for ref in refs[-keep_last:]}
@@ -122,7 +119,8 @@ def retain(
 
 
 def _swap(staging: Path, path: Path) -> None:
-    """Put `staging` at `path`. An existing folder is renamed first, because a folder cannot be renamed over another."""
+    """Move `staging` to `path`. An existing folder is renamed first, because a folder cannot be renamed over
+    another."""
     replaced = path.with_name(path.name + ".old")
     shutil.rmtree(replaced, ignore_errors=True)
     if path.exists():
@@ -132,7 +130,6 @@ def _swap(staging: Path, path: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Flush a file's bytes, or a folder's entries, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -7,11 +7,11 @@ from typing import Literal
 import msgspec
 
 MOST_TOKENS = 8192
-"""Largest `token_budget` that is chosen by itself: more at once is no faster."""
+"""Largest automatic `token_budget`; a larger one is not faster."""
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[train]`: AdamW, its schedule, and when to write checkpoints."""
+    """`[train]`: AdamW, its learning-rate schedule, and when to write checkpoints."""
 
     learning_rate: float = 1e-5
     """Peak learning rate."""
@@ -29,7 +29,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Decoupled weight decay of matrices and embeddings; vectors (norms, biases) have none."""
 
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after the warm-up."""
+    """Learning-rate schedule after the warm-up."""
 
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly to its peak."""
@@ -41,19 +41,20 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Largest global gradient norm; a longer gradient is scaled down to it. 0: no clipping."""
 
     token_budget: int = 0
-    """Distinct tokens computed at once (a prefix shared by rows counts once). Changes memory and speed, and the last
-    bits of a gradient, so a run keeps the number that it began with. 0: the most, up to 8192, with which the run takes
-    at most half of the memory of the machine that it begins on."""
+    """Number of distinct tokens computed at once (a prefix that rows share counts once). It changes memory, speed and
+    the last bits of a gradient, so a run keeps its first value. 0 chooses the largest, up to 8192, for which the run
+    takes at most half of the machine's memory."""
 
     save_every: int = 20
     """Steps between checkpoints; 0 writes only the last one of a stage."""
 
     keep_last: int = 2
-    """Checkpoints kept, beside the best."""
+    """Number of newest checkpoints to keep, in addition to the best."""
 
     best_metric: str = "rollout/reward"
-    """The metric whose best checkpoint is kept: one of each step, or a figure of the evaluation beside training, such
-    as `rl/eval/success`; what is evaluated is saved then, too. The checkpoint's name is `<run>/rl/best`."""
+    """Metric that selects the best checkpoint: a metric of the training steps, or one of the evaluation during
+    training, such as `rl/eval/success`, in which case each evaluated version is also saved. The checkpoint's name is
+    `<run>/rl/best`."""
 
     best_is_highest: bool = True
     """Treat a higher `best_metric` as better."""
@@ -72,5 +73,5 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def tokens_at_once(self) -> int:
-        """Return `token_budget`, or the most where no run has chosen one."""
+        """Return `token_budget`, or the largest automatic one if it is 0."""
         return self.token_budget or MOST_TOKENS

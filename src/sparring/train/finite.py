@@ -1,4 +1,4 @@
-"""Gradients and weights that are not finite: what their steps cost, and when they end a run."""
+"""Handling of gradients and weights that are not finite."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from sparring.errors import NotFinite
 
 DROPPED_STEPS = 3
-"""So many optimiser steps in a row whose gradient is not finite end the run."""
+"""Number of consecutive optimiser steps with a non-finite gradient that ends the run."""
 
 
 class FiniteSteps:
-    """Count of the optimiser steps in a row that were dropped because their gradient was not finite.
+    """Counter of consecutive optimiser steps that were dropped because of a non-finite gradient.
 
     Args:
-        name: of what is trained.
+        name: name of the trained model.
     """
 
     def __init__(self, name: str) -> None:
@@ -28,15 +28,13 @@ class FiniteSteps:
         """Count a step.
 
         Args:
-            norm: the gradient's; not finite: nothing was updated.
-            tokens: trained tokens of the step's batches.
-            version: that the update of this step makes.
+            norm: norm of the gradient; if it is not finite, the step changed nothing.
 
         Returns:
-            Metrics of a dropped step, in the place of those of its batches: tokens_trained, 0, and tokens_dropped.
+            Metrics of a dropped step, which replace its batches' metrics: tokens_trained, 0, and tokens_dropped.
 
         Raises:
-            NotFinite: it is the last of `DROPPED_STEPS` in a row.
+            NotFinite: the step is the last of `DROPPED_STEPS` in a row.
         """
         if math.isfinite(norm):
             self._in_a_row = 0
@@ -53,14 +51,14 @@ class FiniteSteps:
 
 
 def check_finite(weights: Mapping[str, torch.Tensor], name: str, version: int) -> None:
-    """Refuse weights that are not finite, before anybody serves or saves them.
+    """Refuse weights that are not finite, before they are served or saved.
 
     Raises:
         NotFinite: a weight is infinite or not a number.
     """
     for key, weight in weights.items():
         if weight.is_floating_point() and weight.numel():
-            # one pass and no copy; NaN is the least and the largest of a tensor that has one
+            # one pass without a copy; a NaN becomes both minimum and maximum
             least, largest = torch.aminmax(weight)
             if not (math.isfinite(least) and math.isfinite(largest)):
                 raise NotFinite(

@@ -1,4 +1,4 @@
-"""Gradients of micro-batches that are computed side by side, added up while their backward passes find them."""
+"""Sum of the gradients of parallel micro-batches (lanes), added up during their backward passes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from sparring.train.optimiser import Optimiser
 
 
 class LaneSums:
-    """Backward passes, one for each lane, whose gradients an optimiser adds up.
+    """Backward passes of several lanes whose gradients are added to one optimiser.
 
-    A gradient is added when it is found, and then dropped: no lane holds a set of gradients as large as the model. To a
-    parameter the lanes add in their order, however their threads run: one that comes before its turn waits.
+    Each gradient is added as soon as autograd computes it and then dropped, so no lane holds a full set of gradients.
+    For each parameter the lanes add in their order, whatever the timing of their threads: an early gradient waits.
 
     Args:
-        optimiser: gets the gradients.
-        one_thread: whether passes of several lanes never run at once. Else each runs on the thread that asked for it,
-            as torch does on a CPU.
+        one_thread: True if the lanes' backward passes never run at once. Else each runs on its caller's thread, as
+            torch does on a CPU.
     """
 
     def __init__(self, optimiser: Optimiser, *, one_thread: bool) -> None:
@@ -36,10 +35,12 @@ class LaneSums:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Listen for gradients of the optimiser's parameters; `backward` is for calls within. After an error the
-        optimiser has none: which were added before is left to chance."""
+        """Collect gradients of the optimiser's parameters within the context; `backward` may only be called there.
+
+        After an error the optimiser's gradients are discarded, because the set that was already added is arbitrary.
+        """
         parameters = zip(self._names, self._optimiser.parameters, strict=True)
-        handles = [parameter.register_hook(partial(self._found, name)) for name, parameter in parameters]
+        handles = [parameter.register_hook(partial(self._on_gradient, name)) for name, parameter in parameters]
         try:
             yield
         except BaseException:
@@ -50,40 +51,40 @@ class LaneSums:
                 handle.remove()
 
     def begin(self) -> None:
-        """Begin with lane 0 again, after all lanes have ended or some have failed."""
+        """Start over with lane 0, for the next parts."""
         self._lane_of.clear()
         self._ended.clear()
         self._turn = dict.fromkeys(self._names, 0)
         self._early = defaultdict(dict)
 
     def backward(self, lane: int, loss: torch.Tensor) -> None:
-        """Run the backward pass of a lane; its gradients are added up, all of them once the lanes before have ended."""
+        """Run the backward pass of a lane. Its gradients are added once the earlier lanes have added theirs."""
         self._lane_of[self._thread()] = lane
-        # not backward(): two of these run at once, and who adds to a parameter first must not be left to chance
+        # not backward(): two of these run at once, and the order of addition must not depend on timing
         torch.autograd.grad(loss, self._optimiser.parameters, allow_unused=True)
 
     def end(self, lane: int) -> None:
-        """Note that a lane has no more gradients: those of later ones have their turn."""
+        """Mark a lane as finished, so that gradients of later lanes can be added."""
         with self._lock:
             self._ended.add(lane)
             for name in self._names:
-                self._settle(name)
+                self._add_waiting(name)
 
     def _thread(self) -> int:
         return 0 if self._one_thread else get_ident()
 
-    def _found(self, name: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """Take a gradient; autograd gets one in its place that takes no memory."""
+    def _on_gradient(self, name: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """Take a gradient from autograd, and give it a placeholder that needs no memory."""
         lane = self._lane_of.get(self._thread())
         if lane is None or gradient is None:
             return gradient
         with self._lock:
             self._early[name][lane] = gradient
-            self._settle(name)
+            self._add_waiting(name)
         return gradient.new_zeros(()).expand_as(gradient)
 
-    def _settle(self, name: str) -> None:
-        """Add what is there of a parameter, lane after lane."""
+    def _add_waiting(self, name: str) -> None:
+        """Add a parameter's waiting gradients whose turn in the order of lanes has come."""
         early = self._early[name]
         while (lane := self._turn[name]) in early or lane in self._ended:
             if lane in early:

@@ -16,11 +16,10 @@ from sparring.protocols import LossResult
 
 
 class Measures:
-    """Sums, counts and maxima of an update. A metric to which nothing contributed is absent, which is not 0.
+    """Sums, counts and maxima of one batch. A metric without contributions is absent, which differs from 0.
 
     Args:
-        version: of the weights that are trained.
-        pristine: whether they are those published as that version; after an optimiser step they are not.
+        pristine: True if they are the weights published as that version, and not those after a further optimiser step.
     """
 
     def __init__(self, version: int, *, pristine: bool = True) -> None:
@@ -40,12 +39,13 @@ class Measures:
             self._sums[name] = (before[0] + amount, before[1] + count)
 
     def add_tokens(self, micro: MicroBatch, logprobs: torch.Tensor | None) -> None:
-        """Count the weighted tokens and compare log-probabilities with those recorded when sampled.
+        """Count the weighted tokens and compare their log-probabilities with those that the engine recorded.
 
-        A token is fresh when this trainer's version sampled it and computed all the KV it attended to; only then must
-        the two be equal (law 3). All other sampled tokens are stale and measured apart.
+        A token is fresh if this trainer's version sampled it and computed all the KV it attended to; only then the two
+        have to be equal (law 3). All other sampled tokens are stale and have metrics of their own.
 
-        Of the n fresh tokens, with d = trainer's log-probability - the engine's and w = exp(d), the importance weight:
+        For the n fresh tokens, with d = the trainer's log-probability - the engine's and the importance weight w =
+        exp(d):
 
             logprob_max_abs_diff   max |d|
             logprob_mean_abs_diff  sum |d| / n
@@ -57,8 +57,7 @@ class Measures:
         Equal log-probabilities give exactly 0, 0, 0 and 1.
 
         Args:
-            micro: the micro-batch.
-            logprobs: [M] float32, from the very forward whose gradients are taken; None of a scalar head.
+            logprobs: [M] float32 log-probabilities, from the forward pass of the gradients; None for a scalar head.
         """
         self._counts["tokens"] += len(micro.targets)
         self._counts["forward"] += len(micro.tokens)
@@ -96,8 +95,8 @@ class Measures:
         return metrics
 
     def _compare(self, difference: np.ndarray) -> None:
-        """Add up the parts of the mismatch of fresh tokens, in float64, because an exact engine's must be exactly 0."""
-        # an engine may call impossible what it sampled: one such token must not make infinity of the others
+        """Add up the mismatch of fresh tokens in float64, because an exact engine must have exactly 0."""
+        # an engine may report minus infinity for a token that it sampled: it must not make the sum infinite
         bounded = np.clip(difference, -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
         weights = np.exp(bounded)
         parts = (np.abs(difference), weights - 1.0 - bounded, weights, weights * weights)

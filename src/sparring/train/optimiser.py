@@ -1,4 +1,4 @@
-"""AdamW on float32 masters, with gradients accumulated in float32, and the schedule of its learning rate."""
+"""AdamW on float32 master weights with float32 gradient accumulation, and the learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class Optimiser:
     """AdamW (Decoupled weight decay regularization, arXiv 1711.05101, algorithm 2) over named parameters.
 
-    A contiguous float32 parameter is its own master. Any other gets a contiguous float32 master, whose gradients are
-    added up in float32 over the micro-batches; `cast` gives the values to write back.
+    A contiguous float32 parameter is its own master. Any other parameter gets a contiguous float32 master, whose
+    gradients accumulate in float32 over micro-batches; `cast` returns the values to write back.
 
-    Masters, gradients and moments are contiguous, because the fused AdamW of a CPU reads their memory in its order and
-    ignores strides (torch 2.13). What autograd returns often is a view: of a joined product's gradient, or a transpose.
+    Masters, gradients and moments are contiguous, because the fused AdamW on a CPU reads memory in order and ignores
+    strides (torch 2.13). Autograd often returns views: parts of a joined product's gradient, or transposes.
+
+    Args:
+        parameters: parameters by name; those without `requires_grad` are ignored.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: TrainConfig) -> None:
@@ -45,39 +48,38 @@ class Optimiser:
 
     @property
     def has_masters(self) -> bool:
-        """True if some parameter is not its own master and must be written back after a step."""
+        """True if a parameter is not its own master and has to be written back after a step."""
         return any(self._masters[name] is not p for name, p in self._parameters.items())
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Parameters that gradients are taken of."""
+        """Trained parameters."""
         return list(self._parameters.values())
 
     @property
     def masters(self) -> dict[str, torch.Tensor]:
-        """Trained weights, float32, by name; the tensors are its own."""
+        """Trained weights by name, float32, without copying."""
         return {name: master.detach() for name, master in self._masters.items()}
 
     @property
     def reordered(self) -> frozenset[str]:
-        """Names of the parameters of which some gradient was not contiguous."""
+        """Names of parameters with at least one non-contiguous gradient."""
         return frozenset(self._reordered)
 
     @property
     def names(self) -> list[str]:
-        """Names of `parameters`, in their order."""
+        """Names of `parameters`, in the same order."""
         return list(self._parameters)
 
     def add(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Add the gradients of one micro-batch, in the order of `parameters`; None for a parameter that it does not
-        depend on."""
+        """Add the gradients of one micro-batch, in the order of `parameters`; None for a parameter without a
+        gradient."""
         for name, gradient in zip(self._masters, gradients, strict=True):
             if gradient is not None:
                 self.add_one(name, gradient)
 
     def add_one(self, name: str, gradient: torch.Tensor) -> None:
-        """Add a gradient of one parameter. Nothing of the tensor is kept: it may be of two parameters, or be read on by
-        a backward pass."""
+        """Add a gradient of one parameter. The tensor is copied, because autograd may reuse it."""
         if not gradient.is_contiguous():
             self._reordered.add(name)
         master = self._masters[name]
@@ -87,10 +89,10 @@ class Optimiser:
             master.grad.add_(gradient)
 
     def step(self, rate: float) -> float:
-        """Clip, update the masters and drop the gradients.
+        """Clip the gradients, update the masters and drop the gradients.
 
         Returns:
-            The global gradient norm before clipping. Where it is not finite, nothing was updated.
+            The global gradient norm before clipping. If it is not finite, nothing was updated.
         """
         gradients = [master.grad for master in self._masters.values() if master.grad is not None]
         with one_thread():
@@ -110,12 +112,11 @@ class Optimiser:
             master.grad = None
 
     def cast(self) -> dict[str, torch.Tensor]:
-        """Return every master weight in its parameter's own dtype."""
+        """Return all master weights in their parameters' dtypes."""
         return {name: self._masters[name].detach().to(p.dtype) for name, p in self._parameters.items()}
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return moments, step counts and (where they are not the parameters themselves) master weights, by
-        `<kind>/<parameter>`."""
+        """Return moments, step counts and separate master weights, by `<kind>/<parameter>`."""
         tensors = {}
         for name, master in self._masters.items():
             if master is not self._parameters[name]:
@@ -151,22 +152,21 @@ class Optimiser:
 
 
 def learning_rate(config: TrainConfig, step: int, total_steps: int, *, ends_late: bool = False) -> float:
-    """Return the learning rate of the step after `step` finished ones.
+    """Return the learning rate of the optimiser step that follows `step` finished ones.
 
     Warm-up: peak * (step + 1) / warmup_steps. Then, with x from 0 at the next step to 1 at the last one and m =
     min_ratio: constant 1, linear 1 - (1 - m) x, cosine m + (1 - m) (1 + cos(pi x)) / 2 (SGDR, arXiv 1608.03983,
-    equation 5), times the peak. A schedule of one step is at its peak; the only step behind a warm-up is at its end.
+    equation 5), times the peak. A schedule of one step is at its peak; a single step after a warm-up is at the end (x =
+    1).
 
     Args:
-        config: of the training.
-        step: finished optimiser steps.
-        total_steps: that the schedule spans.
-        ends_late: x is 1 one step after the last, as in a run that was begun so.
+        total_steps: number of optimiser steps in the schedule.
+        ends_late: let x reach 1 one step after the last, as older runs did (`begun.Begun`).
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
-    left = total_steps - config.warmup_steps - (0 if ends_late else 1)
-    x = min(1.0, (step - config.warmup_steps) / left) if left > 0 else float(config.warmup_steps > 0)
+    span = total_steps - config.warmup_steps - (0 if ends_late else 1)
+    x = min(1.0, (step - config.warmup_steps) / span) if span > 0 else float(config.warmup_steps > 0)
     if config.schedule == "linear":
         share = 1.0 - (1.0 - config.min_ratio) * x
     elif config.schedule == "cosine":

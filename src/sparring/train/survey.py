@@ -1,4 +1,4 @@
-"""First pass for losses that depend on all tokens of an optimiser step.
+"""Survey: the first pass for losses that depend on all tokens of an optimiser step.
 
 Shapes: M weighted tokens of the step.
 """
@@ -21,22 +21,20 @@ Forward = Callable[[Sequence[Sample], Set[str]], Sequence[Mapping[str, tuple[flo
 def surveyed(
     rows: Sequence[Sample], denominators: Mapping[str, float], losses: Sequence[Loss], forward: Forward
 ) -> Sequence[Sample]:
-    """Annotate rows with the values that losses compute for each token from all tokens of the step. Where no loss
-    `needs_survey`, the rows are returned as they are.
+    """Annotate rows with per-token values that losses compute from all tokens of the step.
 
-    The tokens are in the order of the rows, so the result depends neither on the token budget nor on the micro-batches.
+    Returns the rows unchanged if no loss `needs_survey`. The tokens are in the order of the rows, so the result does
+    not depend on the token budget or on the micro-batches.
 
     Args:
         rows: all rows of the optimiser step.
-        denominators: of the batch.
-        losses: of the trainer.
-        forward: quantities of every weighted token, without gradients (`LocalTrainer._forward`).
+        forward: function that computes quantities of every weighted token, without gradients (`LocalTrainer._forward`).
     """
-    asking = [loss for loss in losses if loss.term in denominators and needs_survey(loss, rows)]
-    if not asking or not rows:
+    surveying = [loss for loss in losses if loss.term in denominators and needs_survey(loss, rows)]
+    if not surveying or not rows:
         return rows
-    # the choice of tokens depends on the trained model alone, and a teacher costs a forward
-    needs = sorted(set[str]().union(*(loss.needs.quantities for loss in asking)) - {"divergence"})
+    # surveys read the trained model only; a divergence would cost the teacher's forward pass
+    needs = sorted(set[str]().union(*(loss.needs.quantities for loss in surveying)) - {"divergence"})
     values = forward(rows, set(needs))
     micro = micro_batch(rows, denominators, idle_tokens=True)
     weighted = [[any(weights) for weights in zip(*row.weights.values(), strict=True)] for row in rows]
@@ -45,7 +43,7 @@ def surveyed(
         for name in needs
     }
     columns = {
-        name: iter(column.tolist()) for loss in asking for name, column in loss.survey(quantities, micro).items()
+        name: iter(column.tolist()) for loss in surveying for name, column in loss.survey(quantities, micro).items()
     }
     return [
         replace(row, annotations={**row.annotations, **{n: _spread(column, mask) for n, column in columns.items()}})
@@ -54,11 +52,14 @@ def surveyed(
 
 
 def needs_survey(loss: Loss, rows: Sequence[Sample]) -> bool:
-    """Return whether a loss has to see all tokens of the step at once: it says so, or it looks at whole sequences, and
-    a trajectory has several of the rows, which micro-batches may part."""
+    """Return whether a loss has to see all tokens of the step at once.
+
+    It does if it declares so, or if its unit is the sequence and a trajectory has several rows, which may be in
+    different micro-batches.
+    """
     return loss.needs.survey or loss.needs.unit == "sequence" and len({row.trajectory for row in rows}) < len(rows)
 
 
 def _spread(column: Iterator[float], mask: Sequence[bool]) -> tuple[float, ...]:
-    """Take the next values of `column` where the mask is set, 0.0 elsewhere."""
+    """Take the next values of `column` at set positions of the mask, with 0.0 elsewhere."""
     return tuple([next(column) if is_weighted else 0.0 for is_weighted in mask])

@@ -43,15 +43,16 @@ PerToken = tuple[float, ...]
 
 _PROBE_TOKENS = 16
 _LANES = 2
-"""Micro-batches that a CPU computes at the same time: between the parallel regions of one, the other uses its threads.
-The same number on every machine, because the rows that are summed together decide the last bits of a gradient."""
+"""Number of micro-batches that a CPU computes in parallel, so that one uses the threads that the other leaves idle
+between parallel regions. It is the same on every machine, because the division of rows decides the last bits of a
+gradient."""
 _UNITS = ("token", "turn", "sequence", "pair")
-"""Units that fit: a micro-batch holds whole rows; pairs are kept together, and `survey` looks at sequences of several
-rows."""
+"""Units of losses that the trainer supports: a micro-batch holds whole rows and whole pairs; `survey` covers sequences
+of several rows."""
 
 
 class _MicroBatchResult(NamedTuple):
-    """Result of one micro-batch: its log-probabilities [M] (None of a scalar head), and results by term."""
+    """Result of one micro-batch: log-probabilities [M] (None for a scalar head), and the loss of each term."""
 
     micro: MicroBatch
     logprobs: torch.Tensor | None
@@ -59,23 +60,21 @@ class _MicroBatchResult(NamedTuple):
 
 
 class LocalTrainer:
-    """Trainer of a `CausalModel` in place; implements `Trainer`. Of a model with an adapter everywhere it trains the
-    adapter alone: the model's own weights stay, and the adapter is published and saved.
+    """Trainer of a `CausalModel` in place. Of a model with an adapter everywhere only the adapter is trained, published
+    and saved. Implements `Trainer`.
 
-    float32 trains the module's own parameters. Any other dtype keeps float32 master weights, accumulates gradients in
-    float32 and casts after each step. All tensor work runs in one worker thread, in the order of the calls, except the
-    second half of a micro-batch on a CPU, which another thread computes meanwhile.
+    float32 trains the module's own parameters. Any other dtype has float32 master weights, accumulates gradients in
+    float32 and casts after each step. All tensor work runs in one worker thread, in the order of the calls; on a CPU a
+    second thread computes half of each micro-batch in parallel.
 
     Args:
-        model: the model; nobody else may compute with it.
-        config: `[train]`.
-        losses: the terms that are trained; a batch may carry any of them and no other.
-        name: model of the run.
-        total_steps: optimiser steps that the learning rate's schedule spans.
-        version: of the weights that `model` holds.
+        model: model to train; only the trainer may compute with it.
+        losses: losses by which it trains; a batch may carry only their terms.
+        name: name of the model in the run.
+        total_steps: number of optimiser steps in the learning rate's schedule.
         threads: CPU threads of the worker; 0 keeps torch's number.
-        teachers: models by name that rows are compared with; nobody else may compute with them. A moving average
-            follows the trained weights, from version to version.
+        teachers: models to compare rows with, by name; only the trainer may compute with them. A moving average follows
+            the trained weights at each version.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class LocalTrainer:
         self._config = config
         self._losses = {loss.term: loss for loss in losses}
         self._paired = frozenset(loss.term for loss in losses if loss.needs.unit == "pair")
-        # computed for every token, to compare it with the log-probability that the engine recorded
+        # log-probabilities are always computed, to be compared with those that the engine recorded
         self._always_needed = frozenset() if model.is_scalar else frozenset({"logprob"})
         self._divergence = next((loss.needs.divergence for loss in losses if loss.needs.divergence), None)
         self._averages = {name: teacher for name, teacher in (teachers or {}).items() if isinstance(teacher, Average)}
@@ -112,9 +111,9 @@ class LocalTrainer:
         self._total_steps = total_steps
         self._version = version
         self._steps = self._updates = 0
-        self._pristine = True  # whether the weights are those of the version
+        self._pristine = True  # False between the optimiser steps of an update
         self._has_gradients = False
-        self._tokens = 0.0  # of the batches since the last step
+        self._tokens = 0.0  # tokens trained since the last step
         self._finite, self._begun = FiniteSteps(name), Begun()
         self._trained = model.adapters.everywhere or model
         if self._trained is not model:
@@ -122,7 +121,7 @@ class LocalTrainer:
             for parameter in self._trained.parameters().values():
                 parameter.requires_grad_(True)
         self._optimiser = Optimiser(self._trained.parameters(), config)
-        # fixed, and spread over the vocabulary
+        # the same in every run, and spread over the vocabulary
         self._probe_tokens = tuple(
             xxhash.xxh3_64_intdigest(f"probe/{index}".encode()) % model.vocab_size
             for index in range(min(_PROBE_TOKENS, model.max_positions))
@@ -131,102 +130,100 @@ class LocalTrainer:
         self._lanes = _LANES if model.device.type == "cpu" else 1
         self._sums = LaneSums(self._optimiser, one_thread=self._lanes == 1)
         self._threads = threads or torch.get_num_threads()
-        # torch keeps its number of threads per calling thread, so it is set where the work is done
-        self._worker, self._beside = (
+        # torch keeps its number of threads per calling thread, so each worker sets its own
+        self._worker, self._second_worker = (
             ThreadPoolExecutor(1, f"trainer-{name}", initializer=torch.set_num_threads, initargs=(count,))
             for count in (self._threads, max(1, self._threads // 2))
         )
 
     @property
     def version(self) -> int:
-        """Version of the weights that the model holds now."""
         return self._version
 
     async def forward(
         self, rows: Sequence[Sample], needs: Set[str] = frozenset({"logprob"})
     ) -> list[Mapping[str, PerToken]]:
-        """Compute quantities of every token that some term weighs, under the present weights, without gradients.
+        """Compute quantities of every token that some term weighs, under the current weights, without gradients.
 
-        Rows are packed and computed as in `forward_backward`, so a log-probability has the same bits as in training. A
-        token counts also where its advantage is zero.
+        Rows are packed and computed as in `forward_backward`, so log-probabilities are bitwise equal to training's.
+        Tokens with an advantage of 0 are included.
 
         Args:
-            rows: to compute.
-            needs: names out of `model.head.QUANTITIES`, and `teacher`: the log-probability under the teacher that the
-                row names.
+            needs: names of `model.head.QUANTITIES`, and `teacher`: the log-probability under the teacher that the row
+                names.
 
         Returns:
-            Per row, in order: each name with one value per token of the row, 0.0 where no term weighs it.
+            For each row, in order, one value per token and quantity; 0.0 at tokens that no term weighs.
         """
-        return await self._work(self._forward, rows, needs)
+        return await self._run_in_worker(self._forward, rows, needs)
 
     async def score(self, teacher: str, request: ScoreRequest) -> Scores:
-        """Compute a teacher's log-probabilities of given tokens; their version is the trainer's."""
-        return await self._work(self._score, teacher, request)
+        return await self._run_in_worker(self._score, teacher, request)
 
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
-        """Add the gradients of a batch, micro-batch by micro-batch.
+        """Compute the losses of a batch and add up their gradients, micro-batch by micro-batch.
 
         Returns:
-            loss_<term>; the losses' own metrics; tokens_trained, tokens_forward (computed), tokens_shared (of the rows,
-                but not computed: another row began with them), micro_batches; forward_backward_s; and, where sampled
-                tokens were trained, logprob_max_abs_diff, logprob_mean_abs_diff, mismatch_k3 and mismatch_ess (fresh
-                tokens: see `Measures.add_tokens`), logprob_stale_max_abs_diff, logprob_stale_share and version_lag_max.
-                A batch without rows has none of the latter.
+            loss_<term>; the losses' own metrics; tokens_trained, tokens_forward (computed), tokens_shared (saved by
+                shared prefixes), micro_batches; forward_backward_s. If sampled tokens were trained, also
+                logprob_max_abs_diff, logprob_mean_abs_diff, mismatch_k3 and mismatch_ess (fresh tokens: see
+                `Measures.add_tokens`), logprob_stale_max_abs_diff, logprob_stale_share and version_lag_max.
 
         Raises:
-            ValueError: the batch is for another model or carries a term that no loss of this trainer takes.
+            ValueError: the batch is for another model, or has a term without a loss in this trainer.
         """
-        return await self._work(self._forward_backward, batch)
+        return await self._run_in_worker(self._forward_backward, batch)
 
     async def step(self, *, ends_update: bool = True) -> StepResult:
-        """Apply the gradients and, at the end of an update, increment the version. Without any gradients (all groups
-        filtered) the weights stay as they are. Within an update no token counts as fresh after its first step.
+        """Apply the gradients and, at the end of an update, increment the version.
 
-        Metrics: learning_rate, step_s and updated (1 when weights changed); grad_norm (before clipping) where there
-        were gradients. A gradient that is not finite is dropped: updated is 0, and the tokens of its batches count as
-        tokens_dropped; tokens_trained is then 0, in the place of what `forward_backward` said. Of a run whose first
-        steps read some gradients in the wrong order tensors_misplaced says of how many tensors.
+        Without gradients (all groups filtered) the weights do not change. After the first step of an update no token
+        counts as fresh until the next version.
+
+        Metrics: learning_rate, step_s, updated (1 if weights changed) and, with gradients, grad_norm (before clipping).
+        A non-finite gradient is dropped: updated is 0, tokens_dropped is the number of the batches' tokens, and
+        tokens_trained is 0 and replaces the value of `forward_backward`. For a run whose first steps read some
+        gradients in the wrong order, tensors_misplaced is the number of such tensors.
 
         Raises:
-            NotFinite: it is the last of several such steps in a row (`finite.DROPPED_STEPS`).
+            NotFinite: the step is the last of several in a row with a non-finite gradient (`finite.DROPPED_STEPS`).
         """
-        return await self._work(self._step, ends_update)
+        return await self._run_in_worker(self._step, ends_update)
 
     async def push(self) -> WeightRef:
-        """Publish a copy of the trained weights with a probe: a fixed row of tokens and its log-probabilities under
-        them. A model with a scalar head samples nothing, and has no probe.
+        """Publish a copy of the trained weights with a probe: fixed tokens and their log-probabilities under these
+        weights. A model with a scalar head has no probe.
 
         Raises:
             NotFinite: a weight is infinite or not a number.
         """
-        return await self._work(self._push)
+        return await self._run_in_worker(self._push)
 
     async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
-        """Write everything that a bitwise resume needs as folder `path`, whole or not at all.
+        """Write a checkpoint to the folder `path`, atomically; it suffices for a bitwise resume.
 
         Raises:
             StoreError: the disk is full or cannot be written; earlier checkpoints are intact.
             NotFinite: a weight is infinite or not a number.
         """
-        return await self._work(self._save, path, stage, metrics)
+        return await self._run_in_worker(self._save, path, stage, metrics)
 
     async def restore(self, ref: CheckpointRef) -> None:
-        """Restore a checkpoint of a trainer with the same model and config: training continues bitwise as if never
-        stopped.
+        """Restore a checkpoint of a trainer with the same model and config. Training then continues bitwise as if it
+        had never stopped.
 
         Raises:
-            BadInput: there is none, or it was written under another config.
-            StoreError: it is damaged.
+            BadInput: there is no checkpoint, or it was written under another config.
+            StoreError: the checkpoint is damaged.
         """
-        await self._work(self._restore, ref)
+        await self._run_in_worker(self._restore, ref)
 
     async def close(self) -> None:
-        """Finish pending calls and end the worker thread. Safe to call twice."""
+        """Finish pending calls and end the worker threads. Can be called twice."""
         await asyncio.to_thread(self._worker.shutdown)
-        await asyncio.to_thread(self._beside.shutdown)
+        await asyncio.to_thread(self._second_worker.shutdown)
 
-    async def _work(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def _run_in_worker(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
 
     @torch.no_grad()
@@ -254,12 +251,12 @@ class LocalTrainer:
         layout = Packed(torch.tensor([0, count], dtype=torch.int32, device=model.device))
         hidden = model.hidden(tokens[:-1], places, layout, places[request.first - 1 :])
         temperature = torch.full((len(hidden),), request.temperature, device=model.device)
-        judged = score_tokens(model, hidden, tokens[request.first :], temperature, request.top_k)
+        scores = score_tokens(model, hidden, tokens[request.first :], temperature, request.top_k)
         return Scores(
-            logprobs=tuple(judged.logprob.tolist()),
-            entropies=tuple(judged.entropy.tolist()),
-            top_ids=tuple(map(tuple, judged.top_ids.tolist())),
-            top_logprobs=tuple(map(tuple, judged.top_logprobs.tolist())),
+            logprobs=tuple(scores.logprob.tolist()),
+            entropies=tuple(scores.entropy.tolist()),
+            top_ids=tuple(map(tuple, scores.top_ids.tolist())),
+            top_logprobs=tuple(map(tuple, scores.top_logprobs.tolist())),
             version=self._version,
         )
 
@@ -273,20 +270,21 @@ class LocalTrainer:
         measures = Measures(self._version, pristine=self._pristine)
         all_rows = surveyed(batch.rows, batch.denominators, list(self._losses.values()), self._forward)
         with self._sums.collecting():
-            for rows in self._packed([row for row in all_rows if row.label != 0]):
+            for rows in self._pack_by_teacher([row for row in all_rows if row.label != 0]):
                 parts = cut_units(rows, self._lanes, self._paired, self._model.context)
                 for part in self._compute_lanes(parts, batch.denominators):
                     measures.add_tokens(part.micro, part.logprobs)
                     for term, result in part.results.items():
                         measures.add_loss(term, result)
                     self._has_gradients = True
-        give_back()  # what activations took; the sum of the gradients is what the published weights will take
+        give_back()  # memory of activations; the published weights will need about as much as the gradients
         metrics = measures.result()
         self._tokens += metrics["tokens_trained"]
         return {**metrics, "forward_backward_s": time.perf_counter() - started}
 
-    def _packed(self, rows: Sequence[Sample]) -> list[list[Sample]]:
-        """Pack rows into micro-batches, separately for each teacher, so that a teacher computes its own rows alone."""
+    def _pack_by_teacher(self, rows: Sequence[Sample]) -> list[list[Sample]]:
+        """Pack rows into micro-batches, separately for each teacher, so that each teacher computes only its own
+        rows."""
         parts = [list(rows)]
         if len(self._teachers) > 1:
             names = sorted({str(row.teacher) for row in rows})
@@ -296,31 +294,30 @@ class LocalTrainer:
     def _compute_lanes(
         self, parts: Sequence[Sequence[Sample]], denominators: Mapping[str, float]
     ) -> list[_MicroBatchResult]:
-        """Compute one or two micro-batches at the same time; those without a token to train are left out."""
+        """Compute one or two micro-batches in parallel, leaving out micro-batches without tokens to train."""
         self._sums.begin()
         if len(parts) == 1 or self._threads == 1:
             results = [self._micro_batch(lane, rows, denominators) for lane, rows in enumerate(parts)]
         else:
-            beside = self._beside.submit(self._micro_batch, 1, parts[1], denominators)
+            second = self._second_worker.submit(self._micro_batch, 1, parts[1], denominators)
             torch.set_num_threads(self._threads - self._threads // 2)
             try:
                 results = [self._micro_batch(0, parts[0], denominators)]
             finally:
                 torch.set_num_threads(self._threads)
-                wait([beside])
-            results.append(beside.result())
+                wait([second])
+            results.append(second.result())
         return [part for part in results if part is not None]
 
     def _micro_batch(
         self, lane: int, rows: Sequence[Sample], denominators: Mapping[str, float]
     ) -> _MicroBatchResult | None:
         micro = micro_batch(rows, denominators, self._model.device, idle_tokens=self._idle_tokens)
-        result = self._trained_on(lane, micro) if len(micro.targets) else None
+        result = self._compute_losses(lane, micro) if len(micro.targets) else None
         self._sums.end(lane)
         return result
 
-    def _trained_on(self, lane: int, micro: MicroBatch) -> _MicroBatchResult:
-        """Compute the losses of a micro-batch, and add up their gradients."""
+    def _compute_losses(self, lane: int, micro: MicroBatch) -> _MicroBatchResult:
         losses = [self._losses[term] for term in micro.weights]
         quantities = self._quantities(micro, self._always_needed.union(*(loss.needs.quantities for loss in losses)))
         results = {loss.term: loss(quantities, micro) for loss in losses}
@@ -330,22 +327,22 @@ class LocalTrainer:
     def _quantities(self, micro: MicroBatch, needs: Set[str]) -> dict[str, torch.Tensor]:
         layout = Packed(micro.cu_seqlens, micro.shared)
         hidden = self._model.hidden(micro.tokens, micro.positions, layout, micro.predicting)
-        drawn = TargetRows(micro.targets, micro.temperature, micro.kept, micro.bias)
+        target_rows = TargetRows(micro.targets, micro.temperature, micro.kept, micro.bias)
         own = needs - {"divergence", "teacher"}
         quantities = token_quantities(
-            self._model, hidden, drawn.targets, drawn.temperature, own, drawn.kept, drawn.bias
+            self._model, hidden, target_rows.targets, target_rows.temperature, own, target_rows.kept, target_rows.bias
         )
         if "divergence" in needs and self._divergence is not None:
-            quantities["divergence"] = self._teacher_divergence(micro, hidden, drawn, self._divergence)
+            quantities["divergence"] = self._teacher_divergence(micro, hidden, target_rows, self._divergence)
         if "teacher" in needs:
-            quantities["teacher"] = self._teacher_logprobs(micro, drawn)
+            quantities["teacher"] = self._teacher_logprobs(micro, target_rows)
         return quantities
 
     def _teacher_divergence(
-        self, micro: MicroBatch, hidden: torch.Tensor, drawn: TargetRows, form: Divergence
+        self, micro: MicroBatch, hidden: torch.Tensor, target_rows: TargetRows, form: Divergence
     ) -> torch.Tensor:
-        """Return [M]: divergence of the model, whose output is `hidden` [M, D], from the teacher of each token; 0
-        without a teacher."""
+        """Compute the divergence [M] of the model, with output `hidden` [M, D], from each token's teacher; 0 without a
+        teacher."""
         if form.over == "top_k":
             if micro.tops is None:
                 raise ValueError("expected rows with a teacher's top-k tokens, got none; run its annotator first")
@@ -353,24 +350,23 @@ class LocalTrainer:
         divergence = hidden.new_zeros(len(hidden), dtype=torch.float32)
         for mask, teacher, output in self._teacher_outputs(micro):
             divergence = divergence.index_put(
-                (mask,), from_teacher(self._model, hidden[mask], teacher, output, drawn.select(mask), form)
+                (mask,), from_teacher(self._model, hidden[mask], teacher, output, target_rows.select(mask), form)
             )
         return divergence
 
     @torch.no_grad()
-    def _teacher_logprobs(self, micro: MicroBatch, drawn: TargetRows) -> torch.Tensor:
-        """Return [M]: log-probability of each token under its teacher, of the distribution it was drawn from; 0 without
+    def _teacher_logprobs(self, micro: MicroBatch, target_rows: TargetRows) -> torch.Tensor:
+        """Compute each token's log-probability [M] under its teacher, in the distribution it was drawn from; 0 without
         a teacher."""
         logprobs = torch.zeros_like(micro.temperature)
         for mask, teacher, output in self._teacher_outputs(micro):
             logprobs[mask] = token_quantities(
-                teacher, output, *drawn.select(mask)[:2], {"logprob"}, *drawn.select(mask)[2:]
+                teacher, output, *target_rows.select(mask)[:2], {"logprob"}, *target_rows.select(mask)[2:]
             )["logprob"]
         return logprobs
 
     def _teacher_outputs(self, micro: MicroBatch) -> Iterator[tuple[torch.Tensor, CausalModel, torch.Tensor]]:
-        """Yield for each teacher that rows name: which of the M tokens it teaches ([M] bool), the teacher, and its
-        output for them."""
+        """Yield for each teacher that rows name: the mask [M] of its tokens, its model, and its output at them."""
         layout = Packed(micro.cu_seqlens, micro.shared)
         for name, mask in micro.teachers.items():
             teacher = self._teachers[name]
@@ -401,7 +397,6 @@ class LocalTrainer:
         return StepResult(version=self._version, metrics={**metrics, "step_s": time.perf_counter() - started})
 
     def _write_back(self) -> None:
-        """Cast the master weights into the model."""
         if self._optimiser.has_masters:
             self._trained.load_state({**self._trained.state(), **self._optimiser.cast()})
         else:
@@ -466,8 +461,7 @@ class LocalTrainer:
         self._version, self._pristine, self._begun = manifest["version"], True, begun(manifest)
 
     def _config_digest(self) -> str:
-        """Return a digest of the settings that decide the numbers: two runs with equal digests and equal data make
-        equal weights."""
+        """Return a digest of the settings that affect results: equal digests and equal data give equal weights."""
         settings = {**msgspec.to_builtins(self._config), "token_budget": self._config.tokens_at_once}
         for name in ("save_every", "keep_last", "best_metric", "best_is_highest"):
             del settings[name]

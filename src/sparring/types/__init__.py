@@ -2,9 +2,9 @@
 
     task -> rollout -> trajectory -> group -> sample -> batch -> loss -> weights -> engine -> (next) rollout
 
-Conventions. Tokens are ids as sampled, never re-encoded text. `None` means "does not exist" and is never the
-same as zero. Durations are seconds (`_s`), times are seconds since the epoch. A weight version is the number of
-optimiser steps that made it (0 = the weights the run started from).
+Conventions. Tokens are ids as sampled, never re-encoded text. `None` means "does not exist", which differs from zero.
+Durations are seconds (`_s`), times are seconds since the epoch. A weight version is the number of updates that made it
+(0 = the initial weights of the run).
 """
 
 from sparring.types.conversation import (

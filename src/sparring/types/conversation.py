@@ -1,4 +1,4 @@
-"""Tasks, and the conversations that they lead to."""
+"""Tasks, and the messages and results that conversations about them consist of."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
-    """One call the model asked for. `arguments` is None when its JSON did not parse; `raw` is then what it wrote."""
+    """Tool call of a model. `arguments` is None for JSON that did not parse; `raw` is then its text."""
 
     id: str
     name: str
@@ -23,7 +23,7 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One message of a conversation in our own neutral form."""
+    """Message of a conversation, in a form neutral between vendors."""
 
     role: Role
     content: str = ""
@@ -35,8 +35,12 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyPiece:
-    """Piece of a reply, shown before the reply is whole. No later token changes it. `text` goes on where the piece of
-    its kind before ended; a `call` is whole."""
+    """Part of a reply, streamed before the reply is complete. No later token changes it.
+
+    Attributes:
+        text: text that follows the previous piece of the same kind.
+        call: complete tool call.
+    """
 
     kind: Literal["reasoning", "text", "call"]
     text: str = ""
@@ -45,7 +49,7 @@ class ReplyPiece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolSpec:
-    """A tool as the model sees it. `parameters` is a JSON schema of type object."""
+    """Tool in the form that the model sees. `parameters` is a JSON schema of type object."""
 
     name: str
     description: str
@@ -54,7 +58,8 @@ class ToolSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Limits of one rollout. `max_tokens` counts sampled tokens over all its turns; `timeout_s` is wall clock."""
+    """Limits of one rollout. `max_tokens` counts the sampled tokens of all its turns; `timeout_s` is wall-clock
+    time."""
 
     max_turns: int = 8
     max_tokens: int = 1024
@@ -64,7 +69,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoxSpec:
-    """The box a task needs: image, limits, network. `timeout_s` and `output_bytes` are per command."""
+    """Box that a task needs: image, limits, network. `timeout_s` and `output_bytes` are per command."""
 
     image: str = "python"
     timeout_s: float = 2.0
@@ -77,12 +82,14 @@ class BoxSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """One piece of work: which world, how it opens, what scores it.
+    """Problem for an agent: its environment, first messages, data for the reward, limits and seed.
 
-    `id` is unique in a run and stable between runs. `seed` makes everything random about the task repeatable.
-    `tag` names the mixture component (for a reasoning-gym task, the dataset) that reports are split by. `key` is what
-    tells the task from others where its prompt does not, as in a game with one prompt and many seeds: tasks of one key
-    are the same task, none is trained on where another is held out. Empty: the prompt's text tells it.
+    Attributes:
+        id: unique within a run and equal in all runs.
+        seed: seed of everything random about the task.
+        tag: component of a mixture (for a reasoning-gym task, the dataset), by which reports are split.
+        key: deduplication key for tasks with identical prompts, such as a game with many seeds. Tasks with one key are
+            the same task, which is never both trained and held out. Empty: the prompt's text is the key.
     """
 
     id: str
@@ -97,15 +104,16 @@ class Task:
 
 
 EntryKind = Literal["file", "folder", "link", "other"]
-"""Kinds of what a folder of a box has; other: a pipe, a socket, a device."""
+"""Kinds of entries in a box's folder; other: a pipe, a socket, a device."""
 
 MOST_BYTES = 16 << 20
-"""Bytes of a file of a box that are read unless more are asked for."""
+"""Default limit on the bytes read from a box's file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecResult:
-    """Result of a command. `timed_out`, `out_of_memory` and `truncated` are the policy's own limits, not failures."""
+    """Result of a command. `timed_out`, `out_of_memory` and `truncated` are limits of the policy's command, not
+    failures."""
 
     exit_code: int
     stdout: str
@@ -118,9 +126,13 @@ class ExecResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """Observation of the world after a reply. `reward` is what that reply earned of the score's reward, None for
-    nothing to say; `state_key` names the state that the next reply is made in, so that turns taken in equal states can
-    be compared. `constraint` is what the text of the next reply must be, in the place of the run's."""
+    """World's answer to a reply.
+
+    Attributes:
+        reward: part of the score's reward that the reply earned; None if the world assigns none.
+        state_key: name of the state in which the next reply is made; turns taken in equal states can be compared.
+        constraint: constraint on the text of the next reply, which replaces the run's.
+    """
 
     messages: tuple[Message, ...] = ()
     reward: float | None = None

@@ -1,4 +1,4 @@
-"""Record of what was sampled: segments, trajectories, rollouts and groups, with their outcomes and scores."""
+"""Record of sampled data: segments, trajectories, rollouts and groups, with their outcomes and scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparring.generation import FinishReason, KeptSets, NumberRow, Runs, Samplin
 from sparring.types.conversation import Message, Task, ToolSpec
 
 Source = Literal["policy", "prompt", "tool", "harness", "expert", "teacher"]
-OutcomeKind = Literal["completed", "truncated", "policy_failed", "infra_failed", "judge_failed", "cancelled", "expired"]
+OutcomeKind = Literal["completed", "truncated", "policy_failed", "infra_failed", "judge_failed", "cancelled"]
 StopReason = Literal[
     "answered",  # the agent ended its turn without a tool call, or the world said done
     "max_turns",
@@ -19,7 +19,7 @@ StopReason = Literal[
     "max_tool_calls",
     "context_length",
     "timeout",
-    "malformed",  # the reply could not be acted on
+    "malformed",  # the reply could not be interpreted
     "resources",  # the policy's own commands hit memory, disk, process or time limits fatally
     "failure",  # see Outcome.failure
     "cancelled",
@@ -28,39 +28,39 @@ StopReason = Literal[
 Purpose = Literal["train", "eval", "baseline"]
 Label = Literal[
     "agent",  # a turn of an agent: trained
-    "auxiliary",  # a title, a route: recorded and counted, not trained
-    "compaction",  # the summary from which an agent goes on: trained
-    "lost",  # its client never got it: recorded and counted, not trained
+    "auxiliary",  # a title or a routing decision: recorded and counted, not trained
+    "compaction",  # a summary with which an agent continues: trained
+    "lost",  # not delivered to its client: recorded and counted, not trained
 ]
 UNTRAINED: tuple[Label, ...] = ("auxiliary", "lost")
-"""Labels of replies that are recorded and counted and not trained."""
+"""Labels of replies that are recorded and counted but not trained."""
 ForkReason = Literal[
-    "system",  # another system message
-    "tools",  # other tools
+    "system",  # the system message differs
+    "tools",  # the tools differ
     "edited",  # a message was changed
-    "deleted",  # messages were left out
-    "inserted",  # messages were put in
-    "compaction",  # a summary stands for what it sums up
+    "deleted",  # messages were removed
+    "inserted",  # messages were added in between
+    "compaction",  # a summary replaces earlier messages
     "agent",  # another agent's conversation begins
-    "auxiliary",  # a title, a route
-    "template",  # the chat template has no bridge over what was said
+    "auxiliary",  # a request for a title or a routing decision
+    "template",  # the chat template cannot append to the recorded tokens
 ]
 POLICY = "policy"
-"""Name of the model that is trained, in `[models]` and on the segments that it samples."""
+"""Name of the trained model, in `[models]` and on the segments that it samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """Evidence that a client gives of a request beside the conversation. It labels and links turns, and never decides
-    whose rollout a request belongs to: the key does.
+    """Metadata that a client sends with a request. It labels and links turns; the key alone decides the request's
+    rollout.
 
     Attributes:
-        agent: id of the agent or sub-agent that asks; empty where the client gives none.
-        parent: id of the agent that started it; empty where the client gives none.
-        label: what the request is for, where the client says so.
-        handle: id of the reply that the request continues (a response's, a call's, a signature), empty where it has
-            none. It decides where equal conversations stand for several replies.
-        wishes: fields of the request that have no effect on sampling.
+        agent: id of the requesting agent or sub-agent; empty if the client sends none.
+        parent: id of the agent that started it; empty if the client sends none.
+        label: purpose of the request, if the client states it.
+        handle: id of the reply that the request continues (from a response id, a call id or a signature); may be empty.
+            It decides between several replies with equal conversations.
+        wishes: fields of the request without effect on sampling.
     """
 
     agent: str = ""
@@ -72,17 +72,16 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fork:
-    """Departure of a conversation from one that its session recorded before.
+    """Point at which a conversation departs from one that its session recorded earlier.
 
     Attributes:
-        reason: what the client, or the template, did.
-        of: index of the last segment that both have, or of the reply that an agent was started by; None where there is
-            none.
-        message: place in the request of the first message that differs; of the last one where only ids or tools do.
-        byte: place in that message of the first byte that differs, in UTF-8 of the text that both are compared by.
-        before: the recorded side from there on, cut short; empty where it ends there.
-        after: the request's side, likewise.
-        agent: id of the agent that asks, as its client says; empty where it says none.
+        reason: cause of the departure, an act of the client or of the template.
+        of: index of the last common segment, or of the reply that started an agent; None without either.
+        message: index in the request of the first differing message; of the last message if only ids or tools differ.
+        byte: offset in that message of the first differing byte, in the UTF-8 text by which messages are compared.
+        before: recorded text from there on, shortened; empty if it ends there.
+        after: the request's text from there on, likewise.
+        agent: id of the requesting agent, as its client says; empty if it says none.
     """
 
     reason: ForkReason
@@ -96,24 +95,28 @@ class Fork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """One node of a trajectory tree: the tokens it adds to its parent.
+    """Node of a trajectory tree: the tokens that it adds to its parent.
 
-    `logprobs`, `versions` and `kv_versions` exist exactly when a model of ours sampled the tokens, and then have one
-    value per token; so does `kept` where sampling was truncated. `message` is the parsed or rendered message, None for
-    pure template tokens. `finish_reason` says how the sampling ended; None where nothing was, or no record says so.
-    `label` says what a sampled reply was for.
+    `logprobs`, `versions` and `kv_versions` exist exactly if a model of this run sampled the tokens, with one value per
+    token; so does `kept` if sampling was truncated. Segments are in the order of their requests.
 
-    Segments stand in the order in which their requests were made. `place` is the number that a segment took when its
-    request was planned, which the id of a reply bears (`rl/12/3#5`); None where that is its index. It differs where a
-    request before it got no reply.
-
-    Of what was told, `earlier` are the messages before `message`. A conversation that leaves another tells what follows
-    the messages that both have: `fork` says which it left, and at which message. `tools` are those of the request where
-    they are others than before; None where they are the same, or no record says so. `quotes` are the replies of other
-    branches that are quoted in what was told: a sub-agent's answer, a summary, the call that began it.
-
-    Of a sampled reply, `evidence` is what its client said of the request, and `delivered` whether the client got it;
-    None where nobody knows.
+    Attributes:
+        parent: index of the parent; None for a root.
+        message: rendered or parsed message; None for pure template tokens.
+        model: name of the model that sampled the tokens, or None.
+        versions: weight versions that sampled them.
+        kv_versions: oldest weight versions of the KV cache that they attended to.
+        finish_reason: reason why sampling ended; None if nothing was sampled, or unknown (old stores).
+        label: purpose of a sampled reply.
+        place: number reserved when the request was planned, which the reply's id bears (`rl/12/3#5`). None: equal to
+            `index`. It differs if an earlier request got no reply.
+        earlier: messages before `message` that the segment adds. After a fork these follow the last common message.
+        tools: tools of the request, if they changed. None: unchanged, or unknown (old stores).
+        fork: departure from an earlier conversation; None for a continuation.
+        quotes: replies of other branches that the messages quote, such as a sub-agent's answer, a summary, or the call
+            that started the agent.
+        evidence: metadata that the client sent with the request of a sampled reply.
+        delivered: True if the client received the reply; None: unknown.
     """
 
     index: int
@@ -139,7 +142,7 @@ class Segment:
 
     @property
     def told(self) -> tuple[Message, ...]:
-        """All messages of the segment, in order."""
+        """All messages that the segment adds, in order."""
         return self.earlier if self.message is None else (*self.earlier, self.message)
 
     def __post_init__(self) -> None:
@@ -155,18 +158,18 @@ class Segment:
 
     @property
     def is_turn(self) -> bool:
-        """True of a reply that a model of ours sampled as a turn of the rollout: of an agent, or of a compaction."""
+        """True for a reply that a model of this run sampled as a turn: of an agent, or a compaction."""
         return self.model is not None and bool(self.tokens) and self.label not in UNTRAINED
 
     def compact(self) -> None:
-        """Hold tokens and log-probabilities as `NumberRow`s, in a third of the memory; the segment stays equal."""
+        """Store tokens and log-probabilities as `NumberRow`s, in a third of the memory. The segment stays equal."""
         object.__setattr__(self, "tokens", NumberRow.of_tokens(self.tokens))
         object.__setattr__(self, "logprobs", self.logprobs and NumberRow.of_floats(self.logprobs))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """Failure, for the record: the error class, where, and its message."""
+    """Recorded failure: error class, place and message."""
 
     error: str
     where: str
@@ -175,7 +178,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """End of a trajectory (law 6). `failure` exists exactly when something crashed."""
+    """End of a trajectory (law 6). `failure` exists exactly if something crashed."""
 
     kind: OutcomeKind
     reason: StopReason
@@ -183,13 +186,13 @@ class Outcome:
 
     @property
     def trainable(self) -> bool:
-        """True if the policy is answerable for this outcome, so that its group may count it."""
+        """True if the policy is responsible for the outcome, so its group may count it."""
         return self.kind in ("completed", "truncated", "policy_failed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """Counts over one trajectory, in tokens, turns and calls."""
+    """Counts of tokens, turns and calls in one trajectory."""
 
     sampled_tokens: int = 0
     prompt_tokens: int = 0
@@ -200,7 +203,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Wall clock of a trajectory, in seconds; `started` is the epoch time."""
+    """Wall-clock times of a trajectory in seconds; `started` is a time since the epoch."""
 
     started: float = 0.0
     wall_s: float = 0.0
@@ -209,12 +212,12 @@ class Timing:
 
 
 DEFAULT_ROLES = (POLICY,)
-"""The roles of a world that names none."""
+"""Roles of a world that names none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
-    """One role's tree of segments. `origin` is (trajectory id, segment index) of a deliberate fork, or None."""
+    """One role's tree of segments. `origin` is the (trajectory id, segment index) of a deliberate fork, or None."""
 
     id: str
     task: str
@@ -227,28 +230,27 @@ class Trajectory:
 
     @property
     def turns(self) -> list[Segment]:
-        """The replies that are turns, in the order in which they were asked for: those that `Score.per_turn` and
-        `Score.states` speak of."""
+        """Replies that are turns, in the order of their requests; `Score.per_turn` and `Score.states` refer to them."""
         return [segment for segment in self.segments if segment.is_turn]
 
     @property
     def answer(self) -> Segment | None:
-        """The last reply of the main agent, see `main_replies`; None where no agent replied."""
+        """Last reply of the main agent (see `main_replies`); None if no agent replied."""
         replies = main_replies(self.segments)
         return replies[-1] if replies else None
 
     def branches(self) -> Iterator[tuple[Segment, ...]]:
-        """Yield every root-to-leaf path, in the order the leaves were made."""
+        """Yield every root-to-leaf path, in the order of leaves."""
         for leaf in self.leaves():
             yield self.path(leaf.index)
 
     def leaves(self) -> Iterator[Segment]:
-        """Return the segments that none continues, in the order they were made."""
+        """Return the segments without children, in order."""
         parents = {s.parent for s in self.segments}
         return (segment for segment in self.segments if segment.index not in parents)
 
     def path(self, index: int) -> tuple[Segment, ...]:
-        """Return the segments from a root to the one with this index."""
+        """Return the segments from the root to the one with this index."""
         path: list[Segment] = []
         at: int | None = index
         while at is not None:
@@ -258,20 +260,22 @@ class Trajectory:
 
 
 def main_replies(segments: Sequence[Segment]) -> list[Segment]:
-    """Return the replies of the main agent, the one that asked first, whoever wrote them, in the order in which they
-    were asked for. Titles, summaries, what its client never got and what sub-agents say are none."""
+    """Return the replies of the main agent, which is the first to request one, in the order of requests.
+
+    Replies of any model count. Auxiliary, compaction, undelivered and sub-agent replies do not.
+    """
     replies = [s for s in segments if s.message is not None and s.message.role == "assistant"]
     of_agents = [reply for reply in replies if reply.label == "agent" and reply.source != "harness"]
     if len(of_agents) < 2:
         return of_agents
-    main, begun = _agent_of(of_agents[0]), _begun_by_others(segments)
-    own = [r for r in of_agents if _agent_of(r) == main and (main or not begun.get(r.index))]
+    main, sub_agents = _agent_of(of_agents[0]), _by_sub_agents(segments)
+    own = [r for r in of_agents if _agent_of(r) == main and (main or not sub_agents.get(r.index))]
     return own or of_agents[:1]
 
 
-def _begun_by_others(segments: Sequence[Segment]) -> dict[int, bool]:
-    """Return for each segment whether it belongs to an agent that a reply of another began, as the tree tells where
-    clients name no agents."""
+def _by_sub_agents(segments: Sequence[Segment]) -> dict[int, bool]:
+    """Return for each segment whether it belongs to an agent that another's reply started, judged by the tree alone,
+    since clients need not name agents."""
     others: dict[int, bool] = {}
     for s in segments:
         before = s.parent if s.parent is not None or s.fork is None else s.fork.of
@@ -281,14 +285,20 @@ def _begun_by_others(segments: Sequence[Segment]) -> dict[int, bool]:
 
 
 def _agent_of(reply: Segment) -> str:
-    """Return the id of the agent that asked for a reply; empty where its client gives none."""
+    """Return the id of the agent that requested a reply; empty if its client sent none."""
     return "" if reply.evidence is None else reply.evidence.agent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
-    """One attempt at a task: one trajectory per role that was asked, in the order in which the world names them; an
-    attempt that asked nobody has the first role's. `index` is its place in the group, `attempt` counts retries."""
+    """One attempt at a task.
+
+    Attributes:
+        index: position in the group.
+        attempt: number of retries before it.
+        trajectories: one trajectory per role that got a request, in the world's order of roles; an attempt without
+            requests has the first role's.
+    """
 
     id: str
     task: Task
@@ -299,8 +309,8 @@ class Rollout:
 
     @property
     def outcome(self) -> Outcome:
-        """The worst outcome over the roles: a rollout is trainable only when all its roles are, and completed only when
-        all have completed."""
+        """Worst outcome over the roles: a rollout is trainable only if all its roles are, and completed only if all
+        are."""
         outcomes = [trajectory.outcome for trajectory in self.trajectories]
         for outcome in outcomes:
             if not outcome.trainable:
@@ -310,16 +320,23 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """`reward` None means not scored, which is not 0. `parts` are named components for reports; `success` is the
-    verifier's yes or no (None where a world has no such notion).
+    """Score of a rollout.
 
-    `per_turn` says what of `reward` each turn earned, in the order of `Trajectory.turns`: replies that are auxiliary or
-    lost are none; what they leave of it was earned by the end. `per_step` says likewise what of its turn's part each
-    step of a turn earned, where turns have steps: per turn, (sampled tokens of the turn up to the step's end, reward),
-    in order; the rest was earned by the turn's end. `states` says which state each of those turns was taken in, None
-    where no other is like it (see `Observation.state_key`). `per_role` replaces `reward` for a role that it names,
-    where roles earn different rewards. Where a rollout has several roles, `per_role_turns` and `per_role_states` stand
-    for `per_turn` and `states`: each role's own turns.
+    With several roles, `per_role_turns` and `per_role_states` replace `per_turn` and `states`.
+
+    Attributes:
+        reward: reward; None means not scored, which differs from 0.
+        parts: named components, for reports and credit rules.
+        success: verdict of the verifier; None in a world without one.
+        per_turn: part of `reward` that each turn earned, in the order of `Trajectory.turns` (without auxiliary and lost
+            replies); the end earned the rest.
+        per_step: parts of each turn's reward that its steps earned, per turn as (number of the turn's tokens up to the
+            step's end, reward), in order; the turn's end earned the rest.
+        states: state in which each turn was taken (see `Observation.state_key`); None for a state that no other turn
+            shares.
+        per_role: rewards that replace `reward` for the named roles.
+        per_role_turns: `per_turn` of each role's own turns.
+        per_role_states: `states` of each role's own turns.
     """
 
     reward: float | None
@@ -337,22 +354,22 @@ class Score:
         return (self.per_role or {}).get(role, self.reward)
 
     def turns_of(self, role: str) -> tuple[float, ...] | None:
-        """Return each turn's reward of a role, or None if turns were not scored."""
+        """Return the reward of each of a role's turns; None if turns were not scored."""
         return self.per_turn if self.per_role_turns is None else self.per_role_turns.get(role)
 
     def states_of(self, role: str) -> tuple[str | None, ...] | None:
-        """Return the state that each turn of a role was taken in, None where nothing is said of states."""
+        """Return the state of each of a role's turns; None if states are not named."""
         return self.states if self.per_role_states is None else self.per_role_states.get(role)
 
 
 ROUNDING = 1e-9
-"""Difference of rewards, relative to the larger, that is rounding: sums of the same parts differ by some 1e-16."""
+"""Largest relative difference between equal rewards: sums of the same parts differ by about 1e-16."""
 LEAST_DIFFERENCE = 1e-12
-"""Difference that is rounding where rewards are near 0, as sums that cancel are."""
+"""Largest absolute difference between equal rewards near 0, such as sums that cancel."""
 
 
 def alike(rewards: Sequence[float | None]) -> bool:
-    """Return whether rewards differ by no more than rounding. One that is None is like none that is not."""
+    """Return whether rewards are equal up to rounding. None equals only None."""
     earned = [reward for reward in rewards if reward is not None]
     if len(earned) < len(rewards):
         return not earned
@@ -362,13 +379,13 @@ def alike(rewards: Sequence[float | None]) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """A task's rollouts with their scores, in rollout order. A rollout that left for an infrastructure failure, or that
-    ended at a limit before the policy had a turn, is in `failed`, never among `rollouts`; an unscored or misaligned
-    group cannot be built.
+    """A task's rollouts with their scores. A group with an unscored or untrainable rollout cannot be built.
 
-    `index` is the admission number (batches form in this order, law 5); `version` the weight version at admission.
-    `baselines` are the scores of the task's rollouts with purpose "baseline": never trained, and no members of the
-    group.
+    Attributes:
+        index: admission number; batches form in this order (law 5).
+        failed: rollouts that were lost to infrastructure, or that reached a limit before the policy's first turn.
+        version: weight version at admission.
+        baselines: scores of the task's rollouts with purpose "baseline", which are neither trained nor members.
     """
 
     id: str

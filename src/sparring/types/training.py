@@ -1,4 +1,4 @@
-"""Rows that are trained, the batches that they form, and the weights that come of it."""
+"""Rows to train, their batches, and references to weights and checkpoints."""
 
 from __future__ import annotations
 
@@ -19,23 +19,28 @@ class Sample:
 
         tokens       P0    P1    A0    A1    T0    B0
         policy       0     0     1     1     0     1       weight in the policy term (`weights["policy"]`)
-        logprobs     0.    0.   -0.3  -1.2   0.   -0.7     recorded when sampled; 0. where nothing was sampled
+        logprobs     0.    0.   -0.3  -1.2   0.   -0.7     recorded by the engine; 0. for other tokens
         advantages   0.    0.    0.5   0.5   0.    0.5
-        versions     -1    -1    7     7     -1    7       -1 where nothing was sampled
+        versions     -1    -1    7     7     -1    7       -1 for other tokens
         kv_versions  -1    -1    7     7     -1    7
 
-    The model's log-probability of tokens[t] is computed at position t - 1, so tokens[0] never carries weight.
-    `weights` maps a loss term (policy, imitate, ...) to its per-token weights; a term that is absent touches nothing.
-    `kept` has an empty row where nothing was sampled or nothing truncated; it is None where that is so everywhere.
-    `bias` is likewise, per token, what was added to logits before it was drawn: (id, value), minus infinity for what
-    was impossible.
+    The model's log-probability of tokens[t] is computed at position t - 1, so tokens[0] never has a weight.
 
-    `label` is what the preference term is told of the row: 1 chosen or wanted, -1 rejected or unwanted; 0: judged for a
-    batch statistic alone, never trained. The chosen and the rejected rows of one `group` are a pair. `teacher` names
-    the model that the distill term, or a penalty for leaving a reference, compares with; `tops` is what that one finds
-    likeliest in the place of each token, where no more of its distribution is asked for. `fork` says why the row's
-    conversation left another that was recorded before; None where it did not. In a row with `template` the chat
-    template had no bridge over what was said: replies before the first trained one are encoded from their text.
+    Attributes:
+        id: `<trajectory id>#<branch>`, or a name of its own.
+        group: name of the group of rows.
+        weights: weight of each token by loss term (policy, imitate, ...); an absent term does not train the row.
+        kv_versions: oldest weight versions of the KV cache that they attended to.
+        kept: kept sets; empty for tokens without truncated sampling. None if all are empty.
+        bias: (id, value) pairs added to the logits before each token was drawn, minus infinity for banned ids. None if
+            all are empty.
+        annotations: values of `annotations.Annotation` at each token, by name.
+        label: side in the preference term: 1 chosen or wanted, -1 rejected or unwanted, 0 for a batch statistic only
+            and never trained. The chosen and rejected rows of one `group` are a pair.
+        teacher: name of the model that the distill term, or a KL penalty, compares with.
+        tops: the teacher's likeliest tokens at each token, if not its whole distribution is compared.
+        fork: reason why the row's conversation left an earlier one, or None. With "template", replies before the first
+            trained one are encoded from their text.
     """
 
     id: str
@@ -73,11 +78,11 @@ class Sample:
             raise ValueError(f"sample {self.id}: the first token has no prediction and cannot carry weight")
 
     def annotated(self, name: str, values: tuple[float, ...]) -> Sample:
-        """Return the row with one more annotation, or another in its place.
+        """Return the row with an annotation added or replaced.
 
         Args:
-            name: a member of `annotations.Annotation`.
-            values: one per token [T].
+            name: member of `annotations.Annotation`.
+            values: one value per token [T].
 
         Raises:
             ValueError: the name is not declared, or the row has another number of tokens.
@@ -86,8 +91,8 @@ class Sample:
 
     @property
     def trajectory(self) -> str:
-        """The id of the trajectory that it was flattened from: its own is `<trajectory id>#<branch>`. Its own id where
-        it is of none."""
+        """Id of the trajectory that the row was flattened from, with `id` being `<trajectory id>#<branch>`; the row's
+        own id if it has no trajectory."""
         return self.id.rpartition("#")[0] or self.id
 
     @property
@@ -107,12 +112,12 @@ class TokenAccount:
 
     sampled: int = 0
     trained: int = 0
-    filtered: int = 0  # its group had no variance
-    zero_advantage: int = 0  # its own advantage was exactly zero
-    failed: int = 0  # its rollout left the group
-    auxiliary: int = 0  # its reply was a title or a route, no turn of the agent
-    lost: int = 0  # its client never got the reply
-    dropped: int = 0  # its update's gradient was not finite, and trained nothing
+    filtered: int = 0  # in groups that a filter dropped
+    zero_advantage: int = 0  # with an advantage of exactly 0
+    failed: int = 0  # in rollouts that left the group
+    auxiliary: int = 0  # in auxiliary replies, such as titles
+    lost: int = 0  # in replies that their client did not receive
+    dropped: int = 0  # in updates with a non-finite gradient
 
     def __add__(self, other: TokenAccount) -> TokenAccount:
         return TokenAccount(
@@ -133,14 +138,23 @@ class TokenAccount:
         return self.sampled == used + self.auxiliary + self.lost + self.dropped
 
     def untrained(self) -> TokenAccount:
-        """Return the account of the same update where its optimiser steps changed no weight."""
+        """Return the account of this update if its optimiser steps changed no weight: trained tokens count as
+        dropped."""
         return replace(self, trained=0, dropped=self.dropped + self.trained)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """The rows of one optimiser step and the model they train. `denominators` are global, one per loss term. An update
-    may take several; the last one `ends_update`, and if it says `publish`, the engine is given the weights."""
+    """Rows of one optimiser step and the name of the model that they train.
+
+    Attributes:
+        step: number of the update.
+        denominators: global denominator of each loss term.
+        publish: True if the engine gets the weights after this step.
+        ends_update: True for the last optimiser step of an update.
+        account: account of the update's sampled tokens, on its last batch.
+        groups: ids of the update's groups, on its last batch.
+    """
 
     step: int
     model: str
@@ -154,7 +168,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """A new version with its metrics (gradient norm, learning rate, ...)."""
+    """Result of an optimiser step: the version, and metrics (gradient norm, learning rate, ...)."""
 
     version: int
     metrics: Mapping[str, float]
@@ -162,10 +176,16 @@ class StepResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightRef:
-    """A published version: what it is called, what it must hash to, and where it lies (`location` belongs to the
-    transport: an object in this process for `inline`, a path for `disk`). `probe` are (tokens, log-probabilities) that
-    the receiver must reproduce before it serves (law 9). Where they are an adapter's and not a whole model's, `adapter`
-    is its name. `digests` are those of single tensors, by name, where the publisher has them."""
+    """Reference to published weights.
+
+    Attributes:
+        checksum: checksum that the fetched tensors must have.
+        transport: name of the transport, such as `inline`.
+        location: the transport's own data: an object in this process, or the position of a file.
+        probe: tokens and log-probabilities that the receiver must reproduce before it serves the weights (law 9).
+        adapter: name of the adapter that the weights belong to; None for the whole model.
+        digests: digests of single tensors by name, if the publisher computed them.
+    """
 
     model: str
     version: int
@@ -179,7 +199,7 @@ class WeightRef:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointRef:
-    """Checkpoint for a resume: the folder of one complete checkpoint and the step after which it was written."""
+    """Reference to a complete checkpoint folder, and the step after which it was written."""
 
     model: str
     stage: str

@@ -1,1 +1,1 @@
-"""Published weights and how they travel from trainer to engine."""
+"""Published weights and their transport from trainer to engine."""

@@ -1,4 +1,4 @@
-"""Checksum of a set of named tensors."""
+"""Checksums of named tensors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import torch
 import xxhash
 
 PIECE = 1 << 22
-"""Bytes hashed before another thread gets its turn: hashing holds the interpreter's lock, and an engine may be
-computing."""
+"""Bytes hashed between two releases of the interpreter's lock, which hashing holds while an engine may be computing."""
 
 
 def checksum(state: Mapping[str, torch.Tensor]) -> str:
-    """Return xxh3-128 over names, dtypes, shapes and bytes in the order of the names, as 32 hexadecimal digits.
+    """Return xxh3-128 over names, dtypes, shapes and bytes in the order of names, as 32 hexadecimal digits.
 
-    Equal exactly when every tensor is equal to the bit (0.0 and -0.0 differ); the device does not matter.
+    Two checksums are equal exactly if every tensor is bitwise equal (0.0 and -0.0 differ), on any device.
     """
     digest = xxhash.xxh3_128()
     _hash(state, digest, None)
@@ -24,15 +23,15 @@ def checksum(state: Mapping[str, torch.Tensor]) -> str:
 
 
 def checksums(state: Mapping[str, torch.Tensor]) -> tuple[str, dict[str, int]]:
-    """Return the checksum of all tensors, and by name the xxh3-64 of each one's bytes: where two states differ, it says
-    in which tensors."""
+    """Return the checksum of all tensors, and the xxh3-64 of each tensor's bytes by name, which locates a
+    difference."""
     digest, by_name = xxhash.xxh3_128(), dict[str, int]()
     _hash(state, digest, by_name)
     return digest.hexdigest(), by_name
 
 
 def _hash(state: Mapping[str, torch.Tensor], digest: xxhash.xxh3_128, by_name: dict[str, int] | None) -> None:
-    """Add all tensors to `digest`; of each, its own to `by_name` if that is given, while its bytes are at hand."""
+    """Add all tensors to `digest` and, if given, the digest of each tensor to `by_name`."""
     hashed = 0
     for name in sorted(state):
         tensor = state[name].detach()

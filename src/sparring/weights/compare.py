@@ -1,4 +1,4 @@
-"""Comparison of folders of weights, tensor by tensor, from their safetensors files alone."""
+"""Comparison of weight folders, tensor by tensor, from their safetensors files alone."""
 
 from __future__ import annotations
 
@@ -26,20 +26,19 @@ TYPES = {
     "F32": "<f4",
     "F64": "<f8",
 }
-"""Types of safetensors that numpy has, by name."""
+"""numpy's types for the safetensors types that it supports."""
 
 PIECE = 1 << 24
-"""Bytes that are compared at once."""
+"""Bytes compared at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorDifference:
-    """First difference between two folders of weights, in the order of the tensors' names.
+    """First difference between two weight folders, in the order of tensor names.
 
     Attributes:
-        tensor: its name.
         what: `tensor`, `dtype`, `shape`, or `value at (row, column, ...)`.
-        values: in the first and in the second folder, in words; `none` where a folder does not have the tensor.
+        values: description in the first and in the second folder; `none` if a folder lacks the tensor.
     """
 
     tensor: str
@@ -49,7 +48,13 @@ class TensorDifference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredTensor:
-    """A tensor of a safetensors file: dtype as the file names it, shape, and the place of its bytes."""
+    """Tensor in a safetensors file.
+
+    Attributes:
+        dtype: name of the type in the file's header.
+        begin: offset of its first byte.
+        end: offset after its last byte.
+    """
 
     file: Path
     dtype: str
@@ -58,26 +63,26 @@ class StoredTensor:
     end: int
 
     def content(self) -> np.ndarray[Any, Any]:
-        """Return its bytes, mapped from the file."""
+        """Map its bytes from the file."""
         if self.begin == self.end:
             return np.zeros(0, np.uint8)
         return np.memmap(self.file, np.uint8, "r", self.begin, (self.end - self.begin,))
 
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file, or of those of a folder, by name and in the order of names; none of a
-    folder that is not there.
+    """Return the tensors of a safetensors file or folder by name, in the order of names; empty if the folder does not
+    exist.
 
     Raises:
         BadInput: a file is damaged.
     """
     tensors: dict[str, StoredTensor] = {}
     for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
-        tensors |= _header(file)
+        tensors |= _read_header(file)
     return dict(sorted(tensors.items()))
 
 
-def _header(file: Path) -> dict[str, StoredTensor]:
+def _read_header(file: Path) -> dict[str, StoredTensor]:
     try:
         with file.open("rb") as data:
             start = 8 + int.from_bytes(data.read(8), "little")
@@ -101,11 +106,11 @@ def _header(file: Path) -> dict[str, StoredTensor]:
 
 
 def first_tensor_difference(left: Path, right: Path) -> TensorDifference | None:
-    """Return the first difference between the weights of two folders; None where every tensor is equal to the bit.
+    """Return the first difference between two sets of weights; None if all tensors are bitwise equal.
 
     Args:
-        left: a folder with safetensors files, such as a stage's `model`, or one such file.
-        right: another one.
+        left: folder with safetensors files, such as a stage's `model`, or one file.
+        right: folder or file to compare with.
 
     Raises:
         BadInput: a file is damaged.
@@ -121,12 +126,11 @@ def first_tensor_difference(left: Path, right: Path) -> TensorDifference | None:
                 return TensorDifference(tensor=name, what=what, values=(str(pair[0]), str(pair[1])))
         at = _first_byte(first.content(), second.content())
         if at is not None:
-            return _of_value(name, first, second, at)
+            return _value_difference(name, first, second, at)
     return None
 
 
 def _first_byte(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> int | None:
-    """Return the place of the first byte that differs."""
     for begin in range(0, len(left), PIECE):
         differs = left[begin : begin + PIECE] != right[begin : begin + PIECE]
         if differs.any():
@@ -134,8 +138,7 @@ def _first_byte(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> int 
     return None
 
 
-def _of_value(name: str, left: StoredTensor, right: StoredTensor, byte: int) -> TensorDifference:
-    """Return the difference in the value that a byte belongs to."""
+def _value_difference(name: str, left: StoredTensor, right: StoredTensor, byte: int) -> TensorDifference:
     size = (left.end - left.begin) // max(1, int(np.prod(left.shape, dtype=np.int64)))
     place = byte // max(1, size)
     position: Sequence[int] = [int(at) for at in np.unravel_index(place, left.shape or (1,))]
@@ -145,7 +148,7 @@ def _of_value(name: str, left: StoredTensor, right: StoredTensor, byte: int) -> 
 
 
 def _value(tensor: StoredTensor, content: np.ndarray[Any, Any]) -> str:
-    """Return a value in words: the number, and its bytes where two numbers may look the same."""
+    """Format a value as a number with its bytes, since two different values may print as the same number."""
     data = content.tobytes()
     if tensor.dtype == "BF16":
         number = np.frombuffer(b"\0\0" + data, "<f4")[0]

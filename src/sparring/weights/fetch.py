@@ -1,4 +1,4 @@
-"""Tensors of a reference, by its transport: the one place that knows all transports."""
+"""Fetch of published weights by transport; the one place that knows all transports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRANSPORTS: Mapping[str, Callable[[WeightRef], dict[str, torch.Tensor]]] = Mappi
 
 
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """Return the published tensors, verified. They may be the reference's own: a receiver copies them
+    """Return the published tensors, verified. They may share the reference's storage, so a receiver copies them
     (`CausalModel.load_state` does).
 
     Raises:

@@ -1,4 +1,4 @@
-"""Weights between a trainer and an engine of one process: an object in memory, copied on both sides."""
+"""Transport between a trainer and an engine in one process: an object in memory, copied on both sides."""
 
 from __future__ import annotations
 
@@ -21,16 +21,14 @@ def publish(
     *,
     adapter: str | None = None,
 ) -> WeightRef:
-    """Copy `state` and return a reference to the copy, which shares no storage with the trainer (law 9): training on
-    does not change it.
+    """Copy `state` and return a reference to the copy, which shares no storage with the trainer (law 9).
 
     Args:
-        model: name of the model whose weights these are.
-        version: number of updates that made them.
+        version: number of updates behind the weights.
         state: parameters by Hugging Face name, or an adapter's state.
-        probe: tokens [T] and the log-probabilities [T - 1] of tokens[1:] under these weights at temperature 1, for the
-            receiver to reproduce.
-        adapter: which of the model's adapters these are; None for the model itself.
+        probe: tokens [T] and the log-probabilities [T - 1] of tokens[1:] under these weights at temperature 1, which
+            the receiver has to reproduce.
+        adapter: name of the model's adapter; None for the model itself.
     """
     copies = {name: tensor.detach().clone() for name, tensor in state.items()}
     checksum, digests = checksums(copies)
@@ -47,11 +45,11 @@ def publish(
 
 
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """Return the published tensors, verified. They are the reference's own: a receiver copies them
+    """Return the published tensors, verified. They share the reference's storage, so a receiver copies them
     (`CausalModel.load_state` does).
 
     Raises:
-        WeightsError: the reference has another transport, or its tensors are not the ones that were published.
+        WeightsError: the reference has another transport, or its tensors have changed since they were published.
     """
     where = f"weights of {ref.model} version {ref.version}"
     if ref.transport != "inline":

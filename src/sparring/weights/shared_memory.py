@@ -1,7 +1,7 @@
-"""Weights between processes of one machine: a file in shared memory that exists while its publisher lends it.
+"""Transport between processes of one machine: a file in shared memory that exists as long as its publisher lends it.
 
-`published` is a context, and removes its file at the end. Until then the publisher holds a lock on the file. The kernel
-drops the lock of a process that died, so the next publisher can recognise and remove files without an owner (`sweep`).
+`published` is a context manager that removes its file at the end. Until then the publisher holds a lock on the file.
+The kernel drops the lock of a dead process, so the next publisher can recognise and remove orphaned files (`sweep`).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from sparring.weights.inline import Probe
 TRANSPORT = "shared_memory"
 FOLDER = Path("/dev/shm")
 PREFIX = "sparring-weights-"
-"""Beginning of a file's name; the publisher's process id and a random part follow."""
+"""Prefix of file names; the publisher's process id and a random part follow."""
 ALIGNMENT = 64
-"""Bytes; a tensor begins at a multiple of it."""
+"""Alignment of tensors in the file, in bytes."""
 
 _NAME = re.compile(re.escape(PREFIX) + "[0-9]+-[0-9a-f]{16}")
 
 
 class TensorSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Position of one tensor in the file: `offset` in bytes, `dtype` as torch names it ("float32")."""
+    """Position of one tensor in the file: `offset` in bytes, `dtype` with torch's name ("float32")."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -43,7 +43,12 @@ class TensorSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Location(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Plain data in `WeightRef.location` for this transport: the file's name, its size in bytes, tensors by name."""
+    """`WeightRef.location` of this transport, as plain data.
+
+    Attributes:
+        segment: name of the file.
+        size: size of the file in bytes.
+    """
 
     segment: str
     size: int
@@ -59,16 +64,16 @@ def published(
     *,
     adapter: str | None = None,
 ) -> Iterator[WeightRef]:
-    """Publish a copy of `state` that other processes of this machine can fetch until the context ends. Arguments as for
-    `inline.publish`.
+    """Publish a copy of `state` that other processes of this machine can fetch until the context ends. Takes the
+    arguments of `inline.publish`.
 
-    The file gets its name when it is complete, so a crash while writing leaves nothing behind.
+    The file gets its name when it is complete, so a crash while writing leaves no file.
 
     Raises:
         WeightsError: shared memory is full or missing.
     """
     sweep()
-    location = _located(f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}", state)
+    location = _layout(f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}", state)
     with ExitStack() as stack:
         where, room = f"weights of {model} version {version}", f"{location.size} free bytes in {FOLDER}"
         with boundary(WeightsError, where, room, "free some space there"):
@@ -85,10 +90,10 @@ def published(
 
 
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """Return a copy of the published tensors, verified: later changes by the publisher do not affect it.
+    """Return a verified copy of the published tensors; later changes by the publisher do not affect it.
 
     Raises:
-        WeightsError: the reference has another transport, its file is gone, or its tensors are not the ones that were
+        WeightsError: the reference has another transport, its file is gone, or its tensors have changed since they were
             published.
     """
     where = f"weights of {ref.model} version {ref.version}"
@@ -110,9 +115,9 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
 
 
 def sweep() -> None:
-    """Remove files of publishers that died while they lent them: those that no process holds a lock on."""
+    """Remove the files of dead publishers, recognised by the missing lock."""
     for path in FOLDER.glob(f"{PREFIX}*"):
-        # gone meanwhile, another user's, or lent by somebody alive
+        # removed meanwhile, owned by another user, or lent by a live publisher
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY)
             try:
@@ -123,7 +128,7 @@ def sweep() -> None:
 
 
 def _lend(stack: ExitStack, location: Location, state: Mapping[str, torch.Tensor]) -> None:
-    """Write the file, locked from the beginning, and name it; `stack` undoes all of it."""
+    """Write the file, locked from the start, and then name it; `stack` undoes every step."""
     folder = os.open(FOLDER, os.O_PATH)
     stack.callback(os.close, folder)
     file = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR, 0o600)
@@ -132,12 +137,12 @@ def _lend(stack: ExitStack, location: Location, state: Mapping[str, torch.Tensor
     os.posix_fallocate(file, 0, max(1, location.size))
     for name, span in location.tensors.items():
         _write(file, span.offset, _bytes(state[name]))
-    # only with a folder given does Python follow the link to the file that has no name yet
+    # Python follows the link to the unnamed file only with dst_dir_fd
     os.link(f"/proc/self/fd/{file}", location.segment, dst_dir_fd=folder, follow_symlinks=True)
     stack.callback((FOLDER / location.segment).unlink, missing_ok=True)
 
 
-def _located(segment: str, state: Mapping[str, torch.Tensor]) -> Location:
+def _layout(segment: str, state: Mapping[str, torch.Tensor]) -> Location:
     places, offset = {}, 0
     for name, tensor in state.items():
         places[name] = TensorSpan(
@@ -158,7 +163,7 @@ def _write(descriptor: int, offset: int, data: memoryview) -> None:
 
 
 def _read(path: Path, size: int, where: str) -> torch.Tensor:
-    """Return the whole file as uint8 [size]."""
+    """Read a segment as uint8 [size]."""
     data = None
     with boundary(WeightsError, where, "a readable segment", "publish them again"):
         try:

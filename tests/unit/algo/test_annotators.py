@@ -73,7 +73,7 @@ def test_the_teacher_is_shown_a_success_and_reads_the_same_tokens(renderers):
     assert "the answer is five" in renderer.decode(reading(rows[2]).tokens)
 
 
-def test_a_world_that_opens_otherwise_cannot_be_told(renderers):
+def test_feedback_to_another_first_prompt_is_refused(renderers):
     changed = [segment(0, None, "prompt", (1, 2)), segment(1, 0, "policy", (3,))]
     watch, rows = watched([group([rollout(0, changed), answering(renderers[0], 1, "five")], [False, True])])
     with pytest.raises(BadInput, match="distill.feedback"):
@@ -115,7 +115,7 @@ def test_spans_end_where_tokens_of_both_end():
     assert aligned([], []) == []
 
 
-def test_a_character_of_several_tokens_ends_with_its_last(renderers):
+def test_a_character_of_several_tokens_ends_at_its_last_token(renderers):
     tokens = renderers[1].render([Message(role="user", content="é")], ()).tokens
     places = ends(tokens, renderers[1].decode)
     assert places.count(None) == 1
@@ -147,7 +147,7 @@ def test_the_gap_of_a_span_is_the_gap_of_each_of_its_tokens(folders, renderers, 
     )
 
 
-def test_what_is_too_long_for_the_teacher_is_left_alone(folders, renderers):
+def test_a_turn_too_long_for_the_teacher_keeps_its_log_probabilities(folders, renderers):
     engine = Uniform()
     rows = [answering(renderers[0], 0, "the answer is five")]
     [row], [found] = across(folders, renderers, rows, engine)
@@ -167,7 +167,7 @@ def test_the_same_tokenizer_gives_the_teachers_own_numbers(folders, renderers):
     assert found.annotations["teacher"][start:] == pytest.approx([-1.0] * (len(row.tokens) - start))
 
 
-def test_a_turn_behind_several_tool_calls_is_left_alone(folders, renderers):
+def test_a_turn_after_several_tool_calls_keeps_its_log_probabilities(folders, renderers):
     renderer = renderers[0]
     calls = tuple(ToolCall(id=f"call_{n}", name="look", arguments={"at": n}) for n in range(2))
     prompt = renderer.render(TASK.messages, ()).tokens

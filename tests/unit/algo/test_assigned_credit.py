@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.credit.load import load_credit
+from sparring.algo.pipeline import load_credit
 from sparring.algo.presets import ALGORITHMS
 from sparring.errors import BadInput
-from sparring.testing.golden.groups import by_member, nouns, simple_group
+from sparring.testing.groups import by_member, nouns, simple_group
 
 
 def config(**algo):
@@ -40,7 +40,7 @@ def test_the_filter_is_on_in_the_presets_of_dapo_alone(name):
 
 
 @pytest.mark.parametrize("rewards", [[1.0] * 6, [0.0] * 6, [1.0] * 3 + [0.0] * 3, [0.9, 0.7, 0.6, 0.8, 0.0, 0.0]])
-def test_pass_at_k_takes_groups_for_flat_in_which_every_subset_has_the_same_value(rewards):
+def test_pass_at_k_groups_with_equal_subsets_are_flat(rewards):
     """Of six, three or fewer failures: every four hold a success."""
     groups = [simple_group(rewards), simple_group([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])]
     kept = advantages(groups, config(credit="pass_at_k"))
@@ -69,7 +69,7 @@ def test_shaping_comes_before_credit_in_its_order_and_can_make_equal_rewards_dif
     assert advantages([group], config(credit="rloo", shaping=again)) == [[[1.5], [-1.5] * 3]]
 
 
-def test_difficulty_is_what_the_scorer_said_whatever_shaping_makes_of_it():
+def test_difficulty_is_judged_before_shaping():
     price = {"name": "linear_length", "price": 1.0, "by_success": False}
     algo = config(credit="reinforce", difficulty={"lowest": 0.0, "highest": 0.9}, shaping=[price])
     assert advantages([simple_group([1.0, 1.0]), simple_group([1.0, 0.0])], algo) == [None, [[0.0], [-1.0]]]
@@ -93,7 +93,7 @@ def test_the_shuffled_control_works_where_turns_earn_and_passes_state_on():
     assert load_credit(config(), seed=0).state() == {}
 
 
-def test_what_a_rule_reads_and_compares_is_checked_before_the_run():
+def test_annotations_and_group_size_are_checked_before_the_run():
     everything = {"value", "implicit", "reference", "probability_squares"}
     for algo, size, written, said in (
         (config(credit="gae"), 8, set(), "algo.credit: expected a credit that does not need the annotation 'value'"),
@@ -127,7 +127,7 @@ def test_right_answers_are_imitated_whatever_shaping_makes_of_them():
     assert [len(rows) for rows in alone] == [2, 0], "a group that leaves teaches nothing"
 
 
-def test_right_is_what_the_scorer_says_and_of_a_role_what_it_earned():
+def test_right_is_the_scorers_success_or_a_roles_own_reward():
     groups, samples = nouns([simple_group([1.0, 0.0])])
     algo = config(credit="reinforce", right_answers={})
 
@@ -142,20 +142,20 @@ def test_right_is_what_the_scorer_says_and_of_a_role_what_it_earned():
         config(right_answers={"coefficient": 0.0})
 
 
-def test_only_rules_of_one_group_tell_a_reader_of_one_group():
+def test_rules_over_a_whole_update_do_not_see_one_group():
     for credit in ("grpo", "rloo", "gigpo", "raft"):
         assert config(credit=credit).sees_one_group
     for algo in (config(credit="gpg"), config(credit="rae"), config(kl_reward={}), config(control="shuffled")):
         assert not algo.sees_one_group
 
 
-def test_a_reference_is_asked_where_something_reads_it():
+def test_a_reference_is_computed_only_if_something_reads_it():
     assert not config().needs_reference
     assert config(kl_reward={}).needs_reference and config(credit="prime").needs_reference
     assert config(kl={"coefficient": 0.1}).needs_reference
 
 
-def test_group_order_does_not_matter_to_what_stays():
+def test_the_order_of_groups_does_not_affect_which_stay():
     groups, samples = nouns(EQUAL)
     credit = load_credit(config(zero_variance_filter=True), seed=0)
     forwards, backwards = credit.credit(groups, samples), credit.credit(groups[::-1], samples[::-1])

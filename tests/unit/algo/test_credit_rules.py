@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from golden.credit import KINDS, REFERENCES, cases
 
 from sparring.algo.credit.members import members
 from sparring.algo.facts import name_of
 from sparring.algo.rules import CreditRule
 from sparring.annotations import DECLARED
 from sparring.errors import BadInput
-from sparring.testing.golden.credit import KINDS, REFERENCES, cases
-from sparring.testing.golden.groups import by_member, nouns, simple_group
+from sparring.testing.groups import by_member, nouns, simple_group
 from sparring.types import Outcome, Score
 
 RULES = sorted(REFERENCES)
@@ -93,7 +93,7 @@ ABSOLUTE = {"reinforce", "rae", "topr", "raft", "raft_plus_plus", "rejection", "
 
 
 @pytest.mark.parametrize("name", sorted(set(RULES) - ABSOLUTE))
-def test_equal_rewards_without_a_difference_give_exact_zeros_or_leave(name):
+def test_equal_rewards_give_exact_zeros_or_drop_the_group(name):
     """0.1 three times has a rounded mean that is not 0.1."""
     tokens = {"value": [0.0], "implicit": [-1.0], "reference": [-1.0], "logprob": [-1.0], "probability_squares": [0.5]}
     fields = {"tokens": [tokens] * 3, "parts": [{"right": 0.1, "short": 0.1}] * 3, "per_turn": [[0.1]] * 3}
@@ -101,7 +101,7 @@ def test_equal_rewards_without_a_difference_give_exact_zeros_or_leave(name):
     assert group is None or all(value == 0.0 for member in group for value in member)
 
 
-def test_what_the_last_turn_earned_is_the_outcome_of_turn_level():
+def test_turn_level_adds_the_last_turns_reward_to_the_outcome():
     """MT-GRPO (arXiv 2505.11821, version 1, section 4.2) takes from the reward what turns before the last earned, and
     no more."""
     high = 0.75**0.5  # (1 - 1/2) / sqrt(1/3): half of four are 1
@@ -113,7 +113,7 @@ def test_what_the_last_turn_earned_is_the_outcome_of_turn_level():
     assert advantages("turn_level", [one_turn]) == [[pytest.approx([sign * high], rel=1e-5) for sign in (1, -1, 1, -1)]]
 
 
-def test_what_a_reward_model_says_of_the_last_turn_counts_in_turn_level():
+def test_turn_level_counts_a_reward_models_last_turn():
     """It adds to the reward as well as to the turn. The world gave 0 to both, so outcomes are 0.25 and 0.75."""
     group = simple_group([1.25, 0.75], turns=(1, 1), per_turn=[[1.0, 0.25], [0.0, 0.75]])
     low = -(0.5**0.5)
@@ -175,13 +175,13 @@ def test_a_config_names_a_rule_with_its_settings():
         ("remax", {}, "a baseline rollout per task"),
     ],
 )
-def test_what_a_rule_needs_and_is_not_there_is_refused_by_name(name, missing, said):
+def test_a_missing_input_of_a_rule_is_refused_by_name(name, missing, said):
     groups, samples = nouns([simple_group([1.0, 0.0], **missing)])
     with pytest.raises(BadInput, match=rf"credit '{name}'.*{said}"):
         rule(name).open().credit(groups, samples)
 
 
-def test_a_policy_that_broke_its_world_has_a_score_without_parts_turns_and_states():
+def test_a_failed_policys_score_may_lack_parts_turns_and_states():
     """Its reward stands for every part; its turns earned nothing."""
     parts = [{"right": 1.0, "short": 0.0}, {}]
     broken = [simple_group([0.5, -1.0], parts=parts)]
@@ -195,7 +195,7 @@ def test_a_policy_that_broke_its_world_has_a_score_without_parts_turns_and_state
 
 
 @pytest.mark.parametrize("name", ["gigpo", "process", "turn_level"])
-def test_an_update_of_which_the_policy_broke_every_rollout_is_no_reason_to_end(name):
+def test_an_update_of_failed_rollouts_alone_is_not_refused(name):
     """Its scores say nothing of turns and states, as every score of a broken rollout."""
     groups, samples = nouns([simple_group([0.0, 0.0])])
     broken = Outcome(kind="policy_failed", reason="malformed")
@@ -246,7 +246,7 @@ def test_rewards_that_differ_by_rounding_are_equal(name):
         assert rule(name).says_nothing(rewards)
 
 
-def test_a_token_is_credited_with_the_steps_that_end_at_or_after_it():
+def test_a_token_gets_the_rewards_of_its_step_and_later_ones():
     """Turns of four tokens and two: steps behind the second and the fourth, none in the second turn, whose tokens get
     nothing."""
     group = simple_group([1.0], turns=(4, 2), per_turn=[[1.0, 0.0]], per_step=[[[[2, 1.0], [4, 0.0]], []]])
@@ -264,7 +264,7 @@ def test_steps_outside_their_turn_are_an_error(ends):
         advantages("process", [group])
 
 
-def test_a_baseline_that_failed_takes_its_group_out_of_the_update():
+def test_a_group_with_a_failed_baseline_leaves_the_update():
     [group], samples = nouns([{**simple_group([1.0, 0.0]), "failed": [0.0]}])
     lost = replace(group, failed=tuple(replace(rollout, purpose="baseline") for rollout in group.failed))
     assert rule("remax").credit([lost], samples) == [[]]
@@ -304,7 +304,7 @@ def test_rewards_must_be_finite_and_turns_must_be_the_trajectorys():
         members(group, [replace(samples[0][0], id="elsewhere#0")])
 
 
-def test_what_turns_earned_is_part_of_the_reward():
+def test_turn_rewards_are_part_of_the_reward():
     """Two turns of 2 and 1 tokens that earned 0.25 and 0.5 of a reward of 1: what is left, 0.25, came at the end."""
     [group], [rows] = nouns(
         [simple_group([1.0], turns=(2, 1), per_turn=[[0.25, 0.5]], tokens=[{"reward": [0.0, -0.1, 0.0]}])]
@@ -315,7 +315,7 @@ def test_what_turns_earned_is_part_of_the_reward():
     assert math.fsum(member.step_rewards(1.0)) == pytest.approx(member.reward)
 
 
-def test_a_role_that_nobody_else_plays_gets_nothing_beside_one_that_is_compared():
+def test_a_role_without_peers_gets_zero_in_a_group_with_others():
     with_states = simple_group([0.0, 1.0], states=[["s"], ["s"]])
     roles = simple_group([0.0, 1.0])
     alone = {**roles["members"][0], "role": "black"}
@@ -327,7 +327,7 @@ def test_a_role_that_nobody_else_plays_gets_nothing_beside_one_that_is_compared(
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
-def test_who_never_spoke_is_given_nothing(name):
+def test_a_role_without_turns_gets_no_credit(name):
     """Cut before its first token: a member without turns."""
     case = next(iter(cases(name)))
     groups = copy.deepcopy(case["groups"])

@@ -6,11 +6,10 @@ import random
 import numpy as np
 import pytest
 import torch
+from golden.mutants import OPERATORS, mutants
+from golden.policy import answers, cases, loss, names
+from golden.policy_parts import PARTS
 from policy_cases import computed
-
-from sparring.testing.golden.mutants import OPERATORS, mutants
-from sparring.testing.golden.policy import answers, cases, loss, names
-from sparring.testing.golden.policy_parts import PARTS
 
 NAMES = list(names())
 
@@ -48,7 +47,7 @@ def test_the_references_gradient_is_that_of_finite_differences(part, name):
 
 
 @pytest.mark.parametrize(("part", "name"), NAMES)
-def test_the_same_in_any_micro_batches_and_over_ranks(part, name):
+def test_the_result_is_equal_in_any_micro_batches_and_over_ranks(part, name):
     """Micro-batches and ranks are the same to the loss: parts of the rows whose losses and gradients add up."""
     for seed, case in enumerate(cases(part, name)):
         rows = list(range(len(case["rows"])))

@@ -8,7 +8,7 @@ import pytest
 from sparring.algo.config import AlgoConfig
 from sparring.algo.correction.rule import Correction
 from sparring.algo.credit.grpo import Grpo
-from sparring.algo.credit.load import CreditPipeline, load_credit
+from sparring.algo.pipeline import CreditPipeline, load_credit
 from sparring.algo.credit.shuffled import Shuffled
 from sparring.algo.gate.clip import Clip
 from sparring.types import Group, Outcome, Rollout, Sample, Score, Task, Trajectory
@@ -157,7 +157,7 @@ def test_a_constant_divides_by_one_length_and_by_the_number_of_trajectories():
     assert load_credit(AlgoConfig(), seed=0).denominator(rows) is None
 
 
-def test_what_tokens_earned_beside_the_outcome_counts():
+def test_token_rewards_count_in_addition_to_the_outcome():
     group = make_group("g", [1.0, 0.5])
     rows = make_rows(group, [2, 1])
     rows[0] = replace(rows[0], annotations={"reward": (0.0, -0.5, -0.25)})

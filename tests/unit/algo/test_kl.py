@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from golden.kl import adaptive, cases
+from golden.mutants import mutants
 
 from sparring.algo.annotate.kl import KlCoefficient
 from sparring.algo.annotate.trainer_quantity import ProximalShare
@@ -11,8 +13,6 @@ from sparring.algo.config import AlgoConfig
 from sparring.algo.kl import Kl
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.errors import BadInput
-from sparring.testing.golden.kl import adaptive, cases
-from sparring.testing.golden.mutants import mutants
 from sparring.types import Sample
 
 
@@ -48,7 +48,7 @@ def test_the_coefficient_adapts_as_the_references_and_survives_a_resume(case):
     assert found == pytest.approx(case["coefficients"], rel=1e-9)
 
 
-def test_branches_of_a_trajectory_are_one():
+def test_branches_of_a_trajectory_count_as_one_sequence():
     config = Kl(coefficient=0.2, target=6.0)
     control = KlCoefficient(config)
     ask(control, row([-1.0], [-4.0], "a#0"), row([-1.0], [-4.0], "a#1"), row([-1.0], [-8.2], "b#0"))
@@ -63,7 +63,7 @@ def test_the_penalty_takes_the_adapted_coefficient():
     assert [told[0].annotations["reward"][2] for told in (first, second)] == pytest.approx([-0.4, -0.4 * 1.02])
 
 
-def test_what_has_no_reference_is_refused():
+def test_rows_without_a_reference_are_refused():
     with pytest.raises(BadInput, match="annotation 'reference'"):
         ask(KlCoefficient(Kl(coefficient=0.1, target=1.0)), replace(row([-1.0], [-1.0]), annotations={}))
 
@@ -76,7 +76,7 @@ def test_one_coefficient_adapts():
     assert KlCoefficient(Kl(coefficient=0.1)).metrics() == {}
 
 
-def test_the_references_signs_matter():
+def test_a_flipped_sign_in_a_reference_is_noticed():
     for line, mutant in mutants(adaptive):
         given = [(case["coefficient"], case["target"], case["gain"], case["updates"]) for case in cases("adaptive")]
         assert any(mutant(*of) != pytest.approx(adaptive(*of), rel=1e-9) for of in given), line

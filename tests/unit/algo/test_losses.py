@@ -68,7 +68,7 @@ def test_imitation_is_the_weighted_mean_of_negative_log_likelihood():
     assert logprob.grad.tolist() == [-0.25, -0.75]
 
 
-def test_what_another_term_weighs_between_two_turns_does_not_join_them():
+def test_tokens_of_another_term_between_two_turns_do_not_join_them():
     """ECHO gives a tool's answer weight in the imitate term; a turn stays what the policy sampled at once."""
     policy, imitate = (0.0, 1.0, 1.0, 0.0, 0.0, 1.0), (0.0, 0.0, 0.0, 1.0, 1.0, 0.0)
     row = Sample(

@@ -60,14 +60,14 @@ def test_the_best_is_compared_with_the_worst_and_no_token_is_lost():
     assert (account.sampled, account.trained, account.zero_advantage, account.filtered) == (15, 5, 10, 0)
 
 
-def test_all_branches_of_a_rollout_are_its_side():
+def test_all_branches_of_a_rollout_belong_to_its_side_of_the_pair():
     batch = made(group_of([0.0, 1.0], answers={1: (20, 21)}))
     assert [(row.id, row.label) for row in batch.rows] == [("g/0#0", -1.0), ("g/1#0", 1.0), ("g/1#1", 1.0)]
     assert [max(row.weights["preference"]) for row in batch.rows] == [0.5, 0.125, 0.125]
     assert batch.account.trained == batch.account.sampled == 5
 
 
-def test_a_group_without_a_best_leaves():
+def test_a_group_of_equal_rewards_forms_no_pair():
     batch = made(group_of([1.0, 1.0, 1.0]))
     assert not batch.rows and not batch.denominators and batch.account.filtered == batch.account.sampled == 6
 

@@ -19,7 +19,7 @@ from sparring.algo.gate.topr import ToprGate
 from sparring.algo.gate.tv_mask import TvMask
 from sparring.algo.gate.vespo import Vespo
 from sparring.algo.rules import CreditRule
-from sparring.testing.golden.groups import by_member, nouns, simple_group
+from sparring.testing.groups import by_member, nouns, simple_group
 
 LENGTH = 2
 
@@ -244,7 +244,7 @@ def test_reinforce_plus_plus_baseline():
 
 
 @pytest.mark.parametrize("preset", ["dppo", "dppo_kl", "vespo", "m2po", "topr"])
-def test_the_ratio_of_these_is_to_what_sampled_and_nothing_corrects_it_again(preset):
+def test_gates_on_the_sampling_policy_take_no_correction(preset):
     """All five define it so; a correction that is asked for still takes its place."""
     config = msgspec.convert(named({"preset": preset}), AlgoConfig)
     assert config.anchor == "behaviour" and config.correction != "auto" and config.correction_rule.does_nothing

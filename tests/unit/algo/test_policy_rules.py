@@ -5,6 +5,7 @@ import itertools
 import msgspec
 import numpy as np
 import pytest
+from golden.policy import SETTINGS, draw
 from policy_cases import computed
 
 from sparring.algo.config import AlgoConfig, named
@@ -12,7 +13,6 @@ from sparring.algo.correction.presets import CORRECTIONS
 from sparring.algo.correction.rule import Correction
 from sparring.algo.presets import ALGORITHMS
 from sparring.algo.rules import RULES_BY_KEY
-from sparring.testing.golden.policy import SETTINGS, draw
 
 TAGS = {key: [str(rule.__struct_config__.tag) for rule in of] for key, of in RULES_BY_KEY.items()}
 
@@ -154,7 +154,7 @@ def test_combinations_without_sense_are_refused(algo, message):
         msgspec.convert(named(algo), AlgoConfig)
 
 
-def test_tokens_without_advantage_are_computed_where_others_look_at_them():
+def test_tokens_without_advantage_are_computed_if_others_depend_on_them():
     assert not AlgoConfig().needs_idle_tokens
     for algo in (
         {"gate": "geometric"},
@@ -182,12 +182,12 @@ def test_tokens_without_advantage_are_computed_where_others_look_at_them():
     ],
     ids=str,
 )
-def test_rows_without_advantage_are_computed_where_something_else_moves_them(algo, needed):
+def test_rows_without_advantage_but_with_another_gradient_are_computed(algo, needed):
     assert msgspec.convert(named(algo), AlgoConfig).needs_idle_rows == needed
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ("clip_cov", "kl_cov", "top_entropy")])
-def test_a_row_without_advantage_changes_no_gradient_where_it_is_left_out(name):
+def test_leaving_out_a_row_without_advantage_changes_no_gradient(name):
     rows = draw(2)
     case = {"algo": {"preset": name}, "rows": rows, "max_tokens": 7}
     idle = [number for number, row in enumerate(rows) if not any(row["advantage"])]

@@ -14,7 +14,7 @@ from sparring.algo.shaping.linear_length import LinearLength
 from sparring.algo.shaping.overlong import Overlong
 from sparring.algo.shaping.stop_properly import StopProperly
 from sparring.errors import BadInput
-from sparring.testing.golden.groups import by_member, nouns, simple_group
+from sparring.testing.groups import by_member, nouns, simple_group
 from sparring.types import Limits
 
 
@@ -36,7 +36,7 @@ def test_a_share_of_a_negative_reward_is_refused():
     assert [score.reward for score in StopProperly().shape([fine])[0].scores] == [1.0, 0.0]
 
 
-def test_what_is_added_belongs_to_the_end_of_a_rollout():
+def test_shaping_amounts_belong_to_the_end_of_a_rollout():
     plain = [simple_group([1.0], turns=(1, 1), per_turn=[[0.75, 0.0]])]
     groups, samples = nouns(plain)
     shaped = LinearLength(price=0.25, by_success=False).shape(groups)
@@ -58,7 +58,7 @@ def test_a_penalty_without_a_reference_is_refused():
         asyncio.run(KlReward().annotate(rows))
 
 
-def test_success_that_the_scorer_says_goes_before_rewards():
+def test_the_scorers_success_takes_precedence_over_rewards():
     [group], _ = nouns([simple_group([1.0, 1.0])])
     assert not Difficulty().keep(group)
     doubted = replace(group, scores=(replace(group.scores[0], success=False), group.scores[1]))

@@ -57,7 +57,7 @@ def test_a_chat_is_followed_turn_by_turn():
     assert Talk().order().following == ()
 
 
-def test_sub_agents_lead_to_what_was_sampled_behind_their_answers():
+def test_sub_agents_are_followed_by_the_turn_after_their_answers():
     """0 starts 1 and 2 at once; 3 is the second turn of the first; 4 reads both answers."""
     talk = Talk().ask()
     talk.ask(fork="agent", of=0, quotes=(0,)).ask(fork="agent", of=0, quotes=(0,)).ask(1).ask(0, quotes=(3, 2))
@@ -73,38 +73,38 @@ def test_a_sub_agents_sub_agent_hangs_on_the_sub_agent():
     assert order.following == (4, 3, 3, 4, None) and order.beside == ((1,), (2,), (), (), ())
 
 
-def test_an_agent_in_the_background_hangs_on_the_turn_that_was_asked_for_before_it():
+def test_a_background_agent_hangs_on_the_last_turn_requested_before_it():
     """Nothing tells which call began it, so the last before it and all before that have it to go."""
     talk = Talk().ask().ask(0).ask(fork="agent", agent="b").ask(1).ask(3, quotes=(2,))
     order = talk.order()
     assert order.following == (1, 3, 4, 4, None) and order.beside == ((), (2,), (), (), ())
 
 
-def test_a_conversation_that_is_handed_over_goes_on_with_the_other_agent():
+def test_a_handed_over_conversation_continues_with_the_other_agent():
     order = Talk().ask().ask(fork="agent", of=0, quotes=(0,), agent="b").ask(1, agent="b").order()
     assert order.following == (1, 2, None) and order.main == (0, 1, 2)
 
 
-def test_a_sub_agent_that_goes_on_from_the_conversation_is_beside_its_leader():
+def test_a_sub_agent_in_the_same_conversation_is_a_side_chain():
     order = Talk().ask().ask(0, fork="agent", of=0, agent="b").ask(1, agent="b").ask(0, quotes=(2,)).order()
     assert order.following == (3, 2, 3, None) and order.beside[0] == (1,)
 
 
 @pytest.mark.parametrize("reason", ["edited", "deleted", "inserted", "system", "tools", "template"])
-def test_a_branch_that_its_agent_left_leads_to_the_one_that_it_went_on_with(reason):
+def test_an_abandoned_branch_is_followed_by_its_replacement(reason):
     order = Talk().ask().ask(0).ask(1).ask(fork=reason, of=0).ask(3).order()
     assert order.following == (1, 2, 3, 4, None) and order.beside == ((),) * 5
     unlinked = Talk().ask().ask(0).ask(1).ask().ask(3).order()
     assert unlinked.following == (1, 2, None, 4, None) and unlinked.main == (3, 4)
 
 
-def test_a_client_that_goes_back_a_turn_leads_from_what_it_deleted():
+def test_a_deleted_turn_is_followed_by_its_replacement():
     """1 went on from 0 and was deleted; 2 goes on from 0 in its place."""
     order = Talk().ask().ask(0).ask(0, fork="deleted", of=0).order()
     assert order.following == (2, 2, None) and order.beside == ((1,), (), ()) and order.main == (0, 2)
 
 
-def test_samples_of_one_request_are_beside_each_other():
+def test_samples_of_one_request_are_side_chains():
     """Two replies to the same request, of which one is gone on from: nothing follows the other."""
     talk = Talk().ask().ask(0)
     talk.segments.append(replace(talk.segments[-1], index=len(talk.segments)))
@@ -113,18 +113,18 @@ def test_samples_of_one_request_are_beside_each_other():
     assert order.following == (1, 3, None, None) and order.beside[1] == (2,)
 
 
-def test_a_summary_leads_to_the_branch_behind_it():
+def test_a_summary_is_followed_by_the_branch_that_quotes_it():
     order = Talk().ask().ask(0, label="compaction").ask(fork="compaction", quotes=(1,)).order()
     assert order.following == (1, 2, None) and order.main == (0, 1, 2)
 
 
 @pytest.mark.parametrize("label", ["lost", "auxiliary"])
-def test_what_is_no_turn_follows_nothing_and_is_passed_over(label):
+def test_a_reply_that_is_no_turn_is_skipped_in_the_succession(label):
     talk = Talk().ask().ask(0, label=label).ask(1).ask(fork="auxiliary", label=label).ask(2, quotes=(1,))
     assert talk.order().following == (1, 2, None)
 
 
-def test_agents_that_one_program_starts_side_by_side_do_not_follow_each_other():
+def test_parallel_agents_do_not_follow_each_other():
     """Roots without a quote: what one agent edited was not left by the other."""
     talk = Talk().ask(agent="a").ask(fork="agent", agent="b").ask(0, agent="a").ask(fork="edited", agent="b")
     order = talk.order()

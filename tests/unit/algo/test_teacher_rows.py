@@ -83,7 +83,7 @@ def test_sampled_tokens_and_no_others_are_judged():
     assert found.teacher == "t" and found.weights == row("g").weights
 
 
-def test_the_tag_comes_before_the_environment_and_that_before_the_rest():
+def test_a_teacher_is_chosen_by_tag_then_environment_then_default():
     routes = {"sums": "a", "world": "b", "*": "c"}
     groups = [group("1", tag="sums"), group("2", tag="other"), group("3", env="else")]
     found = annotated([row("1"), row("2"), row("3")], groups, routes, {})
@@ -93,7 +93,7 @@ def test_the_tag_comes_before_the_environment_and_that_before_the_rest():
         annotated([row("1")], [group("1", tag="other", env="else")], {"sums": "a"}, {})
 
 
-def test_a_failure_is_asked_again_and_a_refusal_is_not():
+def test_a_failed_request_is_retried_and_a_refused_one_is_not():
     judge = Judge(failures=2)
     [found] = annotated(
         [row("g")], [group("g")], {"*": "t"}, {"t": judge}, asker=ScoreClient(retries=2, retry_delay_s=0.0)
@@ -107,13 +107,13 @@ def test_a_failure_is_asked_again_and_a_refusal_is_not():
         assert len(judge.asked) == asked
 
 
-def test_no_more_than_so_many_are_asked_at_once():
+def test_concurrent_requests_are_bounded():
     judge = Judge()
     annotated([row("g") for _ in range(9)], [group("g")], {"*": "t"}, {"t": judge}, asker=ScoreClient(max_concurrent=3))
     assert judge.most == 3 and len(judge.asked) == 9
 
 
-def test_a_teacher_may_read_something_else():
+def test_a_teacher_may_read_another_input():
     judge = Judge()
     longer = TeacherInput(tokens=(1, 2, 3, *row("g").tokens[2:]), shift=1)
     [found] = annotated([row("g")], [group("g")], {"*": "t"}, {"t": judge}, reading=lambda row: longer)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.credit.load import load_credit
+from sparring.algo.pipeline import load_credit
 from sparring.algo.credit.pairs import Pairs
 from sparring.batch.batches import Plan, assemble, batches
 from sparring.batch.critic import value_rows
@@ -129,7 +129,7 @@ def test_tokens_of_another_model_are_context():
     assert flatten(group, "critic") == []
 
 
-def test_what_was_added_to_logits_follows_the_token():
+def test_a_logit_bias_follows_its_token():
     turns = [
         sampled(1, 0, (2, 3, 4), stop=(8, 9), min_tokens=2, logit_bias=((5, 1.5),)),
         sampled(2, 1, (6,), stop=(8,)),
@@ -150,7 +150,7 @@ def test_what_was_added_to_logits_follows_the_token():
     assert flatten(plain, "policy")[0].bias is None
 
 
-def test_what_cannot_be_trained_is_refused():
+def test_untrainable_rollouts_are_refused():
     mixed = [given_tokens(0, None, (1,)), sampled(1, 0, (2,), temperature=1.0), sampled(2, 1, (3,), temperature=0.5)]
     cases = {
         "one temperature": make_rollout("r", 0, mixed),
@@ -206,7 +206,7 @@ def test_a_flat_group_counts_in_the_denominator_and_is_not_computed(preset):
 @pytest.mark.parametrize(
     "more", [{"kl": {"coefficient": 0.1}}, {"entropy_bonus": 0.1}, {"gate": "kl_cov"}, {"correction": "k3_rejection"}]
 )
-def test_a_flat_group_is_computed_where_something_beside_the_advantage_moves_it(more):
+def test_a_flat_group_with_another_gradient_is_computed(more):
     groups = [make_group("flat", [1.0, 1.0]), make_group("mixed", [1.0, 0.0])]
     algo = msgspec.convert(named({"preset": "grpo", **more}), AlgoConfig)
     assert _updated(groups, algo)[0] == ["flat-0#0", "flat-1#0", "mixed-0#0", "mixed-1#0"]
@@ -284,13 +284,13 @@ class Forgetful(Reference):
         return [samples[0], *await super().annotate(samples[1:])]
 
 
-def test_a_batch_of_which_some_rows_are_annotated_is_refused():
+def test_a_batch_with_only_some_rows_annotated_is_refused():
     said = "row a-1#0: expected the annotations of row a-0#0 of the same batch, none, got reference; "
     with pytest.raises(SparringError, match=said):
         collect([make_group("a", [1.0, 0.0])], steps=[1], annotators=[Forgetful()])
 
 
-def test_an_update_of_several_optimiser_steps_passes_every_token_as_often_as_it_says():
+def test_every_pass_of_an_update_trains_each_token_once():
     groups = [make_group(f"g{n}", [1.0, 0.0, 4.0, 0.0], index=n) for n in range(4)]
     [(whole, _)] = collect(groups, steps=[1], groups_per_step=4)
     found = [
@@ -322,7 +322,7 @@ def test_branches_of_one_trajectory_stay_in_one_minibatch():
     assert all(len({row.trajectory for row in batch.rows}) == 1 for batch in found)
 
 
-def test_a_branch_without_advantage_is_computed_where_it_is_in_the_ratio_of_another():
+def test_a_branch_without_advantage_is_computed_if_it_enters_anothers_ratio():
     class FirstBranch(Centred):
         def _group(self, group, rows):
             return [
@@ -336,7 +336,7 @@ def test_a_branch_without_advantage_is_computed_where_it_is_in_the_ratio_of_anot
         assert [row.id for row in batch.rows] == expected and batch.account.balanced
 
 
-def test_the_two_of_a_pair_stay_in_one_minibatch():
+def test_both_sides_of_a_pair_stay_in_one_minibatch():
     groups = [make_group(f"g{n}", [1.0, 0.0, 0.5], index=n) for n in range(5)]
     found = [
         batch for batch, _ in collect(groups, steps=[1], groups_per_step=5, credit=Pairs(), plan=Plan(minibatches=3))
@@ -359,7 +359,7 @@ class Judged(Centred):
         ]
 
 
-def test_a_critic_learns_of_the_same_rollouts_before_the_policy():
+def test_a_critic_trains_on_the_same_rollouts_before_the_policy():
     groups = [
         make_group("a", [0.0, 1.0, 0.5]),
         make_group("b", [2.0, 2.0], index=1),
@@ -396,7 +396,7 @@ def test_a_critic_without_targets_is_an_error():
         assemble(groups, flatten(groups[0], "policy"), credit=Centred(), model="policy", step=1, plan=plan)
 
 
-def test_an_update_has_as_many_optimiser_steps_as_ever_where_little_is_left():
+def test_an_update_with_few_rows_keeps_its_number_of_optimiser_steps():
     [*found] = [
         batch
         for batch, _ in collect([make_group("a", [1.0, 0.0])], steps=[1], groups_per_step=1, plan=Plan(minibatches=4))

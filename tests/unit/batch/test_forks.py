@@ -36,7 +36,7 @@ def turn(index: int, fork: ForkReason | None) -> list[Segment]:
     ]
 
 
-def test_a_row_says_that_its_template_had_no_bridge():
+def test_a_row_records_a_template_fork():
     segments = [*turn(0, None), *turn(2, "template"), *turn(4, "edited")]
     task = Task(id="t", env="toy", messages=())
     over = Outcome(kind="completed", reason="answered")

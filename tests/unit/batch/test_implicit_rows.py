@@ -8,7 +8,7 @@ from sparring.algo.credit.prime import Prime
 from sparring.batch.implicit import implicit_rows
 from sparring.errors import SparringError
 from sparring.generation import KeptSets
-from sparring.testing.golden.groups import nouns, simple_group
+from sparring.testing.groups import nouns, simple_group
 
 TOKENS = {"implicit": [-1.0, -2.0, -1.5], "reference": [-1.5, -1.0, -0.5]}
 
@@ -21,7 +21,7 @@ def credited(rewards, **fields):
     return groups, samples, Prime().credit(groups, samples)[0]
 
 
-def test_a_reply_is_wanted_where_the_rollout_was_right_and_weighs_one():
+def test_a_reply_of_a_right_rollout_is_wanted_and_weighs_one():
     _, _, rows = credited([0.75, 0.25, 0.5])
     taught = implicit_rows(rows)
     assert [row.label for row in taught] == [1.0, -1.0, -1.0, -1.0]
@@ -33,7 +33,7 @@ def test_a_reply_is_wanted_where_the_rollout_was_right_and_weighs_one():
         assert row.annotations["reference"] == before.annotations["reference"] and row.versions is None is row.logprobs
 
 
-def test_what_the_scorer_says_counts_more_than_the_reward():
+def test_the_scorers_success_overrides_the_reward():
     groups, samples, _ = credited([0.75, 0.25])
     scores = tuple(
         replace(score, success=success) for score, success in zip(groups[0].scores, (False, True), strict=True)
@@ -44,7 +44,7 @@ def test_what_the_scorer_says_counts_more_than_the_reward():
     assert [row.label for row in implicit_rows(rows)] == [1.0, 1.0, 1.0]
 
 
-def test_it_is_asked_over_what_was_sampled_from():
+def test_the_reference_is_renormalised_over_the_kept_sets():
     _, _, rows = credited([1.0, 0.0])
     kept = KeptSets(rows=(b"\x01\0\0\0",) * len(rows[0].tokens))
     first, *_ = implicit_rows(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sparring.algo.aggregation import aggregated, denominator
 from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.distilled import Distilled
-from sparring.algo.credit.load import load_credit
+from sparring.algo.pipeline import load_credit
 from sparring.algo.credit.pairs import Pairs
 from sparring.batch.batches import assemble
 from sparring.batch.flatten import flatten
@@ -97,7 +97,7 @@ def weighted(rows, term="policy"):
 
 @given(st.lists(replies, min_size=2, max_size=3))
 @settings(max_examples=120, deadline=None)
-def test_each_token_of_a_turn_has_weight_in_one_row_and_no_other_token_has(drawn):
+def test_each_turn_token_and_no_other_has_weight_in_exactly_one_row(drawn):
     trees = [trajectory(f"g/{number}", tree) for number, tree in enumerate(drawn)]
     made = group(trees, failed=trees[:1])
     rows = flatten(made, "policy")
@@ -121,7 +121,7 @@ def test_each_token_of_a_turn_has_weight_in_one_row_and_no_other_token_has(drawn
         assert Counter(weighted(compared, "preference")) == turns
 
 
-def test_a_lost_reply_that_stands_before_a_turn_is_context():
+def test_a_lost_reply_before_a_turn_is_context():
     """Where a record labels so: what comes after is trained behind it, and it is not."""
     lost = [(9, "agent", 1, "policy", 1), (0, "lost", 2, "policy", 1), (1, "agent", 1, "policy", 0)]
     [row] = flatten(group([trajectory("g/0", lost)]), "policy")
@@ -130,7 +130,7 @@ def test_a_lost_reply_that_stands_before_a_turn_is_context():
     assert row.logprobs == (0, -0.5, 0, 0, 0, -0.5)
 
 
-def test_what_the_client_deleted_is_trained_and_what_it_never_got_is_not():
+def test_a_deleted_reply_is_trained_and_a_lost_one_is_not():
     tree = [
         (9, "agent", 1, "policy", 1),
         (0, "agent", 2, "policy", 1),  # malformed: the client went back

@@ -54,7 +54,7 @@ def test_at_most_one_micro_batch_is_half_empty(rows, budget):
     assert sum(load(part) * 2 <= budget for part in pack(rows, budget)) <= 1
 
 
-def test_groups_stay_together_and_the_common_part_is_paid_once():
+def test_groups_stay_together_and_pay_their_prefix_once():
     header = tuple(range(100, 140))
     prompts = [(*header, *range(200 + 10 * group, 210 + 10 * group)) for group in range(2)]
     rows = [make_row(i, (*prompts[i % 2], 300 + i, 400 + i)) for i in range(8)]
@@ -62,7 +62,7 @@ def test_groups_stay_together_and_the_common_part_is_paid_once():
     assert [ids(part) for part in pack(rows, 40 + 10 + 4 * 2)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
-def test_rows_that_share_nothing_are_packed_as_tightly_as_can_be():
+def test_rows_without_shared_prefixes_are_packed_tightly():
     draw = random.Random(0)
     for _ in range(20):
         lengths = [min(500, round(draw.lognormvariate(4.0, 0.8))) for _ in range(100)]
@@ -71,7 +71,7 @@ def test_rows_that_share_nothing_are_packed_as_tightly_as_can_be():
     assert sorted(map(ids, pack(make_rows([40, 40, 60, 60]), 100))) == [[0, 2], [1, 3]]
 
 
-def test_groups_too_large_for_what_is_left_are_parted_where_that_takes_fewer_micro_batches():
+def test_groups_are_split_if_that_takes_fewer_micro_batches():
     rows = [
         make_row(
             4 * g + i, (*range(1000 * g, 1000 * g + 4), *range(1000 * g + 100 * i + 100, 1000 * g + 100 * i + 115))
@@ -83,7 +83,7 @@ def test_groups_too_large_for_what_is_left_are_parted_where_that_takes_fewer_mic
     assert len(pack(rows, 100)) == 3
 
 
-def test_lanes_hold_every_row_once_and_cost_alike():
+def test_lanes_hold_every_row_once_at_nearly_equal_cost():
     draw = random.Random(0)
     rows = make_rows([min(900, round(draw.lognormvariate(5.0, 0.7))) for _ in range(64)], 1000)
     for context in (0.0, 200.0):
@@ -119,6 +119,6 @@ def test_lanes_leave_a_small_micro_batch_a_single_row_and_a_long_common_prefix_w
         assert len(lanes(rows, 2)) == count
 
 
-def test_a_number_below_one_is_refused():
+def test_a_count_below_one_is_refused():
     with pytest.raises(ValueError, match="token_budget"):
         pack([], 0)

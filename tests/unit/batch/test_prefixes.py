@@ -17,7 +17,7 @@ def distinct_prefixes(sequences):
 
 @given(FORESTS)
 @example([[], [1], [], [1], [1, 0], [256]])
-def test_every_path_spells_its_sequence_and_nothing_is_there_twice(sequences):
+def test_every_path_spells_its_sequence_without_duplicates(sequences):
     layout = lay_out([np.array(sequence, dtype=np.int64) for sequence in sequences])
     assert len(layout.paths) == len(sequences)
     for sequence, path in zip(sequences, layout.paths, strict=True):
@@ -29,7 +29,7 @@ def test_every_path_spells_its_sequence_and_nothing_is_there_twice(sequences):
 
 
 @given(FORESTS)
-def test_each_sequence_of_the_walk_goes_on_from_the_one_before(sequences):
+def test_each_sequence_of_the_walk_extends_a_prefix_of_the_previous_one(sequences):
     layout = lay_out([np.array(sequence, dtype=np.int64) for sequence in sequences])
     assert layout.cu_seqlens.dtype == layout.shared.dtype == np.int32
     spelled, before = [], []

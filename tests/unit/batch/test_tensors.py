@@ -60,7 +60,7 @@ def test_kept_sets_follow_their_tokens():
         replace(EXAMPLE, kept=KeptSets.of([[1]]))
 
 
-def test_what_was_added_to_logits_follows_its_token():
+def test_logit_biases_follow_their_tokens():
     bias = ((), (), ((9, -float("inf")), (3, 0.5)), ((3, 0.5),), (), (), ())
     micro = micro_batch(
         [demonstration([5, 6, 7], [False, True, True], "d"), replace(EXAMPLE, bias=bias)],
@@ -78,7 +78,7 @@ def test_what_was_added_to_logits_follows_its_token():
         replace(EXAMPLE, bias=((),))
 
 
-def test_a_common_beginning_stands_once_and_every_row_keeps_its_weights():
+def test_a_shared_prefix_is_stored_once_and_rows_keep_their_weights():
     rows = [
         demonstration([1, 2, 3, 4], [False, False, True, True], "a"),
         demonstration([1, 2, 5, 6], [False, False, True, True], "b"),

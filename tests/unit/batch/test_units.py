@@ -43,7 +43,7 @@ def test_no_pair_is_split_and_no_row_lost(drawn, budget):
             assert len({place for place, half in enumerate(halves) for r in half if r in unit}) == 1
 
 
-def test_rows_that_stand_alone_are_packed_as_ever():
+def test_units_of_single_rows_are_packed_like_rows():
     rows = [row(n, str(n), [7, n, *range(n)]) for n in range(9)]
     assert pack_units(rows, 12, PAIRED) == pack(rows, 12)
     assert cut_units(rows, 2, PAIRED) == lanes(rows, 2)

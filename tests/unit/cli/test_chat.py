@@ -54,7 +54,7 @@ def test_a_failed_answer_is_forgotten_and_the_talk_goes_on() -> None:
     assert "it> 2 hello" in done.stdout
 
 
-def test_calls_reasoning_and_results_are_set_off() -> None:
+def test_calls_reasoning_and_results_are_marked() -> None:
     calls = (
         ToolCall(id="1", name="python", arguments={"code": "a = 1\nprint(a)"}),
         ToolCall(id="2", name="look", arguments={"at": "x", "n": 2}),

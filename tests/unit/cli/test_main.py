@@ -64,33 +64,26 @@ def test_a_report_of_a_bug_can_name_versions_also_as_a_module() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "where", "noun"),
     [
-        ([], "sparring: expected VERB, got nothing; see sparring --help\n"),
-        (
-            ["rum"],
-            "sparring: argument VERB: expected one of 'run', 'check', 'eval', 'export', 'convert', 'chat', 'serve', 'gateway', 'try', 'replay', 'diff', 'report', got 'rum'; ",
-        ),
-        (["run"], "sparring run: expected RECIPE, got nothing; see sparring run --help\n"),
-        (["eval", "a.toml"], "sparring eval: expected CHECKPOINT, got nothing; "),
-        (
-            ["eval", "a.toml", "b", "--tasks", "x"],
-            "sparring eval: argument --tasks: expected a value of type int, got 'x'; ",
-        ),
-        (["run", "a.toml", "--set"], "sparring run: argument --set: expected a value, got nothing; "),
-        (["report", "a", "b"], "sparring: expected no more arguments, got b; see sparring --help\n"),
-        (
-            ["export", "a", "b", "--dtype", "int8"],
-            "sparring export: argument --dtype: expected one of 'float32', 'bfloat16', got 'int8'; ",
-        ),
+        ([], "sparring: ", "VERB"),
+        (["rum"], "sparring: argument VERB: ", "rum"),
+        (["run"], "sparring run: ", "RECIPE"),
+        (["eval", "a.toml"], "sparring eval: ", "CHECKPOINT"),
+        (["eval", "a.toml", "b", "--tasks", "x"], "sparring eval: argument --tasks: ", "int"),
+        (["run", "a.toml", "--set"], "sparring run: argument --set: ", "argument"),
+        (["report", "a", "b"], "sparring: ", "arguments: b"),
+        (["export", "a", "b", "--dtype", "int8"], "sparring export: argument --dtype: ", "bfloat16"),
     ],
 )
-def test_a_wrong_command_line_ends_with_2(argv: list[str], said: str, capsys: pytest.CaptureFixture) -> None:
+def test_a_wrong_command_line_ends_with_2(
+    argv: list[str], where: str, noun: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as end:
         main(argv)
     assert end.value.code == 2
     error = capsys.readouterr().err
-    assert error.startswith(said) and error.endswith(" --help\n")
+    assert error.startswith(where) and noun in error and error.endswith(" --help\n")
 
 
 @pytest.mark.parametrize("verb", ["run", "check"])
@@ -175,7 +168,7 @@ sys.exit(main())
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
 
 
-def test_an_interrupt_that_the_shell_switched_off_stays_off() -> None:
+def test_an_interrupt_ignored_by_the_shell_stays_ignored() -> None:
     code = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)

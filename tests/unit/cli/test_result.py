@@ -27,7 +27,7 @@ def test_the_table_has_a_row_per_dataset_and_a_total() -> None:
     assert len({len(line) for line in lines[:6]}) == 1
 
 
-def test_the_facts_follow() -> None:
+def test_facts_follow_the_result_table() -> None:
     text = "\n".join(result_lines(SUMMARY))
     assert "largest log-probability difference  0.0" in text
     assert "1,234,567 / 1,000,000" in text
@@ -35,7 +35,7 @@ def test_the_facts_follow() -> None:
     assert "with the tool host switched off                             0.0 %" in text
 
 
-def test_what_was_held_out_and_an_evaluation_after_preferences() -> None:
+def test_the_table_has_a_preference_stage_and_its_held_out_accuracy() -> None:
     judged = {"preference": {"accuracy": 0.95, "low": 0.9, "high": 0.98, "count": 40}}
     lines = result_lines({**SUMMARY, "preference_success": 0.7, "held_out": judged})
     assert lines[0].split() == ["dataset", "coverage", "after", "SFT", "after", "preferences", "after", "RL", "tasks"]
@@ -43,7 +43,7 @@ def test_what_was_held_out_and_an_evaluation_after_preferences() -> None:
     assert any(line.split() == "held out, judged right after preference 95.0 % of 40".split() for line in lines)
 
 
-def test_a_model_that_was_only_evaluated() -> None:
+def test_the_table_of_an_evaluation_without_training() -> None:
     tag = {"coverage": None, "init": 0.25, "sft": None, "rl": None, "tasks": 8}
     lines = result_lines({"init_success": 0.25, "eval_tasks": 8, "by_dataset": {"gcd": tag}})
     assert lines[0].split() == ["dataset", "before", "tasks"]
@@ -59,7 +59,7 @@ def test_a_world_without_datasets_has_one_row_under_one_rule() -> None:
     ]
 
 
-def test_what_a_run_does_not_have_is_left_out() -> None:
+def test_the_table_leaves_out_missing_parts() -> None:
     lines = result_lines({"wall_s": {"sft": 3.0}, "sft_success": None, "by_dataset": {}})
     assert lines == ["wall clock  3 s (sft 3 s)"]
 

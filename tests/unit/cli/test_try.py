@@ -48,7 +48,7 @@ def tried(program: str, capsys: pytest.CaptureFixture[str], *options: str) -> tu
     return status, capsys.readouterr().out
 
 
-def test_each_request_of_a_program_is_told_and_how_its_rollout_would_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_trial_prints_each_request_and_the_outcome(capsys: pytest.CaptureFixture[str]) -> None:
     status, out = tried(ASKS, capsys)
     assert status == 0
     for line in (
@@ -71,7 +71,7 @@ def test_a_program_that_does_nothing_or_breaks_does_not_succeed(capsys: pytest.C
     assert main(["try", "false"]) == 1
 
 
-def test_the_policy_says_what_its_file_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_scripted_policy_replies_from_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "replies.jsonl"
     calls = {"tool_calls": [{"name": "look", "arguments": {"at": "door"}}]}
     file.write_text("\n".join(map(json.dumps, (calls, {"content": "Nothing \x1b[31mis there."}))))
@@ -97,7 +97,7 @@ def test_wrong_input_is_refused(argv: list[str], text: str, tmp_path: Path, caps
     assert text in capsys.readouterr().err
 
 
-def test_what_a_request_asks_for_is_what_is_said() -> None:
+def test_a_scripted_reply_meets_tools_and_constraints_of_its_request() -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 3}}, "required": ["n"]}
     tools = [ToolSpec(name=name, description="", parameters=schema) for name in ("one", "two")]
     user = Message(role="user", content="Hi")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.errors import BadInput
-from sparring.recipe.load import from_data, load
+from sparring.recipe.load import from_data, load, load_recorded
 from sparring.recipe.run_config import dump, resolve
 from sparring.rollout.config import RolloutConfig
 
@@ -118,13 +118,21 @@ def test_a_key_like_no_other_is_to_be_removed(recipe: Path) -> None:
     assert _refused(recipe, "rl.zzzz=4").endswith("got an unknown key; remove it")
 
 
+def test_a_run_that_recorded_keys_which_are_gone_is_read(recipe: Path) -> None:
+    now = load(recipe, ["run.seed=3"])
+    old = dump(now).replace("[run]", '[run]\ncluster = "inline"').replace("[engine]", '[engine]\nspeculation = "off"')
+    recipe.write_text(old)
+    assert 'speculation = "off"' in old and load_recorded(recipe) == now
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
         ("rl.steps=ten", 'rl.steps: expected an integer, got "ten"'),
         ("rl.steps=1.5", "rl.steps: expected an integer, got 1.5"),
         ("train.learning_rate=true", "train.learning_rate: expected a number, got true"),
-        ("run.cluster=moon", 'run.cluster: expected one of "inline", got "moon"'),
+        ("run.cluster=moon", "got an unknown key; leave it out: every run"),
+        ("engine.speculation=ngram", "got an unknown key; leave it out: the engine"),
         ("run.name.0=x", 'expected a table at run.name, got "first"'),
         ('run.stages=["init", "zft"]', 'run.stages.1: expected one of "collect", "distill", "eval", '),
         ("run=3", "run: expected a table, got 3"),

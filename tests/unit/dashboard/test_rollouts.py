@@ -4,7 +4,7 @@ from pathlib import Path
 
 from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.grpo import Grpo
-from sparring.algo.credit.load import load_credit
+from sparring.algo.pipeline import load_credit
 from sparring.dashboard.rollouts import group_advantages, group_entries
 from sparring.store.sqlite import SqliteStore
 from sparring.types import Group

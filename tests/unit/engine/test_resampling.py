@@ -93,7 +93,6 @@ async def again(engine, refs, turns):
 SETTINGS = [
     {"live_kv": "keep"},
     {"live_kv": "recompute"},
-    {"live_kv": "keep", "speculation": "ngram"},
     {"live_kv": "keep", "kv_tokens": 1600, "max_running": 6},  # requests give way and read again what they had
 ]
 

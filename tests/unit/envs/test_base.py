@@ -125,7 +125,7 @@ def test_calls_are_answered_in_order() -> None:
         (("price", {"item": "coal"}), "error: no coal here, only tea and gold"),
     ],
 )
-def test_the_models_mistakes_are_told_to_the_model(call: tuple[str, Any], told: str) -> None:
+def test_the_models_mistakes_are_reported_to_the_model(call: tuple[str, Any], told: str) -> None:
     assert answers(call) == [told]
 
 
@@ -148,7 +148,7 @@ def test_the_final_text_is_scored() -> None:
     assert score(Shop(), finished("8")) == Score(reward=0.0, success=False)
 
 
-def test_an_unfinished_answer_is_none() -> None:
+def test_an_unfinished_answer_counts_as_empty() -> None:
     assert score(Shop(), finished("7", reason="max_tokens")) == Score(reward=0.0, success=False)
 
 
@@ -173,7 +173,7 @@ def test_a_reward_that_is_no_number_is_the_worlds_failure(value: Any) -> None:
         score(Odd(value), finished("7"))
 
 
-def test_what_a_reward_may_be() -> None:
+def test_valid_types_of_rewards() -> None:
     assert score(Odd(None), finished("7")) is None
     assert score(Odd(0.25), finished("7")) == Score(reward=0.25, success=None)
     whole = Score(reward=0.5, parts={"style": 0.5})

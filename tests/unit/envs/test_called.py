@@ -100,7 +100,7 @@ def scored(function: Callable[..., Any], task: Task, text: str) -> Score | None:
     return asyncio.run(run())
 
 
-def test_what_cannot_be_called_is_refused() -> None:
+def test_an_uncallable_reward_function_is_refused() -> None:
     with pytest.raises(
         BadInput, match="task t: expected a column 'gold' for the reward function, got answer, id, prompt"
     ):
@@ -128,7 +128,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=repr)
-def test_a_number_of_any_library_is_one_at_every_door(number: Any) -> None:
+def test_numbers_of_any_library_are_accepted_everywhere(number: Any) -> None:
     score = rated(Score(reward=number, parts={"a": number}, per_role={"p": number}, success=numpy.bool_(True)), ["p"])
     assert score is not None and score.success is True
     values = [finite("x", number), observed(Observation(reward=number)).reward, score.reward, score.parts["a"]]
@@ -138,6 +138,6 @@ def test_a_number_of_any_library_is_one_at_every_door(number: Any) -> None:
 @pytest.mark.parametrize(
     "number", ["1.0", None, 1j, [1.0], numpy.ones(1), numpy.float32("nan"), 10**400, float("inf")], ids=repr
 )
-def test_what_is_no_finite_number_is_refused(number: Any) -> None:
+def test_a_value_that_is_no_finite_number_is_refused(number: Any) -> None:
     with pytest.raises(ValueError, match="expected a finite number as reward"):
         finite("reward", number)

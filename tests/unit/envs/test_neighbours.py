@@ -59,7 +59,7 @@ def test_two_worlds_have_helpers_of_their_own(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(held(of=3))) == held(of=3)
 
 
-def test_a_neighbour_that_changed_is_run_again_and_is_seen(tmp_path: Path) -> None:
+def test_a_changed_neighbour_is_run_again(tmp_path: Path) -> None:
     world = folder(tmp_path, 1)
     helpers = named(f"{world}:helpers", "env.name")
     assert named(f"{world}:helpers", "env.name") is helpers, "what did not change is shared"

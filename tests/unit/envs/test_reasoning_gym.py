@@ -43,7 +43,7 @@ def sharing(seed: int, share: float) -> tuple[list[Task], list[Task]]:
     return drain(world.tasks("eval", seed)), drain(world.tasks("train", seed), 600)
 
 
-def test_what_one_seed_holds_out_no_other_trains_on_with_a_share() -> None:
+def test_with_a_share_no_seed_trains_on_what_another_holds_out() -> None:
     assert overlap(sharing(1, 0.0)[0], sharing(2, 0.0)[1]), "without it seeds meet"
     assert not overlap(sharing(1, 0.2)[0], sharing(2, 0.2)[1])
 
@@ -93,7 +93,7 @@ def test_items_are_the_same_whichever_threads_draw_and_verify_others_meanwhile()
 
 
 @pytest.mark.parametrize("name", ["chain_sum", "fraction_simplification", "products", "gcd", "lcm", "count_bits"])
-def test_a_verifier_that_compares_is_asked_on_the_event_loop_and_says_what_the_library_says(name: str) -> None:
+def test_a_comparing_verifier_runs_on_the_event_loop_and_agrees_with_the_library(name: str) -> None:
     world = factory({"name": name}, binary=False)
     (task,) = drain(world.tasks("train", 0), 1)
     right = entry_of(task)["answer"]
@@ -104,7 +104,7 @@ def test_a_verifier_that_compares_is_asked_on_the_event_loop_and_says_what_the_l
         assert (reward, num_away) == (DATASETS[name][0](DATASETS[name][1]()).score_answer(answer, entry_of(task)), 0)
 
 
-def test_a_verifier_that_computes_runs_where_its_authors_code_runs() -> None:
+def test_a_computing_verifier_runs_in_the_executor() -> None:
     world = factory({"name": "countdown"})
     (task,) = drain(world.tasks("train", 0), 1)
     assert guarded(world, task, entry_of(task)["answer"]) == (1.0, 1)

@@ -93,7 +93,7 @@ def test_a_class_in_a_package_and_a_built_in() -> None:
         ("WORLD:Guess", {"sides": [1, "b"]}, r'got sides.1: expected a.* integer.*, got "b"'),
     ],
 )
-def test_what_is_not_there_is_refused(world: str, name: str, args: dict[str, Any], said: str) -> None:
+def test_a_missing_world_is_refused(world: str, name: str, args: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         load_env(EnvConfig(name=name.replace("WORLD", world), args=args))
 
@@ -146,7 +146,7 @@ DRAW = "def generate(self, random): return "
         ("Env", f"{DRAW}{{'prompt': 'a\\ud800'}}", "expected data that can be written down, .* UnicodeEncodeError"),
     ],
 )
-def test_a_world_that_is_none_is_refused(tmp_path: Path, base: str, body: str, said: str) -> None:
+def test_an_object_that_is_no_world_is_refused(tmp_path: Path, base: str, body: str, said: str) -> None:
     (tmp_path / "w.py").write_text(BODY.format(base=base, body=body))
     with pytest.raises(BadInput, match=said):
         load_env(EnvConfig(name=f"{tmp_path}/w.py:W", held_out=2)).tasks("eval", 0)
@@ -162,7 +162,7 @@ def test_a_world_that_is_none_is_refused(tmp_path: Path, base: str, body: str, s
         ({"name": "a", "eval_data": "x"}, "eval_data needs data"),
     ],
 )
-def test_combinations_that_mean_nothing_are_refused(given: dict[str, Any], said: str) -> None:
+def test_invalid_combinations_of_keys_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         EnvConfig(**given)
 
@@ -221,7 +221,7 @@ def test_eval_data_takes_its_prompts_out_of_training(tmp_path: Path) -> None:
     assert len(drain(factory.tasks("demonstration", 0))) == 9
 
 
-def test_rows_of_one_prompt_are_told_apart_by_a_column(tmp_path: Path) -> None:
+def test_rows_of_one_prompt_are_distinguished_by_a_key_column(tmp_path: Path) -> None:
     rows = [{"prompt": "Your move.", "answer": str(i), "key": "no key", "board": i % 20} for i in range(40)]
     with pytest.raises(BadInput, match="expected fewer than the 1 different prompts"):
         load_env(reward_config(tmp_path, rows), read_rows)

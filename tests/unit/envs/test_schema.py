@@ -111,7 +111,7 @@ def starred(*x: int) -> None:
         (starred, r"\*x"),
     ],
 )
-def test_what_has_no_schema_is_refused(function: object, said: str) -> None:
+def test_a_type_without_a_schema_is_refused(function: object, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         tool_spec(function)  # type: ignore[arg-type]
 
@@ -147,7 +147,7 @@ def test_arguments_are_converted_and_defaults_filled() -> None:
         ({"query": "a", "tags": ["x", None]}, "tags.1: expected a string, got null"),
     ],
 )
-def test_wrong_arguments_are_told_in_words(arguments: dict[str, object], said: str) -> None:
+def test_wrong_arguments_are_explained(arguments: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError) as caught:
         checked(arguments, arguments_type(search, "search"))
     assert str(caught.value) == said

@@ -28,7 +28,7 @@ def prompts(splits: Splits, split: str, count: int) -> set[str]:
     return {identity(task) for task in tasks if task is not None}
 
 
-def test_what_one_run_holds_out_no_other_trains_on() -> None:
+def test_no_run_trains_on_what_another_holds_out() -> None:
     held = [prompts(world(seed, first=first), "eval", 15) for seed, first in ((1, 0), (2, 0), (1, 100))]
     assert len(set.union(*held)) > 15  # each holds out others
     for seed, first in ((1, 0), (2, 0), (3, 100)):
@@ -36,7 +36,7 @@ def test_what_one_run_holds_out_no_other_trains_on() -> None:
         assert len(shown) > 100 and not shown & set.union(*held)
 
 
-def test_the_share_is_of_all_prompts() -> None:
+def test_the_held_out_share_counts_all_prompts() -> None:
     tasks = [Task(id="x", env="x", messages=(Message(role="user", content=str(n)),)) for n in range(2000)]
     assert 160 < sum(can_be_held_out(task, 0.1) for task in tasks) < 240
 
@@ -64,12 +64,12 @@ def test_a_game_of_one_prompt_is_split_by_its_key() -> None:
     assert not held & (shown | prompts(game(1), "train", 2000))
 
 
-def test_a_share_of_all_keys_keeps_seeds_of_a_run_apart() -> None:
+def test_a_held_out_share_of_keys_separates_runs_of_other_seeds() -> None:
     held = prompts(game(1, share=0.3), "eval", 200)
     assert held and not held & prompts(game(2, share=0.3), "train", 2000)
 
 
-def test_too_few_keys_are_refused_and_so_are_prompts_that_tell_nothing() -> None:
+def test_too_few_keys_or_distinct_prompts_are_refused() -> None:
     with pytest.raises(BadInput, match="a new key for the eval split at task .*, got 1000 draws that all repeat keys"):
         game(1, seeds=150)
 
@@ -103,7 +103,7 @@ def test_tasks_that_differ_in_a_call_a_role_or_a_thought_are_two() -> None:
     assert identity(task()) == identity(task(answer=" HM"))
 
 
-def test_a_question_is_told_by_its_words_as_ever() -> None:
+def test_the_identity_of_a_question_is_its_words() -> None:
     """So what earlier runs have held out by text is held out still; what two users say is another thing."""
     asked, system = Message(role="user", content="What  is 7?"), Message(role="system", content="Count.")
     assert told([asked]) == "what is 7?" and told([system, asked]) == "count. what is 7?"

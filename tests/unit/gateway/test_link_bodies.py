@@ -15,7 +15,7 @@ from sparring.gateway.link import ErrorForm, KeyForm, OverflowForm, decode, enco
 from sparring.gateway.link_server import ERROR, MOST_NOTE, LinkServer
 from sparring.gateway.reading import Overflow
 from sparring.gateway.server import Gateway
-from sparring.record.account import RequestAccount
+from sparring.record.session import RequestAccount
 
 
 def told(*requests: tuple[str, Any]) -> tuple[list[Any], RequestAccount]:

@@ -97,7 +97,7 @@ def test_a_callable_holds_several_conversations():
     assert live.session("critic") is live.session("critic")
 
 
-def test_a_callable_that_breaks_is_typed_and_limits_pass_through():
+def test_an_error_of_a_callable_is_typed_and_limits_pass_through():
     async def broken(episode: Episode) -> None:
         raise ZeroDivisionError
 
@@ -123,7 +123,7 @@ class AskingEnv(ToyEnv):
         return replace(observation, constraint=Constraint(kind="regex", source=self.source))
 
 
-def test_a_world_says_what_the_next_reply_must_be():
+def test_a_world_constrains_the_next_reply():
     engine = ScriptedEngine(toy_script(RENDERER))
     live = episode(engine, AskingEnv())
     asyncio.run(ChatHarness().run(live))  # no virtual clock: a grammar is compiled in a thread
@@ -134,7 +134,7 @@ def test_a_world_says_what_the_next_reply_must_be():
     assert [request.allowed is None for request in engine.requests] == [True, False]
 
 
-def test_a_world_that_asks_for_what_does_not_compile_has_failed():
+def test_a_constraint_that_does_not_compile_is_the_worlds_failure():
     env = AskingEnv()
     env.source = "("
     with pytest.raises(EnvError, match="task train-3: constraint: "):
@@ -205,7 +205,7 @@ def test_a_recipe_names_its_harness(file: str):
         ("{file}:NeedsMore", "expected a class {file}:NeedsMore that is made without arguments, got TypeError"),
     ],
 )
-def test_what_is_no_harness_is_refused_by_name(file: str, name: str, message: str):
+def test_an_object_that_is_no_harness_is_refused_by_name(file: str, name: str, message: str):
     where = {"file": file, "folder": str(Path(file).parent)}
     with pytest.raises(BadInput, match=f"rollout.harness: {message.format(**where)}"):
         load_harness(name.format(**where), ("policy",))

@@ -155,7 +155,7 @@ def test_a_program_sees_its_own_folders_its_own_environment_and_no_network(bench
     assert (network, answer) == ("OSError", "Done.")
 
 
-def test_a_script_is_copied_as_it_is_and_a_prompt_fills_nothing(bench: Bench) -> None:
+def test_a_script_is_copied_unchanged_without_the_prompt(bench: Bench) -> None:
     """So nobody who writes a task writes the program's source, or reads its key."""
     prompt = 'Say "{key}", {model} and {system}.'
     finished = bench.play("shows its prompt", says("Done."), prompt=prompt)
@@ -170,7 +170,7 @@ def test_a_program_that_requests_nothing_is_a_failure_with_its_last_words(bench:
     assert failure is not None and "status 3 and requested no reply: I have nothing to ask." in failure.message
 
 
-def test_a_program_that_is_only_refused_is_a_failure_with_what_it_was_told(bench: Bench) -> None:
+def test_a_program_that_is_only_refused_fails_with_the_refusals(bench: Bench) -> None:
     finished = bench.play("is refused", says("Never said."))
     assert (ending(finished), finished.score) == (("infra_failed", "failure"), None)
     failure = finished.rollout.outcome.failure
@@ -216,6 +216,6 @@ def test_a_missing_program_is_refused_with_the_way_to_install_it(tmp_path: Path)
         load_harness(str(path), ("policy",), open_door, tmp_path)
 
 
-def test_mounts_are_those_of_all_harnesses(bench: Bench) -> None:
+def test_only_programs_have_mounts(bench: Bench) -> None:
     assert mounts_of(load_harness("chat", ("policy",))) is None
     assert mounts_of(load_harness(bench.preset("works"), ("policy",), open_door, bench.folder)) is not None

@@ -101,7 +101,7 @@ def test_a_program_has_sixteen_connections_and_the_next_waits_for_one_to_end() -
     asyncio.run(main())
 
 
-def test_a_server_that_is_gone_costs_no_place() -> None:
+def test_a_dead_server_takes_no_slot() -> None:
     async def main() -> None:
         closed = socket.create_server(("127.0.0.1", 0))
         port = closed.getsockname()[1]

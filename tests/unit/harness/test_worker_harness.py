@@ -16,6 +16,7 @@ from sparring.harness.chat import ChatHarness
 from sparring.harness.workers import GRACE_S, WorkerHarness
 from sparring.record.leases import LeaseEnd, Leases
 from sparring.record.transcript import TextRecorder, TextRequest
+from sparring.reply import ReplyRequest, whole_reply
 from sparring.rollout.episode import GuardedEnv, RunningEpisode
 from sparring.testing.clock import run_virtual
 from sparring.testing.toy import ToyEnv, toy_task
@@ -56,7 +57,7 @@ class Played:
         messages = [Message(role="user", content="Go.")]
         try:
             while self._asks:
-                reply = await self._doors[0].session.reply(messages)
+                reply = await whole_reply(self._doors[0].session.reply(ReplyRequest(messages)))
                 messages += [reply.message, Message(role="user", content="Go on.")]
         except SparringError:
             pass
@@ -77,7 +78,7 @@ class Played:
     [(RequestRefused("402: pay first"), RequestRefused, "pay first"), (None, LimitReached, "2 turns are used up")],
     ids=["refused", "limit"],
 )
-def test_a_worker_that_goes_on_for_too_long_is_not_waited_for(
+def test_a_worker_that_does_not_finish_after_a_limit_is_given_up(
     refuses: SparringError | None, error: type, message: str
 ) -> None:
     async def main() -> float:
@@ -100,7 +101,7 @@ def test_a_worker_that_finishes_after_a_limit_ends_by_it_at_once() -> None:
     ("asks", "told"),
     [(False, "finished and requested no reply"), (True, "refused every request, the last for: tools: expected none")],
 )
-def test_a_worker_that_finishes_and_was_answered_nothing_is_a_failure_with_what_it_was_told(
+def test_a_worker_that_got_no_answer_fails_with_the_refusals(
     asks: bool, told: str
 ) -> None:
     async def main() -> None:
@@ -110,7 +111,7 @@ def test_a_worker_that_finishes_and_was_answered_nothing_is_a_failure_with_what_
     run_virtual(main())
 
 
-def test_only_workers_claim_at_another_server_and_a_rollout_that_none_claims_there_in_time_has_failed() -> None:
+def test_a_rollout_that_no_worker_claims_in_time_fails() -> None:
     """Of several environments too."""
     nobody, chat = Played(refuses=None, finishes=False), ChatHarness()
     workers = WorkerHarness(nobody._open_door, lambda: None)

@@ -34,7 +34,7 @@ def test_a_comparison_by_hand() -> None:
     assert found.changes["reward"].value == found.changes["success"].value
 
 
-def test_what_only_one_scored_is_left_out_and_named() -> None:
+def test_a_task_scored_by_one_evaluation_is_left_out_and_named() -> None:
     before = made({"a": (True,), "b": (), "c": (False,)})
     after = made({"a": (False,), "b": (True,), "d": (True,)})
     found = compare(before, after)
@@ -42,7 +42,7 @@ def test_what_only_one_scored_is_left_out_and_named() -> None:
     assert found.changes["success"].value == -1.0 and found.changes["reward"].interval is None
 
 
-def test_the_two_may_have_different_numbers_of_samples() -> None:
+def test_compared_evaluations_may_differ_in_samples() -> None:
     found = compare(
         made({"a": (True, False, True), "b": (True,)}, (2,)), made({"a": (True,), "b": (False, True)}, (2,))
     )
@@ -66,7 +66,7 @@ def test_the_two_may_have_different_numbers_of_samples() -> None:
         (made({"a": ()}), made({"a": (True,)}), "got none among 0 and 1"),
     ],
 )
-def test_what_cannot_be_compared(before: Evaluation, after: Evaluation, message: str) -> None:
+def test_evaluations_that_cannot_be_compared_are_refused(before: Evaluation, after: Evaluation, message: str) -> None:
     with pytest.raises(BadInput, match=message.replace("(", r"\(")):
         compare(before, after)
 
@@ -86,7 +86,7 @@ def test_the_gate_asks_the_whole_interval(interval: tuple[float, float] | None, 
     assert verdict(Estimate(value=0.0, standard_error=None, interval=interval, tasks=9), margin) == says
 
 
-def test_a_gate_seldom_closes_on_what_did_not_change() -> None:
+def test_a_gate_rarely_fails_an_unchanged_checkpoint() -> None:
     """100 pairs of evaluations of one policy, 60 tasks with 2 samples; and of one that lost two fifths of its
     chances."""
     draw = random.Random(5)

@@ -24,7 +24,7 @@ def filled(values: list[tuple[int, int]]) -> Metrics:
 
 
 @given(values=VALUES)
-def test_reductions_are_what_they_say(values: list[tuple[int, int]]) -> None:
+def test_each_reduction_by_hand(values: list[tuple[int, int]]) -> None:
     numbers = [v for v, _ in values]
     weight = sum(w for _, w in values)
     assert filled(values).values() == {
@@ -52,20 +52,20 @@ def test_take_starts_over() -> None:
     assert metrics.take() == {"a": 1.0, "b": 2.0} and metrics.take() == {}
 
 
-def test_nothing_over_nothing_is_not_a_number() -> None:
+def test_a_ratio_over_zero_is_nan() -> None:
     metrics = Metrics()
     metrics.add("rate", 0, "ratio", weight=0)
     assert math.isnan(metrics.values()["rate"])
 
 
-def test_one_name_reduces_one_way() -> None:
+def test_a_metric_has_one_reduction() -> None:
     metrics = Metrics()
     metrics.add("a", 1)
     with pytest.raises(ValueError, match="a reduces by mean, reported as sum"):
         metrics.add("a", 1, "sum")
 
 
-def test_counts_add_up_whoever_is_trained() -> None:
+def test_merged_counts_add_up_per_model() -> None:
     critic = {
         "critic/tokens_trained": 5.0,
         "critic/grad_norm": 2.0,
@@ -80,5 +80,5 @@ def test_counts_add_up_whoever_is_trained() -> None:
     assert found["critic/logprob_max_abs_diff"] == 1.0 and found["optimiser_steps"] == 4.0
 
 
-def test_one_step_is_itself() -> None:
+def test_a_single_step_is_merged_unchanged() -> None:
     assert merged([{"tokens_trained": 3.0}]) == {"tokens_trained": 3.0}

@@ -139,7 +139,7 @@ class Clock:
         return self.now
 
 
-def test_plain_lines_are_few_and_say_what_matters() -> None:
+def test_plain_progress_prints_few_lines_with_headlines() -> None:
     stream, clock = io.StringIO(), Clock()
     sink = ConsoleSink(stream, every_s=5.0, clock=clock)
     sink.start("rl", 100)
@@ -154,7 +154,7 @@ def test_plain_lines_are_few_and_say_what_matters() -> None:
     assert len(lines) == 2 + 20 + 1  # steps 1, 6, ..., 96 and the last
 
 
-def test_what_goes_on_beside_a_stage_does_not_move_its_progress() -> None:
+def test_other_stages_do_not_move_a_stages_progress() -> None:
     stream, clock = io.StringIO(), Clock()
     sink = ConsoleSink(stream, every_s=0.0, clock=clock)
     sink.start("rl", 10)
@@ -180,14 +180,14 @@ def test_times_read_like_times(seconds: float | None, text: str) -> None:
     assert clock_text(seconds) == text
 
 
-def test_headlines_leave_out_what_is_not_there() -> None:
+def test_headlines_leave_out_missing_metrics() -> None:
     assert headlines({"rollout/success": 0.5, "loss_imitate": float("nan"), "logprob_max_abs_diff": 0.0}) == [
         ("success", "50.0%"),
         ("logprob difference", "0"),
     ]
 
 
-def test_headlines_say_more_where_engine_and_trainer_differ() -> None:
+def test_headlines_show_more_if_engine_and_trainer_differ() -> None:
     mismatch = {"logprob_mean_abs_diff": 0.0, "mismatch_k3": 0.0, "mismatch_ess": 1.0}
     assert headlines({**mismatch, "logprob_max_abs_diff": 0.0}) == [("logprob difference", "0")]
     assert headlines(
@@ -230,6 +230,6 @@ def test_progress_is_live_in_a_terminal_only() -> None:
     off.close()
 
 
-def test_the_section_refuses_nonsense() -> None:
+def test_an_invalid_observe_section_is_refused() -> None:
     with pytest.raises(ValueError, match="must not repeat"):
         ObserveConfig(sinks=("jsonl", "jsonl"))

@@ -42,7 +42,7 @@ def test_shares_start_over_within_an_activity() -> None:
     assert spans.shares() == pytest.approx({"waiting": 0.75, "overlap": 0.0, "training": 0.25})
 
 
-def test_no_time_no_shares() -> None:
+def test_shares_of_no_time_are_zero() -> None:
     assert Spans(Clock()).shares() == {"waiting": 0.0, "overlap": 0.0}
 
 

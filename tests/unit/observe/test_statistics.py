@@ -56,7 +56,7 @@ def test_wilson_covers_as_often_as_it_says() -> None:
         assert 0.92 < covered < 0.98
 
 
-def test_nothing_is_known_from_nothing() -> None:
+def test_wilsons_interval_of_no_trials_is_the_unit_interval() -> None:
     assert wilson(0, 0) == (0.0, 1.0)
     with pytest.raises(ValueError, match="between 0 and 3"):
         wilson(4, 3)
@@ -157,7 +157,7 @@ def test_large_counts_are_stable() -> None:
 
 
 @pytest.mark.parametrize("numbers", [(3, 4, 1), (3, -1, 1), (3, 1, 0), (3, 1, 4)])
-def test_counts_that_cannot_be(numbers: tuple[int, int, int]) -> None:
+def test_impossible_counts_are_refused(numbers: tuple[int, int, int]) -> None:
     for one in (pass_at_k, pass_hat_k):
         with pytest.raises(ValueError, match="expected 0 <= c <= n and 1 <= k <= n"):
             one(*numbers)
@@ -192,7 +192,7 @@ def test_equal_tasks_count_every_sample() -> None:
     assert rate([0.5] * 50, 200).interval == pytest.approx(wilson(100, 200), abs=0.002)  # but for Student's quantile
 
 
-def test_of_one_task_nothing_is_known_about_others() -> None:
+def test_a_single_task_has_no_standard_error() -> None:
     assert rate([0.5], 16).standard_error is None and rate([0.5], 16).interval == pytest.approx(wilson(0, 0), abs=0.15)
     assert mean([0.5]).interval is None
     assert rate([], 0) == mean([]) and mean([]).value is None and mean([]).tasks == 0
@@ -247,7 +247,7 @@ def test_a_paired_difference_covers_with_several_samples() -> None:
 
 
 @pytest.mark.parametrize("samples", [None, 30, 240])
-def test_nothing_changed_is_not_certain(samples: int | None) -> None:
+def test_an_unchanged_rate_still_has_an_interval(samples: int | None) -> None:
     """However many samples each task had: nothing shows whether they would have agreed anyway."""
     found = paired_difference([1.0] * 30, [1.0] * 30, samples)
     assert found.value == 0.0 and found.interval[0] < -0.03 and found.interval[1] > 0.03
@@ -316,7 +316,7 @@ def test_a_paired_difference_covers_whatever_the_chances(shape: str, tasks: int,
     assert covered >= 0.94 and width <= 1.1
 
 
-def test_of_equal_numbers_no_interval_is_known() -> None:
+def test_equal_values_have_no_interval() -> None:
     assert mean([0.3] * 9).interval is None and mean([0.3] * 9).standard_error == 0.0
     assert paired_mean_difference([5.0, 7.0], [5.0, 7.0]).interval is None
 

@@ -15,6 +15,7 @@ from sparring.record.branches import Transcript
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.record.transcript import TextRecorder, TextRequest, TextSession
 from sparring.render.demonstrate import demonstration_tokens, reply_tokens
+from sparring.reply import ReplyRequest, whole_reply
 from sparring.testing.conversations import SYSTEM, TOOL, answer, call, say, user
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
@@ -84,7 +85,7 @@ def asking(session: RecordedSession | TextSession, planned: list[str]) -> Ask:
         delivered: bool = True,
     ) -> Message:
         planned.append(name)
-        reply = await session.reply(messages, tools, evidence=evidence)  # type: ignore[arg-type]
+        reply = await whole_reply(session.reply(ReplyRequest(messages, tools, evidence=evidence)))  # type: ignore[arg-type]
         session.deliver(reply.id, delivered)
         return reply.message
 

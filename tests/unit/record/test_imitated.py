@@ -17,6 +17,7 @@ from sparring.record.imitated import Imitator
 from sparring.record.recorder import Recorder
 from sparring.record.transcript import TextRecorder, TextRequest, TextSession
 from sparring.render.demonstrate import demonstration_tokens, reply_tokens
+from sparring.reply import ReplyRequest, whole_reply
 from sparring.testing.conversations import SYSTEM, TOOL, answer, call, say, user
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
@@ -56,7 +57,7 @@ async def talked(session: Any, turns: int) -> list[tuple[int, int]]:
     talk, counted = list(START), []
 
     async def ask(messages: Sequence[Message]) -> Message:
-        reply = await session.reply(messages, TOOLS)
+        reply = await whole_reply(session.reply(ReplyRequest(messages, TOOLS)))
         counted.append((reply.prompt_tokens, len(reply.tokens)))
         return reply.message
 
@@ -157,7 +158,7 @@ def test_the_latest_request_decides_what_a_session_ended_by() -> None:
         ended = []
         for label in (None, None, None, "auxiliary", None):
             with suppress(LimitReached, BadInput):
-                await session.reply(START, evidence=Evidence(label=label))
+                await whole_reply(session.reply(ReplyRequest(START, evidence=Evidence(label=label))))
             ended.append(session.limit)
         assert ended == [limit, None, limit, limit, limit]
 
@@ -264,8 +265,8 @@ def test_a_reply_that_the_format_cannot_say_is_counted_as_its_template_writes_it
     session = opened(lambda request: thinks, imitator(renderer))
 
     async def main() -> tuple[Any, Any]:
-        first = await session.reply(START, TOOLS)
-        return first, await session.reply([*START, thinks, user("Sure?")], TOOLS)
+        first = await whole_reply(session.reply(ReplyRequest(START, TOOLS)))
+        return first, await whole_reply(session.reply(ReplyRequest([*START, thinks, user("Sure?")], TOOLS)))
 
     first, second = asyncio.run(main())
     assert (first.tokens, first.reasoning_tokens) == ((), None)

@@ -14,6 +14,7 @@ from sparring.generation import GenerateRequest, Sampling
 from sparring.record.order import conversation, settled, tools_of
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.record.replies import RecordedReplies
+from sparring.reply import ReplyRequest, whole_reply
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
 from sparring.testing.conversations import SYSTEM, TOOL, answer, say, user
@@ -78,11 +79,11 @@ def test_a_sibling_that_fails_takes_no_number_from_others():
     one = session(engine)
 
     async def talk() -> None:
-        first, second = (asyncio.create_task(one.reply([user("Hi")])) for _ in range(2))
+        first, second = (asyncio.create_task(whole_reply(one.reply(ReplyRequest([user("Hi")])))) for _ in range(2))
         with pytest.raises(EngineError):
             await first
-        third = asyncio.create_task(one.reply([user("Ho")]))
-        again = asyncio.create_task(one.reply([user("Hi")]))
+        third = asyncio.create_task(whole_reply(one.reply(ReplyRequest([user("Ho")]))))
+        again = asyncio.create_task(whole_reply(one.reply(ReplyRequest([user("Hi")]))))
         ids = [(await reply).id for reply in (second, third, again)]
         assert len(set(ids)) == 3
 
@@ -150,7 +151,7 @@ def test_the_store_alone_has_the_whole_tree(tmp_path: Path):
     async def talk() -> None:
         async def ask(messages: list[Message], tools=(), evidence=Evidence()) -> Message:
             asked.append((messages, tools, evidence))
-            return (await one.reply(messages, tools, evidence=evidence)).message
+            return (await whole_reply(one.reply(ReplyRequest(messages, tools, evidence=evidence)))).message
 
         start = [SYSTEM, user("Hi"), user("there")]
         first = await ask(start, (TOOL,))
@@ -180,7 +181,7 @@ def test_a_reply_that_its_client_never_got_is_lost_and_the_store_says_so(tmp_pat
     one = session(ScriptedEngine(script), store)
 
     async def talk() -> None:
-        ids = [(await one.reply([user(text)])).id for text in "abc"]
+        ids = [(await whole_reply(one.reply(ReplyRequest([user(text)])))).id for text in "abc"]
         one.deliver(ids[0], False)
         one.deliver(ids[1], False)
         one.deliver(ids[1], True)
@@ -198,7 +199,7 @@ def test_a_reply_that_its_client_never_got_is_lost_and_the_store_says_so(tmp_pat
 
     async def rebuild() -> None:
         for text in "abc":
-            await again.reply([user(text)])
+            await whole_reply(again.reply(ReplyRequest([user(text)])))
 
     run_virtual(rebuild())
     assert [(s.label, s.delivered) for s in again.segments if s.model] == stored

@@ -11,6 +11,7 @@ from sparring.errors import BadInput, EngineError, LimitReached, StoreError
 from sparring.generation import Sampling
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.render.demonstrate import demonstration_tokens, reply_tokens
+from sparring.reply import ReplyRequest, whole_reply
 from sparring.testing.clock import run_virtual
 from sparring.testing.conversations import ODD, TOOL, answer, call, say, user
 from sparring.testing.scripted_engine import ScriptedEngine, replies
@@ -266,7 +267,7 @@ def test_a_client_adds_stop_strings_to_those_of_the_run():
     session = recorder.open(toy_task(), rollout_id="r", seed=7)
 
     async def talk() -> list[str]:
-        first = await session.reply([user("Count.")], stop=("two", "three", "two"))
+        first = await whole_reply(session.reply(ReplyRequest([user("Count.")], stop=("two", "three", "two"))))
         return [first.message.content, (await session.complete([user("Count.")])).content]
 
     texts, _ = run_virtual(talk())

@@ -15,10 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparring.generation import Completion, GenerateRequest, Sampling
-from sparring.record.order import conversation, settled, tools_of
 from sparring.record.identity import UNREAD, shown_arguments
+from sparring.record.order import conversation, settled, tools_of
 from sparring.record.recorder import RecordedSession, Recorder
-from sparring.reply import SampledReply
+from sparring.reply import ReplyRequest, SampledReply, whole_reply
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
 from sparring.testing.conversations import SYSTEM, TOOL
@@ -224,7 +224,11 @@ class World:
             self.talks.append(Talk([SYSTEM, Message(role="user", content="Look.")], agent=f"agent {self.number}"))
         elif action == "ask":
             for _ in range(1 + (choice % 7 == 0) if not talk.asked else 0):
-                ask = self.session.reply(list(talk.messages), talk.tools, evidence=Evidence(agent=talk.agent))
+                ask = whole_reply(
+                    self.session.reply(
+                        ReplyRequest(list(talk.messages), talk.tools, evidence=Evidence(agent=talk.agent))
+                    )
+                )
                 talk.asked.append(asyncio.create_task(ask))
                 await asyncio.sleep(0)
         elif action == "cancel" and talk.asked:

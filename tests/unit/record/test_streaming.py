@@ -16,7 +16,7 @@ from sparring.generation import Completion, Delta, GenerateRequest
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.record.replies import RecordedReplies
 from sparring.render.demonstrate import reply_tokens
-from sparring.reply import ReplyHead, SampledReply
+from sparring.reply import ReplyHead, ReplyRequest, SampledReply, whole_reply
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ADD, toy_renderer, toy_task
@@ -68,8 +68,8 @@ def shown(parts: Sequence[Any]) -> Message:
 def test_pieces_are_the_reply_that_is_returned_whole() -> None:
     async def main() -> None:
         sessions = [session_of(ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,)))) for _ in range(2)]
-        whole = await sessions[0].reply([USER], (ADD,))
-        parts = [part async for part in sessions[1].stream([USER], (ADD,))]
+        whole = await whole_reply(sessions[0].reply(ReplyRequest([USER], (ADD,))))
+        parts = [part async for part in sessions[1].reply(ReplyRequest([USER], (ADD,), in_pieces=True))]
         assert isinstance(parts[0], ReplyHead) and parts[-1] == whole
         assert (parts[0].id, parts[0].prompt_tokens) == (whole.id, whole.prompt_tokens)
         assert shown(parts) == whole.message and len(parts) > 10
@@ -82,7 +82,7 @@ def test_the_end_comes_when_the_turn_is_durable(tmp_path: Path) -> None:
     async def main() -> None:
         store = SqliteStore(tmp_path / "store.sqlite")
         session = session_of(ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,))), store)
-        async for part in session.stream([USER], (ADD,)):
+        async for part in session.reply(ReplyRequest([USER], (ADD,), in_pieces=True)):
             if isinstance(part, SampledReply):
                 assert store.turns("r")[-1].tokens == part.tokens
         store.close()
@@ -94,7 +94,7 @@ def test_the_end_comes_when_the_turn_is_durable(tmp_path: Path) -> None:
 def test_a_clients_stop_string_is_not_shown(stop: tuple[str, ...]) -> None:
     async def main() -> None:
         session = session_of(ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,))))
-        parts = [part async for part in session.stream([USER], (ADD,), stop=stop)]
+        parts = [part async for part in session.reply(ReplyRequest([USER], (ADD,), stop=stop, in_pieces=True))]
         reply = parts[-1]
         assert isinstance(reply, SampledReply) and reply.stop == stop[0]
         assert shown(parts).content == reply.message.content == REPLY.content.partition(stop[0])[0]
@@ -117,7 +117,7 @@ def test_what_was_sampled_before_the_consumer_left_is_kept_as_lost(tmp_path: Pat
     async def main() -> None:
         store, engine = SqliteStore(tmp_path / "store.sqlite"), Stepping()
         session = session_of(engine, store)
-        async with aclosing(session.stream([USER], (ADD,))) as stream:  # type: ignore[type-var]
+        async with aclosing(session.reply(ReplyRequest([USER], (ADD,), in_pieces=True))) as stream:  # type: ignore[type-var]
             await begun(stream, engine, 4)
         kept = session.segments[-1]
         assert (kept.finish_reason, kept.label, kept.delivered) == ("abort", "lost", False)
@@ -126,7 +126,7 @@ def test_what_was_sampled_before_the_consumer_left_is_kept_as_lost(tmp_path: Pat
 
         for _ in range(200):
             engine.steps.release()
-        again = await session.reply([USER], (ADD,))  # another turn, with numbers of its own
+        again = await whole_reply(session.reply(ReplyRequest([USER], (ADD,))))  # another turn, with numbers of its own
         seeds = [segment.sampling.seed for segment in session.segments if segment.sampling is not None]
         assert again.finish_reason == "stop" and len(set(seeds)) == 2
         store.close()
@@ -141,7 +141,7 @@ def test_a_consumer_that_is_cancelled_drops_the_turn() -> None:
         reached = asyncio.Event()
 
         async def consume() -> None:
-            async for part in session.stream([USER], (ADD,)):
+            async for part in session.reply(ReplyRequest([USER], (ADD,), in_pieces=True)):
                 if isinstance(part, ReplyPiece):
                     reached.set()
 
@@ -154,7 +154,7 @@ def test_a_consumer_that_is_cancelled_drops_the_turn() -> None:
         assert session.segments == () and session.usage.sampled_tokens == 0
         for _ in range(200):
             engine.steps.release()
-        await session.reply([USER], (ADD,))
+        await whole_reply(session.reply(ReplyRequest([USER], (ADD,))))
         assert engine.requests[0].sampling.seed == engine.requests[1].sampling.seed, "it is the same turn"
 
     asyncio.run(main())
@@ -164,7 +164,7 @@ def test_an_engine_that_gives_up_leaves_what_it_sampled_and_a_rebuilt_rollout_go
     async def main() -> None:
         store, engine = SqliteStore(tmp_path / "store.sqlite"), Stepping()
         session = session_of(engine, store)
-        stream = session.stream([USER], (ADD,))
+        stream = session.reply(ReplyRequest([USER], (ADD,), in_pieces=True))
         parts = await begun(stream, engine, 4)
         await engine.abort(parts[0].id)
         with pytest.raises(EngineError, match="gave up after"):
@@ -176,7 +176,7 @@ def test_an_engine_that_gives_up_leaves_what_it_sampled_and_a_rebuilt_rollout_go
         replies = RecordedReplies({"policy": recorded})
         plain = ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,)))
         rebuilt = session_of(plain, store, replies)
-        reply = await rebuilt.reply([USER], (ADD,))
+        reply = await whole_reply(rebuilt.reply(ReplyRequest([USER], (ADD,))))
         assert reply.message.content == REPLY.content and replies.num_left == 0
         assert list(rebuilt.segments[: len(recorded)]) == recorded and rebuilt.segments[-1].label == "agent"
         assert plain.requests[0].sampling.seed != recorded[-1].sampling.seed  # type: ignore[union-attr]
@@ -190,9 +190,11 @@ def test_a_recorded_reply_is_shown_whole(tmp_path: Path) -> None:
     async def main() -> None:
         engine = ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,)))
         session = session_of(engine)
-        whole = await session.reply([USER], (ADD,))
+        whole = await whole_reply(session.reply(ReplyRequest([USER], (ADD,))))
         replies = RecordedReplies({"policy": session.segments})
-        parts = [part async for part in session_of(engine, None, replies).stream([USER], (ADD,))]
+        parts = [
+            part async for part in session_of(engine, None, replies).reply(ReplyRequest([USER], (ADD,), in_pieces=True))
+        ]
         assert shown(parts) == whole.message and len(engine.requests) == 1
 
     asyncio.run(main())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fates import FatedBoxes, make_stack
 
-from sparring.errors import EvaluationFailed, Outage, SparringError, Suspended, WeightsError
+from sparring.errors import EvaluationFailed, Outage, SparringError, WeightsError
 from sparring.harness.chat import ChatHarness
 from sparring.protocols import Sandbox
 from sparring.rollout.runner import Finished, RolloutRunner
@@ -82,7 +82,6 @@ def raising(error: BaseException) -> Change:
 @pytest.mark.parametrize(
     "error",
     [
-        Suspended("wait"),
         Outage("all is down"),
         WeightsError("late"),
         EvaluationFailed("few"),

@@ -21,13 +21,11 @@ from sparring.render.demonstrate import reply_tokens
 from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.runner import Finished, RolloutRunner
-from sparring.rollout.scheduler import Scheduler
-from sparring.rollout.window import Window
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ADD, ToyEnv, ToyWorld, toy_renderer, toy_task
-from sparring.types import Group, Message, Observation, Outcome, Rollout, Score, Task, ToolCall, Trajectory
+from sparring.types import Message, Observation, Outcome, Rollout, Score, Task, ToolCall, Trajectory
 
 RENDERER = toy_renderer()
 
@@ -405,57 +403,6 @@ def replace_id(request: GenerateRequest) -> GenerateRequest:
     return replace(request, **{key: name.replace("rl/0/0", "rl/0/0/retry-1") for key, name in renamed.items()})
 
 
-@pytest.mark.parametrize("asked_s", [0.5, 1.1, 2.4, 3.8, 5.9])
-def test_a_rollout_is_suspended_before_a_turn_and_goes_on_later(asked_s: float) -> None:
-    weather = Weather(step_s=0.25)
-    runner, engine = made(weather)
-
-    async def main() -> Finished:
-        rollout = asyncio.create_task(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1))
-        await asyncio.sleep(asked_s)
-        assert await runner.suspend("rl/0/0")
-        assert weather.closed == weather.worlds == 1 and engine.held == {}, "box, world and cache are given back"
-        num_requests = len(engine.requests)
-        await asyncio.sleep(1000.0)
-        assert not rollout.done() and len(engine.requests) == num_requests
-        runner.resume("rl/0/0")
-        return await rollout
-
-    done = run_virtual(main())[0]
-    assert everything(done) == everything(UNINTERRUPTED) and done.broken == () and engine.requests == CLEAN.requests
-    assert weather.worlds == 2 and runner.metrics()["rollout/rebuilt"] == 1
-
-
-def test_a_rollout_that_ends_first_is_not_suspended() -> None:
-    weather = Weather(step_s=0.25)
-    runner, _ = made(weather)
-
-    async def main() -> list[object]:
-        rollout = asyncio.create_task(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1))
-        await asyncio.sleep(7.1)
-        return [await runner.suspend("rl/0/0"), everything(await rollout), await runner.suspend("rl/0/0")]
-
-    assert run_virtual(main())[0] == [False, everything(UNINTERRUPTED), False]
-
-
-def test_it_is_suspended_twice_and_counted() -> None:
-    weather = Weather(step_s=0.25, breaks=once(13, ToolHostError("503")))
-    runner, engine = made(weather)
-
-    async def main() -> Finished:
-        rollout = asyncio.create_task(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1))
-        for _ in range(2):
-            await asyncio.sleep(1.6)
-            assert await runner.suspend("rl/0/0")
-            runner.resume("rl/0/0")
-        return await rollout
-
-    done = run_virtual(main())[0]
-    assert everything(done) == everything(UNINTERRUPTED) and engine.requests == CLEAN.requests
-    assert [r.outcome.kind for r in done.broken] == ["infra_failed"], "of the tool host alone"
-    assert runner.metrics() == {"rollout/rebuilt": 3.0, "rollout/started_over": 0.0}
-
-
 @pytest.mark.parametrize("second_s", [0.1, 30.0])
 def test_the_policys_time_is_over_where_it_was(second_s: float, tmp_path: Path) -> None:
     """Of a process that was stopped while it scored, whatever time the next one takes."""
@@ -480,28 +427,6 @@ def test_a_rollout_whose_time_is_over_is_scored_again_as_it_is() -> None:
     done = ran(weather, timeout_s=10.0)
     assert (done.rollout.outcome.reason, done.rollout.attempt, weather.worlds) == ("timeout", 1, 2)
     assert done.score is not None and len(weather.requests) == 3
-
-
-def test_a_suspended_rollout_gives_its_place_to_another() -> None:
-    weather = Weather(step_s=0.25)
-    runner, engine = made(weather, max_concurrent_rollouts=1, group_size=2)
-    scheduler = Scheduler(
-        runner, ToyWorld().tasks("train", 1), Window(1, 0, 1), run_seed=1, engine_version=lambda: engine.version
-    )
-
-    async def main() -> Group:
-        group = asyncio.create_task(anext(scheduler.groups()))
-        await asyncio.sleep(1.5)
-        assert await scheduler.suspend_rollout("rl/0/0")
-        await asyncio.sleep(20.0)
-        other = [request for request in engine.requests if request.id.startswith("rl/0/1/")]
-        assert len(other) == 6 and not group.done(), "the other one has run to its end"
-        scheduler.resume_rollout("rl/0/0")
-        return await group
-
-    group = run_virtual(main())[0]
-    assert [r.id for r in group.rollouts] == ["rl/0/0", "rl/0/1"] and group.failed == ()
-    assert len(engine.requests) == 12, "no turn is sampled twice"
 
 
 AGENT = """

@@ -13,8 +13,9 @@ from sparring.harness.load import CallableHarness
 from sparring.protocols import Episode
 from sparring.record.recorder import Recorder
 from sparring.render.demonstrate import reply_tokens
+from sparring.reply import ReplyRequest, whole_reply
 from sparring.rollout.config import RolloutConfig
-from sparring.rollout.phases import LimitedSession, Phases, Waits
+from sparring.rollout.phases import Phases, TurnLimit, Waits
 from sparring.rollout.runner import RolloutRunner
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
@@ -33,34 +34,36 @@ def sessions(fail_on: tuple[int, ...] = (), **limits: int) -> tuple:
         lambda request: reply_tokens(RENDERER, Message(role="assistant", content="A.")), fail_on=fail_on
     )
     session = Recorder(engine, RENDERER).open(toy_task(), rollout_id="r", seed=7, limits=Limits(**limits))
-    return session, LimitedSession(session, Phases(Waits(RolloutConfig())), "policy")
+    limit = TurnLimit(Phases(Waits(RolloutConfig())), "policy")
+    session.add_layer(limit)
+    return session, limit
 
 
 def test_another_request_that_is_answered_hides_no_failure() -> None:
     async def main() -> None:
-        _, session = sessions(fail_on=(1,))
+        session, limit = sessions(fail_on=(1,))
         with pytest.raises(EngineError):
-            await session.reply(asks("a title?"))
-        await session.reply(asks("the work"))
-        assert isinstance(session.failure, EngineError)
-        await session.reply(asks("a title?"))
-        assert session.failure is None
+            await whole_reply(session.reply(ReplyRequest(asks("a title?"))))
+        await whole_reply(session.reply(ReplyRequest(asks("the work"))))
+        assert isinstance(limit.failure, EngineError)
+        await whole_reply(session.reply(ReplyRequest(asks("a title?"))))
+        assert limit.failure is None
 
     asyncio.run(main())
 
 
 def test_a_limit_is_remembered_and_a_prompt_that_was_too_long_is_not() -> None:
     async def main() -> None:
-        recorded, session = sessions(max_turns=1)
+        session, _ = sessions(max_turns=1)
         with pytest.raises(LimitReached):
-            await session.reply(asks("word " * 400_000))
-        assert recorded.limit.reason == "context_length"
-        await session.reply(asks("short"))
-        assert recorded.limit is None
+            await whole_reply(session.reply(ReplyRequest(asks("word " * 400_000))))
+        assert session.limit.reason == "context_length"
+        await whole_reply(session.reply(ReplyRequest(asks("short"))))
+        assert session.limit is None
         for text in ("more", "word " * 400_000):
             with pytest.raises(LimitReached):
-                await session.reply(asks(text))
-        assert recorded.limit.reason == "max_turns"
+                await whole_reply(session.reply(ReplyRequest(asks(text))))
+        assert session.limit.reason == "max_turns"
 
     asyncio.run(main())
 
@@ -96,7 +99,7 @@ def test_a_program_that_raises_what_it_was_answered_with_ended_by_that(
 
 async def breaks_behind_a_cut_reply(episode: Episode) -> None:
     """A program with a mistake of its own, which has nothing to do with the reply that was cut."""
-    await episode.session().reply(episode.task.messages)
+    await whole_reply(episode.session().reply(ReplyRequest(episode.task.messages)))
     raise KeyError("no such name")
 
 

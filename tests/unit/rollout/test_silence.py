@@ -22,6 +22,7 @@ from sparring.observe.metrics import Metrics
 from sparring.observe.survival import lost_rollouts
 from sparring.protocols import Episode
 from sparring.record.recorder import Recorder
+from sparring.reply import ReplyRequest, whole_reply
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.evaluate import EvalPlan, Finding, evaluate, recorded, summarize
 from sparring.rollout.metrics import measure
@@ -69,15 +70,17 @@ async def cannot_start(episode: Episode) -> None:
 
 async def is_refused(episode: Episode) -> None:
     with suppress(BadInput):
-        await episode.session().reply([SHORT], constraint=Constraint(kind="regex", source="("))
+        await whole_reply(
+            episode.session().reply(ReplyRequest([SHORT], constraint=Constraint(kind="regex", source="(")))
+        )
 
 
 async def gets_a_title(episode: Episode) -> None:
-    await episode.session().reply([SHORT], evidence=Evidence(label="auxiliary"))
+    await whole_reply(episode.session().reply(ReplyRequest([SHORT], evidence=Evidence(label="auxiliary"))))
 
 
 async def gets_nothing(episode: Episode) -> None:
-    reply = await episode.session().reply([SHORT])
+    reply = await whole_reply(episode.session().reply(ReplyRequest([SHORT])))
     episode.session().deliver(reply.id, False)
 
 
@@ -185,7 +188,7 @@ def test_the_latest_request_decides_the_outcome() -> None:
     assert cut == Outcome(kind="truncated", reason="max_turns")
 
     async def cut_by_itself(episode: Episode) -> None:
-        await episode.session().reply([SHORT], max_tokens=2)
+        await whole_reply(episode.session().reply(ReplyRequest([SHORT], max_tokens=2)))
 
     assert played(cut_by_itself).rollout.outcome == ANSWERED
 

@@ -33,7 +33,7 @@ def failing(folder: Path, message: str) -> SandboxConfig:
     return SandboxConfig(bwrap=str(program))
 
 
-def test_a_machine_that_can_passes_also_from_inside_a_loop() -> None:
+def test_a_capable_machine_passes_also_inside_an_event_loop() -> None:
     check_sandbox()
 
     async def main() -> None:
@@ -48,7 +48,7 @@ def test_no_bubblewrap() -> None:
         check_sandbox(SandboxConfig(bwrap="no-such"))
 
 
-def test_nothing_is_asked_of_a_machine_whose_tool_host_is_off() -> None:
+def test_a_disabled_sandbox_is_not_checked() -> None:
     check_sandbox(SandboxConfig(enabled=False, bwrap="no-such"))
 
 

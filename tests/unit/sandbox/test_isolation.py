@@ -175,7 +175,7 @@ def test_the_box_s_own_process_cannot_be_touched(bench: Any) -> None:
     assert lines == ["PermissionError"] * 10 + ["0"]
 
 
-def test_no_door_into_the_kernel(bench: Any) -> None:
+def test_refused_system_calls_fail(bench: Any) -> None:
     machine = MACHINES[os.uname().machine]
     refused = machine.memory + machine.doors
     calls = [f"attempt(lambda: call({number}, 0, 0, 0, 0, 0))" for number in refused]

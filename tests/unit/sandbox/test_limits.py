@@ -80,7 +80,7 @@ def test_code_that_stays_below_its_memory_succeeds(bench: Any) -> None:
     assert (result.stdout, result.out_of_memory) == (f"{40 * MB}\n", False)
 
 
-def test_a_memory_error_that_the_code_handles_is_its_own_affair(bench: Any) -> None:
+def test_a_handled_memory_error_raises_no_flag(bench: Any) -> None:
     result = bench.python("try: 'a' * 10**10\nexcept MemoryError: print('handled')")
     assert (result.stdout, result.exit_code, result.out_of_memory) == ("handled\n", 0, False)
 
@@ -164,7 +164,7 @@ def test_output_is_complete_when_the_command_ends_before_it_is_read(bench: Any) 
     assert len(bench.python("import os; os.write(1, b'x' * 60000)", output_bytes=60000).stdout) == 60000
 
 
-def test_deep_recursion_is_python_s_own_limit(bench: Any) -> None:
+def test_deep_recursion_hits_pythons_own_limit(bench: Any) -> None:
     result = bench.python("def f(n): return 1 + f(n + 1)\nf(0)")
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (
         1,

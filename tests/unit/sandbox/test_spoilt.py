@@ -45,7 +45,7 @@ class Reads(Env):
         return float(await self.box.read("answer.txt") == b"42")
 
 
-def test_output_that_is_parked_in_sockets_holds_no_box_up(bench: Any) -> None:
+def test_output_parked_in_sockets_does_not_block_a_box(bench: Any) -> None:
     """Sockets in flight in a ring keep the pipe open until the kernel looks for them. What was written before is not
     lost."""
 
@@ -59,7 +59,7 @@ def test_output_that_is_parked_in_sockets_holds_no_box_up(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("left", LEFT)
-def test_what_was_left_in_a_file_s_place_is_the_policy_s(bench: Any, left: str) -> None:
+def test_a_spoilt_path_is_the_policys_failure(bench: Any, left: str) -> None:
     code, number = LEFT[left]
 
     async def work(boxes: BubblewrapBoxes) -> None:
@@ -79,7 +79,7 @@ def test_what_was_left_in_a_file_s_place_is_the_policy_s(bench: Any, left: str) 
     bench.run(work)
 
 
-def test_a_closed_folder_and_a_full_disk_are_the_policy_s(bench: Any) -> None:
+def test_a_closed_folder_and_a_full_disk_are_the_policys_failure(bench: Any) -> None:
     async def work(boxes: BubblewrapBoxes) -> None:
         box = await boxes.take(SPEC)
         await box.python("import os; open('file', 'w'); os.chmod('/box', 0o500)")
@@ -99,7 +99,7 @@ def test_a_closed_folder_and_a_full_disk_are_the_policy_s(bench: Any) -> None:
     bench.run(work)
 
 
-def test_what_no_command_can_have_done_is_the_caller_s(bench: Any) -> None:
+def test_an_error_that_no_command_can_cause_is_the_callers(bench: Any) -> None:
     async def work(boxes: BubblewrapBoxes) -> None:
         box = await boxes.take(SPEC)
         with pytest.raises(IsADirectoryError) as folder:

@@ -192,7 +192,7 @@ def test_the_first_event_that_differs_is_named(
     assert difference.tensor == tensor
 
 
-def test_the_order_in_time_seconds_and_broken_attempts_are_no_difference(tmp_path: Path) -> None:
+def test_order_in_time_seconds_and_broken_attempts_are_ignored(tmp_path: Path) -> None:
     failure = Failure(error="SandboxError", where="box", message="gone")
     ended = Outcome(kind="infra_failed", reason="failure", failure=failure)
     broken = dataclasses.replace(rollout(2, 1, segments=(), outcome=ended), id="rl/2/1/broken-0")
@@ -202,7 +202,7 @@ def test_the_order_in_time_seconds_and_broken_attempts_are_no_difference(tmp_pat
 
 
 @pytest.mark.parametrize(("left", "after"), [(0, "step 0"), (1, "step 0"), (2, "step 1"), (3, "step 1")])
-def test_a_record_that_ends_early_is_said_to_end(tmp_path: Path, left: int, after: str) -> None:
+def test_the_end_of_a_shorter_record_is_reported(tmp_path: Path, left: int, after: str) -> None:
     assert compared(tmp_path, others()[:left]) == RecordEnd(record=1, after=after)
 
 

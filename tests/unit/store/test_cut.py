@@ -75,7 +75,7 @@ def cuts(length: int) -> list[int]:
 
 @pytest.mark.parametrize("copied", ["never", "half", "late", "all"])
 @pytest.mark.parametrize("cut", ["store.sqlite", "store.sqlite-wal"])
-def test_it_goes_on_from_a_commit_or_is_refused(tmp_path: Path, copied: Any, cut: str) -> None:
+def test_a_truncated_store_opens_at_a_commit_or_is_refused(tmp_path: Path, copied: Any, cut: str) -> None:
     (tmp_path / "whole").mkdir()
     files, states = fill(tmp_path / "whole", copied)
     outcomes = {"open": 0, "refused": 0}
@@ -101,7 +101,7 @@ def test_it_goes_on_from_a_commit_or_is_refused(tmp_path: Path, copied: Any, cut
         assert outcomes["refused"] and (copied in ("never", "late") or outcomes["open"] == (copied == "all"))
 
 
-def test_nothing_is_refused_that_a_kill_leaves(tmp_path: Path) -> None:
+def test_every_store_that_a_kill_leaves_opens(tmp_path: Path) -> None:
     """Pages are freed and taken again, and copied at any time, in parts too, while a reader holds an older state."""
     chance = random.Random(7)
     path = tmp_path / "store.sqlite"
@@ -125,7 +125,7 @@ def test_nothing_is_refused_that_a_kill_leaves(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_reader_of_a_run_that_has_only_begun_is_told_so(tmp_path: Path) -> None:
+def test_reading_a_run_that_has_just_begun_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     with closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA journal_mode = WAL")
@@ -147,7 +147,7 @@ def test_a_store_that_is_refused_can_be_restored(tmp_path: Path) -> None:
         assert state(store) == states[-1]
 
 
-def test_a_page_that_would_read_as_zeros_is_missed(tmp_path: Path) -> None:
+def test_a_page_that_would_read_as_zeros_is_detected(tmp_path: Path) -> None:
     """The last page holds the end of a value; the log is younger and does not have it, yet says that it is there."""
     path = tmp_path / "store.sqlite"
     store = SqliteStore(path)

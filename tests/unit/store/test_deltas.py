@@ -75,7 +75,7 @@ def stored_bytes(rollout: Rollout) -> int:
     return len(data)
 
 
-def test_a_client_that_rewrites_its_history_takes_room_by_the_turn_and_not_by_its_square() -> None:
+def test_a_rewritten_history_takes_linear_space() -> None:
     few, many = rewritten(8), rewritten(32)
     roots = [segment for segment in many.trajectories[0].segments if segment.parent is None]
     assert len(roots) == 32, "each request is rendered whole"

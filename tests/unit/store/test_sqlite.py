@@ -198,7 +198,7 @@ def test_the_lock_holds_within_a_process_too(tmp_path: Path) -> None:
     SqliteStore(tmp_path / "store.sqlite").close()
 
 
-def test_a_resume_does_again_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+def test_a_resume_repeats_the_steps_after_the_checkpoint(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.sqlite")
     (tmp_path / "step").mkdir()
     for number in range(6):
@@ -404,7 +404,7 @@ def said_of(store: SqliteStore, number: int = 0) -> str:
     return str(caught.value).partition(", got ")[2]
 
 
-def test_a_group_recorded_twice_is_our_defect_not_the_disks(tmp_path: Path) -> None:
+def test_a_group_recorded_twice_is_reported_as_a_bug(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.sqlite")
     store.append(make_group(0), stage="rl")
     said = said_of(store)
@@ -413,7 +413,7 @@ def test_a_group_recorded_twice_is_our_defect_not_the_disks(tmp_path: Path) -> N
     assert "disk" not in said and "defect of Sparring" in said
 
 
-def test_a_file_that_another_program_holds_is_said_to_be_held(tmp_path: Path) -> None:
+def test_a_locked_file_is_reported_as_locked(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.sqlite")
     store._database.execute("PRAGMA busy_timeout = 0")
     other = sqlite3.connect(tmp_path / "store.sqlite", isolation_level=None)
@@ -425,7 +425,7 @@ def test_a_file_that_another_program_holds_is_said_to_be_held(tmp_path: Path) ->
     assert said.startswith("database is locked; end the program that holds the file, then run the same command again")
 
 
-def test_a_damaged_file_is_said_to_be_damaged(tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_as_damaged(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     store = SqliteStore(path)
     store.append(make_group(0, size=5000), stage="rl")
@@ -444,7 +444,7 @@ def test_a_read_only_store_is_not_written(tmp_path: Path) -> None:
     assert said.startswith("attempt to write a readonly database; make the file and its folder writable, then")
 
 
-def test_reading_where_nothing_is(tmp_path: Path) -> None:
+def test_reading_a_missing_store(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="expected the store of a run, got no file"):
         SqliteStore(tmp_path / "store.sqlite", read_only=True)
     assert list(tmp_path.iterdir()) == []

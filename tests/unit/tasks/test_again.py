@@ -30,7 +30,7 @@ def ids(source: LostTasksAgain, count: int) -> list[str]:
     return [task.id for _ in range(count) if (task := source.next()) is not None]
 
 
-def test_it_comes_again_when_another_group_has_come_through() -> None:
+def test_a_lost_task_is_repeated_after_another_group_finished() -> None:
     source = LostTasksAgain(ToyTasks("train", None), 2)
     first, second = source.next(), source.next()
     assert first and second
@@ -40,7 +40,7 @@ def test_it_comes_again_when_another_group_has_come_through() -> None:
     assert ids(source, 3) == ["train-0", "train-3", "train-4"]
 
 
-def test_it_comes_again_so_often_and_not_more() -> None:
+def test_a_lost_task_is_repeated_a_limited_number_of_times() -> None:
     source = LostTasksAgain(ToyTasks("train", 1), 2)
     comes = 0
     while (task := source.next()) is not None:
@@ -49,7 +49,7 @@ def test_it_comes_again_so_often_and_not_more() -> None:
     assert comes == 3
 
 
-def test_a_task_that_can_never_be_rolled_out_does_not_come_again() -> None:
+def test_a_task_that_can_never_be_rolled_out_is_not_repeated() -> None:
     source = LostTasksAgain(ToyTasks("train", 1), 2)
     task = source.next()
     assert task
@@ -71,7 +71,7 @@ def test_a_resume_gives_the_same_tasks(ready: bool) -> None:
     assert tasks == [resumed.next() for _ in range(6)] and first in tasks
 
 
-def test_a_state_of_the_source_alone_is_gone_on_from() -> None:
+def test_a_state_of_the_source_alone_can_be_restored() -> None:
     source = LostTasksAgain(ToyTasks("train", None), 2)
     source.restore({"next": 7})
     assert ids(source, 1) == ["train-7"]

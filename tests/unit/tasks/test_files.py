@@ -113,7 +113,7 @@ def test_a_conversation_may_be_the_prompt(tmp_path: Path) -> None:
     assert found == {"id": "x", "messages": (Message(role="system", content="s"), Message(role="user", content="u"))}
 
 
-def test_a_mapped_column_wins_over_one_that_bears_its_name(tmp_path: Path) -> None:
+def test_a_mapped_column_takes_precedence_over_its_namesake(tmp_path: Path) -> None:
     (row,) = read_rows(json_lines(tmp_path, [{"prompt": "template", "question": "q"}]), COLUMNS)
     assert row["prompt"] == "q"
 
@@ -218,7 +218,7 @@ def test_a_bad_row_of_parquet_is_named(tmp_path: Path) -> None:
         read_rows(parquet(tmp_path, ROWS))
 
 
-def test_files_that_are_not_what_they_say_are_refused(tmp_path: Path) -> None:
+def test_files_of_another_format_than_their_suffix_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_text("no")
     (tmp_path / "a.xlsx").write_text("a,b")
     (tmp_path / "b.jsonl.gz").write_text("{}")

@@ -9,25 +9,29 @@ from random import Random
 
 import pytest
 
+from sparring.envs.splits import Stream, listed
 from sparring.errors import BadInput
-from sparring.tasks.files import FileTasks
 from sparring.tasks.mix import Mix, trained_part
-from sparring.types import Failure, Group, Outcome, Rollout, Score, Task, Trajectory
+from sparring.types import Failure, Group, Message, Outcome, Rollout, Score, Task, Trajectory
 
 SIZE, GROUPS, STEPS = 8, 16, 200
 ENDED = Outcome(kind="completed", reason="answered")
 BROKEN = Outcome(kind="infra_failed", reason="failure", failure=Failure(error="SandboxError", where="", message="gone"))
 
 
-def finite(name: str, count: int) -> FileTasks:
-    return FileTasks([{"id": str(i), "prompt": f"{name} {i}"} for i in range(count)], env=name)
+def task_of(name: str, number: int) -> Task:
+    return Task(id=f"{name}/{number}", env=name, messages=(Message(role="user", content=f"{name} {number}"),))
 
 
-def endless(name: str) -> FileTasks:
-    return FileTasks([{"id": str(i), "prompt": f"{name} {i}"} for i in range(10)], env=name, seed=0)
+def finite(name: str, count: int) -> Stream:
+    return listed([task_of(name, number) for number in range(count)])
 
 
-def mixed(*sources: FileTasks, weights: list[float], drops_equal: bool = False) -> Mix:
+def endless(name: str) -> Stream:
+    return Stream(lambda place: task_of(name, place % 10))
+
+
+def mixed(*sources: Stream, weights: list[float], drops_equal: bool = False) -> Mix:
     names = "abc"[: len(sources)]
     return Mix(dict(zip(names, sources, strict=True)), dict(zip(names, weights, strict=True)), drops_equal=drops_equal)
 
@@ -64,11 +68,11 @@ def test_every_task_of_finite_sources_comes_once() -> None:
     assert sorted(t.id for t in drawn) == sorted([f"a/{i}" for i in range(5)] + [f"b/{i}" for i in range(40)])
 
 
-class Watched(FileTasks):
+class Watched(Stream):
     """Remembers what it was told."""
 
     def __init__(self, name: str, count: int = 1) -> None:
-        super().__init__([{"id": str(i), "prompt": name} for i in range(count)], env=name)
+        super().__init__(lambda place: task_of(name, place) if place < count else None)
         self.seen: list[str] = []
 
     def observe(self, group: Group) -> None:
@@ -146,7 +150,7 @@ TASK = Task(id="t", env="a", messages=())
         (group(TASK, [], lost=4), False, 0.0),
     ],
 )
-def test_a_group_counts_with_what_is_trained_of_it(given: Group, drops_equal: bool, part: float) -> None:
+def test_a_group_counts_with_its_trained_part(given: Group, drops_equal: bool, part: float) -> None:
     assert trained_part(given, drops_equal=drops_equal) == part
 
 
@@ -180,11 +184,11 @@ def simulated(weights: Mapping[str, float], max_lag: int, seed: int) -> float:
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(("max_lag", "most"), [(0, 1.0), (2, 1.5), (8, 2.5)])
-def test_what_is_trained_keeps_to_the_weights(max_lag: int, most: float, seed: int) -> None:
+def test_trained_groups_follow_the_weights(max_lag: int, most: float, seed: int) -> None:
     assert simulated({"a": 0.5, "b": 0.3, "c": 0.2}, max_lag, seed) <= most
 
 
-def test_an_environment_of_which_nothing_is_left_does_not_crowd_the_others_out() -> None:
+def test_a_dead_environment_does_not_take_all_draws() -> None:
     mix = mixed(endless("a"), endless("b"), weights=[3, 1])
     drawn = []
     for _ in range(1000):
@@ -194,7 +198,7 @@ def test_an_environment_of_which_nothing_is_left_does_not_crowd_the_others_out()
     assert drawn.count("a") > 400
 
 
-def test_what_came_back_is_not_made_up_for_without_end() -> None:
+def test_the_deficit_of_a_revived_environment_is_bounded() -> None:
     """While b is dead for 1,000 groups, a goes on; afterwards b gets its weight and little more."""
     mix = mixed(endless("a"), endless("b"), weights=[1, 1])
     drawn = []
@@ -205,7 +209,7 @@ def test_what_came_back_is_not_made_up_for_without_end() -> None:
     assert 0.45 < drawn[2000:].count("b") / 1000 < 0.55
 
 
-def test_metrics_tell_each_environment() -> None:
+def test_metrics_are_per_environment() -> None:
     mix = mixed(endless("a"), endless("b"), weights=[1, 1])
     for task in drain(mix, 4):
         mix.observe(group(task, [0.0, 1.0]) if task.env == "a" else group(task, [0.5], lost=1))

@@ -6,15 +6,19 @@ import json
 
 import pytest
 
-from sparring.tasks.files import FileTasks
+from sparring.envs.splits import Stream, listed
 from sparring.tasks.pools import MOST_PASSED_OVER, DifficultyPools, Pools
-from sparring.types import Group, Outcome, Rollout, Score, Task, Trajectory
+from sparring.types import Group, Message, Outcome, Rollout, Score, Task, Trajectory
 
 DONE = Outcome(kind="completed", reason="answered")
 
 
-def endless(count: int = 10) -> FileTasks:
-    return FileTasks([{"id": str(i), "prompt": f"task {i}"} for i in range(count)], env="a", seed=0)
+def task_of(number: int) -> Task:
+    return Task(id=f"a/{number}", env="a", messages=(Message(role="user", content=f"task {number}"),))
+
+
+def endless(count: int = 10) -> Stream:
+    return Stream(lambda place: task_of(place % count))
 
 
 def tried(task: Task, rewards: list[float]) -> Group:
@@ -64,7 +68,7 @@ def test_a_source_of_nothing_but_easy_tasks_does_not_hang() -> None:
 
 
 def test_a_finite_source_ends() -> None:
-    pools = DifficultyPools().open(FileTasks([{"id": "0", "prompt": "p"}], env="a"), seed=0)
+    pools = DifficultyPools().open(listed([task_of(0)]), seed=0)
     assert pools.next() is not None and pools.next() is None
 
 
@@ -78,7 +82,7 @@ def test_a_resumed_source_goes_on_with_the_same_tasks() -> None:
     assert [first.next() for _ in range(30)] == [second.next() for _ in range(30)]
 
 
-def test_settings_without_sense_are_refused() -> None:
+def test_invalid_settings_of_pools_are_refused() -> None:
     for wrong in ({"keep_easy": 2.0}, {"easy_from": 0.5, "hard_to": 0.5}, {"hard_to": -1.0}):
         with pytest.raises(ValueError):
             DifficultyPools(**wrong)

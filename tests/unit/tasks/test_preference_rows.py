@@ -38,13 +38,13 @@ YES, NO, ASKED = (
     ],
     ids=["texts", "messages", "both", "conversations"],
 )
-def test_every_form_says_the_same(tmp_path, row):
+def test_every_form_of_a_preference_row_reads_the_same(tmp_path, row):
     (found,) = read_preferences(written(tmp_path, {**row, "margin": 2}))
     assert (found.prompt, found.chosen, found.rejected, found.margin) == ((ASKED,), (YES,), (NO,), 2.0)
     assert found.where.endswith("rows.jsonl:1")
 
 
-def test_single_replies_are_wanted_or_not(tmp_path):
+def test_single_replies_are_desirable_or_not(tmp_path):
     path = written(
         tmp_path,
         {"prompt": "ok?", "completion": "yes", "label": True},
@@ -116,7 +116,7 @@ def test_an_unwanted_reply_may_be_empty(tmp_path):
     assert [row.rejected[0].content for row in read_preferences(written(tmp_path, *rows), single=True)] == ["", ""]
 
 
-def test_no_rows_are_refused(tmp_path):
+def test_a_file_without_rows_is_refused(tmp_path):
     for read in (read_preferences, read_solutions):
         with pytest.raises(BadInput, match="expected at least one"):
             read(written(tmp_path))

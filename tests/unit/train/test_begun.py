@@ -53,7 +53,7 @@ def went_on(path, batches, folder, older):
 
 
 @pytest.mark.parametrize("older", [True, False])
-def test_its_schedule_ends_as_it_was_begun(model_path, make_batch, tmp_path, older):
+def test_a_resumed_schedule_ends_as_it_began(model_path, make_batch, tmp_path, older):
     found, manifest = went_on(model_path, [make_batch(step) for step in range(1, 5)], tmp_path, older)
     expected = [learning_rate(CONFIG, step, 4, ends_late=older) for step in range(1, 4)]
     assert [metrics["learning_rate"] for metrics in found] == expected
@@ -61,7 +61,7 @@ def test_its_schedule_ends_as_it_was_begun(model_path, make_batch, tmp_path, old
     assert not any("tensors_misplaced" in metrics for metrics in found), "none of its gradients is a view"
 
 
-def test_tensors_that_were_stepped_wrongly_are_said_once(adapter, make_batch, tmp_path):
+def test_misplaced_tensors_are_reported_once(adapter, make_batch, tmp_path):
     batches = [make_batch(step) for step in range(1, 5)]
     found, manifest = went_on(adapter, batches, tmp_path, older=True)
     assert manifest["gradients_were_misplaced"] is True, "the next resume says it, too"
@@ -74,6 +74,6 @@ def test_tensors_that_were_stepped_wrongly_are_said_once(adapter, make_batch, tm
     assert said.startswith("step 2: 4 tensors are stepped right from here on")
 
 
-def test_a_run_of_today_says_nothing(adapter, make_batch, tmp_path):
+def test_a_current_run_reports_no_misplaced_tensors(adapter, make_batch, tmp_path):
     found, _ = went_on(adapter, [make_batch(step) for step in range(1, 4)], tmp_path, older=False)
     assert not any("tensors_misplaced" in metrics for metrics in found)

@@ -107,7 +107,7 @@ for name in (path, path.with_name("second")):
 """
 
 
-def test_a_full_disk_leaves_the_checkpoint_before_intact(tmp_path):
+def test_a_full_disk_leaves_the_previous_checkpoint_intact(tmp_path):
     """The system refuses to let files grow, as a full disk would, while a larger checkpoint is written."""
     path = tmp_path / "first"
     done = subprocess.run([sys.executable, "-c", FULL_DISK, str(path)], capture_output=True, text=True, check=True)

@@ -73,7 +73,7 @@ def test_at_equal_weights_nothing_is_clipped(model_path, make_batch):
     assert before == 0.0 and after > 0.5
 
 
-def test_it_learns_what_is_still_earned(model_path, make_batch):
+def test_the_critic_learns_the_reward_to_go(model_path, make_batch):
     """A token pays by what was sampled just before it: the state knows, the token itself does not."""
     _, trainer = critic(model_path)
     draw, rows = random.Random(4), []
@@ -105,7 +105,7 @@ def test_it_learns_what_is_still_earned(model_path, make_batch):
     assert version == 0, "updates are counted on the policy"
 
 
-def test_every_sampled_token_teaches_whatever_its_advantage(make_batch):
+def test_every_sampled_token_trains_the_critic_whatever_its_advantage(make_batch):
     rows = [
         replace(row, annotations={"value": row.advantages, "return": row.advantages}) for row in make_batch(rows=3).rows
     ]

@@ -112,7 +112,7 @@ def test_the_divergence_falls(make_model, teachers, over, kind):
 @pytest.mark.parametrize(
     "loss", [DistillLoss(Divergence(over="top_k")), DistillLoss(Divergence()), SampledDistillLoss("squared")]
 )
-def test_packing_does_not_show(make_model, teachers, loss):
+def test_packing_does_not_change_results(make_model, teachers, loss):
     samples = with_tops(rows(), teachers, make_model, 8)
     # steps in proportion to the gradient, and large beside the rounding of a weight: what they differ by, gradients
     # differ by
@@ -172,6 +172,6 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(make_model):
     assert found[0]["divergence"] == 0.0 and found[0]["loss_distill"] == 0.0
 
 
-def test_rows_that_no_teacher_was_asked_about_are_refused(make_model):
+def test_rows_without_a_teachers_scores_are_refused(make_model):
     with pytest.raises(ValueError, match="a teacher's top-k tokens, got none; run its annotator first"):
         trained(make_model, DistillLoss(Divergence(over="top_k")), rows())

@@ -53,7 +53,7 @@ def test_tokens_of_a_dropped_step_are_not_trained(make_model, make_batch):
     assert bad["tokens_trained"] == 0.0 and bad["tokens_dropped"] > 0 and bad["updated"] == 0.0
 
 
-def test_several_in_a_row_end_it_by_name_and_others_do_not(make_model, make_batch):
+def test_several_dropped_steps_in_a_row_end_the_run(make_model, make_batch):
     bad = [broken(make_batch(step, rows=2)) for step in range(1, DROPPED_STEPS + 1)]
     with pytest.raises(NotFinite, match=r"policy step 3: expected a finite gradient.*learning_rate"):
         steps(make_model(), bad)
@@ -81,7 +81,7 @@ def test_weights_that_are_not_finite_are_neither_served_nor_saved(make_model, va
     assert not list(tmp_path.iterdir())
 
 
-def test_the_first_in_a_row_is_said_and_by_whom(tmp_path):
+def test_the_first_dropped_step_in_a_row_is_reported_with_its_model(tmp_path):
     bad = {"tokens_dropped": 7.0, "updated": 0.0}
     reports = StepReports(JsonlSink(tmp_path / "metrics.jsonl"), "rl")
     critic = {"critic/tokens_dropped": 2.0}
@@ -94,7 +94,7 @@ def test_the_first_in_a_row_is_said_and_by_whom(tmp_path):
     assert "7 tokens" in said[0] and "critic: the gradient" in said[1]
 
 
-def test_the_account_has_them_apart(make_batch):
+def test_the_account_lists_dropped_tokens_separately(make_batch):
     account = TokenAccount(sampled=9, trained=5, filtered=4)
     totals, times = Totals(None), {"time/overlap": 0.0, "time/step_s": 1.0}
     batch = replace(make_batch(), account=account)

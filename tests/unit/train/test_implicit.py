@@ -35,7 +35,7 @@ def spoken(make_batch):
     return rows
 
 
-def test_outcomes_alone_teach_it_which_tokens_matter(model_path, make_batch):
+def test_outcomes_alone_teach_the_implicit_model_which_tokens_matter(model_path, make_batch):
     config = TrainConfig(learning_rate=3e-3, token_budget=64)
     trainer = LocalTrainer(
         load(model_path), config, [ImplicitReward(beta=0.5)], name="implicit", total_steps=20, threads=1

@@ -50,7 +50,7 @@ def test_the_bits_are_those_of_lanes_in_their_order():
         assert all(torch.equal(found[name], weights[name].grad) for name in ("one", "two"))
 
 
-def test_lanes_side_by_side_give_the_same_bits():
+def test_parallel_lanes_give_the_same_bits():
     weights, expected, barrier = parameters(), summed((0, 1), lanes=2), Barrier(2)
     sums = LaneSums(Optimiser(weights, TrainConfig()), one_thread=False)
 
@@ -87,7 +87,7 @@ def test_no_lane_holds_a_set_of_gradients():
     assert held == [4] * len(weights) and all(weight.grad is not None for weight in weights.values())
 
 
-def test_after_an_error_nothing_is_half_added_and_nobody_listens():
+def test_an_error_discards_all_gradients_and_removes_the_hooks():
     weights = parameters()
     sums = LaneSums(Optimiser(weights, TrainConfig()), one_thread=True)
     with pytest.raises(ZeroDivisionError), sums.collecting():

@@ -95,7 +95,7 @@ def test_any_number_of_threads_gives_the_same_gradients_to_the_bit(make_model, m
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "qwen3_moe"])
-def test_so_it_does_in_every_family_and_with_few_rows(family, make_batch, tmp_path):
+def test_results_are_packing_independent_in_every_family_and_with_few_rows(family, make_batch, tmp_path):
     path, batch = tiny_model(family, tmp_path, seed=1, vocab_size=48), make_batch()
     once, twice = load(path), load(path)
     for threads, model in ((1, once), (2, twice)):
@@ -128,7 +128,7 @@ def test_gradients_of_a_micro_batch_do_not_outlive_their_sum(make_model, make_ba
     assert first == 0 < second and later and set(later) == {second}
 
 
-def test_an_error_beside_is_raised_and_the_trainer_goes_on(make_model, make_batch):
+def test_an_error_in_the_second_lane_is_raised_and_the_trainer_continues(make_model, make_batch):
     """The row that cannot be computed is in the second of two micro-batches."""
     batch = make_batch(rows=60)
     last = max(range(60), key=lambda i: batch.rows[i].tokens)
@@ -153,7 +153,7 @@ def test_any_packing_gives_the_same_log_probabilities_to_the_bit(make_model, mak
                 assert torch.equal(found, alone[row.id])
 
 
-def test_fresh_tokens_differ_by_exactly_nothing_and_one_bit_shows(make_model, make_batch):
+def test_fresh_tokens_have_zero_difference_and_a_flipped_bit_shows(make_model, make_batch):
     model = make_model()
     batch = recorded(model, make_batch())
     metrics = run(make_trainer(model), lambda t: t.forward_backward(batch))
@@ -198,7 +198,7 @@ def test_training_on_demonstrations_learns_them(make_model):
     assert losses[0] > 3.5 and losses[-1] < 0.7
 
 
-def test_policy_steps_raise_what_was_good(make_model, make_batch):
+def test_policy_steps_raise_the_probability_of_good_tokens(make_model, make_batch):
     model = make_model()
     batch = recorded(model, make_batch())
     before = [values.mean() for values in logprobs(model, batch.rows)]
@@ -290,7 +290,7 @@ def test_wrong_batches_are_refused(make_model, make_batch):
         run(make_trainer(make_model()), lambda t: t.forward_backward(replace(batch, denominators={"value": 1.0})))
 
 
-def test_a_loss_whose_unit_could_be_split_is_refused(make_model):
+def test_a_loss_with_an_unsupported_unit_is_refused(make_model):
     class Grouped(ImitateLoss):
         needs = replace(ImitateLoss.needs, unit="group")
 
@@ -355,7 +355,7 @@ def test_forward_has_the_bits_of_the_training_forward(make_model, make_batch, dt
         assert all(v == 0 for v, yes in zip(values["logprob"], there, strict=True) if not yes)
 
 
-def test_forward_leaves_training_as_it_was(make_model, make_batch):
+def test_forward_does_not_affect_training(make_model, make_batch):
     """Between two steps it changes no weight and no gradient; before and after them it sees other weights."""
     batch, plain, watched = make_batch(), make_model(), make_model()
 
@@ -377,7 +377,7 @@ def test_forward_leaves_training_as_it_was(make_model, make_batch):
     assert all(torch.equal(gradient, gradients(plain)[name]) for name, gradient in gradients(watched).items())
 
 
-def test_forward_of_rows_that_nothing_weighs_and_of_none(make_model):
+def test_forward_of_unweighted_rows_and_of_no_rows(make_model):
     row = Sample(id="silent", group="g", source="policy", tokens=(3, 4, 5), weights={})
     found = run(make_trainer(make_model()), lambda t: t.forward([row, row]))
     assert found == [{"logprob": (0.0, 0.0, 0.0)}] * 2

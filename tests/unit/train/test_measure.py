@@ -36,7 +36,7 @@ def test_the_mismatch_by_hand():
     assert found["mismatch_ess"] == pytest.approx((weight + 1) ** 2 / (2 * (weight**2 + 1)))
 
 
-def test_a_token_that_the_engine_calls_impossible_leaves_numbers():
+def test_an_infinite_engine_log_probability_gives_finite_metrics():
     found = measured([-1.0, -2.0, -1.0], [-9999.0, -2.0, -1.0])
     assert found["logprob_max_abs_diff"] == 9998.0
     assert found["mismatch_ess"] == pytest.approx(1 / 3) and math.isfinite(found["mismatch_k3"])

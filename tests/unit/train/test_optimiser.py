@@ -101,7 +101,7 @@ def families():
 @pytest.mark.kernel_paths(portable=False)
 @pytest.mark.parametrize(("family", "form"), list(families()))
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_a_step_of_every_family_is_that_of_plain_adamw(family, form, dtype, make_batch, tmp_path):
+def test_a_step_of_every_family_equals_plain_adamw(family, form, dtype, make_batch, tmp_path):
     """Our gradients of two micro-batches, stepped by AdamW as it is written; half the signs were wrong once."""
     folder = tiny_model(family, tmp_path / "base", seed=1)
     if form == "adapter":

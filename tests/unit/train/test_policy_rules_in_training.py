@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from golden.policy import loss as reference
 from test_local_trainer import gradients
 from test_shared_prefixes import make_forest
 
 from sparring.algo.config import AlgoConfig, named
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.algo.rules import RULES_BY_KEY
-from sparring.testing.golden.policy import loss as reference
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
 
@@ -73,7 +73,7 @@ def as_case(batch, algo, said):
 
 
 @pytest.mark.parametrize("name", ALGOS)
-def test_the_same_under_any_token_budget_and_the_references(make_model, name):
+def test_the_result_equals_the_references_under_any_token_budget(make_model, name):
     batch, algo = make_forest(3), ALGOS[name]
     whole, split = make_model(), make_model()
     together, said = trained(whole, batch, algo, 10_000)

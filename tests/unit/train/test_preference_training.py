@@ -126,7 +126,7 @@ def kto_batch():
     return preference_batch(units([*rows, *strangers], PAIRED), step=1, model="policy")
 
 
-def test_a_survey_is_of_the_whole_batch_in_any_micro_batch(make_model):
+def test_a_survey_covers_the_whole_batch_under_any_token_budget(make_model):
     batch = kto_batch()
     assert batch.denominators["preference"] == pytest.approx(12.0)
     metrics, expected = step_of(batch, make_model(), [Kto()], token_budget=10_000)
@@ -149,7 +149,7 @@ def test_a_step_without_mismatched_rows_is_refused(make_model):
         step_of(alone, make_model(), [Kto()])
 
 
-def test_what_the_trainer_said_before_makes_rewards_zero(make_model):
+def test_rewards_are_zero_at_the_references_weights(make_model):
     """The reference that a run begins with is its own model: `forward` gives it, to the bit."""
 
     async def work(trainer):
@@ -194,7 +194,7 @@ def test_a_scalar_head_learns_which_text_is_better(model_path):
     assert all(good > bad + 1.0 for good, bad in zip(worth[::2], worth[1::2], strict=True))
 
 
-def test_a_scalar_head_learns_where_a_solution_goes_wrong(model_path):
+def test_a_scalar_head_learns_step_labels(model_path):
     """Token 9 is a wrong step; what follows it is not made wrong by it."""
     draw = random.Random(1)
     texts = [[draw.choice([4, 5, 9]) for _ in range(6)] for _ in range(8)]

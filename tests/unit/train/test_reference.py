@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from golden.kl import average, divergence, probabilities
 from test_distillation import Counted
 from test_local_trainer import gradients
 from test_shared_prefixes import make_forest
@@ -23,7 +24,6 @@ from sparring.model.attention import Packed
 from sparring.model.config import InitConfig
 from sparring.model.create import create
 from sparring.model.load import load
-from sparring.testing.golden.kl import average, divergence, probabilities
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.train.average import Average
 from sparring.train.config import TrainConfig
@@ -109,7 +109,7 @@ def by_equation(model, reference, batch):
 
 
 @pytest.mark.parametrize("narrow", [False, True])
-def test_it_is_the_divergence_under_any_token_budget_and_sharing(make_model, other, narrow):
+def test_the_divergence_is_equal_under_any_token_budget_and_sharing(make_model, other, narrow):
     batch = compared(narrowed(make_forest(3)) if narrow else make_forest(3))
     whole, split = make_model(), make_model()
     together = once(whole, batch, teachers={"there": other})
@@ -140,7 +140,7 @@ def test_each_row_is_compared_with_the_model_that_it_names(make_model, other):
         assert [said[place]["teacher"] for place in its] == [values["logprob"] for values in expected]
 
 
-def test_a_first_pass_over_the_step_asks_no_reference(make_model, other):
+def test_a_survey_computes_no_reference(make_model, other):
     """The gate that singles tokens out finds the same ones beside the penalty, whose reference is computed once."""
     counted = Counted(other)
     algo = AlgoConfig(gate=KlCov(share=0.2), kl=Kl(coefficient=COEFFICIENT, estimator="full"))
@@ -161,7 +161,7 @@ def test_a_first_pass_over_the_step_asks_no_reference(make_model, other):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("narrow", [False, True])
-def test_at_equal_weights_it_is_exactly_nothing(make_model, dtype, narrow):
+def test_at_equal_weights_the_divergence_is_exactly_zero(make_model, dtype, narrow):
     batch = compared(narrowed(make_forest(1)) if narrow else make_forest(1))
     model, alone = make_model(), make_model()
     assert once(make_model(dtype), batch, teachers={"there": make_model(dtype)})["reference_kl"] == 0.0
@@ -173,7 +173,7 @@ def test_at_equal_weights_it_is_exactly_nothing(make_model, dtype, narrow):
 
 
 @pytest.mark.parametrize("narrow", [False, True])
-def test_a_reference_says_of_sampled_tokens_what_a_trainer_of_its_own_would(make_model, other, narrow):
+def test_a_reference_equals_a_trainer_of_its_own_at_sampled_tokens(make_model, other, narrow):
     batch = compared(narrowed(make_forest(5)) if narrow else make_forest(5))
 
     def said(trainer, name):
@@ -185,7 +185,7 @@ def test_a_reference_says_of_sampled_tokens_what_a_trainer_of_its_own_would(make
 
 
 @pytest.mark.parametrize("name", ["there", "self"])
-def test_it_scores_given_tokens_as_an_engine_of_its_weights(make_model, other, name):
+def test_the_trainer_scores_given_tokens_like_an_engine(make_model, other, name):
     models = {"there": other, "self": make_model()}
     trainer, draw = make_trainer(make_model(), teachers=models), random.Random(8)
     asked = [
@@ -260,7 +260,7 @@ def test_the_average_follows_what_is_trained(make, make_batch):
     assert metrics[0]["reference_kl"] == 0.0 < metrics[1]["reference_kl"]
 
 
-def test_it_follows_updates_and_not_their_steps(make, make_batch):
+def test_the_average_moves_per_update_not_per_optimiser_step(make, make_batch):
     teacher = Average(make(), 0.5)
     before = {name: value.clone() for name, value in teacher.state().items()}
     trainer = make_trainer(make(), Kl(coefficient=COEFFICIENT, estimator="full"), teachers={"average": teacher})
@@ -276,12 +276,12 @@ def test_it_follows_updates_and_not_their_steps(make, make_batch):
     assert moved == [False, True]
 
 
-def test_of_decay_0_it_is_the_update_before(make, make_batch):
+def test_an_average_of_decay_0_is_the_previous_update(make, make_batch):
     weights, found, *_ = trained(make(), [make_batch(step) for step in (1, 2)], Average(make(), 0.0))
     assert all(torch.equal(found[name], value) for name, value in weights[-1].items())
 
 
-def test_while_nothing_is_learned_it_keeps_its_bits(make, make_batch):
+def test_the_average_keeps_its_bits_while_weights_do_not_change(make, make_batch):
     start = Average(make(), 0.9).state()
     _, found, *_ = trained(make(), [make_batch(step, rows=0) for step in range(1, 4)], Average(make(), 0.9))
     assert all(torch.equal(found[name], value) for name, value in start.items())

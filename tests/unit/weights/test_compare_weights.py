@@ -43,7 +43,7 @@ def test_position_and_values_are_named(tmp_path: Path, dtype: torch.dtype, value
     assert (difference.tensor, difference.what, difference.values) == ("b", "value at (1, 2)", values)
 
 
-def test_equal_weights_have_none_however_they_lie_in_files(tmp_path: Path) -> None:
+def test_equal_weights_have_no_difference_across_file_layouts(tmp_path: Path) -> None:
     one = weights(torch.float32)
     other = {name: one[name] for name in sorted(one)}
     assert first_tensor_difference(folder(tmp_path / "1", **one), folder(tmp_path / "2", **other)) is None
@@ -63,13 +63,13 @@ def test_zeros_of_other_signs_differ(tmp_path: Path) -> None:
         ({"b2": torch.zeros(3)}, "tensor"),
     ],
 )
-def test_other_tensors_are_named(tmp_path: Path, change: dict[str, torch.Tensor], what: str) -> None:
+def test_a_missing_tensor_is_named(tmp_path: Path, change: dict[str, torch.Tensor], what: str) -> None:
     one = weights(torch.float32)
     difference = first_tensor_difference(folder(tmp_path / "1", **one), folder(tmp_path / "2", **{**one, **change}))
     assert (difference.tensor, difference.what) == (next(iter(change)), what)
 
 
-def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     file = next(folder(tmp_path / "1", **weights(torch.float32)).glob("*1.safetensors"))
     content = file.read_bytes()
     for length in range(len(content)):

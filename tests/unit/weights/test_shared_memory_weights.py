@@ -22,7 +22,7 @@ def make_state():
     }
 
 
-def test_what_is_fetched_is_what_was_published_to_the_bit():
+def test_fetched_weights_are_bitwise_the_published_ones():
     state = make_state()
     with published("policy", 3, state, ((1, 2), (-0.5,))) as ref:
         got = fetch(ref)
@@ -35,7 +35,7 @@ def test_what_is_fetched_is_what_was_published_to_the_bit():
         )
 
 
-def test_nobody_shares_storage():
+def test_trainer_and_engine_share_no_storage():
     state = make_state()
     with published("policy", 3, state) as ref:
         state["a"].zero_()
@@ -50,7 +50,7 @@ def test_the_reference_crosses_as_json():
         assert torch.equal(fetch(replace(ref, location=sent))["c"], torch.tensor(7))
 
 
-def test_a_segment_is_gone_with_its_context_and_the_reference_says_so():
+def test_a_segment_is_removed_when_its_context_ends():
     with pytest.raises(KeyError), published("policy", 3, make_state()) as ref:
         assert (FOLDER / ref.location["segment"]).stat().st_mode & 0o777 == 0o600
         raise KeyError
@@ -106,14 +106,14 @@ with published("policy", 2, {"a": torch.ones(3)}) as ref:
 """
 
 
-def test_what_a_killed_publisher_left_is_swept_and_what_a_living_one_lends_is_not():
+def test_sweep_removes_files_of_dead_publishers_only():
     """With a shared memory of its own: any other publisher of this machine would sweep too."""
     alone = ["bwrap", "--dev-bind", "/", "/", "--tmpfs", "/dev/shm", "--unshare-pid", "--proc", "/proc"]
     done = subprocess.run([*alone, sys.executable, "-c", SWEPT], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
-def test_no_room_is_said():
+def test_full_shared_memory_is_reported():
     enormous = torch.zeros(1).expand(1 << 44)
     with (
         pytest.raises(WeightsError, match=r"free bytes in /dev/shm, got OSError: .*; free some space there"),

@@ -1,1 +1,1 @@
-"""Annotators: values per token that a credit rule or a loss asks for. Torch-free."""
+"""Annotators: compute the per-token values that credit rules and losses read. Torch-free."""

@@ -1,15 +1,15 @@
 """Teachers with another tokenizer: they score the text of the student's turns in their own tokens, and the scores are
-compared where tokens of both end.
+compared at common token boundaries.
 
-Formula. The text of a turn is cut at every place where a token of the student and a token of the teacher end together.
-Of such a span s the student's log-probability is the sum over its tokens, as the teacher's is over its own (the chain
-rule; merging tokens by their product: GOLD, Patino et al. 2025, after ULD, arXiv 2402.12030). A span is one action of
-the policy, so each of the student's tokens in it gets the span's whole gap as its own:
+Formula. The text of a turn is cut wherever a token of the student and a token of the teacher end at the same character.
+The student's log-probability of such a span s is the sum over its tokens, the teacher's the sum over its own (chain
+rule; merging tokens by their product: GOLD, Patino et al. 2025, after ULD, arXiv 2402.12030). A span counts as one
+action of the policy, so each of the student's tokens in it gets the gap of the whole span:
 
-    teacher_t = behaviour_t + (log p(s) - sum of behaviour over s)      for every student's token t of s
+    teacher_t = behaviour_t + (log p(s) - sum of behaviour over s)      for every student token t of s
 
-so that teacher_t - logprob_t is log p(s) - log q(s) for tokens that the trained weights have sampled; with equal
-tokenizers, where a span is a token, it is the teacher's log-probability. The end of a turn is a span of one token each.
+For tokens that the trained weights sampled, teacher_t - logprob_t is then log p(s) - log q(s). With equal tokenizers
+each span is one token, and teacher_t is the teacher's log-probability. The end of a turn is a span of one token each.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ from sparring.protocols import Renderer
 from sparring.types import Message, Sample, Segment, ToolSpec
 
 Span = tuple[range, range]
-"""Tokens of the student and of the teacher that are the same text."""
+"""Token ranges of the student and of the teacher that cover the same text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherTokenizer:
-    """Text format of a teacher: its renderer, its tokenizer, the token that ends its turn, and the most tokens that it
-    reads."""
+    """Text format of a teacher.
+
+    Attributes:
+        end: id that ends a turn.
+        max_tokens: context length of the teacher.
+    """
 
     renderer: Renderer
     encode: Callable[[str], Sequence[int]]
@@ -43,18 +47,15 @@ class TeacherTokenizer:
 
 
 class AcrossTokenizers:
-    """Implements `Annotator`: the annotation `teacher` by the formula above. A turn that cannot be given to the teacher
-    (text that does not survive its tokenizer, that is too long for it, or that follows several tool calls at once) is
-    compared with the policy as it sampled.
+    """Writes the annotation `teacher` by the formula above. Implements `Annotator`.
+
+    Some turns cannot be given to the teacher: text that does not survive its tokenizer, a prompt longer than its
+    context, a turn after several simultaneous tool calls. They keep their recorded log-probabilities, a gap of 0.
 
     Args:
-        provenance: finds the rows' groups.
         teachers: names of models by domain, as for `TeacherRows`.
-        engines: by model name.
-        client: sends the requests.
         student: renderer of the student.
-        tokenizers: of the teachers, by model name.
-        tools: tools that the policy may call.
+        tokenizers: text formats of the teachers, by model name.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class AcrossTokenizers:
         """Return the rows, in order, with their teachers' names and scores.
 
         Raises:
-            BadInput: there is no teacher for a task, or a row does not begin with its task's messages.
-            EngineError: a teacher refuses a request, or fails more often than it is repeated.
+            BadInput: a task has no teacher, or a row does not begin with its task's messages.
+            EngineError: a teacher refuses a request, or fails after all retries.
         """
         return await annotate_rows(self._row, samples)
 
@@ -97,7 +98,7 @@ class AcrossTokenizers:
                 logprobs[start:end] = await self._turn(row, name, messages, segment, logprobs[start:end])
             if segment.message is not None:
                 messages.append(segment.message)
-                # of several answers to one turn, the record has the last alone
+                # the record keeps only the last of several tool answers to one turn
                 can_render = can_render and len(segment.message.tool_calls) <= 1
             start = end
         return replace(row.annotated(Annotation.TEACHER, tuple(logprobs)), teacher=name)
@@ -105,21 +106,20 @@ class AcrossTokenizers:
     async def _turn(
         self, row: Sample, name: str, messages: Sequence[Message], segment: Segment, behaviour: list[float]
     ) -> list[float]:
-        """Return the formula's values for one turn, one per token of the student."""
         teacher, tokens = self._tokenizers[name], segment.tokens
-        ended = tokens[-1] in self._student.stop_ids
-        body = tokens[:-1] if ended else tokens
+        has_end = tokens[-1] in self._student.stop_ids
+        body = tokens[:-1] if has_end else tokens
         text = self._student.decode(body)
         encoded = tuple(teacher.encode(text)) if text else ()
         if teacher.renderer.decode(encoded) != text:
             return behaviour
         spans = aligned(ends(body, self._student.decode), ends(encoded, teacher.renderer.decode))
-        if ended:
+        if has_end:
             spans.append((range(len(body), len(tokens)), range(len(encoded), len(encoded) + 1)))
         if not spans:
             return behaviour
         prompt = teacher.renderer.render(messages, self._tools).tokens
-        teacher_tokens = prompt + encoded + ((teacher.end,) if ended else ())
+        teacher_tokens = prompt + encoded + ((teacher.end,) if has_end else ())
         if len(teacher_tokens) > teacher.max_tokens:
             return behaviour
         id = f"{row.id}/{segment.index}/{name}"
@@ -136,15 +136,22 @@ class AcrossTokenizers:
 
 
 def ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int | None]:
-    """Return where in their text each of the tokens ends; None inside of a character."""
+    """Return the character position at which each token ends in the text; None for a token that ends inside a
+    character."""
     text = decode(tokens)
     prefixes = [decode(tokens[: count + 1]) for count in range(len(tokens))]
     return [len(prefix) if text.startswith(prefix) else None for prefix in prefixes]
 
 
 def aligned(student: Sequence[int | None], teacher: Sequence[int | None]) -> list[Span]:
-    """Return the shortest spans that two tokenizations of one text share, in order, from where each token ends. Tokens
-    without text of their own belong to the span before them, or to the first."""
+    """Return the shortest spans that two tokenizations of one text share, in order.
+
+    Tokens without text of their own belong to the span before them, or to the first.
+
+    Args:
+        student: position at which each of the student's tokens ends, as from `ends`.
+        teacher: position at which each of the teacher's tokens ends.
+    """
     last: dict[int, list[int | None]] = {}
     for side, token_ends in enumerate((student, teacher)):
         for token, end in enumerate(token_ends):

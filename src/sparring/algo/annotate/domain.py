@@ -8,14 +8,14 @@ from sparring.errors import refusal
 from sparring.types import Task
 
 ANY = "*"
-"""The domain of a teacher for every task that no other one is for."""
+"""Domain of the default teacher, for tasks without a teacher of their own."""
 
 
 def teacher_of(teachers: Mapping[str, str], task: Task) -> str:
     """Return the name of the model that teaches `task`: by its tag, else its environment, else `*`.
 
     Raises:
-        BadInput: `teachers` has none of these.
+        BadInput: `teachers` has no entry for the task.
     """
     for domain in (task.tag, task.env, ANY):
         if domain in teachers:

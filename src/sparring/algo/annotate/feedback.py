@@ -1,4 +1,4 @@
-"""Self-distillation on feedback: the teacher reads the student's tokens behind a prompt that shows a solution."""
+"""Self-distillation on feedback: the teacher scores the student's tokens after a prompt that contains a solution."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ FEEDBACK = "\n\nA correct solution of this:\n\n{solution}\n\nNow solve the task 
 def sibling_feedback(
     provenance: SampleProvenance, renderer: Renderer, tools: Sequence[ToolSpec]
 ) -> Callable[[Sample], TeacherInput | None]:
-    """Return a function that makes the input of a teacher which is shown a solution: the first rollout of the same
-    group that succeeded, another than the row's (SDPO, arXiv 2601.20802, section 3, with the group's own successes as
-    feedback). The row's tokens follow as they are.
+    """Return a function that builds the input of a teacher which sees a solution.
 
-    The function returns None for a row whose group has no other success, and raises BadInput where a row does not begin
+    The solution is the first other rollout of the row's group that succeeded (SDPO, arXiv 2601.20802, section 3, with
+    the group's own successes as feedback). It is added to the task's last message; the row's sampled tokens follow
+    unchanged.
+
+    The function returns None for a row whose group has no other success. It raises BadInput if a row does not begin
     with its task's messages.
     """
 
@@ -46,7 +48,7 @@ def sibling_feedback(
 
 
 def _solution(group: Group, *, besides: int) -> str | None:
-    """Return the replies of the first success among a row's siblings, as one text."""
+    """Return the replies of the first success among a row's siblings, joined to one text."""
     for number, (rollout, score) in enumerate(zip(group.rollouts, group.scores, strict=True)):
         if number != besides and score.success:
             return "\n".join(filter(None, map(_text, _replies(rollout))))

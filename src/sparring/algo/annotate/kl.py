@@ -13,20 +13,21 @@ from sparring.errors import refusal
 from sparring.types import Sample
 
 LARGEST_ERROR = 0.2
-"""Of the controller, in either direction."""
+"""Bound on the controller's relative error, in either direction."""
 
 
 class KlCoefficient:
-    """Implements `Annotator`: the coefficient of the KL penalty, as the annotation `kl_coefficient`, moved at every
-    update towards a divergence (Ziegler et al., arXiv 1909.08593, its controller):
+    """Adapts the coefficient of the KL penalty to a target divergence, and writes it as the annotation
+    `kl_coefficient`. Implements `Annotator`.
+
+    The controller of Ziegler et al., arXiv 1909.08593, moves it at every update:
 
         e_n = clip((KL_n - target) / target, -0.2, 0.2)        coefficient_{n + 1} = coefficient_n (1 + gain e_n)
 
-    KL_n is the mean over the update's trajectories of the sum of log(behaviour / reference), over tokens that the
-    policy sampled.
+    KL_n is the mean over the update's trajectories of the sum of log(behaviour / reference) over sampled tokens.
 
     Args:
-        config: of the penalty; without a target nothing adapts.
+        config: settings of the penalty; without a target the coefficient is constant.
     """
 
     def __init__(self, config: Kl | KlReward) -> None:
@@ -35,42 +36,42 @@ class KlCoefficient:
         self._divergence: float | None = None
 
     async def annotate(self, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """Return the rows with the update's coefficient, and adapt the coefficient of the next update to them.
+        """Return the rows with the current coefficient, and adapt it for the next update.
 
         Raises:
             BadInput: a sample has no annotation `reference`.
         """
-        annotated = [row.annotated(Annotation.KL_COEFFICIENT, self._everywhere(row)) for row in samples]
-        spent: dict[str, list[float]] = defaultdict(list)
+        annotated = [row.annotated(Annotation.KL_COEFFICIENT, self._constant_column(row)) for row in samples]
+        divergences: dict[str, list[float]] = defaultdict(list)
         for row in samples:
-            spent[row.trajectory] += [own - other for own, other, weight in _compared(row) if weight]
-        if spent and self._config.target is not None:
-            self._divergence = math.fsum(math.fsum(costs) for costs in spent.values()) / len(spent)
+            divergences[row.trajectory] += [own - other for own, other, weight in _logprobs_and_weights(row) if weight]
+        if divergences and self._config.target is not None:
+            self._divergence = math.fsum(math.fsum(costs) for costs in divergences.values()) / len(divergences)
             error = (self._divergence - self._config.target) / self._config.target
             self._coefficient *= 1 + self._config.gain * max(-LARGEST_ERROR, min(error, LARGEST_ERROR))
         return annotated
 
     def metrics(self) -> dict[str, float]:
-        """Return kl_coefficient of the next update and kl_per_trajectory of the last; nothing without a target."""
+        """Return kl_coefficient of the next update and kl_per_trajectory of the last; empty without a target."""
         if self._config.target is None:
             return {}
         measured = {} if self._divergence is None else {"kl_per_trajectory": self._divergence}
         return {"kl_coefficient": self._coefficient, **measured}
 
     def state(self) -> dict[str, float]:
-        """Return what a resume needs."""
+        """Return the coefficient."""
         return {"coefficient": self._coefficient}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Go on from `state`; where it is empty, from the beginning."""
+        """Restore the coefficient from `state`; an empty state gives the initial one."""
         self._coefficient = state.get("coefficient", self._config.coefficient)
 
-    def _everywhere(self, row: Sample) -> tuple[float, ...]:
+    def _constant_column(self, row: Sample) -> tuple[float, ...]:
         return (self._coefficient,) * len(row.tokens)
 
 
-def _compared(row: Sample) -> list[tuple[float, float, float]]:
-    """Return recorded and reference log-probability of each token, and its policy weight."""
+def _logprobs_and_weights(row: Sample) -> list[tuple[float, float, float]]:
+    """Return the recorded and the reference log-probability of each token, with its policy weight."""
     none = (0.0,) * len(row.tokens)
     if Annotation.REFERENCE not in row.annotations:
         do = "annotate the reference first"

@@ -1,4 +1,4 @@
-"""Observations as targets: tokens that tools answered get weight in the imitate term."""
+"""Observation targets: tokens of tool answers get weight in the imitate term."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from sparring.types import Sample
 
 
 class ObservationTargets:
-    """Implements `Annotator`: every token that a tool's answer added, with the template around it, has weight 1 in the
-    imitate term, in the first row that contains it (ECHO, arXiv 2605.24517: the policy term's loss + lambda *
-    cross-entropy of the environment's tokens, a mean over them; lambda is the term's scale).
+    """Sets weight 1 in the imitate term on the tokens that tool answers added, with the template around them.
+    Implements `Annotator`.
 
-    The trainer cuts a row behind its last weighted token, so an answer at the end of a row is trained too.
+    A token that several rows share gets its weight in the first. The loss is ECHO's (arXiv 2605.24517): policy loss +
+    lambda * mean cross-entropy of the environment's tokens, with lambda the scale of the term. The trainer cuts a row
+    after its last weighted token, so an answer at the end of a row is trained too.
     """
 
     def __init__(self, provenance: SampleProvenance) -> None:
         self._provenance = provenance
 
     async def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the rows with weights of the imitate term."""
         ids = {row.id for row in samples}
         return [self._row(row, ids) for row in samples]
 
@@ -37,5 +37,5 @@ class ObservationTargets:
 
 
 def observation_targets(provenance: SampleProvenance, scale: float) -> list[ObservationTargets]:
-    """List the annotator for a loss of this scale; none where the scale is 0."""
+    """List the annotator for a loss of this scale; empty for a scale of 0."""
     return [ObservationTargets(provenance)] if scale else []

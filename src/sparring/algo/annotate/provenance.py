@@ -1,4 +1,4 @@
-"""Lookup from a row to the group, the rollout and the branch that it was made of."""
+"""Lookup of the group, rollout and branch that a row was made from."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from sparring.types import Group, Rollout, Sample, Segment, Trajectory
 
 
 class SampleProvenance:
-    """Memory of the groups of the update that is being annotated. Implements `Annotator`: as the last of a stage's
-    annotators it forgets them."""
+    """Remembers the groups of the update that is being annotated. As a stage's last annotator it forgets them.
+    Implements `Annotator`."""
 
     def __init__(self) -> None:
         self._groups: dict[str, Group] = {}
@@ -21,7 +21,7 @@ class SampleProvenance:
             yield group
 
     async def annotate(self, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """Return the rows unchanged and drop all remembered groups: the update is complete."""
+        """Return the rows unchanged, and forget all groups: the update is complete."""
         self._groups.clear()
         return samples
 
@@ -30,7 +30,7 @@ class SampleProvenance:
         return self._groups[row.group]
 
     def rollout(self, row: Sample) -> tuple[int, Rollout]:
-        """Return the rollout that a row belongs to, and its place in the group."""
+        """Return a row's rollout and its index in the group."""
         return next(
             (number, rollout)
             for number, rollout in enumerate(self.group(row).rollouts)
@@ -38,6 +38,6 @@ class SampleProvenance:
         )
 
     def branches(self, row: Sample) -> list[tuple[Segment, ...]]:
-        """List the branches of the row's trajectory up to the row's own, which is the last."""
+        """List the branches of the row's trajectory up to and including the row's own."""
         trajectory: Trajectory = next(t for t in self.rollout(row)[1].trajectories if t.id == row.trajectory)
         return list(trajectory.branches())[: row.branch + 1]

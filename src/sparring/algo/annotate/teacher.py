@@ -1,4 +1,4 @@
-"""Teachers' scores of the tokens that the policy sampled: one engine per teacher, chosen by the domain of the task."""
+"""Teachers' scores of sampled tokens: one engine per teacher, chosen by the task's domain."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ from sparring.types import Sample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherInput:
-    """Tokens that a teacher reads instead of a row. The row's token t stands in `tokens` at t + `shift`."""
+    """Tokens that a teacher reads instead of a row.
+
+    Attributes:
+        shift: offset of the row in the input: the row's token t is `tokens[t + shift]`.
+    """
 
     tokens: tuple[int, ...]
     shift: int
 
 
 class ScoringEngine(Protocol):
-    """An engine, as far as it scores given tokens."""
+    """Engine that scores given tokens; the part of `Engine` that teachers need."""
 
     async def score(self, request: ScoreRequest) -> Scores:
         """Return log-probabilities of the request's tokens."""
@@ -33,13 +37,13 @@ class ScoringEngine(Protocol):
 
 
 class ScoreClient:
-    """Client of scoring engines that bounds concurrent requests and repeats failed ones.
+    """Client of scoring engines that bounds concurrent requests and retries failed ones.
 
     Args:
-        max_concurrent: requests under way at once.
-        retries: repetitions of a request that an engine failed to answer; a refused request is not repeated.
-        retry_delay_s: longest pause before the first repetition; doubles with each. The pause itself is drawn evenly
-            below it by the request's id.
+        max_concurrent: largest number of requests in flight.
+        retries: number of retries of a failed request; a refused request is not retried.
+        retry_delay_s: longest pause before the first retry, in seconds; doubles with each. The pause is a hash of the
+            request's id, uniform below that limit.
     """
 
     def __init__(self, *, max_concurrent: int = 64, retries: int = 2, retry_delay_s: float = 0.5) -> None:
@@ -47,10 +51,10 @@ class ScoreClient:
         self._retries, self._retry_delay_s = retries, retry_delay_s
 
     async def score(self, engine: ScoringEngine, request: ScoreRequest) -> Scores:
-        """Return the scores that `engine` gives.
+        """Return the scores of a request.
 
         Raises:
-            EngineError: the engine refuses the request, or fails once more than `retries`.
+            EngineError: the engine refuses the request, or fails after all retries.
         """
         async with self._slots:
             for retry in range(1, self._retries + 1):
@@ -64,21 +68,18 @@ class ScoreClient:
 
 
 class TeacherRows:
-    """Implements `Annotator`: on every row the name of its teacher, and the teacher's log-probabilities of the tokens
-    that the policy term weighs, at the temperature that they were sampled at: the annotation `teacher` and, with
-    `top_k`, `Sample.tops`.
+    """Writes on each row the name of its teacher and the teacher's scores of tokens with policy weight. Implements
+    `Annotator`.
 
-    Scores of a teacher that does not change are a function of the row, so a resumed run gets the same ones.
+    The scores are log-probabilities at the row's sampling temperature: the annotation `teacher` and, with `top_k`,
+    `Sample.tops`. Scores of a fixed teacher depend only on the row, so a resumed run gets the same ones.
 
     Args:
-        provenance: finds the rows' groups.
-        teachers: names of models by domain: the tag of a task, else its environment, else `*`.
-        engines: by model name; a teacher without one is only named, because the trainer computes it.
-        client: sends the requests.
-        top_k: number of likeliest tokens per position.
-        reading: returns the input of the teacher for a row; None from it means that there is none: the row is then
-            compared with the policy as it sampled. Without `reading` the teacher reads the row itself.
-        max_tokens: largest length of such an input; a longer one counts as none.
+        teachers: names of models by domain: a task's tag, else its environment, else `*`.
+        engines: scoring engines by model name; a teacher without one is only named, because the trainer computes it.
+        reading: function that builds the teacher's input for a row, by default the row itself. If it returns None, the
+            row keeps its recorded log-probabilities as the teacher's.
+        max_tokens: largest length of an input; a longer one counts as None.
     """
 
     def __init__(
@@ -101,8 +102,8 @@ class TeacherRows:
         """Return the rows, in order, with their teachers' names and scores.
 
         Raises:
-            BadInput: there is no teacher for a task.
-            EngineError: a teacher refuses a request, or fails more often than it is repeated.
+            BadInput: a task has no teacher.
+            EngineError: a teacher refuses a request, or fails after all retries.
         """
         return await annotate_rows(self._row, samples)
 
@@ -126,8 +127,8 @@ class TeacherRows:
 
 
 async def annotate_rows(annotate: Callable[[Sample], Awaitable[Sample]], samples: Sequence[Sample]) -> list[Sample]:
-    """Await `annotate` of all rows at once and return the results in order; the first error cancels the others and is
-    raised as it is."""
+    """Run `annotate` on all rows concurrently and return the results in order. The first error cancels the others and
+    is raised unchanged."""
     tasks = [asyncio.ensure_future(annotate(row)) for row in samples]
     try:
         return list(await asyncio.gather(*tasks))
@@ -138,7 +139,7 @@ async def annotate_rows(annotate: Callable[[Sample], Awaitable[Sample]], samples
 
 
 def _with_scores(row: Sample, weighted: Sequence[int], first: int, scores: Scores) -> Sample:
-    """Return the row with the scores of its `weighted` positions; `scores` begin at position `first`."""
+    """Return the row with scores at its `weighted` positions; `scores` begin at position `first`."""
     logprobs = [0.0] * len(row.tokens)
     tops: list[tuple[tuple[int, float], ...]] = [()] * len(row.tokens)
     for position in weighted:
@@ -151,6 +152,6 @@ def _with_scores(row: Sample, weighted: Sequence[int], first: int, scores: Score
 
 
 def _without_teacher(row: Sample, top_k: int) -> Sample:
-    """Return the row compared with the policy as it sampled, which is no difference."""
+    """Return the row with its recorded log-probabilities as the teacher's: a gap of 0."""
     tops = TopRows(rows=(b"",) * len(row.tokens)) if top_k else None
     return replace(row.annotated(Annotation.TEACHER, row.logprobs or ()), tops=tops)

@@ -1,4 +1,4 @@
-"""Annotators that need the trainer alone: a quantity under its weights, the name of a model beside it, its version."""
+"""Annotators that need only the trainer: a quantity under its weights, the name of one of its teachers, its version."""
 
 from __future__ import annotations
 
@@ -9,25 +9,22 @@ from sparring.annotations import Annotation
 from sparring.types import Sample
 
 Forward = Callable[[Sequence[Sample], Set[str]], Awaitable[Sequence[Mapping[str, tuple[float, ...]]]]]
-"""`Trainer.forward`."""
+"""Type of `Trainer.forward`."""
 
 
 class TrainerQuantity:
-    """Implements `Annotator`: a quantity of every weighted token under the weights that a trainer holds when the rows
-    are annotated.
+    """Writes a quantity of every weighted token under the trainer's current weights. Implements `Annotator`.
 
     Args:
-        forward: of the trainer.
-        name: the annotation, such as `Annotation.PROXIMAL` for the policy's own log-probabilities before an update of
+        name: annotation to write, such as `Annotation.PROXIMAL` for the policy's log-probabilities before an update of
             several optimiser steps.
-        quantity: what `forward` computes.
     """
 
     def __init__(self, forward: Forward, name: Annotation, quantity: str = "logprob") -> None:
         self._forward, self._name, self._quantity = forward, name, quantity
 
     async def annotate(self, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """Return the rows with the annotation, 0.0 where no term weighs a token."""
+        """Return the rows with the annotation; 0.0 at tokens that no term weighs."""
         quantities = await self._forward(samples, {self._quantity})
         return [
             sample.annotated(self._name, values[self._quantity])
@@ -36,40 +33,37 @@ class TrainerQuantity:
 
 
 class TeacherTag:
-    """Implements `Annotator`: the name of the model that the trainer compares each row with, such as a reference that
-    the trainer holds.
+    """Names on each row the model that the trainer compares it with, such as a reference that the trainer holds.
+    Implements `Annotator`.
 
     Args:
-        name: of the model, among the trainer's teachers.
+        name: name of the model among the trainer's teachers.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     async def annotate(self, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """Return the rows with the name as their `teacher`."""
         return [replace(row, teacher=self._name) for row in samples]
 
 
 class ProximalShare:
-    """Implements `Annotator`: the estimated position of the trainer's log-probability before the update on the way from
-    the recorded to the current one, as the annotation `proximal_share`.
+    """Writes the annotation `proximal_share`, which places the proximal log-probability between the recorded and the
+    current one. Implements `Annotator`.
 
         share = (v - v_b) / (v + 1 - v_b)       log proximal = log behaviour + share * (log pi - log behaviour)
 
-    with v the version before the update, which makes v + 1, and v_b the one that sampled the token: decoupled PPO's
-    anchor without its forward (AReaL, Fu et al., arXiv 2505.24298, and its log-linear approximation). Tokens of version
-    v keep what was recorded; the staler a token, the nearer its anchor is to now.
-
-    Args:
-        version: returns the version of the weights that the trainer holds.
+    v is the version before the update, which makes v + 1; v_b is the version that sampled the token. This is decoupled
+    PPO's anchor without its forward pass (AReaL, Fu et al., arXiv 2505.24298, and its log-linear approximation). For
+    tokens of version v the anchor is the recorded log-probability; the staler a token, the nearer its anchor is to the
+    current one.
     """
 
     def __init__(self, version: Callable[[], int]) -> None:
         self._version = version
 
     async def annotate(self, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """Return the rows with the annotation, 0.0 where nothing was sampled."""
+        """Return the rows with the annotation; 0.0 at tokens that were not sampled."""
         now = self._version()
         return [row.annotated(Annotation.PROXIMAL_SHARE, _shares(row, now)) for row in samples]
 

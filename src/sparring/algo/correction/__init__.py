@@ -1,1 +1,1 @@
-"""Correction of the difference between the engine's probabilities and the trainer's."""
+"""Correction of the difference between the engine's and the trainer's probabilities."""

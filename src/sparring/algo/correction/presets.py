@@ -1,4 +1,4 @@
-"""Corrections by name: the settings of each in `[algo.correction]`, its source and its differences from it."""
+"""Presets of `[algo.correction]`: settings by name, with their sources and the differences from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparring.algo.facts import Preset
 PRESETS: dict[str, Preset] = {
     "none": Preset(
         sets={},
-        source="none is done",
+        source="no correction",
         differences=(),
     ),
     "tis": Preset(
@@ -42,20 +42,14 @@ PRESETS: dict[str, Preset] = {
         sets={"weight": "token", "bound": "mask", "high": 2.0},
         source='Liu et al. 2025, "When speed kills stability", token-level masks',
         differences=(
-            (
-                "verl's code, which is its authors', takes what is rejected out of the denominator: denominator = "
-                '"kept".'
-            ),
+            ('verl\'s code, by the same authors, removes rejected tokens from the denominator: denominator = "kept".'),
         ),
     ),
     "mis": Preset(
         sets={"weight": "sequence", "bound": "mask", "high": 2.0},
         source='Liu et al. 2025, "When speed kills stability", sequence-level masks',
         differences=(
-            (
-                "verl's code, which is its authors', takes what is rejected out of the denominator: denominator = "
-                '"kept".'
-            ),
+            ('verl\'s code, by the same authors, removes rejected tokens from the denominator: denominator = "kept".'),
         ),
     ),
     "geometric": Preset(
@@ -63,8 +57,8 @@ PRESETS: dict[str, Preset] = {
         source="ours: the geometric mean of a sequence's ratios as its weight, masked",
         differences=(
             (
-                "Nobody's: where the mean decides elsewhere, tokens that stay keep their own ratios. `seq_mask_tis` "
-                "is that."
+                "No published method: others only mask by the geometric mean, and kept tokens keep their own ratios as "
+                "in `seq_mask_tis`."
             ),
         ),
     ),
@@ -77,8 +71,8 @@ PRESETS: dict[str, Preset] = {
             "reject_below": -0.001998,
         },
         source=(
-            "NeMo RL's `seq-mask-tis` (loss_functions.py): the geometric mean of a sequence's ratios, from 0.999 to "
-            "1.002, decides; the tokens of a sequence that stays keep their own ratios"
+            "NeMo RL's `seq-mask-tis` (loss_functions.py): sequences are kept if the geometric mean of their ratios is "
+            "from 0.999 to 1.002; tokens of kept sequences keep their own ratios"
         ),
         differences=("The bounds are log 0.999 and log 1.002, rounded to 7 digits.",),
     ),
@@ -88,7 +82,7 @@ PRESETS: dict[str, Preset] = {
             'Liu et al. 2025, "When speed kills stability"; verl (rollout_corr_helper.py): rejection by the '
             "geometric mean, out of the denominator"
         ),
-        differences=("The bounds are from 0.999 to 1.002, rounded in their logarithms; verl asks for a number.",),
+        differences=("The bounds are the logarithms of 0.999 and 1.002, rounded; verl has no default.",),
     ),
     "k3_rejection": Preset(
         sets={"reject": "k3", "reject_above": 0.01, "denominator": "kept"},
@@ -96,12 +90,12 @@ PRESETS: dict[str, Preset] = {
             'Li et al. 2026, "Trust region masking for long-horizon LLM reinforcement learning"; verl '
             "(rollout_corr_helper.py): out of the denominator"
         ),
-        differences=("0.01 is ours; verl asks for a number.",),
+        differences=("0.01 is ours; verl has no default.",),
     ),
     "tis_k3_rejection": Preset(
         sets={"weight": "token", "high": 2.0, "reject": "k3", "reject_above": 0.01, "denominator": "kept"},
         source="`tis` and `k3_rejection`",
-        differences=("0.01 is ours; verl asks for a number.",),
+        differences=("0.01 is ours; verl has no default.",),
     ),
     "off_policy_mask": Preset(
         sets={"reject": "k1", "reject_above": 0.01, "only_negative": True, "compare": "now"},
@@ -114,7 +108,7 @@ PRESETS: dict[str, Preset] = {
         differences=(),
     ),
 }
-"""By name."""
+"""Presets by name."""
 
 CORRECTIONS: Mapping[str, Mapping[str, Any]] = {name: preset.sets for name, preset in PRESETS.items()}
-"""Settings of each preset."""
+"""Keys and values that each preset sets."""

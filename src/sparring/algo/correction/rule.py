@@ -1,4 +1,4 @@
-"""Importance weights and rejection, for an engine that is not the trainer's own module and for stale weights.
+"""Importance weights and rejection, for engines whose probabilities differ from the trainer's and for stale weights.
 Torch-free until called.
 
 Shapes: M weighted tokens of a micro-batch.
@@ -21,18 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Corrected:
-    """Result of a correction for M tokens: the factor of each one's share of the loss, [M] without gradient.
-    `columns` has, by the name of a metric, what each token adds to it, [M]."""
+    """Result of a correction for M tokens.
+
+    Attributes:
+        weights: [M] factor of each token's loss, without gradient.
+        columns: [M] contribution of each token to a metric, by the metric's name.
+    """
 
     weights: torch.Tensor
     columns: dict[str, torch.Tensor]
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Factor of each token's share of the loss, without gradient. With d = log(old / behaviour), `old` the trainer's
-    probability of a token and `behaviour` the one that the engine recorded, its weight is
+    """Importance weight of each token's loss, without gradient. With d = log(old / behaviour), where `old` is the
+    trainer's probability of a token and `behaviour` the one that the engine recorded, the weight is
 
-        w = exp(sum of d over the unit of `weight`; for geometric their mean over the sequence), then
+        w = exp(sum of d over the unit of `weight`; for geometric the mean over the sequence), then
 
         truncate   min(w, high)                     truncated importance sampling (Ionides 2008; Yao et al. 2025, "Your
                                                     efficient RL framework secretly brings you off-policy training")
@@ -44,15 +48,15 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
         k1 = -d        k2 = d^2 / 2        k3 = exp(d) - 1 - d        (http://joschu.net/blog/kl-approx.html)
 
-    Mean k1 is minus the logarithm of the geometric ratio, so that `reject_below` and `reject_above` together bound that
-    ratio. With `normalise` all weights are divided by their mean over the optimiser step's tokens: self-normalised
-    importance sampling (Kong 1992), which trades a little bias for variance.
+    The mean of k1 is minus the logarithm of the geometric-mean ratio, so `reject_below` and `reject_above` together
+    bound that ratio. With `normalise` all weights are divided by their mean over the optimiser step's tokens:
+    self-normalised importance sampling (Kong 1992), which trades a little bias for variance.
 
-    `denominator` says whether tokens whose weight became 0, masked or rejected, still count. "all": they do, so that
-    what is left weighs what it weighed. "kept": they do not, as if they had not been sampled; a trajectory is then as
-    long as what is kept of it, and counts where anything is.
+    `denominator` decides whether masked or rejected tokens, with weight 0, still count in the denominator of the loss.
+    "all": they do, so the other tokens keep their weight. "kept": they do not, as if they had not been sampled. The
+    length of a trajectory is then its number of kept tokens; without kept tokens it does not count.
 
-    Where the probabilities are equal every weight is exactly 1, nothing is rejected, and the loss keeps its bits.
+    If the probabilities are equal, every weight is exactly 1, nothing is rejected, and the loss is bitwise unchanged.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -69,35 +73,34 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "reject_unit": "Liu et al. 2025",
             "reject_by": "Liu et al. 2025: the geometric mean",
             "reject_above": (
-                "ours; nobody's number: for the mask of DeepSeek-V3.2 TRL suggests 0.5 and slime has 1e-4, the paper "
-                "gives none"
+                "ours; for the mask of DeepSeek-V3.2 TRL suggests 0.5 and slime has 1e-4, the paper gives no number"
             ),
             "reject_below": "off",
             "only_negative": "off",
             "compare": "AReaL, arXiv 2505.24298: the proximal policy",
             "normalise": "off",
             "denominator": (
-                "NeMo RL and TRL, and IcePop's equation; verl and slime leave out what is masked or rejected"
+                "NeMo RL and TRL, and IcePop's equation; verl and slime exclude masked and rejected tokens"
             ),
             "metrics_only": "off",
         },
-        differences=("A sequence is all that was sampled in a trajectory, in whichever branch.",),
+        differences=("A sequence is all sampled tokens of a trajectory, in all branches.",),
     )
 
     weight: Literal["none", "token", "turn", "sequence", "geometric"] = "none"
-    """Unit that shares one importance weight."""
+    """Unit over which importance weights are formed."""
 
     bound: Literal["truncate", "mask", "none"] = "truncate"
-    """Treatment of weights beyond the bounds."""
+    """Treatment of weights beyond the bounds: truncate them, mask their tokens, or leave them."""
 
     low: float = 0.0
-    """Below this a weight is masked."""
+    """Weights below this are masked."""
 
     high: float = 2.0
-    """Above this a weight is truncated or masked."""
+    """Weights above this are truncated or masked."""
 
     reject: Literal["none", "k1", "k2", "k3"] = "none"
-    """The divergence by which tokens are rejected."""
+    """Divergence estimate by which tokens are rejected."""
 
     reject_unit: Unit = "sequence"
     """Unit that is rejected as a whole."""
@@ -106,24 +109,24 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Reduction of the divergences of a unit's tokens to one number."""
 
     reject_above: float = 0.01
-    """The largest divergence that stays."""
+    """Largest divergence that is not rejected."""
 
     reject_below: float | None = None
-    """The least k1 that stays, which is negative where the trainer finds the tokens likelier than the engine; None: no
-    bound."""
+    """Smallest k1 that is not rejected; k1 is negative for tokens that are likelier under the trainer than under the
+    engine. None: no bound."""
 
     only_negative: bool = False
-    """Reject only units of negative advantage, as DeepSeek-V3.2 does."""
+    """Reject only units with a negative advantage, as DeepSeek-V3.2 does."""
 
     compare: Literal["before", "now"] = "before"
-    """Origin of the trainer's probabilities `old`: those before the update, or of each optimiser step."""
+    """Trainer's probabilities in `old`: "before" the update, or "now", in each optimiser step."""
 
     normalise: bool = False
-    """Divide weights by their mean over the step's tokens. Costs a first pass over these."""
+    """Divide weights by their mean over the step's tokens, which costs a first pass over them."""
 
     denominator: Literal["all", "kept"] = "all"
-    """Tokens that the loss is divided by: all, or those that were neither masked nor rejected. "kept" costs a first
-    pass over the step's tokens."""
+    """Tokens that the loss is divided by: all, or the kept ones, neither masked nor rejected. "kept" costs a first pass
+    over the step's tokens."""
 
     metrics_only: bool = False
     """Measure the weights without using them: every token keeps weight 1."""
@@ -141,9 +144,9 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if not self.reject_above >= 0 or not (self.reject_below is None or self.reject_below <= 0):
             got = f"{self.reject_above} and {self.reject_below}"
             raise ValueError(f"reject_above must be 0 or more and reject_below 0 or less, got {got}")
-        self._check_sense()
+        self._check_unused_settings()
 
-    def _check_sense(self) -> None:
+    def _check_unused_settings(self) -> None:
         if self.weight == "none":
             for name, idle in (
                 ("bound", self.bound == "truncate"),
@@ -190,11 +193,11 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def does_nothing(self) -> bool:
-        """Return whether it neither weighs nor rejects."""
+        """Return whether the rule neither weighs nor rejects."""
         return self.weight == "none" and self.reject == "none"
 
     def in_words(self) -> str:
-        """Describe it in a few words."""
+        """Describe the rule in a few words."""
         if self.does_nothing:
             return "none"
         bounds = {
@@ -212,16 +215,16 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Compute the weights of the tokens.
 
         Args:
-            old: [M], without gradient.
-            tokens: the rest; their `behaviour` is what `old` is compared with.
+            old: [M] the trainer's log-probabilities before the update, without gradient.
+            tokens: tokens to weigh; `old` is compared with their `behaviour`.
 
         Returns:
-            [M] weights, and of the metrics correction_weight (mean), correction_truncated (share beyond the bounds) and
-            correction_rejected (share) what each token adds.
+            [M] weights, and each token's contribution to the metrics correction_weight (mean), correction_truncated
+                (share beyond the bounds) and correction_rejected (share).
         """
         if self.does_nothing:
             return Corrected(weights=old.new_ones(len(old)), columns={})
-        weights, beyond, rejected = self._of(old, tokens)
+        weights, beyond, rejected = self._weights_and_masks(old, tokens)
         if self.normalise:
             weights = weights / tokens.annotations[Annotation.CORRECTION_MEAN]
         columns = {
@@ -232,20 +235,22 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return Corrected(weights=old.new_ones(len(old)) if self.metrics_only else weights, columns=columns)
 
     def mean(self, old: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
-        """Compute the mean weight over all of an optimiser step's tokens, one number: `normalise` divides by it
-        (annotation `correction_mean`). 1 where it is 0."""
-        mean = tokens.average(self._of(old, tokens)[0].double())
+        """Compute the mean weight over all tokens of an optimiser step, a scalar by which `normalise` divides
+        (annotation `correction_mean`). A mean of 0 becomes 1."""
+        mean = tokens.average(self._weights_and_masks(old, tokens)[0].double())
         return mean.masked_fill(mean == 0, 1.0)
 
-    def _of(self, old: torch.Tensor, tokens: PolicyTokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the weights before normalisation, which were beyond the bounds and which tokens are rejected, each
-        [M]."""
+    def _weights_and_masks(
+        self, old: torch.Tensor, tokens: PolicyTokens
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return weights before normalisation, the mask of weights beyond the bounds, and the mask of rejected tokens,
+        each [M]."""
         trainer = old if self.compare == "before" else tokens.logprob.detach()
         difference = bounded(trainer - tokens.behaviour)
         unbounded = self._weights(difference, tokens)
         beyond = ((unbounded > self.high) | (unbounded < self.low)) & (self.bound != "none")
         weights = unbounded.clamp(max=self.high) if self.bound == "truncate" else unbounded.masked_fill(beyond, 0.0)
-        rejected = self._rejected(difference, tokens)
+        rejected = self._rejection_mask(difference, tokens)
         return weights.masked_fill(rejected, 0.0), beyond, rejected
 
     def _weights(self, difference: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
@@ -255,7 +260,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             return tokens.mean(difference, "sequence").exp()
         return bounded(tokens.sum(difference, self.weight)).exp()
 
-    def _rejected(self, difference: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
+    def _rejection_mask(self, difference: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
         if self.reject == "none":
             return tokens.weighted & False
         divergences = {"k1": lambda d: -d, "k2": lambda d: d * d / 2, "k3": lambda d: d.exp() - 1 - d}[self.reject](

@@ -1,4 +1,4 @@
-"""Facts that every credit rule carries, with the values that most have."""
+"""Base of the credit rules, with the defaults of their class variables."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from sparring.types import alike
 
 
 class BaseCredit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name"):
-    """Base of the credit rules: the facts that the configuration, the stages and the pipeline read.
+    """Base of the credit rules: class variables and methods that the configuration, the stages and the pipeline read.
 
-    A rule is one file: its equation, its settings as fields, and those of these facts in which it differs.
-    `algo/rules.py` lists it; nothing else names it.
+    A rule is one file: its equation, its settings as fields, and the class variables in which it differs from the
+    defaults below. `algo/rules.py` lists it; nothing else names it. Implements `Credit`, except `denominator`.
     """
 
     facts: ClassVar[Facts]
-    """The rule's sources."""
+    """Sources of the rule."""
 
     least_members: ClassVar[int]
-    """Rollouts below which a group leaves the update, because there is nothing to compare."""
+    """Smallest group that the rule can compare; a smaller one leaves the update."""
 
     sees_one_group: ClassVar[bool] = False
-    """True if advantages depend only on one recorded group; False if they depend on the whole update, on annotations or
+    """True if advantages depend on one recorded group only; False if they depend on the whole update, on annotations or
     on earlier updates."""
 
     counts_token_rewards: ClassVar[bool] = True
@@ -40,50 +40,51 @@ class BaseCredit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """True if a reward below 0 is an error."""
 
     needs_baselines: ClassVar[bool] = False
-    """True if every task needs one additional greedy rollout (`Group.baselines`)."""
+    """True if every task needs an additional greedy rollout (`Group.baselines`)."""
 
     reads: ClassVar[tuple[Annotation, ...]] = ()
     """Annotations that every row must have."""
 
     @property
     def implicit_scale(self) -> float | None:
-        """Scale of an implicit process reward; None: the rule reads none."""
+        """Scale of an implicit process reward; None for rules that use none."""
         return None
 
     @property
     def parts_read(self) -> tuple[str, ...]:
-        """Return the parts of a score that the rule reads by name; none where it reads the reward."""
+        """Return the named parts of a score that the rule reads; empty if it reads the reward."""
         return ()
 
     def unread(self, parts: Sequence[str]) -> list[str]:
-        """List those of the `parts` of a score which change the reward and which the rule does not read."""
+        """List the `parts` that change the reward but that the rule does not read."""
         return []
 
     def says_nothing(self, rewards: Sequence[float]) -> bool:
-        """Return whether members of one role with these rewards all get an advantage of 0."""
+        """Return whether all advantages are 0 for members of one role with these rewards."""
         return alike(rewards)
 
     def open(self) -> Any:
-        """Return an implementation of `protocols.Credit` without a denominator at the start of a run: the rule itself,
-        unless it keeps state."""
+        """Return the rule in its initial state: an implementation of `protocols.Credit` without `denominator`.
+
+        A rule without state returns itself.
+        """
         return self
 
     def state(self) -> Mapping[str, Any]:
-        """Return what a resume needs: nothing, unless the rule keeps state."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+        """Do nothing: a rule without state has nothing to restore."""
 
     def check(self, group_size: int, written: Set[str]) -> None:
-        """Refuse a stage in which the rule could not work.
+        """Refuse a stage in which the rule cannot work.
 
         Args:
-            group_size: rollouts per task.
             written: annotations that the stage writes.
 
         Raises:
-            BadInput: every group of this size would leave the update, or an annotation that the rule reads is missing.
+            BadInput: every group of this size would leave the update, or the stage does not write an annotation that
+                the rule reads.
         """
         if group_size < self.least_members:
             expected = f"at least {self.least_members} rollouts to compare, with credit {name_of(self)!r}"

@@ -1,4 +1,4 @@
-"""Credit of distillation: sampled tokens move from the policy term to the distill term, whatever their reward."""
+"""Credit for distillation: sampled tokens move from the policy term to the distill term, whatever their reward."""
 
 from __future__ import annotations
 
@@ -11,28 +11,24 @@ from sparring.types import Group, Sample
 
 
 class Distilled:
-    """The policy's weights, as `aggregation` makes them, become those of the distill term. Every row stays, whatever
-    its reward."""
+    """Moves the policy weights to the distill term. Every row stays, whatever its reward. Implements `Credit`."""
 
     def __init__(self, aggregation: Literal["token_mean", "sequence_mean"] = "token_mean") -> None:
         self._aggregation = aggregation
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Move the weights of every group's rows."""
-        return [[_moved(row) for row in aggregated(rows, self._aggregation, 1)] for rows in samples]
+        return [[_to_distill_term(row) for row in aggregated(rows, self._aggregation, 1)] for rows in samples]
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
-        """Return None: the term is divided by the sum of its weights."""
         return None
 
     def state(self) -> Mapping[str, Any]:
-        """Return nothing: no update depends on earlier ones."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Do nothing: there is no state."""
 
 
-def _moved(row: Sample) -> Sample:
+def _to_distill_term(row: Sample) -> Sample:
     others = {term: values for term, values in row.weights.items() if term != "policy"}
     return replace(row, weights={**others, "distill": row.weights["policy"]})

@@ -15,22 +15,22 @@ from sparring.types import Group, Sample
 
 
 class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
-    """GAE: what happened from a token on, against what a critic expected.
+    """GAE: rewards from a token on, compared with a critic's prediction.
 
         delta_t  = r_t + discount * V_(t+1) - V_t          V after the last token is 0
         A_t      = sum_{l >= 0} (discount * lambda_policy)^l * delta_(t+l)
         return_t = sum_{l >= 0} (discount * lambda_value)^l * delta_(t+l) + V_t       the critic's target
 
-    t + 1 is the next sampled token of its branch; at the end of a branch that another quotes, or left for, it is the
-    first sampled there (`succession`). What a branch beside it earned, such as a sub-agent, is part of r_t of the turn
-    that it hangs on.
+    t + 1 is the next sampled token of the branch. At the end of a branch that another branch quotes or continues, it is
+    the first token sampled there (`succession`). The reward of a side branch, such as a sub-agent, is part of r_t of
+    the turn that started it.
 
     Schulman et al., arXiv 1506.02438, equation 16. A token's reward r_t is its own (annotation `reward`, such as a KL
-    penalty), its turn's at the turn's last token, and what is left of the outcome at the last token. The annotation
-    `value` at a token is the critic's value of the context that the token was sampled in. Two values of lambda are
-    decoupled GAE (VC-PPO, arXiv 2503.01491). `length_alpha` makes the policy's lambda adapt to the number l of sampled
-    tokens, 1 - 1 / (length_alpha * l), and 0 where that is below 0 (VAPO, arXiv 2504.05118, section 4.2). Use it for
-    PPO: long rollouts, dense rewards, one rollout per task. The target is written as the annotation `return`.
+    penalty), plus its turn's reward at the turn's last token, plus the rest of the outcome at the last token. The
+    annotation `value` is the critic's value of the context before the token. Two different lambdas are decoupled GAE
+    (VC-PPO, arXiv 2503.01491). `length_alpha` adapts the policy's lambda to the number l of sampled tokens: max(0, 1 -
+    1 / (length_alpha * l)) (VAPO, arXiv 2504.05118, section 4.2). Use it for PPO: long rollouts, dense rewards, one
+    rollout per task. The critic's target is written as the annotation `return`.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -46,8 +46,8 @@ class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
         differences=(
             "Advantages are whitened with a deviation over n; verl's is over n - 1.",
             (
-                "What a limit cut off is worth 0 behind its last token, as in RLHF code; there is no bootstrap from "
-                "the critic."
+                "The value after the last token of a truncated rollout is 0, as in RLHF code; there is no bootstrap "
+                "from the critic."
             ),
         ),
     )
@@ -57,16 +57,17 @@ class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
     reads: ClassVar[tuple[Annotation, ...]] = (Annotation.VALUE,)
 
     discount: float = 1.0
-    """Per token."""
+    """Discount per token."""
 
     lambda_policy: float = 0.95
-    """Weight of observed rewards against the critic's values in the advantage."""
+    """Lambda of the advantages: weight of observed rewards against the critic's values."""
 
     lambda_value: float = 1.0
-    """The same for the critic's target; 1 is what happened alone."""
+    """Lambda of the critic's target; 1 uses observed rewards only."""
 
     length_alpha: float | None = None
-    """VAPO uses 0.05; replaces lambda_policy. None: lambda_policy for every length."""
+    """Strength of the length-adaptive lambda, which replaces lambda_policy; VAPO uses 0.05. None: lambda_policy for
+    every length."""
 
     whiten: bool = True
     """Standardise the advantages over all tokens of the update."""
@@ -88,23 +89,23 @@ class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
             BadInput: a row has no annotation `value`.
         """
         everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
-        both = [self._member(m) for of_group in everyone for m in of_group]
-        advantages = [a for values, _ in both for a in values]
+        results = [self._advantages_and_targets(m) for of_group in everyone for m in of_group]
+        advantages = [a for values, _ in results for a in values]
         if self.whiten:
             advantages = standardised(advantages, epsilon=self.epsilon, lost=0)
-        normal, targets = iter(advantages), iter(both)
+        normal, targets = iter(advantages), iter(results)
         credited = []
         for of_group, rows in zip(everyone, samples, strict=True):
-            made = []
+            credited_members = []
             for m in of_group:
                 own, target = next(targets)
                 with_target = replace(m, rows=m.with_steps(target, Annotation.RETURN))
-                made.append(with_target.with_steps([next(normal) for _ in own]))
-            credited.append(in_order(rows, made, made))
+                credited_members.append(with_target.with_steps([next(normal) for _ in own]))
+            credited.append(in_order(rows, credited_members, credited_members))
         return credited
 
-    def _member(self, member: Member) -> tuple[list[float], list[float]]:
-        """Return advantages before whitening, and the critic's targets."""
+    def _advantages_and_targets(self, member: Member) -> tuple[list[float], list[float]]:
+        """Compute a member's advantages before whitening, and the critic's targets."""
         values, rewards = member.read(Annotation.VALUE, "gae"), member.step_rewards(self.discount)
         following = member.following()
         after = [0.0 if step is None else values[step] for step in following]
@@ -112,6 +113,6 @@ class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
         lambda_policy = self.lambda_policy
         if self.length_alpha is not None and values:
             lambda_policy = max(0.0, 1 - 1 / (self.length_alpha * len(values)))
-        seen = returns(deltas, self.discount * self.lambda_value, following)
-        targets = [g + v for g, v in zip(seen, values, strict=True)]
+        value_returns = returns(deltas, self.discount * self.lambda_value, following)
+        targets = [g + v for g, v in zip(value_returns, values, strict=True)]
         return returns(deltas, self.discount * lambda_policy, following), targets

@@ -1,4 +1,4 @@
-"""GDPO: several rewards, each normalised before they are added."""
+"""GDPO: several rewards, each normalised before they are summed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from sparring.types import Group, Sample
 
 
 class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
-    """GDPO: every named part of the score is normalised in its group, then their weighted sum over the update.
+    """GDPO: each named part of the score is normalised within its group, then their weighted sum over the update.
 
         A_k,i = (r_k,i - mean(r_k)) / (std(r_k) + epsilon)      per part k of the score, in the group
         S_i   = sum_k weight_k * A_k,i
         A_i   = (S_i - mean(S)) / (std(S) + epsilon)            over all rollouts of the update
 
-    NVIDIA, arXiv 2601.05242, equations 4 to 7. Use it with several rewards of different scales, which GRPO's sum would
-    let collapse into each other. A part that all members of a group lack, such as one of another domain, counts for
-    none of them. A member that lacks what others have did not get that far, such as behind a closed gate: the part is
-    worth 0 to it. The reward itself is not looked at, unless a score has no parts at all, such as that of a policy that
-    broke its world: it then counts in the place of each. A group of one leaves the update.
+    NVIDIA, arXiv 2601.05242, equations 4 to 7. Use it with several rewards of different scales, whose differences
+    GRPO's sum would blur. A part that all members of a group lack, such as one from another domain, is ignored there. A
+    part that only some members lack is 0 for them. A score without any parts, as after a rollout in which the policy
+    broke its world, counts with its reward in place of each part. A group of one leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -37,10 +36,10 @@ class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
     counts_token_rewards: ClassVar[bool] = False
 
     weights: dict[str, float]
-    """The parts of the score that count, and how much each does."""
+    """Weight of each part of the score that counts, by name."""
 
     epsilon: float = 1e-6
-    """Added to standard deviations."""
+    """Constant added to standard deviations."""
 
     def __post_init__(self) -> None:
         if not self.weights:
@@ -48,18 +47,19 @@ class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
 
     @property
     def parts_read(self) -> tuple[str, ...]:
-        """Return the parts that have a weight."""
         return tuple(self.weights)
 
     def unread(self, parts: Sequence[str]) -> list[str]:
-        """List the `parts` without a weight: the rule reads parts of the score, not their sum."""
         return [name for name in parts if name not in self.weights]
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
         compared = [role for of_group in everyone for role in by_role(of_group).values() if len(role) > 1]
-        sums = {m.trajectory.id: value for role in compared for m, value in zip(role, self._sums(role), strict=True)}
+        sums = {
+            m.trajectory.id: value
+            for role in compared
+            for m, value in zip(role, self._weighted_sums(role), strict=True)
+        }
         normal = dict(zip(sums, standardised(list(sums.values()), epsilon=self.epsilon), strict=True))
         credited = []
         for of_group, rows in zip(everyone, samples, strict=True):
@@ -68,18 +68,17 @@ class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
             credited.append(in_order(rows, rows_of, bool(compared_members)))
         return credited
 
-    def _sums(self, role: Sequence[Member]) -> list[float]:
-        """Compute each member's weighted sum of normalised parts."""
+    def _weighted_sums(self, role: Sequence[Member]) -> list[float]:
         columns = [
             [weight * a for a in standardised(values, epsilon=self.epsilon)]
             for name, weight in self.weights.items()
-            if (values := _values(role, name)) is not None
+            if (values := _part_values(role, name)) is not None
         ]
         return [math.fsum(column) for column in zip(*columns, strict=True)] if columns else [0.0] * len(role)
 
 
-def _values(role: Sequence[Member], name: str) -> list[float] | None:
-    """Return what a part is worth to each member; None where no score of the group has it, though some have others."""
+def _part_values(role: Sequence[Member], name: str) -> list[float] | None:
+    """Return the value of a part for each member; None if no score of the group has this part, but some have others."""
     if any(m.score.parts for m in role) and not any(name in m.score.parts for m in role):
         return None
     return [m.score.parts.get(name, 0.0) if m.score.parts else m.outcome for m in role]

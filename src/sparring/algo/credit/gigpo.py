@@ -14,18 +14,18 @@ from sparring.types import Group, Sample
 
 
 class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
-    """GiGPO: an advantage of the whole episode, and one of the turn among all turns of the group taken in the same
-    state.
+    """GiGPO: an advantage of the episode, plus one of each turn among all turns of the group that were taken in the
+    same state.
 
         A^E_i   = (R_i - mean(R)) / F                           over the members
         G_i,t   = sum_{s >= t} discount^(s - t) * r_i,s         over the turns; the outcome's rest is earned at the end
         A^S_i,t = (G_i,t - mean(G)) / F                         over the turns with the same state key (anchor state)
         A_i,t   = A^E_i + step_weight * A^S_i,t                 for every token of the turn
 
-    Feng et al., arXiv 2505.10978. F is the standard deviation + epsilon, or 1. A state that occurs once, and one that
-    the scorer does not name, has no A^S. The next turn is the one that follows on the branch or along a link, and what
-    branches beside a turn earned is part of its r. Use it for long multi-turn tasks whose episodes revisit states.
-    `Score.states` names them. A group of one leaves the update unless it revisits a state.
+    Feng et al., arXiv 2505.10978. F is the standard deviation + epsilon, or 1. `Score.states` names the states; a turn
+    whose state is unnamed or occurs once has no A^S. The next turn is the one that follows on the branch or along a
+    link; rewards of side branches are part of r of the turn that started them. Use it for long multi-turn tasks whose
+    episodes revisit states. A group of one leaves the update unless it revisits a state.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -37,10 +37,7 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
             "epsilon": "its authors' code (verl-agent)",
         },
         differences=(
-            (
-                "The outcome is earned in the last turn by what the turns leave of it; its authors' environments say "
-                "a reward per turn."
-            ),
+            ("The last turn earns the rest of the outcome; the authors' environments give a reward per turn."),
         ),
     )
 
@@ -49,16 +46,16 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
     tells_turns_apart: ClassVar[bool] = True
 
     discount: float = 0.95
-    """Per turn."""
+    """Discount per turn."""
 
     step_weight: float = 1.0
-    """Weight of the turn's advantage beside the episode's."""
+    """Weight of the turn's advantage; the episode's has weight 1."""
 
     divide: bool = True
     """Divide by standard deviations. False: F is 1."""
 
     epsilon: float = 1e-6
-    """Added to standard deviations."""
+    """Constant added to standard deviations."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`.
@@ -71,12 +68,11 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
             raise refusal(
                 "[algo] credit 'gigpo'", "scores with the states of their turns", "none in the whole update", do
             )
-        return per_turn(groups, samples, self._role)
+        return per_turn(groups, samples, self._role_advantages)
 
-    def _role(self, role: Sequence[Member]) -> list[list[float]] | None:
-        """Compute each member's advantage per turn; None where nothing can be compared."""
-        episodes = self._compared([m.reward for m in role])
-        to_go = [self._to_go(m) for m in role]
+    def _role_advantages(self, role: Sequence[Member]) -> list[list[float]] | None:
+        episodes = self._normalise([m.reward for m in role])
+        to_go = [self._rewards_to_go(m) for m in role]
         places: dict[str, list[tuple[int, int]]] = {}
         for number, m in enumerate(role):
             for turn, state in enumerate(m.states()):
@@ -87,17 +83,16 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
         turns = [[episode] * len(member_returns) for episode, member_returns in zip(episodes, to_go, strict=True)]
         for same_state in places.values():
             for (number, turn), value in zip(
-                same_state, self._compared([to_go[n][t] for n, t in same_state]), strict=True
+                same_state, self._normalise([to_go[n][t] for n, t in same_state]), strict=True
             ):
                 turns[number][turn] += self.step_weight * value
         return turns
 
-    def _to_go(self, member: Member) -> list[float]:
-        """Return the reward to go of each turn, along branches and links."""
+    def _rewards_to_go(self, member: Member) -> list[float]:
         order, rewards = member.succession(), member.per_turn()
         rest = member.reward - sum(rewards)
         earned = order.earned([[reward] for reward in rewards], self.discount, rest)
         return returns([value for [value] in earned], self.discount, order.following)
 
-    def _compared(self, values: Sequence[float]) -> list[float]:
+    def _normalise(self, values: Sequence[float]) -> list[float]:
         return standardised(values, epsilon=self.epsilon) if self.divide else centred(values)

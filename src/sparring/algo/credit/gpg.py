@@ -1,4 +1,4 @@
-"""GPG: plain group policy gradient, with the update's share of useful groups made up for."""
+"""GPG: plain group policy gradient, scaled to make up for groups without signal."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from sparring.types import Group, Sample, alike
 
 
 class Gpg(BaseCredit, frozen=True, kw_only=True, tag="gpg"):
-    """GPG: centred rewards, scaled up by how many rollouts of the update say nothing.
+    """GPG: centred rewards, scaled up by the share of rollouts that give no signal.
 
         A_i   = alpha * (r_i - mean(r)) / F
-        alpha = B / (B - M)      B: rollouts of the update; M: those of groups whose rewards are all equal
+        alpha = B / (B - M)      B: rollouts of the update; M: rollouts in groups with equal rewards
         F     = 1, or the group's standard deviation + epsilon
 
-    Chu et al., arXiv 2504.02546. Use it without a clip and without a zero-variance filter, whose work alpha
-    does: the gradient keeps its size when most groups are solved. A group of one counts among M and leaves the update.
+    Chu et al., arXiv 2504.02546. Use it without a clip and without a zero-variance filter: alpha keeps the size of the
+    gradient when most groups are solved. A group of one counts among M and leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(
         source="arXiv 2504.02546",
         defaults={"divide": "one of the paper's two choices", "epsilon": "ours: it only keeps a division by 0 away"},
-        differences=("alpha is of one update; a group of one counts among what says nothing.",),
+        differences=("alpha is of one update; groups of one count among M.",),
     )
 
     least_members: ClassVar[int] = 2
@@ -35,14 +35,13 @@ class Gpg(BaseCredit, frozen=True, kw_only=True, tag="gpg"):
     """Divide by the group's standard deviation."""
 
     epsilon: float = 1e-6
-    """Added to standard deviations."""
+    """Constant added to standard deviations."""
 
     def __post_init__(self) -> None:
         if not self.epsilon > 0:
             raise ValueError(f"epsilon must be above 0, got {self.epsilon}")
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         compared = [
             role for group, rows in zip(groups, samples, strict=True) for role in by_role(members(group, rows)).values()
         ]

@@ -1,4 +1,4 @@
-"""Group relative advantages: a rollout is judged against its siblings on the same task."""
+"""Group-relative advantages: a rollout is compared with the other rollouts of its task."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Grpo(BaseCredit, frozen=True, kw_only=True, tag="grpo"):
         A_i =  r_i - mean(r)                            without `normalise`: Dr. GRPO
 
     Shao et al. (DeepSeekMath), arXiv 2402.03300, section 4.1.2; Liu et al. (Dr. GRPO), arXiv 2503.20783, section 3.2.
-    Use it as the default for verifiable rewards. Without the deviation, tasks of every difficulty push as hard as their
-    rewards differ.
+    Use it as the default for verifiable rewards. Without the division, a task's weight grows with the spread of its
+    rewards.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -36,14 +36,14 @@ class Grpo(BaseCredit, frozen=True, kw_only=True, tag="grpo"):
     """Divide by the group's standard deviation."""
 
     epsilon: float = 1e-6
-    """Added to the standard deviation."""
+    """Constant added to the standard deviation."""
 
     def __post_init__(self) -> None:
         if not self.epsilon > 0:
             raise ValueError(f"epsilon must be above 0, got {self.epsilon}")
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`. A member without siblings gets exactly zero.
+        """Set advantages; see `protocols.Credit`. A member without siblings gets exactly 0.
 
         Raises:
             ValueError: a sample belongs to no trajectory of its group, or a reward is not finite.

@@ -1,4 +1,4 @@
-"""Baselines for roles that act under another: each is compared where the task was the same."""
+"""Baselines for roles that act under another role: each trajectory is compared with those that had the same task."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Hierarchical(BaseCredit, frozen=True, kw_only=True, tag="hierarchical"):
         peers of a role in `inside`: the trajectories `role`, `role/0`, `role/1`, ... of the same rollout
         peers of any other role:     that role's trajectories in the whole group
 
-    The comparison of prime-rl's hierarchical GRPO. Use it where one role writes the other's task: rollouts then differ
-    in difficulty, and only a rollout's own attempts are alike. Without peers an advantage is 0; a group without
+    The comparison of prime-rl's hierarchical GRPO. Use it if one role writes the other's task: rollouts then differ in
+    difficulty, and only attempts within one rollout are comparable. Without peers an advantage is 0; a group without
     any peers leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(
         source="prime-rl's hierarchical GRPO",
-        defaults={"inside": "ours: the name that the roles of a world with a proposer have"},
+        defaults={"inside": "ours: usual role name in a world with a proposer"},
         differences=(),
     )
 
@@ -38,7 +38,6 @@ class Hierarchical(BaseCredit, frozen=True, kw_only=True, tag="hierarchical"):
     """Roles that are compared inside a rollout."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         credited = []
         for group, rows in zip(groups, samples, strict=True):
             everyone = members(group, rows)

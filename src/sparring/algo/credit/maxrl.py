@@ -13,21 +13,19 @@ from sparring.types import Group, Sample
 
 
 class MaxRl(BaseCredit, frozen=True, kw_only=True, tag="maxrl"):
-    """MaxRL: centred rewards over their mean, so that rare success weighs more.
+    """MaxRL: centred rewards divided by their mean, so that rare success weighs more.
 
-        A_i = (r_i - mean(r)) / mean(r)      0 where no member has a reward
+        A_i = (r_i - mean(r)) / mean(r)      0 if mean(r) is 0
 
-    Tajwar et al., arXiv 2602.02710: with N rewards of 0 and 1 this is an unbiased gradient of the first N - 1 terms of
-    log p(success) = -sum_k (1 - p)^k / k (by their theorem 2 of N terms, where no mean is taken off), where RLOO's is
-    of p itself. Use it where many tasks are hard and samples are cheap. A group of one leaves the update.
+    Tajwar et al., arXiv 2602.02710: for N rewards of 0 or 1 this is an unbiased gradient of the first N - 1 terms of
+    log p(success) = -sum_k (1 - p)^k / k; their theorem 2 has N terms, without subtracting the mean. RLOO estimates the
+    gradient of p itself. Use it for hard tasks with cheap samples. A group of one leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(
         source="arXiv 2602.02710",
         defaults={},
-        differences=(
-            "With the mean taken off, N rollouts give N - 1 terms of the series; theorem 2 has N, without it.",
-        ),
+        differences=("Without the mean, as in theorem 2, N rollouts give N terms of the series; with it N - 1.",),
     )
 
     least_members: ClassVar[int] = 2

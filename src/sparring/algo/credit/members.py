@@ -1,5 +1,5 @@
-"""Members of a group, which credit rules compare: trajectories with their rewards and the positions of their sampled
-tokens in rows."""
+"""Members of a group, the unit that credit rules compare: trajectories with their rewards and the positions of their
+sampled tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnSpan:
-    """The tokens that one reply added to row `row` (of its member): positions `start` up to `stop`."""
+    """Tokens of one sampled turn: positions `start` up to `stop` of a member's row number `row`."""
 
     row: int
     start: int
@@ -28,12 +28,14 @@ class TurnSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """One trajectory of a group. `rollout` is its rollout's id; `rows` are its branches, none where another model
-    played it.
+    """One trajectory of a group.
 
-    Its steps are its sampled tokens that carry policy weight, turn by turn in the order of the requests. A token that
-    several branches share has weight in one of them only, so it is one step. What follows a step is said by
-    `following`.
+    Its steps are its sampled tokens with policy weight, turn by turn in the order of the requests. A token that several
+    branches share has weight in a single branch, so it is one step. `following` gives the order of steps.
+
+    Attributes:
+        rollout: id of its rollout.
+        rows: rows of its branches; empty if another model played it.
     """
 
     trajectory: Trajectory
@@ -43,17 +45,17 @@ class Member:
 
     @property
     def reward(self) -> float:
-        """Return the trajectory's whole reward: its role's, and every per-token reward that annotators gave it."""
+        """Return the trajectory's total reward: its role's, plus every per-token reward that annotators wrote."""
         return self.outcome + math.fsum(
-            x for row in self.rows for x in _weighted(row, row.annotations.get(Annotation.REWARD))
+            x for row in self.rows for x in _step_values(row, row.annotations.get(Annotation.REWARD))
         )
 
     @property
     def outcome(self) -> float:
-        """Return the scorer's reward of its role, or of its rollout.
+        """Return the scorer's reward for its role, else for its rollout.
 
         Raises:
-            ValueError: it is not a finite number.
+            ValueError: the reward is not a finite number.
         """
         reward = self.score.of(self.trajectory.role)
         if reward is None or not math.isfinite(reward):
@@ -62,11 +64,11 @@ class Member:
 
     @property
     def length(self) -> int:
-        """Return the number of its steps."""
+        """Return its number of steps."""
         return sum(len(row.weights["policy"]) - row.weights["policy"].count(0.0) for row in self.rows)
 
     def turns(self) -> list[TurnSpan | None]:
-        """Return where each turn of the trajectory lies; None where it carries no weight."""
+        """Return the position of each turn of the trajectory; None for a turn without policy weight."""
         where: dict[int, TurnSpan] = {}
         branches = list(self.trajectory.branches())
         for number, row in enumerate(self.rows):
@@ -79,7 +81,7 @@ class Member:
         return [where.get(turn.index) for turn in self.trajectory.turns]
 
     def steps(self) -> list[list[tuple[int, int]]]:
-        """Return (row, position) of each step, per turn; a turn without weight has none."""
+        """Return (row, position) of each step, per turn; empty for a turn without policy weight."""
         return [
             [(turn.row, at) for at in range(turn.start, turn.stop) if self.rows[turn.row].weights["policy"][at]]
             if turn
@@ -88,24 +90,26 @@ class Member:
         ]
 
     def per_turn(self) -> list[float]:
-        """Return the reward of each turn; zeros where the score has none for turns.
+        """Return the reward of each turn; zeros if the score has no rewards per turn.
 
         Raises:
-            ValueError: the scorer's turns are not the trajectory's.
+            ValueError: the score's number of turns is not the trajectory's.
         """
-        return self._aligned("per_turn", self.score.turns_of(self.trajectory.role), 0.0)
+        return self._turn_values("per_turn", self.score.turns_of(self.trajectory.role), 0.0)
 
     def per_step(self) -> list[tuple[tuple[int, float], ...]]:
-        """Return the rewards of the steps of each turn, each with the number of the turn's tokens up to the step's end;
-        where the score has none for steps, a turn is one step.
+        """Return the step rewards of each turn as (number of the turn's tokens up to the step's end, reward).
+
+        If the score has no rewards per step, each turn is one step.
 
         Raises:
-            ValueError: as `per_turn`, or a step ends outside its turn or before the one before it.
+            ValueError: the score's number of turns is not the trajectory's, or steps end outside their turn or out of
+                order.
         """
         lengths = [len(turn.tokens) for turn in self.trajectory.turns]
         if self.score.per_step is None:
             return [((length, reward),) for length, reward in zip(lengths, self.per_turn(), strict=True)]
-        per_turn = self._aligned("per_step", self.score.per_step, ())
+        per_turn = self._turn_values("per_step", self.score.per_step, ())
         for length, steps in zip(lengths, per_turn, strict=True):
             ends = [end for end, _ in steps]
             if ends != sorted(set(ends)) or ends and not 0 < ends[0] <= ends[-1] <= length:
@@ -113,14 +117,18 @@ class Member:
         return per_turn
 
     def states(self) -> list[str | None]:
-        """Return the state that each turn was taken in; see `Score.states`. Raises as `per_turn` does."""
-        return self._aligned("states", self.score.states_of(self.trajectory.role), None)
-
-    def read(self, name: str, rule: str) -> list[float]:
-        """Return an annotation of each step.
+        """Return the state in which each turn was taken (`Score.states`); None for a turn without one.
 
         Raises:
-            BadInput: the rows have no such annotation.
+            ValueError: the score's number of turns is not the trajectory's.
+        """
+        return self._turn_values("states", self.score.states_of(self.trajectory.role), None)
+
+    def read(self, name: str, rule: str) -> list[float]:
+        """Return the values of an annotation at each step.
+
+        Raises:
+            BadInput: a row lacks the annotation.
         """
         for row in self.rows:
             if name not in row.annotations:
@@ -141,19 +149,23 @@ class Member:
         return succession(self.trajectory)
 
     def following(self) -> list[int | None]:
-        """Return the number of the step that follows each step; None is the end."""
+        """Return for each step the number of the next step; None at the end."""
         return self.succession().behind([len(turn) for turn in self.steps()])
 
     def earned(self, values: Sequence[float], discount: float, rest: float = 0.0) -> list[float]:
-        """Return what was earned at each step, of one value per step; see `Succession.earned`."""
-        left = iter(values)
-        by_turn = [[next(left) for _ in turn] for turn in self.steps()]
+        """Add up rewards of side branches and the rest of the outcome, given one value per step; see
+        `Succession.earned`."""
+        remaining = iter(values)
+        by_turn = [[next(remaining) for _ in turn] for turn in self.steps()]
         return [value for turn in self.succession().earned(by_turn, discount, rest) for value in turn]
 
     def step_rewards(self, discount: float) -> list[float]:
-        """Return what was earned at each step: its own reward, what the score says of its turn's parts at their last
-        tokens and the turn's rest at the turn's last, there also what branches beside it earned, discounted per step,
-        and what is left of the outcome at the end."""
+        """Return the reward of each step, such that its return along `following` counts every reward once.
+
+        A step's reward is its own (annotation `reward`), plus the part rewards that end at it. A turn's last step also
+        gets the rest of the turn's reward and the rewards of side branches, discounted per step; the last step of the
+        trajectory the rest of the outcome.
+        """
         steps, turns = self.steps(), self.per_turn()
         parts = [()] * len(turns) if self.score.per_step is None else self.per_step()
         flat = [step for turn in steps for step in turn]
@@ -172,7 +184,7 @@ class Member:
         return self.earned(rewards, discount, rest)
 
     def with_steps(self, values: Sequence[float], name: str = "") -> tuple[Sample, ...]:
-        """Return its rows with one value per step: as advantages, or as the annotation `name`; 0.0 elsewhere."""
+        """Return its rows with one value per step, as advantages or as the annotation `name`; 0.0 at other tokens."""
         written = [[0.0] * len(row.tokens) for row in self.rows]
         for (row, at), value in zip((step for turn in self.steps() for step in turn), values, strict=True):
             written[row][at] = value
@@ -181,7 +193,7 @@ class Member:
         return tuple(replace(row, advantages=tuple(v)) for row, v in zip(self.rows, written, strict=True))
 
     def with_turns(self, values: Sequence[float]) -> tuple[Sample, ...]:
-        """Return its rows with one advantage per turn, for all of its steps."""
+        """Return its rows with one advantage per turn, the same at all its steps."""
         return self.with_steps([value for value, steps in zip(values, self.steps(), strict=True) for _ in steps])
 
     def with_advantage(self, value: float) -> tuple[Sample, ...]:
@@ -191,7 +203,7 @@ class Member:
             for row in self.rows
         )
 
-    def _aligned(self, what: str, values: Sequence[T] | None, absent: T) -> list[T]:
+    def _turn_values(self, what: str, values: Sequence[T] | None, absent: T) -> list[T]:
         count = len(self.trajectory.turns)
         if values is None:
             return [absent] * count
@@ -203,19 +215,23 @@ class Member:
 
 
 Rule = Callable[[Sequence[Member]], Sequence[float] | None]
-"""Members that may be compared -> an advantage each, or None where they tell nothing about each other."""
+"""Credit rule per role: members to compare -> one advantage for each, or None if they cannot be compared."""
 
 
 TurnRule = Callable[[Sequence[Member]], Sequence[Sequence[float]] | None]
-"""Likewise an advantage for each turn, or each token, of each."""
+"""Credit rule per role: members to compare -> for each one advantage per turn, or per step; None if they cannot be
+compared."""
 
 
 def members(group: Group, rows: Sequence[Sample]) -> list[Member]:
-    """List the trajectories of a group in rollout and role order. Failed rollouts are no members, and neither is a role
-    that was asked and had no turn: its reward is no other one's baseline.
+    """List the trajectories of a group, by rollout and role.
+
+    Failed rollouts are no members. Neither is a role without turns in a rollout of several roles: its reward must not
+    enter the baseline of others.
 
     Raises:
-        ValueError: a row belongs to none of them, or a score does not say whose turns it speaks of.
+        ValueError: a row belongs to no trajectory of the group, or a score of several roles has turns without naming
+            the role.
     """
     by_trajectory: dict[str, list[Sample]] = {}
     for row in rows:
@@ -237,7 +253,7 @@ def members(group: Group, rows: Sequence[Sample]) -> list[Member]:
 
 
 def by_role(members_of_roles: Sequence[Member]) -> dict[str, list[Member]]:
-    """Divide members into those that are compared with each other: the members of one role."""
+    """Divide members into sets to compare, one per role."""
     roles: dict[str, list[Member]] = {}
     for member in members_of_roles:
         roles.setdefault(member.trajectory.role, []).append(member)
@@ -245,28 +261,30 @@ def by_role(members_of_roles: Sequence[Member]) -> dict[str, list[Member]]:
 
 
 def per_trajectory(groups: Sequence[Group], samples: Sequence[Sequence[Sample]], rule: Rule) -> list[list[Sample]]:
-    """Set one advantage for all tokens of a trajectory, from its role's other trajectories in the group.
+    """Set one advantage for all tokens of a trajectory, comparing it with the group's trajectories of the same role.
 
-    A role about which the rule says nothing gets 0.0; where that is so for every role, the group leaves the update.
+    A role for which the rule returns None gets 0.0; a group whose roles all do leaves the update.
     """
-    return [_compared(group, rows, rule, Member.with_advantage) for group, rows in zip(groups, samples, strict=True)]
+    return [
+        _credit_group(group, rows, rule, Member.with_advantage) for group, rows in zip(groups, samples, strict=True)
+    ]
 
 
 def per_turn(groups: Sequence[Group], samples: Sequence[Sequence[Sample]], rule: TurnRule) -> list[list[Sample]]:
-    """Set one advantage for all tokens of a turn, likewise."""
-    return [_compared(group, rows, rule, Member.with_turns) for group, rows in zip(groups, samples, strict=True)]
+    """Set one advantage for all tokens of a turn; as `per_trajectory` otherwise."""
+    return [_credit_group(group, rows, rule, Member.with_turns) for group, rows in zip(groups, samples, strict=True)]
 
 
 def per_token(groups: Sequence[Group], samples: Sequence[Sequence[Sample]], rule: TurnRule) -> list[list[Sample]]:
-    """Set one advantage for each sampled token that carries weight, turn by turn, likewise."""
-    return [_compared(group, rows, rule, Member.with_steps) for group, rows in zip(groups, samples, strict=True)]
+    """Set one advantage for each step, turn by turn; as `per_trajectory` otherwise."""
+    return [_credit_group(group, rows, rule, Member.with_steps) for group, rows in zip(groups, samples, strict=True)]
 
 
-def _compared(
+def _credit_group(
     group: Group,
     rows: Sequence[Sample],
     rule: Callable[[Sequence[Member]], Sequence[T] | None],
-    written: Callable[[Member, T], tuple[Sample, ...]],
+    write: Callable[[Member, T], tuple[Sample, ...]],
 ) -> list[Sample]:
     advantages: dict[str, T] = {}
     everyone = members(group, rows)
@@ -275,12 +293,12 @@ def _compared(
         if values is not None:
             advantages |= {m.trajectory.id: value for m, value in zip(role, values, strict=True)}
     pairs = ((m, advantages.get(m.trajectory.id)) for m in everyone)
-    made = (m.with_advantage(0.0) if value is None else written(m, value) for m, value in pairs)
-    return in_order(rows, made, advantages)
+    credited = (m.with_advantage(0.0) if value is None else write(m, value) for m, value in pairs)
+    return in_order(rows, credited, advantages)
 
 
 def in_order(rows: Sequence[Sample], credited: Iterable[tuple[Sample, ...]], any_credit: object) -> list[Sample]:
-    """Return the credited rows of a group in the order of `rows`; none where no member got credit."""
+    """Return the credited rows of a group in the order of `rows`; an empty list if no member got credit."""
     if not any_credit:
         return []
     by_id = {row.id: row for of_member in credited for row in of_member}
@@ -288,22 +306,20 @@ def in_order(rows: Sequence[Sample], credited: Iterable[tuple[Sample, ...]], any
 
 
 def any_scored(groups: Sequence[Group]) -> bool:
-    """Return whether the world scored a rollout of these groups: the policy did not break them all."""
+    """Return whether the world scored any rollout of the groups, that is, the policy did not break them all."""
     return any(rollout.outcome.kind != "policy_failed" for group in groups for rollout in group.rollouts)
 
 
-def _weighted(row: Sample, values: Sequence[float] | None) -> Iterable[float]:
-    """Return the values of a row's steps; none where there are none."""
+def _step_values(row: Sample, values: Sequence[float] | None) -> Iterable[float]:
+    """Select a row's values at its steps; empty if there are no values."""
     return compress(values or (), row.weights["policy"])
 
 
 def returns(rewards: Sequence[float], discount: float, following: Sequence[int | None]) -> list[float]:
-    """Compute the reward to go: G_t = r_t + discount * G_next, and 0 after the end.
+    """Compute the reward to go: G_t = r_t + discount * G_next, with 0 after the end.
 
     Args:
-        rewards: of each step.
-        discount: per step.
-        following: the number of the step that follows each, a later one; None is the end.
+        following: number of each step's next step, which comes later in `rewards`; None at the end.
     """
     to_go = [0.0] * len(rewards)
     for step in reversed(range(len(rewards))):

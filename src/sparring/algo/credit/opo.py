@@ -1,4 +1,4 @@
-"""OPO: the baseline of least variance where gradients grow with length."""
+"""OPO: the variance-optimal baseline if gradient norms grow with length."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sparring.types import Group, Sample, alike
 
 
 class Opo(BaseCredit, frozen=True, kw_only=True, tag="opo"):
-    """OPO: rewards are compared with their mean weighted by length.
+    """OPO: rewards less their length-weighted mean.
 
         A_i = r_i - sum_j l_j * r_j / sum_j l_j          l: sampled tokens
 
-    Hao et al., arXiv 2505.23585: the optimal baseline, if the squared norm of a response's gradient grows with its
-    length. Use it strictly on policy. A group of one has no baseline and leaves the update.
+    Hao et al., arXiv 2505.23585: the variance-optimal baseline if the squared norm of a response's gradient is
+    proportional to its length. Use it strictly on policy. A group of one has no baseline and leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -31,7 +31,6 @@ class Opo(BaseCredit, frozen=True, kw_only=True, tag="opo"):
     sees_one_group: ClassVar[bool] = True
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         return per_trajectory(groups, samples, _advantages)
 
 

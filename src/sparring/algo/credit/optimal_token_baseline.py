@@ -1,4 +1,4 @@
-"""The optimal token baseline: each position has its own."""
+"""Optimal token baseline: each position has a baseline of its own."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
     """Optimal token baseline: returns are compared per position, weighted by the gradient collected up to there.
 
         w_i,t = 1 - 2 * p(y_t) + sum_v p(v)^2            squared norm of the gradient in the logits
-        W_i,t = sum_{s <= t} w_i,s                       along the branch, from the turn on that it hangs on
-        B_t   = sum_i W_i,t * G_i,t / sum_i W_i,t        over the members that have a token in place t
+        W_i,t = sum_{s <= t} w_i,s                       along the branch, including the turn that started it
+        B_t   = sum_i W_i,t * G_i,t / sum_i W_i,t        over the members that have a token at position t
         A_i,t = G_i,t - B_t                              G: reward to go
 
     Li et al., arXiv 2602.07078. p(y_t) is the recorded probability of the sampled token; the annotation
     `probability_squares` is the sum over the vocabulary at that position. Use it for long rollouts with small groups.
-    Where only one member is left the equation compares it with itself; its authors' code, as a setting that is on,
-    takes 0 for the baseline there. A group of one leaves the update.
+    At positions that only one member reached, the equation compares it with itself; its authors' code by default takes
+    0 as the baseline there (`zero_tail`). A group of one leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -39,51 +39,50 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
     reads: ClassVar[tuple[Annotation, ...]] = (Annotation.PROBABILITY_SQUARES,)
 
     zero_tail: bool = True
-    """Use baseline 0 at tokens that only one member reached. False: their advantage is 0."""
+    """Use a baseline of 0 at positions that only one member reached. False: the advantage there is 0."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`.
 
         Raises:
-            BadInput: a row lacks the annotation.
+            BadInput: a row lacks the annotation `probability_squares`.
         """
         credited = []
         for group, rows in zip(groups, samples, strict=True):
             everyone = members(group, rows)
             values = {}
             for role in by_role(everyone).values():
-                values |= self._role([m for m in role if m.rows])
+                values |= self._role_advantages([m for m in role if m.rows])
             credits = ((m, values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
             credited.append(in_order(rows, (m.with_steps(steps) for m, steps in credits), bool(values)))
         return credited
 
-    def _role(self, role: Sequence[Member]) -> dict[str, list[float]]:
+    def _role_advantages(self, role: Sequence[Member]) -> dict[str, list[float]]:
         if len(role) < 2:
             return {}
         to_go = [returns(m.step_rewards(1.0), 1.0, m.following()) for m in role]
         places = [m.succession().steps([len(turn) for turn in m.steps()]) for m in role]
-        weights = [_collected(m, of) for m, of in zip(role, places, strict=True)]
+        weights = [_cumulative_weights(m, of) for m, of in zip(role, places, strict=True)]
         values = [list(own) for own in to_go]
-        reached: dict[Address, list[tuple[int, int]]] = {}
+        members_at: dict[Address, list[tuple[int, int]]] = {}
         for number, of_member in enumerate(places):
             for t, place in enumerate(of_member):
-                reached.setdefault(place.address, []).append((number, t))
-        for same in reached.values():
-            if len(same) == 1 and self.zero_tail:
+                members_at.setdefault(place.address, []).append((number, t))
+        for peers in members_at.values():
+            if len(peers) == 1 and self.zero_tail:
                 continue  # its advantage is its return
-            total = math.fsum(weights[n][t] for n, t in same)
-            equal = alike([to_go[n][t] for n, t in same])
-            baseline = math.fsum(weights[n][t] * to_go[n][t] for n, t in same) / total if total > 0 else 0.0
-            for n, t in same:
+            total = math.fsum(weights[n][t] for n, t in peers)
+            equal = alike([to_go[n][t] for n, t in peers])
+            baseline = math.fsum(weights[n][t] * to_go[n][t] for n, t in peers) / total if total > 0 else 0.0
+            for n, t in peers:
                 values[n][t] = 0.0 if equal else to_go[n][t] - baseline
         return {m.trajectory.id: own for m, own in zip(role, values, strict=True)}
 
 
-def _collected(member: Member, places: Sequence[StepPlace]) -> list[float]:
-    """Return W of each step."""
+def _cumulative_weights(member: Member, places: Sequence[StepPlace]) -> list[float]:
     squares = member.read(Annotation.PROBABILITY_SQUARES, "optimal_token_baseline")
-    collected: list[float] = []
+    totals: list[float] = []
     for logprob, square, place in zip(member.logprobs(), squares, places, strict=True):
-        before = 0.0 if place.before is None else collected[place.before]
-        collected.append(before + (1 - 2 * math.exp(logprob) + square))
-    return collected
+        before = 0.0 if place.before is None else totals[place.before]
+        totals.append(before + (1 - 2 * math.exp(logprob) + square))
+    return totals

@@ -1,4 +1,4 @@
-"""Preference pairs of a policy's own rollouts: the best of a group against the worst."""
+"""Preference pairs from a policy's own rollouts: the best of a group against the worst."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sparring.types import PAIR_SHARE, Group, Sample, alike
 
 
 class Pairs:
-    """Implements `Credit` for online preference optimisation (online DPO, Guo et al., arXiv 2402.04792; of a whole
-    group the best and the worst, as Dong et al., arXiv 2405.07863, section 3.2, choose them).
+    """Credit for online preference optimisation: online DPO (Guo et al., arXiv 2402.04792), with the best and the worst
+    of a group as the pair (Dong et al., arXiv 2405.07863, section 3.2). Implements `Credit`.
 
-    The rollout with the highest reward is chosen, the one with the lowest rejected; of equals the first. All branches
-    of a rollout are its side of the pair. Rows of the others are returned with label 0, never trained. A group of
-    equal rewards leaves the update.
+    The rollout with the highest reward is chosen, the one with the lowest rejected; ties go to the earlier. All
+    branches of a rollout belong to its side of the pair. Rows of other rollouts get label 0 and are not trained. A
+    group of equal rewards leaves the update.
     """
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
@@ -25,20 +25,18 @@ class Pairs:
         Raises:
             ValueError: a reward is not finite.
         """
-        return [self._group(group, rows) for group, rows in zip(groups, samples, strict=True)]
+        return [self._pair_rows(group, rows) for group, rows in zip(groups, samples, strict=True)]
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
-        """Return None: the weights of a pair add up to 1."""
         return None
 
     def state(self) -> Mapping[str, Any]:
-        """Return nothing: no update depends on earlier ones."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Do nothing: there is no state."""
 
-    def _group(self, group: Group, rows: Sequence[Sample]) -> list[Sample]:
+    def _pair_rows(self, group: Group, rows: Sequence[Sample]) -> list[Sample]:
         rewards = [math.nan if score.reward is None else score.reward for score in group.scores]
         if not all(map(math.isfinite, rewards)):
             raise ValueError(f"group {group.id}: expected finite rewards, got {rewards}")
@@ -53,12 +51,12 @@ class Pairs:
         if not all(lengths[number] for number in sides):
             return []  # a rollout without tokens cannot be compared
         return [
-            _labelled(row, sides.get(number, 0.0), PAIR_SHARE / lengths[number])
+            _with_label(row, sides.get(number, 0.0), PAIR_SHARE / lengths[number])
             for row, number in zip(rows, of_row, strict=True)
         ]
 
 
-def _labelled(row: Sample, label: float, weight: float) -> Sample:
+def _with_label(row: Sample, label: float, weight: float) -> Sample:
     others = {term: values for term, values in row.weights.items() if term != "policy"}
     shares = tuple(weight if value else 0.0 for value in row.weights["policy"])
     return replace(row, weights={**others, "preference": shares}, label=label)

@@ -13,17 +13,17 @@ from sparring.types import Group, Sample
 
 
 class PassAtK(BaseCredit, frozen=True, kw_only=True, tag="pass_at_k"):
-    """pass@k training: what a rollout adds to the chance that one of k solves the task.
+    """pass@k training: a rollout's contribution to the probability that one of k rollouts solves the task.
 
         R     = 1 - C(m, k) / C(n, k)                       n members, m of them failed; the mean over all subsets of k
         sigma = sqrt(R * (1 - R))
         A(+)  = (1 - R) / sigma
         A(-)  = (1 - R - C(m - 1, k - 1) / C(n - 1, k - 1)) / sigma
 
-    Chen et al., arXiv 2508.10751, equations 14 and 15. Where every subset of k has the same value, because each holds a
-    success or none does, sigma is 0 and the group says nothing: its advantages are 0, and `zero_variance_filter` takes
-    it for flat. Use it where exploration dies: solved tasks stop pushing early. A group of fewer than k members leaves
-    the update.
+    Chen et al., arXiv 2508.10751, equations 14 and 15. If every subset of k has the same value, because each holds a
+    success or none does, sigma is 0: the advantages are 0, and `zero_variance_filter` drops the group. Use it against a
+    loss of exploration: tasks that are solved often give no gradient. A group of fewer than k members leaves the
+    update.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -35,10 +35,10 @@ class PassAtK(BaseCredit, frozen=True, kw_only=True, tag="pass_at_k"):
     sees_one_group: ClassVar[bool] = True
 
     k: int = 4
-    """Attempts of which one has to succeed. 1 is GRPO with the deviation over n."""
+    """Number of attempts; at least one has to succeed. 1 is GRPO with the deviation over n."""
 
     solved_above: float = 0.5
-    """A rollout is solved when its reward is above this."""
+    """Reward above which a rollout is solved."""
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -46,15 +46,13 @@ class PassAtK(BaseCredit, frozen=True, kw_only=True, tag="pass_at_k"):
 
     @property
     def least_members(self) -> int:
-        """Return the size below which a group has no subset of k."""
+        """Return max(2, k): smaller groups have no subset of k to compare."""
         return max(2, self.k)
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         return per_trajectory(groups, samples, self._advantages)
 
     def says_nothing(self, rewards: Sequence[float]) -> bool:
-        """Return whether every subset of k of these rewards has the same value, or there is no such subset."""
         failed = sum(reward <= self.solved_above for reward in rewards)
         return len(rewards) < self.least_members or failed < self.k or failed == len(rewards)
 

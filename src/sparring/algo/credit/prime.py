@@ -1,4 +1,4 @@
-"""PRIME: implicit process rewards beside the outcome's."""
+"""PRIME: implicit process rewards in addition to the outcome."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from sparring.types import Group, Sample
 
 
 class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
-    """PRIME: leave-one-out on the outcome, and on token rewards that a language model trained on outcomes implies.
+    """PRIME: leave-one-out advantages of the outcome and of implicit token rewards, from a language model trained on
+    outcomes.
 
         r_i,t = beta * (log p_implicit(y_t) - log p_reference(y_t))
         A_i,t = sum_{s >= t} discount^(s - t) * (r_i,s - mean_{j != i}(mean_t(r_j,t)))  +  o_i - mean_{j != i}(o_j)
 
     Cui et al., arXiv 2502.01456, equation 5. The annotations `implicit` and `reference` are log-probabilities of the
     sampled tokens under the implicit process reward model (`[rl.implicit]`) and under the model it was trained from; o
-    is the reward. Which rollouts were right, as the scorer's `success` says or a reward above solved_above where it
-    says nothing, is what that model learns next; it is written as the annotation `right`. Use it for dense credit
-    without step labels. A group of one leaves the update.
+    is the reward. The annotation `right`, from which that model learns next, is 1 for rollouts with `success`; without
+    a `success`, for a reward above solved_above. Use it for dense credit without step labels. A group of one leaves the
+    update.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -37,11 +38,11 @@ class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
         },
         differences=(
             (
-                "Its authors' code computes r n / (n - 1) less the sum of all means over n - 1: a token's own reward "
-                "stands where the equation has its rollout's mean."
+                "The authors' code subtracts the sum of all means over n - 1 from r n / (n - 1): it has a token's own "
+                "reward in place of its rollout's mean."
             ),
             (
-                "Its authors' code whitens the advantages over the batch, the equation does not: the size of a step "
+                "The authors' code whitens the advantages over the batch, the equation does not: the size of a step "
                 "differs."
             ),
         ),
@@ -54,10 +55,10 @@ class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
     """Scale of the implicit reward."""
 
     discount: float = 1.0
-    """Per token."""
+    """Discount per token."""
 
     solved_above: float = 0.5
-    """A rollout was right when its reward is above this."""
+    """Reward above which a rollout is right."""
 
     def __post_init__(self) -> None:
         if not self.beta > 0 or not 0 <= self.discount <= 1:
@@ -65,30 +66,29 @@ class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
 
     @property
     def implicit_scale(self) -> float:
-        """Return `beta`."""
         return self.beta
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages and the annotation `right`; see `protocols.Credit`.
 
         Raises:
-            BadInput: a row lacks one of the annotations.
+            BadInput: a row lacks the annotation `implicit` or `reference`.
         """
         credited = []
         for group, rows in zip(groups, samples, strict=True):
             everyone = members(group, rows)
             values = {}
             for role in by_role(everyone).values():
-                values |= self._role([m for m in role if m.rows])
-            credits = ((self._labelled(m), values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
+                values |= self._role_advantages([m for m in role if m.rows])
+            credits = ((self._with_label(m), values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
             credited.append(in_order(rows, (m.with_steps(steps) for m, steps in credits), bool(values)))
         return credited
 
-    def _labelled(self, member: Member) -> Member:
+    def _with_label(self, member: Member) -> Member:
         right = float(is_right(member.score, member.trajectory.role, self.solved_above))
         return replace(member, rows=member.with_steps([right] * member.length, Annotation.RIGHT))
 
-    def _role(self, role: Sequence[Member]) -> dict[str, list[float]]:
+    def _role_advantages(self, role: Sequence[Member]) -> dict[str, list[float]]:
         if len(role) < 2:
             return {}
         implied = [

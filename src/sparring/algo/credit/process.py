@@ -16,15 +16,14 @@ from sparring.types import Group, Sample
 
 
 class Process(BaseCredit, frozen=True, kw_only=True, tag="process"):
-    """GRPO's process supervision: a token is credited with all normalised step rewards from its step on.
+    """GRPO's process supervision: a token's advantage is the sum of normalised step rewards from its step on.
 
         r~_i,k = (r_i,k - mean(r)) / (std(r) + epsilon)      over all steps of all members
         A_i,t  = sum of r~_i,k over the steps k that end at or after token t, along branches and links
 
-    Shao et al. (DeepSeekMath), arXiv 2402.03300, section 4.1.3. A step is one of `Score.per_step` where a score has
-    those, else a turn, whose reward is `Score.per_turn`; from a process reward model or the world. The outcome counts
-    only as far as it is among them. Use it with a process reward model. A group whose steps are one in all leaves the
-    update.
+    Shao et al. (DeepSeekMath), arXiv 2402.03300, section 4.1.3. Steps come from `Score.per_step`, else each turn is one
+    step with its reward of `Score.per_turn`; a process reward model or the world sets them. The outcome itself does not
+    count. Use it with a process reward model. A group with a single step leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -39,30 +38,32 @@ class Process(BaseCredit, frozen=True, kw_only=True, tag="process"):
     counts_token_rewards: ClassVar[bool] = False
 
     epsilon: float = 1e-6
-    """Added to the standard deviation."""
+    """Constant added to the standard deviation."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`.
 
         Raises:
-            BadInput: no score of the update says what turns earned.
+            BadInput: no score of the update has rewards per turn.
         """
         want_turns(groups, "process")
-        return per_token(groups, samples, self._role)
+        return per_token(groups, samples, self._role_advantages)
 
-    def _role(self, role: Sequence[Member]) -> list[list[float]] | None:
+    def _role_advantages(self, role: Sequence[Member]) -> list[list[float]] | None:
         per_member = [m.per_step() for m in role]
         rewards = [reward for turns in per_member for turn in turns for _, reward in turn]
         if len(rewards) < 2:
             return None
         normal = iter(standardised(rewards, epsilon=self.epsilon))
-        # behind the last step of a turn stands one that earns nothing, in which the rest of its tokens lie
+        # an empty step at the end of each turn holds the tokens after the last rewarded one
         rewarded = [[[*(next(normal) for _ in turn), 0.0] for turn in turns] for turns in per_member]
-        return [_of_tokens(m, turns, values) for m, turns, values in zip(role, per_member, rewarded, strict=True)]
+        return [
+            _token_advantages(m, turns, values) for m, turns, values in zip(role, per_member, rewarded, strict=True)
+        ]
 
 
-def _of_tokens(member: Member, turns: Sequence[Sequence[tuple[int, float]]], rewards: Values) -> list[float]:
-    """Return, for each token, the rewards to go from the step that it is in, or from the next where it is in none."""
+def _token_advantages(member: Member, turns: Sequence[Sequence[tuple[int, float]]], rewards: Values) -> list[float]:
+    """Return for each token the reward to go from its step on; tokens outside a step use the next one."""
     order = member.succession()
     earned = [value for turn in order.earned(rewards, 1.0) for value in turn]
     to_go = returns(earned, 1.0, order.behind([len(turn) for turn in rewards]))

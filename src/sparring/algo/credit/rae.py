@@ -1,4 +1,4 @@
-"""Role-conditioned advantages: each role has a moving baseline of its own."""
+"""Role-conditioned advantages: each role has a moving-average baseline of its own."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Rae(BaseCredit, frozen=True, kw_only=True, tag="rae"):
         b_role <- decay * b_role + (1 - decay) * r_i
         A_i     = r_i - b_role               = decay * (r_i - b_role before)
 
-    Liu et al., arXiv 2506.24119, algorithm 1; members in the order of admission, b from 0. Use it for self-play: in a
-    zero-sum game the mean over roles is 0 whatever the policy does, and the advantage of moving first would be credited
-    for ever. The averages are state: `open` makes the rule that keeps them.
+    Liu et al., arXiv 2506.24119, algorithm 1; members in order of admission, b starts at 0. Use it for self-play: in a
+    zero-sum game the mean over roles is always 0, so a common baseline would credit the first mover's advantage for
+    ever. `open` returns the rule with its averages, which are state.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -27,8 +27,8 @@ class Rae(BaseCredit, frozen=True, kw_only=True, tag="rae"):
         defaults={"decay": "the paper"},
         differences=(
             (
-                "SPIRAL's and prime-rl's code take the average as it was before the reward: advantages are larger "
-                "there, by the factor 1 / decay."
+                "SPIRAL's and prime-rl's code subtract the average from before the reward: their advantages are larger "
+                "by the factor 1 / decay."
             ),
         ),
     )
@@ -36,26 +36,24 @@ class Rae(BaseCredit, frozen=True, kw_only=True, tag="rae"):
     least_members: ClassVar[int] = 1
 
     decay: float = 0.95
-    """Share of the average that stays when a reward comes."""
+    """Weight of the old average when a reward arrives."""
 
     def __post_init__(self) -> None:
         if not 0 < self.decay < 1:
             raise ValueError(f"decay must be above 0, where every advantage is 0, and below 1, got {self.decay}")
 
     def open(self) -> RaeCredit:
-        """Return the rule with its state, at the start of a run."""
         return RaeCredit(self.decay)
 
 
 class RaeCredit:
-    """The averages of a run; `restore` takes what `state` gave: a resumed run goes on exactly."""
+    """Rule `rae` with its moving averages, by environment and role. Implements `Credit`, except `denominator`."""
 
     def __init__(self, decay: float) -> None:
         self._decay = decay
         self._averages: dict[str, float] = {}
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages and move the averages on; see `protocols.Credit`."""
         credited = []
         for group, rows in zip(groups, samples, strict=True):
             advantages = {}
@@ -71,9 +69,7 @@ class RaeCredit:
         return credited
 
     def state(self) -> Mapping[str, Any]:
-        """Return the average of each environment and role."""
         return {"averages": dict(self._averages)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
         self._averages = dict(state.get("averages", {}))

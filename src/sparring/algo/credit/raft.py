@@ -1,4 +1,4 @@
-"""RAFT: imitate the best."""
+"""RAFT: imitates the best of a group."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sparring.types import Group, Sample
 
 
 class Raft(BaseCredit, frozen=True, kw_only=True, tag="raft"):
-    """RAFT: the best of the group are imitated, the others are not looked at.
+    """RAFT: the best of the group are imitated, the others ignored.
 
-        A_i = 1 if r_i is among the `best` highest of the group, else 0      of equal rewards, the earlier member's
+        A_i = 1 if r_i is among the `best` highest of the group, else 0      ties go to the earlier member
 
     Dong et al., arXiv 2304.06767, algorithm 1. Use it with several optimiser steps per batch and no ratio, as
-    supervised learning on what was sampled. Nothing asks whether the best is good: `raft_plus_plus` does.
+    supervised learning on samples. The best are imitated even if all fail; `raft_plus_plus` imitates successes only.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -30,14 +30,13 @@ class Raft(BaseCredit, frozen=True, kw_only=True, tag="raft"):
     sees_one_group: ClassVar[bool] = True
 
     best: int = 1
-    """Number of members of a group that are imitated."""
+    """Number of imitated members per group."""
 
     def __post_init__(self) -> None:
         if self.best < 1:
             raise ValueError(f"best must be at least 1, got {self.best}")
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         return per_trajectory(groups, samples, self._advantages)
 
     def _advantages(self, members: Sequence[Member]) -> list[float]:

@@ -1,4 +1,4 @@
-"""RAFT++: imitate what succeeded, with a ratio and a clip."""
+"""RAFT++: imitates successes, with a ratio and a clip."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ class RaftPlusPlus(BaseCredit, frozen=True, kw_only=True, tag="raft_plus_plus"):
     sees_one_group: ClassVar[bool] = True
 
     solved_above: float = 0.5
-    """A rollout succeeded when its reward is above this."""
+    """Reward above which a rollout succeeded."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         return per_trajectory(groups, samples, self._advantages)
 
     def _advantages(self, members: Sequence[Member]) -> list[float] | None:

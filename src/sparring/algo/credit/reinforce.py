@@ -1,4 +1,4 @@
-"""REINFORCE: the return itself."""
+"""REINFORCE: the return as advantage."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sparring.types import Group, Sample
 
 
 class Reinforce(BaseCredit, frozen=True, kw_only=True, tag="reinforce"):
-    """REINFORCE: a token is credited with what was earned from it on, less a constant.
+    """REINFORCE: the return from a token on, less a constant.
 
         A_t = sum_{s >= t} discount^(s - t) * r_s - baseline
 
-    A token's reward r_t is its own (annotation `reward`, such as a KL penalty), its turn's at the turn's last token,
-    and what is left of the outcome at the last token. Williams 1992. Use it as the plainest yardstick, with groups of
-    one, or where rewards are already centred.
+    A token's reward r_t is its own (annotation `reward`, such as a KL penalty), plus its turn's reward at the turn's
+    last token, plus the rest of the outcome at the last token. Williams 1992. Use it as the simplest baseline, with
+    groups of one, or with rewards that are already centred.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -32,17 +32,16 @@ class Reinforce(BaseCredit, frozen=True, kw_only=True, tag="reinforce"):
     tells_turns_apart: ClassVar[bool] = True
 
     discount: float = 1.0
-    """Per token."""
+    """Discount per token."""
 
     baseline: float = 0.0
-    """Subtracted from every return."""
+    """Constant subtracted from every return."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.discount <= 1:
             raise ValueError(f"discount must lie between 0 and 1, got {self.discount}")
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         credited = []
         for group, rows in zip(groups, samples, strict=True):
             everyone = members(group, rows)

@@ -15,27 +15,26 @@ from sparring.types import Group, Sample
 class ReinforcePlusPlus(BaseCredit, frozen=True, kw_only=True, tag="reinforce_plus_plus"):
     """REINFORCE++: a token's return, normalised over all tokens of the update.
 
-        G_t = sum_{s >= t} r_s           with the KL penalty of a reference in r_s, where one is annotated
+        G_t = sum_{s >= t} r_s           r_s includes a KL penalty, if annotated
         A_t = (G_t - mean(G)) / (std(G) + epsilon)      mean and std over every sampled token of the update
 
-    Hu et al., arXiv 2501.03262, equations 4 and 5. Use it for general RLHF with one rollout per prompt, where groups
-    say nothing: the update is the baseline.
+    Hu et al., arXiv 2501.03262, equations 4 and 5. Use it for general RLHF with one rollout per prompt: the update's
+    mean is the baseline.
     """
 
     facts: ClassVar[Facts] = Facts(
         source="arXiv 2501.03262, equations 4 and 5",
         defaults={"epsilon": "verl (core_algos.py); it only keeps a division by 0 away"},
-        differences=("verl starts the return anew behind each tool's answer; here it goes through to the end.",),
+        differences=("verl restarts the return after each tool answer; here it runs to the end.",),
     )
 
     least_members: ClassVar[int] = 1
     tells_turns_apart: ClassVar[bool] = True
 
     epsilon: float = 1e-8
-    """Added to the standard deviation."""
+    """Constant added to the standard deviation."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
         to_go = [[returns(m.step_rewards(1.0), 1.0, m.following()) for m in of_group] for of_group in everyone]
         return over_the_update(everyone, to_go, samples, epsilon=self.epsilon)
@@ -48,13 +47,10 @@ def over_the_update(
     *,
     epsilon: float,
 ) -> list[list[Sample]]:
-    """Return rows with the values of their steps as advantages, standardised over all steps of the update.
+    """Set the values of steps as advantages, standardised over all steps of the update.
 
     Args:
-        everyone: the members of each group.
-        values: for each group, one value per step of each member; None where the group leaves the update.
-        samples: the rows of each group.
-        epsilon: added to the standard deviation.
+        values: values of each member's steps, by group; None for a group that leaves the update.
     """
     normal = iter(
         standardised([v for group in values if group for steps in group for v in steps], epsilon=epsilon, lost=0)

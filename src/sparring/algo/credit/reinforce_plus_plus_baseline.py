@@ -14,14 +14,13 @@ from sparring.types import Group, Sample
 
 
 class ReinforcePlusPlusBaseline(BaseCredit, frozen=True, kw_only=True, tag="reinforce_plus_plus_baseline"):
-    """REINFORCE++ with baseline: the group's mean is taken off, then the update's scale.
+    """REINFORCE++ with baseline: rewards less the group's mean, normalised over the update.
 
         A'_i = r_i - mean(r of the group)
         A_t  = (A'_t - mean(A')) / (std(A') + epsilon)      mean and std over every sampled token of the update
 
-    Hu et al., arXiv 2501.03262, equations 6 and 7. Use it for reasoning with groups, where GRPO's division by the
-    group's own deviation blows up nearly solved and nearly hopeless tasks. A group of one has no baseline and leaves
-    the update.
+    Hu et al., arXiv 2501.03262, equations 6 and 7. Use it for reasoning with groups: GRPO's division by the group's own
+    deviation inflates nearly solved and nearly hopeless tasks. A group of one has no baseline and leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -33,16 +32,17 @@ class ReinforcePlusPlusBaseline(BaseCredit, frozen=True, kw_only=True, tag="rein
     least_members: ClassVar[int] = 2
 
     epsilon: float = 1e-8
-    """Added to the standard deviation."""
+    """Constant added to the standard deviation."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
-        return over_the_update(everyone, [_less_mean(of_group) for of_group in everyone], samples, epsilon=self.epsilon)
+        return over_the_update(
+            everyone, [_centred_rewards(of_group) for of_group in everyone], samples, epsilon=self.epsilon
+        )
 
 
-def _less_mean(of_group: Sequence[Member]) -> list[list[float]] | None:
-    """Compute per member its reward less its role's mean, at each step; None where no role has two members."""
+def _centred_rewards(of_group: Sequence[Member]) -> list[list[float]] | None:
+    """Compute each member's reward less its role's mean, once per step; None if no role has two members."""
     roles = by_role(of_group).values()
     if all(len(role) < 2 for role in roles):
         return None

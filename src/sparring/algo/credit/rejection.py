@@ -1,4 +1,4 @@
-"""Rejection fine-tuning: imitate what succeeded, each solution once."""
+"""Rejection fine-tuning: imitates each distinct successful solution once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparring.types import Group, Sample
 
 
 class Rejection(BaseCredit, frozen=True, kw_only=True, tag="rejection"):
-    """Rejection fine-tuning: of the rollouts that succeeded, the distinct ones are imitated.
+    """Rejection fine-tuning: distinct successful rollouts are imitated.
 
         A_i = 1 if r_i > solved_above, no earlier member sampled the same tokens and fewer than `at_most` were taken,
         else 0
@@ -24,24 +24,23 @@ class Rejection(BaseCredit, frozen=True, kw_only=True, tag="rejection"):
     facts: ClassVar[Facts] = Facts(
         source="arXiv 2308.01825, section 3.3",
         defaults={"solved_above": "ours: between a failure's 0 and a success's 1", "at_most": "off"},
-        differences=("Distinct are the sampled tokens; the paper tells reasoning paths apart by their equations.",),
+        differences=("Rollouts are distinct by sampled tokens; the paper compares the equations of reasoning paths.",),
     )
 
     least_members: ClassVar[int] = 1
     sees_one_group: ClassVar[bool] = True
 
     solved_above: float = 0.5
-    """A rollout succeeded when its reward is above this."""
+    """Reward above which a rollout succeeded."""
 
     at_most: int | None = None
-    """Members taken per group and role; None takes all."""
+    """Largest number of imitated members per group and role; None is no limit."""
 
     def __post_init__(self) -> None:
         if self.at_most is not None and self.at_most < 1:
             raise ValueError(f"at_most must be at least 1, got {self.at_most}")
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         return per_trajectory(groups, samples, self._advantages)
 
     def _advantages(self, members: Sequence[Member]) -> list[float] | None:

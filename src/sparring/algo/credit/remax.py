@@ -1,4 +1,4 @@
-"""ReMax: the greedy answer is the baseline."""
+"""ReMax: the greedy rollout is the baseline."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from sparring.types import Group, Sample
 
 
 class Remax(BaseCredit, frozen=True, kw_only=True, tag="remax"):
-    """ReMax: a rollout is judged against what greedy decoding earns on the same task.
+    """ReMax: a rollout's reward less the reward of greedy decoding on the same task.
 
         A_i = r_i - r(greedy)
 
-    Li et al., arXiv 2310.10505. Use it where one sampled rollout per task has to do. The greedy rollouts are the
-    group's `baselines` (their mean counts, where there are several); a group whose baseline failed for an
-    infrastructure reason leaves the update.
+    Li et al., arXiv 2310.10505. Use it with one sampled rollout per task. The baseline is the mean reward of the
+    group's greedy rollouts (`baselines`); a group whose baseline was lost to infrastructure leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -39,7 +38,7 @@ class Remax(BaseCredit, frozen=True, kw_only=True, tag="remax"):
         """Set advantages; see `protocols.Credit`.
 
         Raises:
-            BadInput: there is no baseline rollout.
+            BadInput: a group has no baseline rollout.
         """
         credited = []
         for group, rows in zip(groups, samples, strict=True):

@@ -13,13 +13,13 @@ from sparring.types import Group, Sample
 
 
 class Rloo(BaseCredit, frozen=True, kw_only=True, tag="rloo"):
-    """RLOO: a rollout is judged against the mean of its siblings.
+    """RLOO: a rollout's reward less the mean of its siblings'.
 
         A_i = r_i - 1 / (n - 1) * sum_{j != i} r_j
 
-    Kool et al. 2019; Ahmadian et al., arXiv 2402.14740, section 2.2. Use it where the baseline must be unbiased at a
-    small group size and rewards have a scale that means something. A member without siblings has no baseline: a group
-    of one leaves the update.
+    Kool et al. 2019; Ahmadian et al., arXiv 2402.14740, section 2.2. Use it for small groups, which need an unbiased
+    baseline, and for rewards with a meaningful scale. A member without siblings has no baseline: a group of one leaves
+    the update.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -32,7 +32,6 @@ class Rloo(BaseCredit, frozen=True, kw_only=True, tag="rloo"):
     sees_one_group: ClassVar[bool] = True
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         return per_trajectory(groups, samples, _advantages)
 
 

@@ -1,4 +1,4 @@
-"""Control of an experiment: the same steps with rewards that mean nothing."""
+"""Control experiment: training on permuted rewards."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sparring.types import Group, Sample, Score
 
 
 class Shuffled:
-    """Credit under permuted scores: over all rollouts of all groups of an update, before the wrapped credit.
+    """Credit on permuted scores, over all rollouts of all groups of an update.
 
-    Rewards then mean nothing, so a run that still improves has a leak. The permutation is a
-    function of the seed and of the update's first admission number alone, so a resumed run shuffles the same way.
-    States of turns stay where they were; what turns earned goes to the end.
+    Rewards then carry no information, so a run that still improves has a leak. The permutation depends only on the seed
+    and on the update's first admission number, so a resumed run shuffles the same way. States of turns stay in place;
+    rewards of turns move to the end. Implements `Credit`.
     """
 
     def __init__(self, credit: Credit, *, seed: int) -> None:
@@ -25,33 +25,29 @@ class Shuffled:
         self._seed = seed
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> Sequence[Sequence[Sample]]:
-        """Return the wrapped credit's rows under permuted scores; the groups themselves stay as they are."""
         scores = [score for group in groups for score in group.scores]
-        order = sorted(range(len(scores)), key=lambda number: self._key(groups[0].index, number))
+        order = sorted(range(len(scores)), key=lambda number: self._sort_key(groups[0].index, number))
         permuted = iter([scores[number] for number in order])
         shuffled = [
-            replace(group, scores=tuple(_in_place_of(own, next(permuted)) for own in group.scores)) for group in groups
+            replace(group, scores=tuple(_fit_score(own, next(permuted)) for own in group.scores)) for group in groups
         ]
         return self._credit.credit(shuffled, samples)
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
-        """Return the wrapped credit's divisor."""
         return self._credit.denominator(rows)
 
     def state(self) -> Mapping[str, Any]:
-        """Return the wrapped credit's state."""
         return self._credit.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
         self._credit.restore(state)
 
-    def _key(self, update: int, number: int) -> int:
+    def _sort_key(self, update: int, number: int) -> int:
         return xxhash.xxh3_64_intdigest(f"shuffled/{self._seed}/{update}/{number}".encode())
 
 
-def _in_place_of(own: Score, other: Score) -> Score:
-    """Return another rollout's score fitted to this one's turns: states stay, rewards of turns go to the end."""
+def _fit_score(own: Score, other: Score) -> Score:
+    """Fit another rollout's score to this one's turns: states stay, rewards of turns move to the end."""
     turns = None if own.per_turn is None else (0.0,) * len(own.per_turn)
     of_roles = own.per_role_turns
     return replace(

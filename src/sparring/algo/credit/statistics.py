@@ -1,5 +1,5 @@
-"""Statistics of a group. Sums are correctly rounded, so no result depends on the order of members. Values that differ
-by rounding alone count as equal (`types.alike`)."""
+"""Statistics of a group. Sums are correctly rounded, so no result depends on the order of members; values that differ
+only by rounding count as equal (`types.alike`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def centred(values: Sequence[float]) -> list[float]:
-    """Compute differences to the mean: exactly zero where all values are equal, which a rounded mean would miss."""
+    """Subtract the mean. All results are exactly 0 if all values are equal, which a rounded mean would miss."""
     if alike(values):
         return [0.0] * len(values)
     middle = mean(values)
@@ -23,21 +23,20 @@ def centred(values: Sequence[float]) -> list[float]:
 
 
 def deviation(values: Sequence[float], *, lost: int = 1) -> float:
-    """Compute the standard deviation over the number of values less `lost`; exactly 0 where all values are equal."""
+    """Compute the standard deviation over n - `lost` for n values; exactly 0 if all values are equal."""
     if alike(values):
         return 0.0
     return math.sqrt(math.fsum(c * c for c in centred(values)) / (len(values) - lost))
 
 
 def standardised(values: Sequence[float], *, epsilon: float, lost: int = 1) -> list[float]:
-    """Compute (value - mean) / (standard deviation + epsilon), exactly zero where all values are equal."""
+    """Compute (value - mean) / (standard deviation + epsilon); exactly 0 if all values are equal."""
     scale = deviation(values, lost=lost) + epsilon
     return [c / scale for c in centred(values)]
 
 
 def against_others(values: Sequence[float]) -> list[float]:
-    """Compute each value less the mean of all others: exactly zero where all values are equal. Needs at least two
-    values.
+    """Compute each value less the mean of the others; exactly 0 if all values are equal. Needs at least two values.
 
     x_i - (S - x_i) / (n - 1) = n / (n - 1) * (x_i - S / n), with S the sum of n values.
     """

@@ -1,4 +1,4 @@
-"""Succession of the turns of a trajectory: what follows a turn on its branch and along links, whatever the clock says.
+"""Succession of a trajectory's turns: the next turn along branches and links, in logical rather than clock order.
 
 design/0006-credit-along-links.md has the derivation.
 """
@@ -12,15 +12,19 @@ from itertools import accumulate
 from sparring.types import Segment, Trajectory
 
 Values = Sequence[Sequence[float]]
-"""A value for each step of each turn; a turn may have no step."""
+"""Values per turn and step; a turn may have no steps."""
 Address = tuple[int, ...]
-"""Place of a turn that the same turn of another trajectory has too."""
+"""Logical position of a turn or step, comparable between trajectories."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlace:
-    """Place of a step: its address, and the step before it, which the turn before or the one that its chain hangs on
-    has; None for a first one."""
+    """Logical position of a step.
+
+    Attributes:
+        before: number of the preceding step, on the same chain or on the one that this chain hangs on; None for a first
+            step.
+    """
 
     address: Address
     before: int | None
@@ -30,19 +34,19 @@ class StepPlace:
 class Succession:
     """Order of a trajectory's turns, which are numbered in the order of their requests.
 
-    A turn is followed by the next one of its own branch. At the end of a branch follows the first turn behind a quote
-    of its last reply (a sub-agent's answer in a tool's, a summary), else the first turn of the branch with which the
-    same agent went on when it left this one (it deleted or edited messages), else the end of the trajectory. So every
-    turn is followed by one turn or by the end, and turns form chains.
+    A turn is followed by the next turn of its branch. The last turn of a branch is followed by the first turn whose
+    prompt quotes its reply, such as a sub-agent's answer in a tool result, or a summary. If nothing quotes it, the
+    branch that replaced this one follows, after the agent deleted or edited messages; else the trajectory ends. So
+    every turn has one successor or is an end, and turns form chains.
 
-    A chain that meets another (a sub-agent's, a branch that was left) is beside it: it hangs on the last turn of the
-    other that was asked for before it began, which is the turn that began it or a later one.
+    A chain that merges into another (a sub-agent's, an abandoned branch) is a side chain. It hangs on the other chain's
+    last turn that was requested before the side chain began: the turn that started it, or a later one.
 
     Attributes:
-        following: for each turn the number of the turn that follows; None is the end.
-        beside: for each turn the first turns of the chains that hang on it.
-        chains: the turns of each chain, by their first.
-        main: the chain that the trajectory's first agent ended; empty where there is no turn.
+        following: number of the next turn, for each turn; None at the end.
+        beside: first turns of the side chains that hang on a turn, for each turn.
+        chains: turns of each chain, by its first turn.
+        main: the chain in which the first agent's last turn lies; empty if there are no turns.
     """
 
     following: tuple[int | None, ...]
@@ -51,39 +55,36 @@ class Succession:
     main: tuple[int, ...]
 
     def earned(self, rewards: Values, discount: float, rest: float = 0.0) -> list[list[float]]:
-        """Return what was earned at each step: its own reward, at the last step of a turn also what chains beside it
-        earn until they meet another, and at the end of each chain that ends with the trajectory `rest`.
+        """Add to each step's own reward the rewards of side chains, and `rest` at the ends.
 
-        The return of a step is then the sum of what was earned from it on, along `following`, and counts no reward
-        twice.
+        The last step of a turn gets the discounted rewards of the side chains that hang on the turn. The last step of
+        each chain that ends with the trajectory gets `rest`. The return along `following` then counts no reward twice.
 
         Args:
-            rewards: of each step of each turn.
-            discount: per step.
-            rest: what the outcome leaves.
+            rest: part of the outcome that no turn has earned.
         """
         values = [list(of_turn) for of_turn in rewards]
-        worth: dict[int, float] = {}
-        for first in sorted(self.chains, reverse=True):  # what hangs on a chain began after it
+        chain_rewards: dict[int, float] = {}
+        for first in sorted(self.chains, reverse=True):  # side chains begin after the chain they hang on
             pending = 0.0
             for turn in reversed(self.chains[first]):
                 for other in self.beside[turn]:
-                    pending += discount * worth[other]
+                    pending += discount * chain_rewards[other]
                 if values[turn]:
                     values[turn][-1] += pending
                     pending = 0.0
             total = 0.0
             for reward in (reward for turn in reversed(self.chains[first]) for reward in reversed(values[turn])):
                 total = reward + discount * total
-            worth[first] = total
+            chain_rewards[first] = total
         for turns in self.chains.values():
-            spoken = [turn for turn in turns if values[turn]]
-            if spoken and self.following[turns[-1]] is None:
-                values[spoken[-1]][-1] += rest
+            turns_with_steps = [turn for turn in turns if values[turn]]
+            if turns_with_steps and self.following[turns[-1]] is None:
+                values[turns_with_steps[-1]][-1] += rest
         return values
 
     def behind(self, lengths: Sequence[int]) -> list[int | None]:
-        """Return for each step the number of the step that follows it, over all turns with these numbers of steps."""
+        """Return for each step the number of the next step, given each turn's number of steps; None at the end."""
         starts = list(accumulate(lengths, initial=0))
         entry: list[int | None] = [None] * len(lengths)
         steps: list[int | None] = [None] * sum(lengths)
@@ -97,8 +98,11 @@ class Succession:
         return steps
 
     def addresses(self) -> list[Address]:
-        """Return for each turn its place: in the main chain its number there; in a chain beside another the place of
-        the turn that it hangs on, which of those that hang there it is in, and its number."""
+        """Return the address of each turn.
+
+        In the main chain it is the turn's number there. In a side chain it is the address of the turn that the chain
+        hangs on, the chain's number among those that hang there, and the turn's number in the chain.
+        """
         places = {
             turn: (*prefix, number)
             for first, prefix in self._prefixes().items()
@@ -107,9 +111,9 @@ class Succession:
         return [places[turn] for turn in range(len(self.following))]
 
     def steps(self, lengths: Sequence[int]) -> list[StepPlace]:
-        """Return the place of each step, over all turns with these numbers of steps."""
+        """Return the position of each step, given each turn's number of steps."""
         starts = list(accumulate(lengths, initial=0))
-        hangs = self._hangs()
+        hangs = self._attachments()
         places: dict[int, StepPlace] = {}
         for first, prefix in self._prefixes().items():
             before = self._last_step(hangs[first], starts) if first in hangs else None
@@ -120,21 +124,21 @@ class Succession:
         return [places[step] for step in range(starts[-1])]
 
     def _last_step(self, turn: int, starts: Sequence[int]) -> int | None:
-        """Return the last step of a turn; of one without steps the step before it on its chain."""
+        """Return the last step of a turn; for a turn without steps, the last step before it on its chain."""
         chain = next(turns for turns in self.chains.values() if turn in turns)
         earlier = chain[: chain.index(turn) + 1]
         return next((starts[at + 1] - 1 for at in reversed(earlier) if starts[at + 1] > starts[at]), None)
 
-    def _hangs(self) -> dict[int, int]:
-        """Return for the first turn of each chain beside another the turn that it hangs on."""
+    def _attachments(self) -> dict[int, int]:
+        """Return the turn that each side chain hangs on, by the chain's first turn."""
         return {first: turn for turn, firsts in enumerate(self.beside) for first in firsts}
 
     def _prefixes(self) -> dict[int, Address]:
-        """Return the address of each chain by its first turn, in the order of these."""
-        hangs = self._hangs()
+        """Return the address of each chain by its first turn, in the order of first turns."""
+        hangs = self._attachments()
         place = {turn: (first, number) for first, of in self.chains.items() for number, turn in enumerate(of)}
         prefixes: dict[int, Address] = {}
-        alone = 0
+        num_detached = 0
         for first in sorted(self.chains):
             if first in self.main[:1]:
                 prefixes[first] = ()
@@ -142,8 +146,8 @@ class Succession:
                 chain, number = place[hangs[first]]
                 prefixes[first] = (*prefixes[chain], number, self.beside[hangs[first]].index(first))
             else:
-                prefixes[first] = (-1, alone)
-                alone += 1
+                prefixes[first] = (-1, num_detached)
+                num_detached += 1
         return prefixes
 
 
@@ -160,22 +164,22 @@ def succession(trajectory: Trajectory) -> Succession:
 
 
 def _is_chat(trajectory: Trajectory, turns: Sequence[Segment]) -> bool:
-    """Return True for a trajectory of one branch."""
+    """Return whether the trajectory has a single branch."""
     return all(segment.parent == (segment.index - 1 if segment.index else None) for segment in trajectory.segments)
 
 
 class _Links:
-    """Branches and links of a trajectory's turns, by number."""
+    """Branches and links between the turns of a trajectory, by turn number."""
 
     def __init__(self, trajectory: Trajectory, turns: Sequence[Segment]) -> None:
         self._segments = trajectory.segments
         self._number = {turn.index: number for number, turn in enumerate(turns)}
         agents = _agents(trajectory)
         self._agent = [agents[turn.index] for turn in turns]
-        self._requests = [tuple(self._back_to_turn(turn)) for turn in turns]
+        self._requests = [tuple(self._request_segments(turn)) for turn in turns]
         self._parent = [self._turn_at(request[-1].parent) for request in self._requests]
         self._fork = [next((s.fork for s in request if s.fork is not None), None) for request in self._requests]
-        self._latest = list(range(len(turns)))  # of each turn's subtree
+        self._latest = list(range(len(turns)))  # last turn in each turn's subtree
         for turn in reversed(range(len(turns))):
             parent = self._parent[turn]
             if parent is not None:
@@ -183,8 +187,8 @@ class _Links:
 
     def succession(self) -> Succession:
         following = self._following()
-        hangs = [self._hangs_on(turn, following) for turn in range(len(following))]
-        before = self._before(following, hangs)
+        hangs = [self._attachment(turn, following) for turn in range(len(following))]
+        before = self._predecessors(following, hangs)
         chains: dict[int, list[int]] = {}
         first_of: list[int] = []
         for turn, on in enumerate(before):
@@ -195,16 +199,16 @@ class _Links:
             on = hangs[first]
             if on is not None:
                 beside[on].append(first)
-        last = self._last(following)
+        last = self._last_turn(following)
         return Succession(
             following=tuple(following),
-            beside=_counted_once(following, chains, beside),
+            beside=_without_double_counts(following, chains, beside),
             chains=chains,
             main=() if last is None else tuple(chains[first_of[last]]),
         )
 
-    def _back_to_turn(self, turn: Segment) -> Iterator[Segment]:
-        """Yield a turn and what was told before it, back to the turn that it goes on from or to its root."""
+    def _request_segments(self, turn: Segment) -> Iterator[Segment]:
+        """Yield a turn and the segments of its prompt, back to the turn that it continues or to the root."""
         yield turn
         at = turn.parent
         while at is not None and at not in self._number:
@@ -212,7 +216,7 @@ class _Links:
             at = self._segments[at].parent
 
     def _turn_at(self, index: int | None) -> int | None:
-        """Return the number of the turn at a segment or above it; None where there is none."""
+        """Return the number of the nearest turn at or above a segment, or None."""
         while index is not None and index not in self._number:
             index = self._segments[index].parent
         return None if index is None else self._number[index]
@@ -226,31 +230,31 @@ class _Links:
                 children[parent].append(turn)
         for turn, own in enumerate(children):
             same = [child for child in own if self._agent[child] == self._agent[turn]]
-            if same or own:  # an agent that hands its conversation over is followed by the other
+            if same or own:  # prefer the same agent; after a hand-over the other agent's turn follows
                 following[turn] = max(same or own, key=lambda child: self._latest[child])
         for turn in range(count):
             fork, cause = self._fork[turn], self._cause(turn)
-            began = fork is not None and fork.reason == "agent"
-            for quoted in self._quoted(turn):
-                if quoted < turn and following[quoted] is None and not (began and quoted == cause):
+            starts_agent = fork is not None and fork.reason == "agent"
+            for quoted in self._quoted_turns(turn):
+                if quoted < turn and following[quoted] is None and not (starts_agent and quoted == cause):
                     following[quoted] = turn
-            left = self._left(turn)
-            if left is not None and following[left] is None:
-                following[left] = turn
-        for turn in range(count):  # what began an agent and did nothing else
+            abandoned = self._abandoned_turn(turn)
+            if abandoned is not None and following[abandoned] is None:
+                following[abandoned] = turn
+        for turn in range(count):  # turns that only started another agent
             cause = self._cause(turn)
             if cause is not None and following[cause] is None:
                 following[cause] = turn
         return following
 
-    def _quoted(self, turn: int) -> list[int]:
-        """Return the turns that are quoted in what was told before a turn, in order."""
+    def _quoted_turns(self, turn: int) -> list[int]:
+        """Return the turns that a turn's prompt quotes, in order."""
         return sorted(
             {self._number[at] for segment in self._requests[turn] for at in segment.quotes if at in self._number}
         )
 
-    def _left(self, turn: int) -> int | None:
-        """Return the last turn of the branch that the agent of a turn left with it; None where it did not leave one."""
+    def _abandoned_turn(self, turn: int) -> int | None:
+        """Return the last turn of the branch that the agent abandoned for this turn; None if it abandoned none."""
         fork = self._fork[turn]
         if fork is None or fork.reason in ("agent", "auxiliary"):
             return None
@@ -258,36 +262,44 @@ class _Links:
         return next((number for number in earlier if fork.of is None or self._is_below(number, fork.of)), None)
 
     def _is_below(self, turn: int, index: int) -> bool:
-        """Return True if a turn is the segment with an index, or goes on from it."""
+        """Return whether a turn is the segment with this index or descends from it."""
         at: int | None = self._requests[turn][0].index
         while at is not None and at > index:
             at = self._segments[at].parent
         return at == index
 
-    def _before(self, following: Sequence[int | None], hangs: Sequence[int | None]) -> list[int | None]:
-        """Return for each turn the one whose chain it goes on; None where it begins a chain.
+    def _predecessors(self, following: Sequence[int | None], hangs: Sequence[int | None]) -> list[int | None]:
+        """Return for each turn the previous turn of its chain; None if it begins a chain.
 
-        It goes on one that it follows, if it follows what caused it too. Of several that is the one on whose chain the
-        others hang, else the one of its own branch, of its agent, the last.
+        A turn continues one of the turns that it follows, provided that it also follows its cause. `_rank` decides
+        between several.
         """
-        leading: list[list[int]] = [[] for _ in following]
+        candidates_of: list[list[int]] = [[] for _ in following]
         for turn, follows in enumerate(following):
             if follows is not None:
-                leading[follows].append(turn)
-        before: list[int | None] = []
+                candidates_of[follows].append(turn)
+        predecessors: list[int | None] = []
         first_of: list[int] = []
-        for turn, leads in enumerate(leading):
+        for turn, candidates in enumerate(candidates_of):
             cause = self._cause(turn)
-            goes_on = bool(leads) and (cause is None or turn in _way(cause, following))
-            chosen = max(leads, key=lambda other: self._rank(other, turn, leads, first_of, hangs)) if goes_on else None
-            before.append(chosen)
+            goes_on = bool(candidates) and (cause is None or turn in _path(cause, following))
+            chosen = (
+                max(candidates, key=lambda other: self._rank(other, turn, candidates, first_of, hangs))
+                if goes_on
+                else None
+            )
+            predecessors.append(chosen)
             first_of.append(turn if chosen is None else first_of[chosen])
-        return before
+        return predecessors
 
     def _rank(
-        self, turn: int, follows: int, leads: Sequence[int], first_of: Sequence[int], hangs: Sequence[int | None]
+        self, turn: int, follows: int, candidates: Sequence[int], first_of: Sequence[int], hangs: Sequence[int | None]
     ) -> tuple[int, bool, bool, int]:
-        """Return what decides between the turns that one follows; the largest goes on."""
+        """Return the sort key of a turn among those that `follows` can continue; the largest wins.
+
+        Preferred are, in this order: the turn on whose chain most of the others hang, its own branch, its own agent,
+        the latest turn.
+        """
 
         def hangs_on(first: int, other: int) -> bool:
             at = hangs[first]
@@ -296,51 +308,52 @@ class _Links:
             return at is not None
 
         own = first_of[turn]
-        carried = sum(first_of[other] != own and hangs_on(first_of[other], own) for other in leads)
-        return carried, self._parent[follows] == turn, self._agent[follows] == self._agent[turn], turn
+        num_hanging = sum(first_of[other] != own and hangs_on(first_of[other], own) for other in candidates)
+        return num_hanging, self._parent[follows] == turn, self._agent[follows] == self._agent[turn], turn
 
-    def _last(self, following: Sequence[int | None]) -> int | None:
-        """Return the turn that ends the main chain: the first agent's last."""
+    def _last_turn(self, following: Sequence[int | None]) -> int | None:
         ends = [turn for turn, follows in enumerate(following) if follows is None]
         own = [turn for turn in ends if self._agent[turn] == self._agent[0]]
         return max(own or ends, default=None)
 
     def _cause(self, turn: int) -> int | None:
-        """Return the turn that a turn goes on from, else the one that its branch left or that began it, as its fork or
-        a quote says; None where nothing does."""
+        """Return the turn that a turn continues, else the origin that its fork or a quote names, else None."""
         fork, cause = self._fork[turn], self._parent[turn]
         if cause is None and fork is not None:
             cause = self._turn_at(fork.of)
         if cause is None:
-            cause = next((quoted for quoted in reversed(self._quoted(turn)) if quoted < turn), None)
+            cause = next((quoted for quoted in reversed(self._quoted_turns(turn)) if quoted < turn), None)
         return cause
 
-    def _hangs_on(self, first: int, following: Sequence[int | None]) -> int | None:
-        """Return the turn that a chain with this first turn hangs on; None where nothing was asked for before it.
+    def _attachment(self, first: int, following: Sequence[int | None]) -> int | None:
+        """Return the turn that a chain with this first turn hangs on; None if no turn was requested before it.
 
-        It is the last turn asked for before it: of those that follow its cause; where that is not known, on the branch
-        that it meets, else of the first agent.
+        It is the last turn requested before the chain began, among those that follow the chain's cause. Without a cause
+        it is the last such turn on the branch that the chain merges into, else the first agent's.
         """
         cause = self._cause(first)
         if cause is not None:
-            return [turn for turn in _way(cause, following) if turn < first][-1]
-        way = _way(first, following)
-        for met in way[1:]:
-            on = self._parent[met]
-            if on is not None and on not in way:
-                while on is not None and on >= first:
-                    on = self._parent[on]
-                if on is not None:
-                    return on
+            return [turn for turn in _path(cause, following) if turn < first][-1]
+        path = _path(first, following)
+        for merged in path[1:]:
+            candidate = self._parent[merged]
+            if candidate is not None and candidate not in path:
+                while candidate is not None and candidate >= first:
+                    candidate = self._parent[candidate]
+                if candidate is not None:
+                    return candidate
         before = max((turn for turn in range(first) if self._agent[turn] == self._agent[0]), default=None)
-        return None if before is None or set(way).intersection(_way(before, following)) else before
+        return None if before is None or set(path).intersection(_path(before, following)) else before
 
 
-def _counted_once(
+def _without_double_counts(
     following: Sequence[int | None], chains: dict[int, list[int]], beside: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return which chains hang on each turn, without those of which a return would count a turn twice: where links
-    cross, such as a leader's word to a sub-agent that went back behind it. Sets of turns are bits of a number."""
+    """Drop side chains that would make a return count a turn twice, and return those that remain for each turn.
+
+    Links can cross, such as when a leader's message to a sub-agent went back to it later. Sets of turns are bits of an
+    integer.
+    """
     retained: list[tuple[int, ...]] = [()] * len(following)
     counted = [0] * len(following)
     bodies: dict[int, int] = {}
@@ -361,17 +374,16 @@ def _counted_once(
     return tuple(retained)
 
 
-def _way(turn: int, following: Sequence[int | None]) -> list[int]:
-    """Return a turn and all that follow it."""
-    way = [turn]
-    while (then := following[way[-1]]) is not None:
-        way.append(then)
-    return way
+def _path(turn: int, following: Sequence[int | None]) -> list[int]:
+    path = [turn]
+    while (then := following[path[-1]]) is not None:
+        path.append(then)
+    return path
 
 
 def _agents(trajectory: Trajectory) -> list[str]:
-    """Return for each segment whose conversation it belongs to: the agent's id where its client says one, else a name
-    of its own for each agent that began beside another."""
+    """Return for each segment the agent that it belongs to: the id that its client sent, else a name of its own for
+    each agent that began during another's conversation."""
     agents: list[str] = []
     for segment in trajectory.segments:
         fork, parent, evidence = segment.fork, segment.parent, segment.evidence

@@ -12,13 +12,13 @@ from sparring.types import Group, Sample
 
 
 class Topr(BaseCredit, frozen=True, kw_only=True, tag="topr"):
-    """TOPR's signed reward: above a constant a rollout is imitated, below it is pushed away.
+    """TOPR's signed reward: rollouts above a constant are reinforced, those below it discouraged.
 
         A_i = r_i - baseline
 
-    Le Roux et al., arXiv 2503.14286, equations 7 and 8. The other half is a gate: no ratio where A is positive, a
-    sequence ratio clipped to [0, 1] where it is negative. Use it with that gate on data that is far off policy. The
-    baseline says how much failures weigh against successes: 0 for rewards of -1 and 1, 0.5 for 0 and 1.
+    Le Roux et al., arXiv 2503.14286, equations 7 and 8. The gate `topr` is the other half: no ratio for positive A, a
+    sequence ratio clipped to [0, 1] for negative A. Use both on data that is far off policy. The baseline sets the
+    weight of failures against successes: 0 for rewards of -1 and 1, 0.5 for 0 and 1.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -31,10 +31,9 @@ class Topr(BaseCredit, frozen=True, kw_only=True, tag="topr"):
     sees_one_group: ClassVar[bool] = True
 
     baseline: float = 0.0
-    """Subtracted from every reward."""
+    """Constant subtracted from every reward."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         return per_trajectory(groups, samples, self._advantages)
 
     def _advantages(self, members: Sequence[Member]) -> list[float]:

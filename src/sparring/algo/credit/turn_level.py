@@ -1,4 +1,4 @@
-"""Turn-level advantages beside the outcome's."""
+"""Turn-level advantages in addition to the outcome's."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sparring.types import Group, Sample
 
 
 class TurnLevel(BaseCredit, frozen=True, kw_only=True, tag="turn_level"):
-    """MT-GRPO: a turn is compared with the same turn of its siblings, and the outcome with theirs.
+    """MT-GRPO: turns are compared with the same turn of sibling rollouts, and outcomes with theirs.
 
         A^T_i,k = (r_i,k - mean_i(r_i,k)) / (std_i(r_i,k) + epsilon)    over members with a turn k before their last
-        o_i     = reward_i - sum_{k < K} r_i,k                          what the last turn K earned is part of it
+        o_i     = reward_i - sum_{k < K} r_i,k                          includes the reward of the last turn K
         A^O_i   = (o_i - mean(o)) / (std(o) + epsilon)
         A_i,k   = A^T_i,k + outcome_weight * A^O_i                         before the last turn
         A_i,K   = A^O_i                                                    in the last turn
 
-    Zeng et al., arXiv 2505.11821 (version 1), section 4.2, with any number of turns. Use it where every turn can be
-    verified, such as tool calls before an answer. Turns are counted along the main chain, those of a branch beside it
-    from the turn that it hangs on (`succession`). `Score.per_turn` says what turns earned. A group of one leaves the
+    Zeng et al., arXiv 2505.11821 (version 1), section 4.2, with any number of turns. Use it if every turn can be
+    verified, such as tool calls before an answer. `Score.per_turn` has the rewards of turns. Turns are counted along
+    the main chain, and in a side branch from the turn that it hangs on (`succession`). A group of one leaves the
     update.
     """
 
@@ -43,21 +43,21 @@ class TurnLevel(BaseCredit, frozen=True, kw_only=True, tag="turn_level"):
     tells_turns_apart: ClassVar[bool] = True
 
     outcome_weight: float = 1.0
-    """Weight of the outcome in turns before the last."""
+    """Weight of the outcome's advantage in turns before the last."""
 
     epsilon: float = 1e-6
-    """Added to standard deviations."""
+    """Constant added to standard deviations."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`.
 
         Raises:
-            BadInput: no score of the update says what turns earned.
+            BadInput: no score of the update has rewards per turn.
         """
         want_turns(groups, "turn_level")
-        return per_turn(groups, samples, self._role)
+        return per_turn(groups, samples, self._role_advantages)
 
-    def _role(self, role: Sequence[Member]) -> list[list[float]] | None:
+    def _role_advantages(self, role: Sequence[Member]) -> list[list[float]] | None:
         if len(role) < 2:
             return None
         orders, turns = [m.succession() for m in role], [m.per_turn() for m in role]
@@ -67,20 +67,20 @@ class TurnLevel(BaseCredit, frozen=True, kw_only=True, tag="turn_level"):
             epsilon=self.epsilon,
         )
         values = [[o] * len(rewards) for o, rewards in zip(outcomes, turns, strict=True)]
-        reached: dict[Address, list[tuple[int, int]]] = {}
+        members_at: dict[Address, list[tuple[int, int]]] = {}
         for number, (order, ks) in enumerate(zip(orders, earlier, strict=True)):
             addresses = order.addresses()
             for k in ks:
-                reached.setdefault(addresses[k], []).append((number, k))
-        for same in reached.values():
-            normal = standardised([turns[number][k] for number, k in same], epsilon=self.epsilon)
-            for (number, k), value in zip(same, normal, strict=True):
+                members_at.setdefault(addresses[k], []).append((number, k))
+        for peers in members_at.values():
+            normal = standardised([turns[number][k] for number, k in peers], epsilon=self.epsilon)
+            for (number, k), value in zip(peers, normal, strict=True):
                 values[number][k] = value + self.outcome_weight * outcomes[number]
         return values
 
 
 def want_turns(groups: Sequence[Group], rule: str) -> None:
-    """Refuse an update in which no score says what turns earned, unless the policy broke every rollout."""
+    """Refuse an update in which no score has rewards per turn, unless the policy broke every rollout."""
     if any_scored(groups) and all(score.per_turn is None for group in groups for score in group.scores):
         do = "have the environment or a process reward model give them, or choose 'grpo'"
         raise refusal(f"[algo] credit {rule!r}", "scores with rewards per turn", "none in the whole update", do)

@@ -1,1 +1,1 @@
-"""Filters: the choice of scored groups that are trained. Torch-free."""
+"""Filters: select the scored groups that are trained. Torch-free."""

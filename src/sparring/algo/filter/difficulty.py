@@ -1,4 +1,4 @@
-"""Tasks of the right difficulty."""
+"""Difficulty filter: selects groups by their share of solved rollouts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sparring.types import Group, Score
 class Difficulty(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="difficulty", tag_field="name"
 ):
-    """Difficulty filter: groups whose share of success lies in a range are trained.
+    """Difficulty filter: only groups whose share of solved rollouts lies in a range are trained.
 
         lowest < solved / members < highest
 
-    Solved is what the scorer's `success` says, or a reward above solved_above where it says nothing; members that
-    failed for an infrastructure reason count on neither side. Use it to spend updates on what the policy can half do;
-    with the defaults, what it always or never solves is left out (DAPO's dynamic sampling, arXiv 2503.14476, equation
-    11, for rewards that are not 0 and 1).
+    A rollout is solved if the score's `success` is true; without a `success`, if its reward is above solved_above.
+    Rollouts lost to infrastructure count neither as solved nor as members. Use it to spend updates on tasks that the
+    policy solves sometimes. The defaults drop tasks that it always or never solves: DAPO's dynamic sampling (arXiv
+    2503.14476, equation 11), for rewards that need not be 0 or 1.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -31,20 +31,20 @@ class Difficulty(
             "inclusive": "equation 11",
             "solved_above": "ours: between a failure's 0 and a success's 1",
         },
-        differences=("What is left out is not replaced by other tasks: an update has fewer groups.",),
+        differences=("Dropped groups are not replaced: an update has fewer groups.",),
     )
 
     lowest: float = 0.0
-    """Smallest share; see `inclusive`."""
+    """Lower end of the range; see `inclusive`."""
 
     highest: float = 1.0
-    """Largest share; see `inclusive`."""
+    """Upper end of the range; see `inclusive`."""
 
     inclusive: bool = False
-    """Train groups whose share is exactly `lowest` or `highest` too."""
+    """Also train groups whose share is exactly `lowest` or `highest`."""
 
     solved_above: float = 0.5
-    """A member succeeded when its reward is above this."""
+    """Reward above which a rollout is solved."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.lowest <= self.highest <= 1:
@@ -55,12 +55,12 @@ class Difficulty(
             raise ValueError(f"lowest must be below highest unless inclusive = true, got {self.lowest} twice")
 
     def keep(self, group: Group) -> bool:
-        """Return whether the group is trained; one without members is not."""
+        """Return whether the group is trained; a group without members is not."""
         if not group.scores:
             return False
-        share = sum(map(self._solved, group.scores)) / len(group.scores)
+        share = sum(map(self._is_solved, group.scores)) / len(group.scores)
         inside = self.lowest < share < self.highest
         return inside or (self.inclusive and share in (self.lowest, self.highest))
 
-    def _solved(self, score: Score) -> bool:
+    def _is_solved(self, score: Score) -> bool:
         return score.success if score.success is not None else (score.reward or 0.0) > self.solved_above

@@ -1,1 +1,1 @@
-"""Gate: the surrogate that the policy term makes of a ratio and an advantage. Torch-free until called."""
+"""Gates: the surrogate objective of the policy term, as a function of ratio and advantage. Torch-free until called."""

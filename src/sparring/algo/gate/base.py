@@ -1,4 +1,4 @@
-"""Facts that every gate carries, with the values that most have."""
+"""Base of the gates, with the defaults of their class variables."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from sparring.algo.tokens import RatioKind, Unit
 
 
 class BaseGate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name"):
-    """Base of the gates: the facts that the configuration and the loss read. A gate is one file: its equation, its
-    settings as fields, and those of these facts in which it differs. `algo/rules.py` lists it; nothing else names
-    it."""
+    """Base of the gates: class variables that the configuration and the loss read.
+
+    A gate is one file: its equation, its settings as fields, and the class variables in which it differs from the
+    defaults below. `algo/rules.py` lists it; nothing else names it.
+    """
 
     facts: ClassVar[Facts]
-    """The gate's sources."""
+    """Sources of the gate."""
 
     unit: ClassVar[Unit]
-    """The tokens whose ratios it looks at together."""
+    """Unit of tokens whose ratios the gate combines."""
 
     takes: ClassVar[tuple[RatioKind, ...]] = ("token", "mean")
-    """Kinds of ratio that it can be given."""
+    """Kinds of ratio that the gate accepts."""
 
     moves_idle_tokens: ClassVar[bool] = False
-    """True if tokens of advantage 0 can get a gradient, or change that of others in the optimiser step."""
+    """True if tokens with an advantage of 0 can get a gradient, or affect the gradient of other tokens of the step."""

@@ -1,4 +1,4 @@
-"""A clipped weight on the log-probability."""
+"""CISPO: a clipped importance weight on the log-probability."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 class Cispo(BaseGate, frozen=True, kw_only=True, tag="cispo"):
     """stop_gradient(clip(r, 1 - low, 1 + high)) A log pi: CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5). The
-    weight is clipped and no token loses its gradient, so rare tokens that matter keep teaching. Its authors leave the
-    lower bound open (low = 1)."""
+    weight is clipped but no token loses its gradient, so rare but important tokens keep contributing. Its authors use
+    no lower bound (low = 1)."""
 
     facts: ClassVar[Facts] = Facts(
         source="arXiv 2506.13585, equations 4 and 5",
@@ -32,17 +32,17 @@ class Cispo(BaseGate, frozen=True, kw_only=True, tag="cispo"):
     unit: ClassVar[Unit] = "token"
 
     low: float = 1.0
-    """The weight is clipped below at 1 - low."""
+    """Lower clip: the weight is at least 1 - low."""
 
     high: float = 0.28
-    """The weight is clipped above at 1 + high."""
+    """Upper clip: the weight is at most 1 + high."""
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= 1 or self.high <= 0:
             raise ValueError(f"low must lie above 0 and at most at 1, and high above 0, got {self.low} and {self.high}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]; stopped are the tokens whose weight is clipped."""
+        """Compute the surrogate [M]; tokens with a clipped weight are stopped."""
         ratio = log_ratio.detach().exp()
         weight = ratio.clamp(1.0 - self.low, 1.0 + self.high)
         return Gated(surrogate=weight * tokens.advantages * tokens.logprob, stopped=weight != ratio)

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
 
 
 class Clip(BaseGate, frozen=True, kw_only=True, tag="clip"):
-    """min(r A, clip(r, 1 - low, 1 + high) A): PPO (arXiv 1707.06347, equation 7), with an upper bound of its own that
-    leaves room to explore (clip-higher, DAPO, arXiv 2503.14476, equation 8).
-    """
+    """min(r A, clip(r, 1 - low, 1 + high) A): PPO (arXiv 1707.06347, equation 7), with a separate upper bound that
+    leaves room to explore (clip-higher, DAPO, arXiv 2503.14476, equation 8)."""
 
     facts: ClassVar[Facts] = Facts(
         source="arXiv 1707.06347, equation 7; arXiv 2503.14476, equation 8",
@@ -26,10 +25,10 @@ class Clip(BaseGate, frozen=True, kw_only=True, tag="clip"):
     unit: ClassVar[Unit] = "token"
 
     low: float = 0.2
-    """The ratio is clipped below at 1 - low."""
+    """Lower clip: the ratio is clipped at 1 - low."""
 
     high: float = 0.28
-    """The ratio is clipped above at 1 + high."""
+    """Upper clip: the ratio is clipped at 1 + high."""
 
     def __post_init__(self) -> None:
         if not 0 < self.low < 1:
@@ -38,7 +37,7 @@ class Clip(BaseGate, frozen=True, kw_only=True, tag="clip"):
             raise ValueError(f"high must not be below low, got {self.high} and {self.low}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]; stopped are the tokens that the clip decides."""
+        """Compute the surrogate [M]; tokens at which the clip is active are stopped."""
         ratio, advantages = log_ratio.exp(), tokens.advantages
         plain, clipped = ratio * advantages, ratio.clamp(1.0 - self.low, 1.0 + self.high) * advantages
         return Gated(surrogate=plain.minimum(clipped), stopped=clipped.detach() < plain.detach())

@@ -1,4 +1,4 @@
-"""No gradient for a few of the tokens that cost entropy."""
+"""Clip-Cov: no gradient for a few of the tokens that reduce entropy most."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ if TYPE_CHECKING:
 
 
 class ClipCov(BaseGate, frozen=True, kw_only=True, tag="clip_cov"):
-    """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), without gradient for a share of the step's tokens, drawn among
-    those with low <= cov <= high that this clip does not stop (Clip-Cov, arXiv 2505.22617, equations 10 to 12):
+    """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), without gradient for a few tokens, drawn among those with low
+    <= cov <= high that this clip does not stop (Clip-Cov, arXiv 2505.22617, equations 10 to 12):
 
         cov_t = (log pi_t - mean log pi) (A_t - mean A), means over the optimiser step's tokens
 
-    Entropy falls where likely tokens are good, and these tokens are where it falls most. Use it where entropy
-    collapses. The chosen ones are stopped at any ratio, also at 1. Of N tokens max(1, floor(share N)) are chosen, or
-    all candidates where these are fewer. The draw is a function of the recorded log-probabilities and of the tokens'
-    order in the batch: the smallest of frac(i sqrt(3) + 2^13 |log behaviour_i|), i from 1. Costs a first pass over the
-    step's tokens.
+    Updates reduce entropy most at likely tokens with a high advantage. Use it against a collapse of entropy. The drawn
+    tokens are stopped at any ratio, also at 1. Of a step's N tokens max(1, floor(share N)) are drawn, or all candidates
+    if these are fewer. The draw is deterministic: candidates with the smallest frac(i sqrt(3) + 2^13 |log
+    behaviour_i|), with i the token's number in the step, from 1. Costs a first pass over the step's tokens.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -38,12 +37,12 @@ class ClipCov(BaseGate, frozen=True, kw_only=True, tag="clip_cov"):
         },
         differences=(
             (
-                "PPO's clip of the others, at least one chosen token and none among the clipped are the code's; the "
-                "paper has none of these."
+                "From the authors' code, not the paper: PPO's clip of the other tokens, at least one drawn token, and "
+                "no drawn token among the clipped."
             ),
             (
-                "Chosen are tokens of a whole optimiser step; its authors' code chooses in each micro-batch. Its "
-                "draw is random; ours is a function of what was recorded, so that a replay finds the same."
+                "Tokens are drawn from a whole optimiser step, and by a function of recorded values, so that a replay "
+                "draws the same; the authors' code draws at random in each micro-batch."
             ),
         ),
     )
@@ -53,19 +52,19 @@ class ClipCov(BaseGate, frozen=True, kw_only=True, tag="clip_cov"):
     moves_idle_tokens: ClassVar[bool] = True
 
     share: float = 0.0002
-    """Share of all tokens that is chosen."""
+    """Share of the step's tokens that is drawn."""
 
     low: float = 1.0
-    """The least covariance of a token that may be chosen."""
+    """Smallest covariance of a candidate."""
 
     high: float = 5.0
-    """The largest."""
+    """Largest covariance of a candidate."""
 
     clip_low: float = 1.0
-    """The ratio of the other tokens is clipped below at 1 - clip_low."""
+    """Lower clip of the other tokens: the ratio is clipped at 1 - clip_low."""
 
     clip_high: float = 1.0
-    """Upper clip: the ratio is clipped at 1 + clip_high."""
+    """Upper clip of the other tokens: the ratio is clipped at 1 + clip_high."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1 or not self.low < self.high:
@@ -76,23 +75,23 @@ class ClipCov(BaseGate, frozen=True, kw_only=True, tag="clip_cov"):
             raise ValueError(f"clip_low must lie above 0 and at most at 1 and clip_high above 0, got {got}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]; stopped are the chosen tokens and those that the clip decides."""
-        surrogate, clipped = self._clipped(log_ratio, tokens)
+        """Compute the surrogate [M]; drawn tokens and tokens at which the clip is active are stopped."""
+        surrogate, clipped = self._clipped_surrogate(log_ratio, tokens)
         chosen = tokens.annotations[Annotation.CHOSEN] > 0
         return Gated(surrogate=surrogate.masked_fill(chosen, 0.0), stopped=chosen | clipped)
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
-        """Mark the step's tokens that have no gradient."""
+        """Mark the drawn tokens of the step, which get no gradient."""
         cov = covariance(tokens)
-        _, clipped = self._clipped(log_ratio, tokens)
+        _, clipped = self._clipped_surrogate(log_ratio, tokens)
         candidates = tokens.weighted & (cov >= self.low) & (cov <= self.high) & ~clipped
         number = tokens.weighted.cumsum(0).double()
-        drawn = (number * STRIDE + tokens.behaviour.double().abs() * 2.0**13).frac()
+        draws = (number * STRIDE + tokens.behaviour.double().abs() * 2.0**13).frac()
         count = min(max(1, int(self.share * int(tokens.weighted.sum()))), int(candidates.sum()))
-        return tokens.largest(-drawn.masked_fill(~candidates, 2.0), count)
+        return tokens.largest(-draws.masked_fill(~candidates, 2.0), count)
 
-    def _clipped(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return PPO's surrogate [M], and the tokens that its clip decides [M]."""
+    def _clipped_surrogate(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return PPO's surrogate [M], and the tokens at which its clip is active [M]."""
         ratio, advantages = log_ratio.exp(), tokens.advantages
         plain, clipped = ratio * advantages, ratio.clamp(1.0 - self.clip_low, 1.0 + self.clip_high) * advantages
         return plain.minimum(clipped), clipped.detach() < plain.detach()

@@ -1,4 +1,4 @@
-"""PPO's clip with a floor under bad tokens."""
+"""Dual-clip PPO: PPO's clip with a lower bound for negative advantages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
 class DualClip(BaseGate, frozen=True, kw_only=True, tag="dual_clip"):
     """min(r A, clip(r, 1 - low, 1 + high) A), and for A < 0 never below bound A: dual-clip PPO (arXiv 1912.09729,
-    equation 5). A bad token that became much likelier otherwise pushes in proportion to its ratio. Use it where stale
-    data or another engine gives large ratios. `bound` alone, with a wide `high`, is the two-sided clip of INTELLECT-2
-    (arXiv 2505.07291).
-    """
+    equation 5). Without the bound, a token with A < 0 that became much likelier has a gradient proportional to its
+    ratio. Use it if stale data or an inexact engine gives large ratios. `bound` alone, with a wide `high`, is the
+    two-sided clip of INTELLECT-2 (arXiv 2505.07291)."""
 
     facts: ClassVar[Facts] = Facts(
         source="arXiv 1912.09729, equation 5",
@@ -32,13 +31,13 @@ class DualClip(BaseGate, frozen=True, kw_only=True, tag="dual_clip"):
     unit: ClassVar[Unit] = "token"
 
     low: float = 0.2
-    """The ratio is clipped below at 1 - low."""
+    """Lower clip: the ratio is clipped at 1 - low."""
 
     high: float = 0.2
-    """The ratio is clipped above at 1 + high."""
+    """Upper clip: the ratio is clipped at 1 + high."""
 
     bound: float = 3.0
-    """The largest ratio at which a token of negative advantage still has a gradient."""
+    """Largest ratio at which a token with a negative advantage still has a gradient."""
 
     def __post_init__(self) -> None:
         if not 0 < self.low < 1 or self.high <= 0:
@@ -47,7 +46,7 @@ class DualClip(BaseGate, frozen=True, kw_only=True, tag="dual_clip"):
             raise ValueError(f"bound must be above 1 + high, got {self.bound} and {self.high}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]; stopped are the tokens that a bound decides."""
+        """Compute the surrogate [M]; tokens at which a bound is active are stopped."""
         ratio, advantages = log_ratio.exp(), tokens.advantages
         plain, clipped = ratio * advantages, ratio.clamp(1.0 - self.low, 1.0 + self.high) * advantages
         stopped = (clipped < plain) | ((ratio > self.bound) & (advantages < 0))

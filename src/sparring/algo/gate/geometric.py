@@ -1,4 +1,4 @@
-"""Tokens clipped, then the sequence's geometric mean."""
+"""GMPO: clipped token ratios, combined to the sequence's geometric mean."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 class Geometric(BaseGate, frozen=True, kw_only=True, tag="geometric"):
     """A exp(mean over the sequence of log r'), r' = min(r, high) for A > 0 and max(r, low) for A < 0: GMPO (arXiv
-    2507.20673, equation 4). The clip is each token's, the ratio the sequence's: one outlier neither decides the ratio
-    nor stops the others. Use it where GRPO's ratios have outliers. It takes the ratio "token"; `low` and `high` are e
-    to the -0.4 and 0.4 of its authors.
+    2507.20673, equation 4). The clip is per token, the ratio per sequence: one outlier neither dominates the ratio nor
+    stops the other tokens. Use it if GRPO's ratios have outliers. It takes the ratio "token"; the defaults of `low` and
+    `high` are the authors' e^-0.4 and e^0.4.
 
-    Stopped are the clipped tokens. Meant for one advantage a sequence.
+    Clipped tokens are stopped. Meant for one advantage per sequence.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -32,17 +32,16 @@ class Geometric(BaseGate, frozen=True, kw_only=True, tag="geometric"):
     takes: ClassVar[tuple[RatioKind, ...]] = ("token",)
 
     low: float = 0.67032
-    """The ratio of a bad token is clipped below here."""
+    """Lower clip of the ratio of a token with a negative advantage."""
 
     high: float = 1.49182
-    """The ratio of a good token is clipped above here."""
+    """Upper clip of the ratio of a token with a positive advantage."""
 
     def __post_init__(self) -> None:
         if not 0 < self.low < 1 < self.high:
             raise ValueError(f"low must lie between 0 and 1 and high above 1, got {self.low} and {self.high}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]."""
         good = tokens.advantages > 0
         ratio = log_ratio.detach().exp()
         stopped = (good & (ratio > self.high)) | ((tokens.advantages < 0) & (ratio < self.low))

@@ -1,4 +1,4 @@
-"""A penalty on the tokens that cost most entropy."""
+"""KL-Cov: a KL penalty on the tokens that reduce entropy most."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class KlCov(BaseGate, frozen=True, kw_only=True, tag="kl_cov"):
 
         cov_t = (log pi_t - mean log pi) (A_t - mean A), means over the optimiser step's tokens
 
-    Use it where entropy collapses; gentler than `clip_cov`. Of N tokens the max(1, floor(share N)) largest are chosen.
-    Costs a first pass over the step's tokens. Stopped are chosen tokens that have moved.
+    Use it against a collapse of entropy; it is gentler than `clip_cov`. Of a step's N tokens the max(1, floor(share N))
+    with the largest cov are penalised. Costs a first pass over the step's tokens. Penalised tokens whose ratio is not 1
+    count as stopped.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -31,8 +32,8 @@ class KlCov(BaseGate, frozen=True, kw_only=True, tag="kl_cov"):
             "coefficient": "its authors' script: ppo_kl_coef = 1",
         },
         differences=(
-            "At least one chosen token and |log r| for the divergence are the code's.",
-            "Chosen are tokens of a whole optimiser step; its authors' code chooses in each micro-batch.",
+            "From the authors' code: at least one penalised token, and |log r| as the divergence.",
+            "Tokens are selected in a whole optimiser step; the authors' code selects in each micro-batch.",
         ),
     )
 
@@ -41,10 +42,10 @@ class KlCov(BaseGate, frozen=True, kw_only=True, tag="kl_cov"):
     moves_idle_tokens: ClassVar[bool] = True
 
     share: float = 0.002
-    """Share of all tokens that is penalised."""
+    """Share of the step's tokens that is penalised."""
 
     coefficient: float = 1.0
-    """Price of one nat of a penalised token."""
+    """Penalty per nat by which a penalised token has moved."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1 or not self.coefficient > 0:
@@ -52,7 +53,6 @@ class KlCov(BaseGate, frozen=True, kw_only=True, tag="kl_cov"):
             raise ValueError(f"share must lie above 0 and at most at 1 and coefficient above 0, got {got}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]."""
         chosen = tokens.annotations[Annotation.CHOSEN] > 0
         penalty = (self.coefficient * log_ratio.abs()).masked_fill(~chosen, 0.0)
         return Gated(
@@ -60,5 +60,5 @@ class KlCov(BaseGate, frozen=True, kw_only=True, tag="kl_cov"):
         )
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
-        """Mark the step's tokens that are penalised."""
+        """Mark the penalised tokens of the step."""
         return tokens.largest(covariance(tokens), max(1, int(self.share * int(tokens.weighted.sum()))))

@@ -1,4 +1,4 @@
-"""A mask by the divergence of a token from all others."""
+"""DPPO with binary KL: a mask by the divergence of a token's probability."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class KlMask(BaseGate, frozen=True, kw_only=True, tag="kl_mask"):
-    """r A, without gradient where D > above and the update would move the token further (A > 0 and r > 1, or A < 0 and
+    """r A, without gradient for tokens with D > above that the update would move further (A > 0 and r > 1, or A < 0 and
     r < 1): DPPO with the binary KL divergence (arXiv 2602.04879, equations 12 and 14):
 
         D = m log(m / p) + (1 - m) log((1 - m) / (1 - p))      p: the token's probability, m: the anchor's
 
-    Like `tv_mask`, but stricter with probabilities near 0 and 1, where the same difference says more. Its authors
-    compare with what sampled (anchor = "behaviour").
+    Like `tv_mask`, but stricter with probabilities near 0 and 1. Its authors compare with the sampling policy (anchor =
+    "behaviour").
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -32,17 +32,17 @@ class KlMask(BaseGate, frozen=True, kw_only=True, tag="kl_mask"):
     takes: ClassVar[tuple[RatioKind, ...]] = ("token",)
 
     above: float = 0.05
-    """The largest divergence at which a token still moves on."""
+    """Divergence above which a token is masked."""
 
     def __post_init__(self) -> None:
         if not self.above > 0:
             raise ValueError(f"above must be above 0, got {self.above}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]; stopped are the masked tokens."""
-        now, then = tokens.logprob.detach().clamp(max=0.0), tokens.anchor.clamp(max=0.0)
-        others_now, others_then = -now.expm1(), -then.expm1()
-        of_others = others_then.xlogy(others_then) - others_then.xlogy(others_now)  # 0 log 0 is 0
-        distance = then.exp() * (then - now) + of_others
+        """Compute the surrogate [M]; masked tokens are stopped."""
+        current, anchor = tokens.logprob.detach().clamp(max=0.0), tokens.anchor.clamp(max=0.0)
+        other_current, other_anchor = -current.expm1(), -anchor.expm1()
+        of_others = other_anchor.xlogy(other_anchor) - other_anchor.xlogy(other_current)  # 0 log 0 is 0
+        distance = anchor.exp() * (anchor - current) + of_others
         stopped = (distance > self.above) & (log_ratio.detach() * tokens.advantages > 0)
         return Gated(surrogate=(log_ratio.exp() * tokens.advantages).masked_fill(stopped, 0.0), stopped=stopped)

@@ -1,4 +1,4 @@
-"""A mask that bounds the second moment of the ratios."""
+"""M2PO: a mask that bounds the second moment of log ratios."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 
 class M2po(BaseGate, frozen=True, kw_only=True, tag="m2po"):
-    """r A, without gradient for some of the tokens that the update would move further from the anchor (A > 0 and r > 1,
-    or A < 0 and r < 1): those of the largest (log r)^2, as few as leave the others of that kind in the optimiser step a
-    mean of at most `bound` (M2PO, arXiv 2510.01161, algorithm 1 and equations 4 and 5). Tokens that come back are never
-    lost, and have no part in the mean. Only outliers are lost, however stale the data is. Use it with a large
-    `max_lag`. Costs a first pass over the step's tokens. Its authors' code makes a clip range of the bound, never
-    narrower than constants, where the paper masks.
+    """r A, without gradient for the most extreme of the tokens that the update would move further from the anchor (A >
+    0 and r > 1, or A < 0 and r < 1): M2PO (arXiv 2510.01161, algorithm 1 and equations 4 and 5).
+
+    Among these tokens of an optimiser step, those with the largest (log r)^2 are masked, as few as bring the mean over
+    the rest down to `bound`. Tokens that move back towards the anchor are never masked and do not enter the mean. So
+    only outliers are masked, however stale the data is. Use it with a large `max_lag`. Costs a first pass over the
+    step's tokens. Its authors' code turns the bound into a clip range, never narrower than given constants; the paper
+    masks.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -27,10 +29,10 @@ class M2po(BaseGate, frozen=True, kw_only=True, tag="m2po"):
         defaults={"bound": "the paper's tau"},
         differences=(
             (
-                "Its authors' code makes a clip range of the bound, never narrower than constants, where the paper "
+                "The authors' code turns the bound into a clip range, never narrower than given constants; the paper "
                 "masks."
             ),
-            "AReaL takes the mean over all tokens, here and in its authors' code it is over those that move away.",
+            "AReaL takes the mean over all tokens; here and in the authors' code it is over tokens that move away.",
         ),
     )
 
@@ -38,22 +40,22 @@ class M2po(BaseGate, frozen=True, kw_only=True, tag="m2po"):
     takes: ClassVar[tuple[RatioKind, ...]] = ("token",)
 
     bound: float = 0.04
-    """The largest mean of (log r)^2 over the tokens that move away and stay."""
+    """Largest mean of (log r)^2 over the unmasked tokens that move away."""
 
     def __post_init__(self) -> None:
         if not self.bound > 0:
             raise ValueError(f"bound must be above 0, got {self.bound}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]; stopped are the masked tokens."""
+        """Compute the surrogate [M]; masked tokens are stopped."""
         stopped = tokens.annotations[Annotation.CHOSEN] > 0
         return Gated(surrogate=(log_ratio.exp() * tokens.advantages).masked_fill(stopped, 0.0), stopped=stopped)
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
-        """Mark the step's tokens that are masked."""
+        """Mark the masked tokens of the step."""
         moved = log_ratio.detach().double()
-        away = tokens.weighted & (moved * tokens.advantages > 0)
-        squares = moved.square().masked_fill(~away, -1.0)
-        upwards = squares[away].sort().values
-        means = upwards.cumsum(0) / upwards.new_ones(len(upwards)).cumsum(0)
+        moving_away = tokens.weighted & (moved * tokens.advantages > 0)
+        squares = moved.square().masked_fill(~moving_away, -1.0)
+        ascending = squares[moving_away].sort().values
+        means = ascending.cumsum(0) / ascending.new_ones(len(ascending)).cumsum(0)
         return tokens.largest(squares, int((means > self.bound).sum()))

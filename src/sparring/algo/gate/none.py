@@ -1,4 +1,4 @@
-"""No gate."""
+"""No gate: the plain importance-sampled objective."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class NoGate(BaseGate, frozen=True, kw_only=True, tag="none"):
-    """r A: importance sampling without a bound. At a ratio of 1, as where every batch is trained once on the weights
-    that sampled it, this is REINFORCE (Williams 1992)."""
+    """r A: importance sampling without a bound. At a ratio of 1, when every batch is trained once with the weights that
+    sampled it, this is REINFORCE (Williams 1992)."""
 
     facts: ClassVar[Facts] = Facts(
         source="Williams 1992",

@@ -1,4 +1,4 @@
-"""A soft gate."""
+"""SAPO: a soft gate instead of a clip."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Sapo(BaseGate, frozen=True, kw_only=True, tag="sapo"):
-    """4 / tau * sigmoid(tau (r - 1)) A, with a tau of its own for either sign of A: SAPO (arXiv 2511.20347, equations 5
-    and 6). The gradient fades as the ratio leaves 1, by 4 s (1 - s) with s the sigmoid, instead of ending at a bound.
-    Use it where clipping loses too many tokens, as with mixtures of experts.
+    """4 / tau * sigmoid(tau (r - 1)) A, with a separate tau for each sign of A: SAPO (arXiv 2511.20347, equations 5 and
+    6). The gradient decays smoothly as the ratio leaves 1, by the factor 4 s (1 - s) with s the sigmoid. Use it if
+    clipping would stop too many tokens, as with mixtures of experts.
 
-    At a ratio of 1 the gradient is that of A log pi and the value is 2 A / tau. Stopped are the tokens whose gradient
-    is faded to under one half.
+    At a ratio of 1 the gradient is that of A log pi and the value is 2 A / tau. Tokens count as stopped if that factor
+    is below one half.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -30,10 +30,11 @@ class Sapo(BaseGate, frozen=True, kw_only=True, tag="sapo"):
     unit: ClassVar[Unit] = "token"
 
     tau_positive: float = 1.0
-    """Rate at which the gradient of good tokens fades."""
+    """Decay rate of the gradient for positive advantages."""
 
     tau_negative: float = 1.05
-    """Rate for bad tokens; higher, because they make the vocabulary's other tokens likelier, which is unstable."""
+    """Decay rate for negative advantages; higher, because lowering a token raises all others of the vocabulary, which
+    is unstable."""
 
     def __post_init__(self) -> None:
         if not (self.tau_positive > 0 and self.tau_negative > 0):
@@ -41,9 +42,8 @@ class Sapo(BaseGate, frozen=True, kw_only=True, tag="sapo"):
             raise ValueError(f"tau_positive and tau_negative must be above 0, got {got}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]."""
         good = tokens.advantages > 0
         tau = log_ratio.new_full(log_ratio.shape, self.tau_negative).masked_fill(good, self.tau_positive)
         sigmoid = (tau * (log_ratio.exp() - 1.0)).sigmoid()
-        faded = (4.0 * sigmoid * (1.0 - sigmoid)).detach() < 0.5
-        return Gated(surrogate=4.0 / tau * sigmoid * tokens.advantages, stopped=faded)
+        stopped = (4.0 * sigmoid * (1.0 - sigmoid)).detach() < 0.5
+        return Gated(surrogate=4.0 / tau * sigmoid * tokens.advantages, stopped=stopped)

@@ -1,4 +1,4 @@
-"""A mask by how far a probability has moved."""
+"""DPPO with total variation: a mask by the change of a token's probability."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ if TYPE_CHECKING:
 
 
 class TvMask(BaseGate, frozen=True, kw_only=True, tag="tv_mask"):
-    """r A, without gradient where |pi - anchor| > above and the update would move the token further (A > 0 and r > 1,
-    or A < 0 and r < 1): DPPO with the binary total variation (arXiv 2602.04879, equations 12 and 13). The distance is
-    of probabilities, not of their ratio: a rare token may grow many times, a likely one not by a tenth. Use it in place
-    of PPO's clip with large vocabularies. Its authors compare with what sampled (anchor = "behaviour"); their larger
-    runs also bound r by 5.
-    """
+    """r A, without gradient for tokens with |pi - anchor| > above that the update would move further (A > 0 and r > 1,
+    or A < 0 and r < 1): DPPO with the binary total variation (arXiv 2602.04879, equations 12 and 13). The bound is on
+    the difference of probabilities, not on their ratio: a rare token may become many times likelier, a likely one
+    changes by little. Use it instead of PPO's clip with large vocabularies. Its authors compare with the sampling
+    policy (anchor = "behaviour"); their larger runs also bound r by 5."""
 
     facts: ClassVar[Facts] = Facts(
         source="arXiv 2602.04879, equations 12 and 13",
@@ -30,14 +29,14 @@ class TvMask(BaseGate, frozen=True, kw_only=True, tag="tv_mask"):
     takes: ClassVar[tuple[RatioKind, ...]] = ("token",)
 
     above: float = 0.15
-    """The largest difference of probabilities at which a token still moves on."""
+    """Difference of probabilities above which a token is masked."""
 
     def __post_init__(self) -> None:
         if not 0 < self.above < 1:
             raise ValueError(f"above must lie between 0 and 1, got {self.above}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]; stopped are the masked tokens."""
+        """Compute the surrogate [M]; masked tokens are stopped."""
         moved = tokens.logprob.detach().exp() - tokens.anchor.exp()
         stopped = (moved.abs() > self.above) & (moved * tokens.advantages > 0)
         return Gated(surrogate=(log_ratio.exp() * tokens.advantages).masked_fill(stopped, 0.0), stopped=stopped)

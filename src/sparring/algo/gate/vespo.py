@@ -1,4 +1,4 @@
-"""A smooth weight for whole sequences."""
+"""VESPO: a smooth importance weight for whole sequences."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Vespo(BaseGate, frozen=True, kw_only=True, tag="vespo"):
-    """stop_gradient(w^k exp(lambda (1 - w))) A log pi, w the ratio of the whole sequence, with k and lambda of their
-    own for either sign of A: VESPO (arXiv 2602.10693, equation 20). The weight is 1 at w = 1, largest at w = k / lambda
-    and 0 in both tails, without dividing by the length. Use it where data is many updates stale. It takes the ratio
+    """stop_gradient(w^k exp(lambda (1 - w))) A log pi, with w the ratio of the whole sequence and separate k and lambda
+    for each sign of A: VESPO (arXiv 2602.10693, equation 20). The weight is 1 at w = 1, largest at w = k / lambda and 0
+    in both tails; there is no normalisation by length. Use it for data that is many updates stale. It takes the ratio
     "product".
 
-    Stopped are the tokens whose weight is under one half.
+    Tokens with a weight below one half count as stopped.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -36,16 +36,16 @@ class Vespo(BaseGate, frozen=True, kw_only=True, tag="vespo"):
     takes: ClassVar[tuple[RatioKind, ...]] = ("product",)
 
     k_positive: float = 2.0
-    """k of good sequences."""
+    """Exponent k for positive advantages."""
 
     lambda_positive: float = 3.0
-    """lambda of good sequences."""
+    """Rate lambda for positive advantages."""
 
     k_negative: float = 3.0
-    """k of bad sequences."""
+    """Exponent k for negative advantages."""
 
     lambda_negative: float = 2.0
-    """lambda of bad sequences."""
+    """Rate lambda for negative advantages."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -53,7 +53,6 @@ class Vespo(BaseGate, frozen=True, kw_only=True, tag="vespo"):
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]."""
         moved, good = log_ratio.detach(), tokens.advantages > 0
         power = moved.new_full(moved.shape, self.k_negative).masked_fill(good, self.k_positive)
         rate = moved.new_full(moved.shape, self.lambda_negative).masked_fill(good, self.lambda_positive)

@@ -1,1 +1,1 @@
-"""Loss terms: each declares the quantities it needs and never sees logits."""
+"""Losses: each declares the quantities that it needs and never sees logits."""

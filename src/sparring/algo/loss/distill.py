@@ -1,4 +1,4 @@
-"""The distillation term: the model's distribution becomes a teacher's, on the tokens that the model itself sampled.
+"""Distillation term: pulls the model's distribution towards a teacher's, on tokens that the model itself sampled.
 
 Shapes: M weighted tokens of a micro-batch.
 """
@@ -18,19 +18,17 @@ Estimator = Literal["policy_gradient", "squared"]
 
 
 class SampledDistillLoss:
-    """Reverse KL by the sampled token alone: E_q[log q - log p], estimated by the teacher's log-probability of what was
-    sampled.
+    """Reverse KL, E_q[log q - log p], estimated from the teacher's log-probability of each sampled token.
 
         gap_t            = logprob_t - teacher_t
         policy_gradient    loss = - sum_t weight_t * min(ratio_t, cap) * stop_gradient(-gap_t) / denominator
         squared            loss =   sum_t weight_t * gap_t^2 / 2 / denominator
 
-    `policy_gradient` makes teacher_t - logprob_t the advantage of each token by itself, without what follows from it
-    (on-policy distillation: Lu and Thinking Machines Lab, 2025; a discount of 0); ratio_t = exp(logprob_t -
-    behaviour_t) is exactly 1 where the weights that are trained have sampled, and truncated as in V-trace (arXiv
-    1802.01561, section 4.1) its gradient stays. `squared` is k2 of http://joschu.net/blog/kl-approx.html: the estimate
-    that may be differentiated directly, because its gradient, gap_t * grad logprob_t, is the same, while that of
-    E[gap_t] itself is 0 in expectation (arXiv 2506.09477).
+    `policy_gradient` takes teacher_t - logprob_t as the advantage of token t alone, with a discount of 0 (on-policy
+    distillation: Lu and Thinking Machines Lab, 2025). ratio_t = exp(logprob_t - behaviour_t) is exactly 1 if the
+    current weights sampled the token; it is truncated as in V-trace (arXiv 1802.01561, section 4.1), which keeps its
+    gradient. `squared` is k2 of http://joschu.net/blog/kl-approx.html. It can be differentiated directly: its gradient,
+    gap_t * grad logprob_t, is the same, while the gradient of gap_t itself is 0 in expectation (arXiv 2506.09477).
     """
 
     term = "distill"
@@ -41,8 +39,8 @@ class SampledDistillLoss:
         self._ratio_cap = ratio_cap
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """Compute the term's share of the update's loss: a scalar from `logprob` [M] with gradient, the annotation
-        `teacher` and the recorded log-probabilities. `distill_gap` is the mean of gap_t: what the update minimises."""
+        """Compute the term's part of the loss: a scalar from `logprob` [M] with gradient, the annotation `teacher` and
+        the recorded log-probabilities. The metric `distill_gap` is the mean of gap_t, which the update minimises."""
         weights, logprob = micro_batch.weights[self.term], quantities["logprob"]
         gap = logprob - micro_batch.annotations[Annotation.TEACHER]
         if self._estimator == "squared":
@@ -58,9 +56,13 @@ class SampledDistillLoss:
 
 
 class DistillLoss:
-    """loss = sum_t weight_t * divergence_t / denominator, the divergence between a teacher's whole distribution, or its
-    likeliest tokens and the rest, and the model's in the place of each token (GKD, arXiv 2306.13649, section 3, on the
-    model's own samples and without a gradient through the sampling)."""
+    """Divergence between a teacher's distribution and the model's at each token, over the whole vocabulary or over the
+    teacher's likeliest tokens and the rest.
+
+        loss = sum_t weight_t * divergence_t / denominator
+
+    GKD, arXiv 2306.13649, section 3, on the model's own samples and without a gradient through the sampling.
+    """
 
     term = "distill"
 
@@ -68,7 +70,7 @@ class DistillLoss:
         self.needs = Needs(quantities=frozenset({"divergence"}), divergence=divergence)
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """Compute the term's share of the update's loss: a scalar from `divergence` [M] with gradient. `divergence` is
+        """Compute the term's part of the loss: a scalar from `divergence` [M] with gradient. The metric `divergence` is
         its mean."""
         weights, divergence = micro_batch.weights[self.term], quantities["divergence"]
         loss = (weights * divergence).sum() / micro_batch.denominators[self.term]

@@ -1,4 +1,4 @@
-"""The preference term of an implicit process reward model: a language model learns which rollouts were right.
+"""Preference term of an implicit process reward model: a language model that learns which rollouts were right.
 
 Shapes: M weighted tokens of a micro-batch, G trajectories.
 """
@@ -17,14 +17,13 @@ from sparring.protocols import LossResult, Needs
 
 
 class ImplicitReward:
-    """Implements `Loss` of PRIME's reward model (Cui et al., arXiv 2502.01456, section 3: the cross-entropy of outcome
-    labels).
+    """Cross-entropy of outcome labels, the loss of PRIME's reward model (Cui et al., arXiv 2502.01456, section 3).
 
         r_i  = beta * sum_t (log pi(y_i,t) - log reference(y_i,t))        over all sampled tokens of trajectory i
         loss = - sum_i weight_i * (o_i * log sigmoid(r_i) + (1 - o_i) * log sigmoid(-r_i)) / denominator
 
-    o_i is 1 where the row's label is 1, 0 where it is -1. The rows of one `group` are one trajectory, which no
-    micro-batch splits; its tokens' weights add up to weight_i.
+    o_i is 1 for the label 1 and 0 for the label -1. The rows of one `group` are one trajectory, which no micro-batch
+    splits; its token weights sum to weight_i. Implements `Loss`.
 
     Args:
         beta: scale of the reward, as in credit `prime`.
@@ -37,15 +36,15 @@ class ImplicitReward:
         self.beta = beta
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """Compute the term's share of the update's loss.
+        """Compute the term's part of the loss.
 
         Args:
             quantities: `logprob` [M] float32 with gradient.
             micro_batch: `batch.tensors.MicroBatch` with the annotation `reference`.
 
         Returns:
-            A scalar, and as (sum, count) over trajectories accuracy (the reward's sign is the label's; 0 counts half),
-            reward_chosen and reward_rejected (r of right and of wrong ones).
+            A scalar, and as (sum, count) over trajectories the metrics accuracy (share of rewards with the label's
+                sign; 0 counts half), reward_chosen and reward_rejected (r of right and of wrong trajectories).
         """
         weights = micro_batch.weights[self.term]
         weighted = weights != 0

@@ -1,4 +1,4 @@
-"""The policy term: a gated surrogate of the ratio between the policy and the one that sampled.
+"""Policy term: a gated surrogate of the ratio between the current and an earlier policy.
 
 Shapes: M weighted tokens of a micro-batch.
 """
@@ -19,31 +19,36 @@ from sparring.protocols import Divergence, LossResult, Needs
 
 
 class _Objective(NamedTuple):
-    """Part of each of M tokens in what the update raises, [M] with gradient, and by the name of a metric what each of
-    them adds to it, [M]."""
+    """Surrogate objective of M tokens, which the update raises.
+
+    Attributes:
+        parts: [M] summand of each token, with gradient.
+        columns: [M] contribution of each token to a metric, by the metric's name.
+    """
 
     parts: torch.Tensor
     columns: Mapping[str, torch.Tensor]
 
 
 class PolicyLoss:
-    """Policy term of every algorithm of `[algo]`; the config chooses its parts.
+    """Policy term of every algorithm of `[algo]`, assembled from the parts that the config names.
 
         loss = - sum_t weight_t * correction_t * gate(ratio_t, A_t) / denominator
-               + kl.coefficient * sum_t weight_t * kl_t / denominator - entropy_bonus * sum_t weight_t * H_t /
-               denominator
+               + kl.coefficient * sum_t weight_t * kl_t / denominator
+               - entropy_bonus * sum_t weight_t * H_t / denominator
 
-    Weights and the denominator are the aggregation's and global: over every micro-batch of the optimiser step; where
-    the correction's `denominator` is "kept", both are those of the tokens that it keeps. The ratio is to the anchor:
-    the engine's recorded log-probability, or the trainer's own before the update ("proximal", decoupled PPO, arXiv
-    2505.24298, equation 5): then the annotation `proximal`, or where there is none because the batch is trained once,
-    those of this very forward, without gradient. "loglinear" puts it between the two, the annotation `proximal_share`
-    of the way from recorded to current.
+    The aggregation sets weights and denominator, over all micro-batches of the optimiser step; with the correction's
+    `denominator = "kept"` both count kept tokens only.
 
-    What depends on all of an optimiser step's tokens is found in a first pass (`survey`) and comes back as annotations.
-    So is the first sum where some part looks at whole sequences (unit "sequence") and a trajectory has several rows,
-    which may be computed apart: its parts come back as `objective`, and its derivative by each log-probability as
-    `slope`, which together have the value and the gradient of the sum.
+    The ratio is relative to the anchor. "behaviour" is the engine's recorded log-probability. "proximal" is the
+    trainer's own before the update (decoupled PPO, arXiv 2505.24298, equation 5). It is the annotation `proximal`;
+    without it, when each batch is trained once, this forward pass without gradient. "loglinear" interpolates between
+    the recorded and the current log-probability by the annotation `proximal_share`.
+
+    Values that depend on all tokens of an optimiser step are computed in a first pass (`survey`) and come back as
+    annotations. This includes the first sum, if a part combines whole sequences (unit "sequence") and the rows of a
+    trajectory may be in different micro-batches: its summands come back as `objective`, its derivatives by each
+    log-probability as `slope`. Together they give the value and the gradient of the sum. Implements `Loss`.
     """
 
     term = "policy"
@@ -59,21 +64,21 @@ class PolicyLoss:
         )
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """Compute the term's share of the update's loss.
+        """Compute the term's part of the loss.
 
         Args:
-            quantities: `logprob` [M] and `entropy` [M] float32 with gradient; of the estimator "full" also `divergence`
-                [M], from the reference that the rows name.
+            quantities: `logprob` [M] and `entropy` [M] float32 with gradient; for the KL estimator "full" also
+                `divergence` [M] from the reference.
             micro_batch: `batch.tensors.MicroBatch`.
 
         Returns:
-            A scalar, and the metrics clip_fraction (share of tokens that the gate stops), ratio (to the anchor),
-            approx_kl (to what sampled), entropy, and where there is a reference reference_kl, as (sum, count) over the
-            policy's tokens, beside those of the correction.
+            A scalar, and as (sum, count) over weighted tokens the metrics clip_fraction (share of tokens that the gate
+                stops), ratio (to the anchor), approx_kl (from the sampling policy), entropy, the correction's metrics
+                and, with a KL penalty, reference_kl.
         """
         config, weights = self._config, self._weights(micro_batch)
         old, tokens = self._tokens(quantities, micro_batch)
-        objective = self._surveyed(tokens) or self._objective(old, tokens, weights)
+        objective = self._objective_from_survey(tokens) or self._objective(old, tokens, weights)
         total = objective.parts.sum()
         columns = {**objective.columns, **_local_columns(tokens)}
         if config.entropy_bonus:
@@ -96,9 +101,12 @@ class PolicyLoss:
 
     @torch.no_grad()
     def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
-        """Compute values that depend on all M tokens of an optimiser step, per token: `chosen` by the gate, `entropic`
-        by `top_entropy` (each 0.0 or 1.0), `correction_mean`, `recounted` (factors of the weights of kept tokens), and
-        where rows share sequences the first sum of the loss. Arguments as for the loss, of the whole step at once."""
+        """Compute per-token values that depend on all M tokens of an optimiser step.
+
+        These are `chosen` by the gate and `entropic` by `top_entropy` (each 0.0 or 1.0), `correction_mean`, `recounted`
+        (factors for the weights of kept tokens), and the first sum of the loss for sequences with several rows. Takes
+        the arguments of the loss, for the whole step at once.
+        """
         config, columns = self._config, dict[str, torch.Tensor]()
         old, tokens = self._tokens(quantities, micro_batch)
         if isinstance(config.gate, StepGate):
@@ -117,11 +125,11 @@ class PolicyLoss:
             ).to(old.dtype)
         if config.unit == "sequence" and len(micro_batch.trajectory.unique()) < len(micro_batch.trajectory):
             annotations = {**micro_batch.annotations, **columns}
-            columns |= self._of_sequences(quantities, replace(micro_batch, annotations=annotations))
+            columns |= self._sequence_columns(quantities, replace(micro_batch, annotations=annotations))
         return columns
 
-    def _of_sequences(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
-        """Return the parts of the first sum of the loss, its slopes and what is measured of it, as annotations."""
+    def _sequence_columns(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
+        """Compute the first sum of the loss as annotations: its summands, its slopes and its metrics."""
         with torch.enable_grad():
             logprob = quantities["logprob"].detach().requires_grad_(True)
             old, tokens = self._tokens({**quantities, "logprob": logprob}, micro_batch)
@@ -137,12 +145,12 @@ class PolicyLoss:
             }
         return {Annotation.OBJECTIVE: objective.parts.detach(), Annotation.SLOPE: slope, **measured}
 
-    def _surveyed(self, tokens: PolicyTokens) -> _Objective | None:
-        """Return the objective that a first pass found: its value and its gradient; None where there was none."""
+    def _objective_from_survey(self, tokens: PolicyTokens) -> _Objective | None:
+        """Rebuild the objective, with value and gradient, from a first pass; None if there was none."""
         annotations = tokens.annotations
         if Annotation.SLOPE not in annotations:
             return None
-        along = annotations[Annotation.SLOPE] * (tokens.logprob - tokens.logprob.detach())
+        gradient_term = annotations[Annotation.SLOPE] * (tokens.logprob - tokens.logprob.detach())
         columns = {"ratio": annotations[Annotation.RATIO], "clip_fraction": annotations[Annotation.STOPPED]}
         if not self._config.correction_rule.does_nothing:
             columns |= {
@@ -150,10 +158,10 @@ class PolicyLoss:
                 "correction_truncated": annotations[Annotation.CORRECTION_TRUNCATED],
                 "correction_rejected": annotations[Annotation.CORRECTION_REJECTED],
             }
-        return _Objective(annotations[Annotation.OBJECTIVE] + along, columns)
+        return _Objective(annotations[Annotation.OBJECTIVE] + gradient_term, columns)
 
     def _objective(self, old: torch.Tensor, tokens: PolicyTokens, weights: torch.Tensor) -> _Objective:
-        """Compute the objective of tokens whose sequences are whole."""
+        """Compute the objective of tokens whose sequences are complete."""
         config = self._config
         corrected = config.correction_rule(old, tokens)
         log_ratio = bounded(config.ratio(tokens))
@@ -166,14 +174,15 @@ class PolicyLoss:
         return _Objective(weights * surrogate, columns)
 
     def _weights(self, micro_batch: Any) -> torch.Tensor:
-        """Return the weights of the tokens that count, [M]."""
+        """Return the token weights [M], corrected for the number of kept tokens if the denominator is "kept"."""
         weights = micro_batch.weights[self.term]
         if self._config.correction_rule.denominator == "kept":
             weights = weights * micro_batch.annotations[Annotation.RECOUNTED]
         return weights
 
     def _tokens(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> tuple[torch.Tensor, PolicyTokens]:
-        """Return the trainer's log-probabilities before the update [M], and the policy's tokens."""
+        """Return the trainer's log-probabilities before the update [M], and the inputs of ratio, gate and
+        correction."""
         now, behaviour = quantities["logprob"].detach(), micro_batch.behaviour_logprobs
         old = micro_batch.annotations.get(Annotation.PROXIMAL, now)
         share = micro_batch.annotations.get(Annotation.PROXIMAL_SHARE)
@@ -194,8 +203,8 @@ class PolicyLoss:
 
 @torch.no_grad()
 def _local_columns(tokens: PolicyTokens) -> dict[str, torch.Tensor]:
-    """Compute what each of the M tokens adds to the metrics that it decides alone."""
-    # k3 of http://joschu.net/blog/kl-approx.html with samples from the behaviour policy: always positive, unbiased
+    """Compute each token's contribution to the metrics that need no other token, [M]."""
+    # k3 of http://joschu.net/blog/kl-approx.html with samples from the behaviour policy: never negative, unbiased
     moved = bounded(tokens.logprob - tokens.behaviour)
     return {"approx_kl": moved.exp() - 1.0 - moved, "entropy": tokens.entropy}
 

@@ -16,21 +16,22 @@ from sparring.protocols import LossResult, Needs
 
 
 class StepLabels:
-    """Implements `Loss`: cross-entropy at the ends of steps (Lightman et al., arXiv 2305.20050, with two classes;
-    labels between 0 and 1 as in Math-Shepherd, arXiv 2312.08935).
+    """Cross-entropy at the ends of steps (Lightman et al., arXiv 2305.20050, with two classes; labels between 0 and 1
+    as in Math-Shepherd, arXiv 2312.08935).
 
         loss = - sum_t weight_t * (y_t * log sigmoid(v_t) + (1 - y_t) * log sigmoid(-v_t)) / denominator
 
-    v_t is the value of a weighted token: what the text before it, up to the end of the step, is worth.
+    v_t is the head's value at a weighted token: the logit that the step which ends there is right. Implements `Loss`.
     """
 
     term = "value"
     needs = Needs(quantities=frozenset({"value"}))
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """Compute the term's share of the update's loss, a scalar from `value` [M] float32 with gradient.
+        """Compute the term's part of the loss: a scalar from `value` [M] float32 with gradient.
 
-        Its metric is accuracy: the share of steps whose sigmoid is on the label's side of one half, ties half."""
+        The metric accuracy is the share of steps with sigmoid(v_t) on the label's side of one half; ties count half.
+        """
         weights, values = micro_batch.weights[self.term], quantities["value"]
         label = micro_batch.annotations[Annotation.STEP_LABEL].to(values.dtype)
         wrong = -(label * logsigmoid(values) + (1.0 - label) * logsigmoid(-values))

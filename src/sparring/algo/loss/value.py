@@ -1,4 +1,4 @@
-"""Value term of a critic, which predicts before each token the reward still to come.
+"""Value term of a critic, which predicts the reward to go before each token.
 
 Shapes: M weighted tokens of a micro-batch.
 """
@@ -15,18 +15,17 @@ from sparring.protocols import LossResult, Needs
 
 
 class ValueLoss:
-    """Implements `Loss`: half the squared error of the critic, clipped as PPO's code has it.
+    """Half the squared error of a critic, clipped as in PPO's code.
 
         loss = sum_t weight_t * 1/2 max((V_t - R_t)^2, (V_t' - R_t)^2) / denominator
         V_t' = V_t(old) + clamp(V_t - V_t(old), -clip, clip)
 
-    The squared error is that of Schulman et al. (arXiv 1707.06347, equation 9), its clipped form is described by
-    Engstrom et al. (arXiv 2005.12729, section 3). V_t is the value of the text before token t. R_t, the target, is the
-    annotation `return`, which the credit rule wrote; V_t(old), the critic's value before the update, is the annotation
-    `value`.
+    Schulman et al. (arXiv 1707.06347, equation 9) have the squared error, Engstrom et al. (arXiv 2005.12729, section 3)
+    its clipped form. V_t is the value of the context before token t. The target R_t is the annotation `return`, which
+    the credit rule wrote; V_t(old), the critic's value before the update, is the annotation `value`. Implements `Loss`.
 
     Args:
-        clip: how far a value moves from the old one before it stops being trained, in units of reward; 0: any.
+        clip: largest change of a value that is trained, in units of reward; 0 is no bound.
     """
 
     term = "value"
@@ -36,10 +35,11 @@ class ValueLoss:
         self.clip = clip
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """Compute the term's share of the update's loss, a scalar from `value` [M] float32 with gradient.
+        """Compute the term's part of the loss: a scalar from `value` [M] float32 with gradient.
 
-        Metrics, as (sum, count) over the weighted tokens: clip_fraction, the share whose error is the clipped one; the
-        means value, return, return_square, error (R - V) and error_square, of which an explained variance is made.
+        Metrics, as (sum, count) over weighted tokens: clip_fraction (share of tokens with the clipped error) and the
+        means value, return, return_square, error (R - V) and error_square, from which an explained variance is
+        computed.
         """
         weights, values = micro_batch.weights[self.term], quantities["value"]
         old = micro_batch.annotations[Annotation.VALUE].to(values.dtype)
@@ -47,9 +47,9 @@ class ValueLoss:
         error = (values - target) ** 2
         stopped = torch.zeros_like(weights, dtype=torch.bool)
         if self.clip:
-            held = (old + (values - old).clamp(-self.clip, self.clip) - target) ** 2
-            stopped = held > error
-            error = torch.where(stopped, held, error)
+            clipped_error = (old + (values - old).clamp(-self.clip, self.clip) - target) ** 2
+            stopped = clipped_error > error
+            error = torch.where(stopped, clipped_error, error)
         loss = 0.5 * (weights * error).sum() / micro_batch.denominators[self.term]
         return LossResult(loss=loss, metrics=_metrics(values, target, stopped, weights != 0))
 

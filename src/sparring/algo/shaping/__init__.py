@@ -1,1 +1,1 @@
-"""Shaping: scores of groups -> other scores, before credit. Torch-free."""
+"""Shaping: changes the scores of groups before credit. Torch-free."""

@@ -1,4 +1,4 @@
-"""Application of shaping rules: amounts added to rewards, role by role."""
+"""Application of shaping rules: adds amounts to rewards, role by role."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import replace
 from sparring.types import Group, Score, Trajectory
 
 Amounts = Callable[[Sequence[Trajectory], Sequence[float]], Sequence[float]]
-"""The trajectories of one role of a group, and what each earned -> what is added to each."""
+"""Shaping of one role of a group: its trajectories and their rewards -> the amount added to each."""
 
 
 def sampled_tokens(trajectory: Trajectory) -> int:
-    """Count the tokens that were sampled in the turns of a trajectory, each once."""
+    """Count the sampled tokens of a trajectory's turns, each once."""
     return sum(len(turn.tokens) for turn in trajectory.turns)
 
 
 def sampled_turns(trajectory: Trajectory) -> int:
-    """Count the turns of a trajectory."""
+    """Count the sampled turns of a trajectory."""
     return len(trajectory.turns)
 
 
 def shaped(group: Group, name: str, amounts: Amounts) -> Group:
     """Return the group with amounts added to rewards, role by role.
 
-    Where a rollout has one role, its `reward` changes and the part `name` says by how much; where it has several, each
-    role's `per_role` does and the part is `name/role`. What turns earned stays: the amount belongs to the end.
+    In a rollout with one role the amount is added to `reward` and recorded as the part `name`; with several roles it is
+    added to each `per_role` and recorded as `name/role`. Rewards of turns do not change: the amount belongs to the end.
     """
     added: dict[str, float] = {}
     by_role: dict[str, list[tuple[Trajectory, float]]] = {}
@@ -39,10 +39,12 @@ def shaped(group: Group, name: str, amounts: Amounts) -> Group:
         ):
             added[trajectory.id] = amount
     pairs = zip(group.rollouts, group.scores, strict=True)
-    return replace(group, scores=tuple(_score(score, rollout.trajectories, added, name) for rollout, score in pairs))
+    return replace(
+        group, scores=tuple(_add_to_score(score, rollout.trajectories, added, name) for rollout, score in pairs)
+    )
 
 
-def _score(score: Score, trajectories: Sequence[Trajectory], added: dict[str, float], name: str) -> Score:
+def _add_to_score(score: Score, trajectories: Sequence[Trajectory], added: dict[str, float], name: str) -> Score:
     if len(trajectories) == 1:
         [trajectory] = trajectories
         amount = added[trajectory.id]

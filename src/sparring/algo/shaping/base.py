@@ -1,4 +1,4 @@
-"""Facts that every shaping rule carries, with the values that most have."""
+"""Base of the shaping rules, with the defaults of their class variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class BaseShaping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     lists it."""
 
     facts: ClassVar[Facts]
-    """The rule's sources."""
+    """Sources of the rule."""
 
     needs_nonnegative_rewards: ClassVar[bool] = False
-    """True if a reward below 0 is an error. Such a rule comes before every rule that can make rewards negative."""
+    """True if a reward below 0 is an error. Such a rule has to precede every rule that can make rewards negative."""

@@ -1,4 +1,4 @@
-"""KL in the reward: every token pays for leaving the reference."""
+"""KL penalty in the reward of each token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparring.types import Sample
 class KlReward(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="kl_reward", tag_field="name"
 ):
-    """KL in the reward: a per-token penalty beside the outcome.
+    """KL in the reward: a per-token penalty in addition to the outcome.
 
         r_t -= coefficient * k_t        with d = log p(y_t) - log p_reference(y_t)
         k1     d
@@ -27,10 +27,10 @@ class KlReward(
         abs    |d|
 
     Ziegler et al., arXiv 1909.08593, equation 2 (k1); the estimators are Schulman's (2020). log p is the recorded
-    log-probability, the annotation `reference` the other; the result goes into the annotation `reward`, which credit
-    rules count among what a trajectory earned (GAE and REINFORCE++ token by token; gdpo and process, which do not, are
-    refused). Use it for RLHF with PPO. It implements `protocols.Annotator`: the stage runs it after the reference has
-    annotated.
+    log-probability, log p_reference the annotation `reference`. The penalty is added to the annotation `reward`, which
+    credit rules count as part of a trajectory's reward (GAE and REINFORCE++ token by token); gdpo and process do not
+    read it and are refused. Use it for RLHF with PPO. Implements `Annotator`; the stage runs it after the reference
+    model.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -45,16 +45,16 @@ class KlReward(
     )
 
     coefficient: float = 0.01
-    """Price of one nat."""
+    """Penalty per nat."""
 
     estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
-    """k1 is the only one whose mean over the reward's gradient is the gradient of the divergence."""
+    """Estimate k_t of the divergence. Only k1 gives, in expectation, the gradient of the KL divergence."""
 
     target: float | None = None
-    """The divergence in nats per trajectory that an adaptive coefficient holds; None: the coefficient is fixed."""
+    """Divergence in nats per trajectory that an adaptive coefficient aims at; None: the coefficient is fixed."""
 
     gain: float = 0.1
-    """Step of an adaptive coefficient: gain times the relative error, which is cut to a fifth, at each update."""
+    """Step of an adaptive coefficient at each update: gain times the relative error, clipped to 0.2."""
 
     def __post_init__(self) -> None:
         if self.coefficient < 0:
@@ -62,14 +62,14 @@ class KlReward(
         check_target(self.coefficient, self.target, self.gain)
 
     async def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the rows with the penalty added to their annotation `reward`; 0.0 where there is no policy weight.
+        """Subtract the penalty in the annotation `reward`; 0.0 at tokens without policy weight.
 
         Raises:
-            BadInput: a sample has no annotation `reference`.
+            BadInput: a sample has no annotation `reference`, or no recorded log-probabilities.
         """
-        return [self._sample(row) for row in samples]
+        return [self._penalise(row) for row in samples]
 
-    def _sample(self, row: Sample) -> Sample:
+    def _penalise(self, row: Sample) -> Sample:
         if Annotation.REFERENCE not in row.annotations or row.logprobs is None:
             do = "name a reference model for the stage"
             raise refusal(

@@ -1,4 +1,4 @@
-"""A price per token or turn."""
+"""Linear length penalty: a price per token or turn."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from sparring.types import Group, Trajectory
 
 
 class LinearLength(BaseShaping, frozen=True, kw_only=True, tag="linear_length"):
-    """Linear length penalty: what a rollout used has a price, in full only where the task is mastered.
+    """Linear length penalty: a price per token or turn, scaled by the task's share of success.
 
         r' = r - price * max(0, l - free) * s
         s  = share of the role's members with a reward above solved_above, or 1
 
-    l: tokens or turns that the role sampled. Use it to make a policy that already succeeds cheaper: with the share of
-        success
-    as a factor, tasks that still fail are not taught to give up early.
+    l is the number of tokens or turns that the role sampled. Use it to make a policy that already succeeds cheaper.
+    With the share of success as a factor, it does not teach the policy to give up early on tasks that still fail.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -35,26 +34,26 @@ class LinearLength(BaseShaping, frozen=True, kw_only=True, tag="linear_length"):
     )
 
     price: float
-    """Reward per unit."""
+    """Penalty per token or turn."""
 
     per: Literal["token", "turn"] = "token"
-    """The unit."""
+    """Unit of the price."""
 
     free: int = 0
-    """Units that cost nothing."""
+    """Number of units without a price."""
 
     by_success: bool = True
-    """Multiply with the share of members that succeeded."""
+    """Multiply the penalty by the share of members that succeeded."""
 
     solved_above: float = 0.5
-    """A member succeeded when its reward is above this."""
+    """Reward above which a member succeeded."""
 
     def __post_init__(self) -> None:
         if self.price < 0 or not math.isfinite(self.price) or self.free < 0:
             raise ValueError(f"price and free must be at least 0, got {self.price} and {self.free}")
 
     def shape(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups with rewards less the price; the part `linear_length` of a score says by how much."""
+        """Subtract the penalty from rewards; the part `linear_length` of a score records the change."""
         return [shaped(group, "linear_length", self._amounts) for group in groups]
 
     def _amounts(self, trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[float]:

@@ -13,15 +13,15 @@ from sparring.types import Group, Trajectory
 
 
 class Overlong(BaseShaping, frozen=True, kw_only=True, tag="overlong"):
-    """Soft overlong punishment: the last `buffer` tokens before the limit cost more and more.
+    """Soft overlong punishment: it grows linearly over the last `buffer` tokens before the limit.
 
         r' = r + weight * p
-        p  =  0                                 where l <= limit - buffer
-             (limit - buffer - l) / buffer      where limit - buffer < l <= limit
-             -1                                 where l > limit
+        p  =  0                                 for l <= limit - buffer
+             (limit - buffer - l) / buffer      for limit - buffer < l <= limit
+             -1                                 for l > limit
 
-    Yu et al. (DAPO), arXiv 2503.14476, equation 13; l: tokens that the role sampled. Use it where rollouts are cut at
-    the limit, so that a sound one that is merely long does not lose everything at one token.
+    Yu et al. (DAPO), arXiv 2503.14476, equation 13; l is the number of tokens that the role sampled. Use it if rollouts
+    are cut at the limit, so that the reward does not drop all at once at a single token.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -35,20 +35,20 @@ class Overlong(BaseShaping, frozen=True, kw_only=True, tag="overlong"):
     )
 
     limit: int | None = None
-    """Tokens; None is the task's own limit (`max_tokens`)."""
+    """Limit in tokens; None takes the task's own (`max_tokens`)."""
 
     buffer: int = 256
-    """Tokens before the limit over which the punishment grows; no more than the limit itself."""
+    """Number of tokens before the limit over which the punishment grows; at most the limit."""
 
     weight: float = 1.0
-    """The punishment at the limit."""
+    """Punishment at the limit."""
 
     def __post_init__(self) -> None:
         if self.buffer < 1 or (self.limit is not None and self.limit < self.buffer):
             raise ValueError(f"buffer must be at least 1 and at most limit, got {self.buffer} and {self.limit}")
 
     def shape(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups with punished rewards; the part `overlong` of a score says by how much."""
+        """Add the punishment to rewards; the part `overlong` of a score records the change."""
         limits = [self.limit or group.task.limits.max_tokens for group in groups]
         return [
             shaped(group, "overlong", partial(self._amounts, limit))

@@ -1,4 +1,4 @@
-"""Kimi's length reward: shorter than the siblings is better."""
+"""Kimi's length reward: shorter than the sibling rollouts is better."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sparring.types import Group, Trajectory
 class RelativeLength(BaseShaping, frozen=True, kw_only=True, tag="relative_length"):
     """Relative length reward: among the rollouts of a task, short successes gain and long ones lose.
 
-        x_i = 0.5 - (l_i - min(l)) / (max(l) - min(l))      0 where all are equally long
-        r'  = r + weight * x_i             where r > solved_above
-              r + weight * min(0, x_i)     elsewhere
+        x_i = 0.5 - (l_i - min(l)) / (max(l) - min(l))      0 if all lengths are equal
+        r'  = r + weight * x_i             for r > solved_above
+              r + weight * min(0, x_i)     otherwise
 
-    Kimi team (k1.5), arXiv 2501.12599, section 2.3.3; l: tokens that the role sampled. Use it after a warm-up, against
-    overthinking.
+    Kimi team (k1.5), arXiv 2501.12599, section 2.3.3; l is the number of tokens that the role sampled. Use it after a
+    warm-up, against overthinking.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -32,13 +32,13 @@ class RelativeLength(BaseShaping, frozen=True, kw_only=True, tag="relative_lengt
     )
 
     weight: float = 1.0
-    """Weight of the length beside the reward."""
+    """Weight of the length reward."""
 
     solved_above: float = 0.5
-    """A member succeeded when its reward is above this."""
+    """Reward above which a member succeeded."""
 
     def shape(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups with other rewards; the part `relative_length` of a score says by how much."""
+        """Add the length reward; the part `relative_length` of a score records the change."""
         return [shaped(group, "relative_length", self._amounts) for group in groups]
 
     def _amounts(self, trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Reduced reward of a rollout that a limit cut off."""
+"""Reduced reward for rollouts that a limit cut off."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from sparring.types import Group, Trajectory
 
 
 class StopProperly(BaseShaping, frozen=True, kw_only=True, tag="stop_properly"):
-    """Stop properly: a rollout that a limit cut off keeps a share of its reward.
+    """Stop properly: a truncated rollout keeps only a share of its reward.
 
-        r' = keeps * r     where the role's outcome is truncated
+        r' = keeps * r     if the role's outcome is truncated
 
-    The penalty of ProRL's recipe (arXiv 2505.24864 describes the first version). Use it where truncated work is scored;
-    `overlong` is the gentler choice. Rewards below 0 are refused: a share of such a reward is better than the whole, so
-    that to be cut off would pay. It therefore comes before every other shaping.
+    The penalty of ProRL's recipe (arXiv 2505.24864 describes the first version). Use it if truncated rollouts are
+    scored; `overlong` is the gentler choice. Rewards below 0 are refused, because a share of a negative reward is
+    larger, so truncation would pay. The rule therefore precedes every other shaping.
     """
 
     facts: ClassVar[Facts] = Facts(
         source="ProRL's recipe; NeMo RL has it under this name",
         defaults={"keeps": "ours"},
-        differences=("Negative rewards are refused; NeMo RL multiplies these, too.",),
+        differences=("Negative rewards are refused; NeMo RL multiplies them too.",),
     )
 
     needs_nonnegative_rewards: ClassVar[bool] = True
 
     keeps: float = 0.0
-    """The share."""
+    """Share of the reward that a truncated rollout keeps."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.keeps <= 1:
             raise ValueError(f"keeps must lie between 0 and 1, got {self.keeps}")
 
     def shape(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups with other rewards; the part `stop_properly` of a score says by how much.
+        """Reduce the rewards of truncated rollouts; the part `stop_properly` of a score records the change.
 
         Raises:
             BadInput: a reward is below 0.

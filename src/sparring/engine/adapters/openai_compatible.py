@@ -317,7 +317,6 @@ class OpenAiEngine:
         }
 
     async def _choices(self, body: Mapping[str, Any], ended: asyncio.Event, where: str) -> AsyncIterator[Choice]:
-        """Yield the events of a streamed completion, until `ended`."""
         if ended.is_set():
             return
         async with self._client.stream("POST", f"{self._url}/completions", json=body) as response:
@@ -395,7 +394,6 @@ def _decoded(data: bytes, where: str) -> Answer:
 
 
 def _message(body: bytes, status: int) -> str:
-    """Describe the error of a server's answer."""
     return f"status {status}: {body[:300].decode(errors='replace')}"
 
 

@@ -266,7 +266,6 @@ class RemoteClient:
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[tuple[str, bytes]]:
-    """Yield name and data of each server-sent event."""
     rest = b""
     async for chunk in response.aiter_raw():
         *complete, rest = (rest + chunk).split(b"\n\n")

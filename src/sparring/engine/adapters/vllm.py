@@ -471,7 +471,6 @@ class VllmEngine:
 
 
 def _shapes(paths: Sequence[str]) -> dict[str, list[int]]:
-    """Read the shape of every tensor in safetensors files."""
     shapes = {}
     for path in paths:
         with safe_open(path, framework="pt") as file:

@@ -1,4 +1,4 @@
-"""Kinds about capital and small letters."""
+"""Kinds of instructions about upper and lower case."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _plan_title(plan: ReplyPlan, params: Params) -> None:
 
 
 def _is_title(reply: ReplyText, params: Params) -> bool:
-    """Return True if every word begins with a capital, and not all of it is in capitals."""
+    """Return True if every word begins with a capital, but the text is not all capitals."""
     begin = all(word[0].isupper() or word[0].isdigit() for word in reply.spelled)
     return bool(reply.spelled) and begin and not reply.plain.isupper()
 
@@ -40,7 +40,7 @@ def _plan_shout(plan: ReplyPlan, params: Params) -> None:
 
 
 def _is_shouted(reply: ReplyText, params: Params) -> bool:
-    """Return True if the word stands there in capitals, and no other of more than one letter does."""
+    """Return True if the word is in capitals, and no other word of more than one letter is."""
     capitals = {word for word in reply.spelled if len(word) > 1 and word.isupper()}
     return capitals == {params["word"]}
 

@@ -1,4 +1,4 @@
-"""Kinds that count: sentences, words, words of a sentence."""
+"""Kinds of instructions that count sentences, words, or words of a sentence."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sparring.envs.instructions.kind import InstructionKind, Params, ReplyPlan, 
 from sparring.envs.instructions.reply import ReplyText
 
 
-def _closed(reply: ReplyText) -> int:
-    """Count the sentences, 0 where the last is not finished: it may have been cut."""
+def _num_finished(reply: ReplyText) -> int:
+    """Count the sentences; 0 if the last is unfinished, because the reply may have been truncated."""
     return len(reply.sentences) if reply.sentences and reply.sentences[-1].closed else 0
 
 
@@ -67,7 +67,7 @@ KINDS = (
             "Your answer must have {n} sentence{s}, no more and no fewer.",
             "Use {n} sentence{s} in all.",
         ),
-        kept=lambda reply, params: _closed(reply) == params["n"],
+        kept=lambda reply, params: _num_finished(reply) == params["n"],
         plan=_plan_sentences,
         draw=_draw_sentences,
         claims=frozenset({"sentences"}),
@@ -79,7 +79,7 @@ KINDS = (
             "There should be {n} sentence{s} or more.",
             "Do not write fewer than {n} sentences.",
         ),
-        kept=lambda reply, params: _closed(reply) >= params["n"],
+        kept=lambda reply, params: _num_finished(reply) >= params["n"],
         plan=_plan_at_least,
         draw=_draw_at_least,
         claims=frozenset({"sentences"}),

@@ -1,4 +1,4 @@
-"""Kinds about how a reply and its sentences begin and end."""
+"""Kinds of instructions about the beginning and end of a reply and its sentences."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def _plan_postscript(plan: ReplyPlan, params: Params) -> None:
     plan.min_sentences = max(plan.min_sentences, 2)
 
 
-def _begins(reply: ReplyText, params: Params) -> bool:
-    """Return True if the first words are these, and no sentence is made of them alone."""
+def _starts_with_phrase(reply: ReplyText, params: Params) -> bool:
+    """Return True if the reply begins with the phrase, and its first sentence has more words."""
     phrase = lowered(params["phrase"] if "phrase" in params else params["word"])
     first = reply.sentences[0].words if reply.sentences else ()
     return reply.words[: len(phrase)] == phrase == first[: len(phrase)] and len(first) > len(phrase)
 
 
-def _finishes(reply: ReplyText, params: Params) -> bool:
-    """Return True if the last words are these, and no sentence is made of them alone."""
+def _ends_with_phrase(reply: ReplyText, params: Params) -> bool:
+    """Return True if the reply ends with the phrase, and its last sentence has more words."""
     phrase = lowered(params["phrase"])
     last = reply.sentences[-1].words if reply.sentences else ()
     return last[-len(phrase) :] == phrase and len(last) > len(phrase)
@@ -73,13 +73,13 @@ def _asks_last(reply: ReplyText, params: Params) -> bool:
 
 
 def _has_initial(reply: ReplyText, params: Params) -> bool:
-    """Return True if every sentence begins with the letter, and there are two or more."""
+    """Return True if there are at least two sentences, all beginning with the letter."""
     letter = params["letter"].lower()
     return len(reply.sentences) >= 2 and all(s.words and s.words[0][0] == letter for s in reply.sentences)
 
 
 def _has_postscript(reply: ReplyText, params: Params) -> bool:
-    """Return True if the last line is a postscript: it begins with P.S., more follows, and there is text before it."""
+    """Return True if the last line is a postscript: "P.S." and more words, below other text."""
     last = reply.lines[-1].casefold() if reply.lines else ""
     return len(reply.lines) >= 2 and last.startswith("p.s.") and len(words_of(last)) > 4
 
@@ -92,7 +92,7 @@ KINDS = (
             'The first word must be "{word}".',
             'Start your answer with "{word}".',
         ),
-        kept=_begins,
+        kept=_starts_with_phrase,
         plan=_plan_first,
         draw=_draw_first,
         claims=_START,
@@ -104,7 +104,7 @@ KINDS = (
             'Your answer must start with "{phrase}".',
             'Let the first words be "{phrase}".',
         ),
-        kept=_begins,
+        kept=_starts_with_phrase,
         plan=_plan_opening,
         draw=_draw_opening,
         claims=_START,
@@ -115,7 +115,7 @@ KINDS = (
             'Let your last sentence end with the words "{phrase}".',
             'The last words of your last sentence must be "{phrase}".',
         ),
-        kept=_finishes,
+        kept=_ends_with_phrase,
         plan=_plan_closing,
         draw=_draw_closing,
         claims=_END,

@@ -1,4 +1,4 @@
-"""`InstructionKind`: what a kind draws, what it says, how it is checked, and how it is met."""
+"""`InstructionKind`: parameters, wording, check and plan of a kind of instruction."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from sparring.envs.instructions.reply import ReplyText
 
 Params = Mapping[str, Any]
-"""Demands of one instruction, by name: plain data."""
+"""Parameters of one instruction, by name: plain data."""
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scope:
-    """Setting in which instructions are drawn: the words of the topic, and the most sentences that may be asked for."""
+    """Context in which instructions are drawn: words of the topic, and the maximum number of sentences to ask for."""
 
     family: Sequence[str]
     max_sentences: int
@@ -25,30 +25,30 @@ class Scope:
 
 @dataclass(kw_only=True, slots=True)
 class ReplyPlan:
-    """Demands on a reply, gathered from its instructions; `solve` writes one that meets them.
+    """Requirements on a reply, collected from its instructions, for `solve` to write one.
 
     Attributes:
-        sentences: exactly so many.
-        min_sentences: at least so many.
-        min_words: of the whole.
-        max_words: of the whole.
-        sentence_words: of a sentence, at most.
-        words: to use, in this order, each as often as it stands here.
-        avoid: words that must not be used.
-        letter: that must not be used.
-        initial: letter that every sentence begins with.
-        opening: words that come first.
-        closing: words that come last.
-        forms: turns of phrase that some sentence has: `question`, `brackets`, `semicolon`, `colon`, `number`.
-        ends_asking: the last sentence is a question.
-        mark: that ends sentences.
+        sentences: exact number of sentences.
+        min_sentences: minimum number of sentences.
+        min_words: minimum number of words.
+        max_words: maximum number of words.
+        sentence_words: maximum number of words of a sentence.
+        words: words to use, in this order, each as often as it occurs here.
+        avoid: words not to use.
+        letter: letter not to use.
+        initial: first letter of every sentence.
+        opening: first words of the reply.
+        closing: last words of the reply.
+        forms: forms that one of the sentences must have: `question`, `brackets`, `semicolon`, `colon`, `number`.
+        ends_asking: whether the last sentence is a question.
+        mark: punctuation mark that ends sentences.
         layout: `prose`, `lines`, `paragraphs`, `bullets`, `numbered`.
-        pieces: paragraphs or points.
-        heading: whether it has one.
-        postscript: whether its last line is one.
-        case: `lower`, `upper` or `title`; "" for that of sentences.
+        pieces: number of paragraphs or points.
+        heading: whether the reply has a heading.
+        postscript: whether the last line is a postscript.
+        case: `lower`, `upper` or `title`; "" for the usual case of sentences.
         shout: word in capitals.
-        quoted: whether all of it stands in quotation marks.
+        quoted: whether the whole reply is in quotation marks.
     """
 
     sentences: int | None = None
@@ -74,7 +74,7 @@ class ReplyPlan:
     quoted: bool = False
 
 
-def _nothing(random: Random, scope: Scope) -> dict[str, Any]:
+def _no_params(random: Random, scope: Scope) -> dict[str, Any]:
     return {}
 
 
@@ -83,24 +83,24 @@ class InstructionKind:
     """One kind of instruction.
 
     Attributes:
-        name: of the kind; a tag of evaluations and a part of scores.
-        says: wordings; fields in braces are parameters, `{s}` is the plural of `n`.
-        kept: whether a reply keeps it.
-        plan: writes into a plan what the instruction asks for.
+        name: name of the kind, a tag of evaluations and a part of scores.
+        says: wordings; `{...}` are parameters, `{s}` is the plural ending for `n`.
+        kept: checks whether a reply follows the instruction.
+        plan: adds the instruction to a plan.
         draw: draws the parameters.
-        claims: what the kind decides alone, such as the case of letters. Two kinds that claim the same thing never
-            stand in one task.
+        claims: features that the kind decides alone, such as the case of letters. Kinds that share a claim are never in
+            one task.
     """
 
     name: str
     says: tuple[str, ...]
     kept: Callable[[ReplyText, Params], bool]
     plan: Callable[[ReplyPlan, Params], None]
-    draw: Callable[[Random, Scope], dict[str, Any]] = _nothing
+    draw: Callable[[Random, Scope], dict[str, Any]] = _no_params
     claims: frozenset[str] = frozenset()
 
     def say(self, params: Params, random: Random) -> str:
-        """Return the instruction as a sentence, in one of its wordings."""
+        """Return the instruction as a sentence in a random wording."""
         shown = {key: _number(value) if isinstance(value, int) else value for key, value in params.items()}
         return random.choice(self.says).format(**shown, s="" if params.get("n") == 1 else "s")
 

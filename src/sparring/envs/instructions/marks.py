@@ -1,4 +1,4 @@
-"""Kinds about punctuation and figures."""
+"""Kinds of instructions about punctuation and numbers in digits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _COLON, _SEMICOLON = re.compile(_BETWEEN.format(":")), re.compile(_BETWEEN.forma
 _FIGURE = re.compile(r"(?<![^\W_])\d+(?:[.,]\d+)*(?![^\W_])")
 
 
-def _nothing(plan: ReplyPlan, params: Params) -> None:
-    """Ask nothing of a plan: what is planned has no commas."""
+def _no_change(plan: ReplyPlan, params: Params) -> None:
+    """Leave the plan unchanged: planned replies have no commas."""
 
 
 def _plan_exclaim(plan: ReplyPlan, params: Params) -> None:
@@ -51,15 +51,15 @@ def _ends(mark: str, text: str) -> bool:
 
 
 def _is_quoted(reply: ReplyText, params: Params) -> bool:
-    """Return True if one pair of quotation marks stands around all of it."""
+    """Return True if one pair of quotation marks encloses the whole text."""
     text = reply.plain
     inside = text[1:-1]
-    around = len(text) > 2 and text[0] in _OPEN and text[-1] in _CLOSE
-    return around and not set(inside) & {*_OPEN, *_CLOSE} and bool(words_of(inside))
+    is_enclosed = len(text) > 2 and text[0] in _OPEN and text[-1] in _CLOSE
+    return is_enclosed and not set(inside) & {*_OPEN, *_CLOSE} and bool(words_of(inside))
 
 
 def _has_figure(reply: ReplyText, params: Params) -> bool:
-    """Return True if a number in digits stands in a sentence; those that number a list do not count."""
+    """Return True if a sentence contains a number in digits, list numbers aside."""
     return any(_FIGURE.search(sentence.text) for sentence in reply.sentences)
 
 
@@ -68,7 +68,7 @@ KINDS = (
         name="no_commas",
         says=("Do not use commas.", "Write without any commas.", "Your answer must not contain a comma."),
         kept=lambda reply, params: "," not in reply.text,
-        plan=_nothing,
+        plan=_no_change,
     ),
     InstructionKind(
         name="ask_question",

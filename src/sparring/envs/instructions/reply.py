@@ -1,4 +1,4 @@
-"""A reply, read once for all checkers: its words, its sentences, its lines."""
+"""Parsed reply for all checks: its words, sentences and lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 MAX_HEADING = 8
-"""Words of a first line in square brackets that is a heading; a longer one is text like any other."""
+"""Maximum number of words of a heading; a longer first line in square brackets is text."""
 
 _WORD = re.compile(r"[^\W_]+(?:['’_-][^\W_]+)*")
 _EMPHASIS = re.compile(r"(?<![^\W_])[*_]+(?=\S)|(?<=\S)[*_]+(?![^\W_])")
@@ -22,13 +22,13 @@ _ABBREVIATION = re.compile(r"(?:^|[\s(\"“])(?:(?i:mr|mrs|ms|dr|st|vs|etc|p\.s|
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One sentence, or what of a line follows the last one.
+    """Sentence, or the unfinished rest of a line.
 
     Attributes:
-        text: as it stands, without the sign of a list.
-        words: in lower case.
-        closed: whether a full stop, a question mark or an exclamation mark ends it.
-        item: whether its line is a point of a list.
+        text: text without a list marker.
+        words: words in lower case.
+        closed: whether a full stop, question mark or exclamation mark ends it.
+        item: whether its line is a list item.
     """
 
     text: str
@@ -39,33 +39,33 @@ class Sentence:
 
 @dataclass(frozen=True)
 class ReplyText:
-    """A reply as checkers see it.
+    """Reply as the checks see it, parsed on first use.
 
     Attributes:
-        text: as it was written, without spaces at both ends.
+        text: reply, stripped.
     """
 
     text: str
 
     @cached_property
     def plain(self) -> str:
-        """The text as one reads it: composed letters, without marks of emphasis."""
+        """Visible text: composed letters, without marks of emphasis."""
         return _EMPHASIS.sub("", unicodedata.normalize("NFC", self.text).replace("\u00a0", " ")).strip()
 
     @cached_property
     def spelled(self) -> tuple[str, ...]:
-        """The words in their own case. A word with a hyphen or an underscore is one."""
+        """Words in their own case; a hyphen or underscore joins words."""
         return words_of(self.plain)
 
     @cached_property
     def words(self) -> tuple[str, ...]:
-        """The words in lower case."""
+        """Words in lower case."""
         return lowered(self.plain)
 
     @cached_property
     def appearing(self) -> frozenset[str]:
-        """All that a reader may take for a word, in lower case without accents: the parts of words with hyphens, what
-        remains of a chunk without its marks (`br*id*ge`, `b.r.i.d.g.e`), and letters that stand alone, joined."""
+        """Everything that a reader may take for a word, in lower case without accents: the parts of hyphenated words,
+        chunks without their punctuation (`br*id*ge`, `b.r.i.d.g.e`), and runs of single letters, joined."""
         chunks = folded(self.text).split()
         joined = ["".join(filter(str.isalnum, chunk)) for chunk in chunks]
         parts = [part for chunk in chunks for part in re.findall(r"[^\W_]+", chunk)]
@@ -74,35 +74,35 @@ class ReplyText:
 
     @cached_property
     def lines(self) -> tuple[str, ...]:
-        """The lines that are not blank, stripped."""
+        """Lines that are not blank, stripped."""
         return tuple(line.strip() for line in self.plain.splitlines() if line.strip())
 
     @cached_property
     def paragraphs(self) -> tuple[str, ...]:
-        """The parts between blank lines."""
+        """Paragraphs, separated by blank lines."""
         return tuple(part.strip() for part in re.split(r"\n[ \t]*\n", self.plain.strip()) if part.strip())
 
     @cached_property
     def heading(self) -> str:
-        """The text in square brackets on a first line that holds nothing else; "" where there is no such line."""
+        """Text of a first line in square brackets, without them; "" if there is no such line."""
         first = self.lines[0] if self.lines else ""
         is_heading = _HEADING.fullmatch(first) and 0 < len(words_of(first)) <= MAX_HEADING
         return first[1:-1].strip() if is_heading else ""
 
     @cached_property
     def bullets(self) -> tuple[bool, ...]:
-        """One truth value for each line: is it a point of a list that begins with a dash, a star or a dot?"""
+        """Truth value of each line: whether it is a list item with a dash, a star or a dot."""
         return tuple(bool(_BULLET.match(line)) for line in self.lines)
 
     @cached_property
     def numbers(self) -> tuple[int | None, ...]:
-        """The number that each line begins with, as a point of a numbered list does; None for other lines."""
+        """Number that each line begins with, as in a numbered list; None for other lines."""
         matches = (_NUMBER.match(line) for line in self.lines)
         return tuple(int(re.split(r"[.)]", match.group())[0]) if match else None for match in matches)
 
     @cached_property
     def sentences(self) -> tuple[Sentence, ...]:
-        """The sentences in order. A line ends one; a heading is none."""
+        """Sentences in order. The end of a line ends a sentence; a heading is not a sentence."""
         sentences: list[Sentence] = []
         for line in self.lines[bool(self.heading) :]:
             mark = _BULLET.match(line) or _NUMBER.match(line)
@@ -112,7 +112,7 @@ class ReplyText:
         return tuple(sentences)
 
     def count(self, word: str) -> int:
-        """Count the places where a word stands by itself, in any case."""
+        """Count the occurrences of a word, in any case."""
         return self.words.count(word.casefold())
 
 
@@ -127,7 +127,7 @@ def lowered(text: str) -> tuple[str, ...]:
 
 
 def split_sentences(line: str) -> list[str]:
-    """Split a line behind full stops, question marks and exclamation marks, but not behind common abbreviations."""
+    """Split a line after full stops, question marks and exclamation marks, but not after common abbreviations."""
     sentences, begin = [], 0
     for end in _END.finditer(line):
         if end.group() == "." and _ABBREVIATION.search(line[begin : end.start()]):

@@ -1,4 +1,4 @@
-"""Kinds about the shape of a reply: lists, paragraphs, lines, a heading."""
+"""Kinds of instructions about layout: lists, paragraphs, lines, a heading."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _plan_heading(plan: ReplyPlan, params: Params) -> None:
 
 
 def _has_paragraphs(reply: ReplyText, params: Params) -> bool:
-    """Return True if there are so many, a heading not counted, each with a finished sentence."""
+    """Return True if there are n paragraphs, not counting a heading, and each contains a finished sentence."""
     texts = list(reply.paragraphs)
     if reply.heading and texts and texts[0] == f"[{reply.heading}]":
         del texts[0]
@@ -51,7 +51,7 @@ def _has_paragraphs(reply: ReplyText, params: Params) -> bool:
 
 
 def _has_own_lines(reply: ReplyText, params: Params) -> bool:
-    """Return True if there are two lines or more with one finished sentence on each; a heading is none of them."""
+    """Return True if there are at least two lines, not counting a heading, with one finished sentence each."""
     lines = reply.lines[bool(reply.heading) :]
     return len(lines) >= 2 and len(reply.sentences) == len(lines) and all(s.closed for s in reply.sentences)
 

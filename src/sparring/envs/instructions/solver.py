@@ -1,6 +1,6 @@
-"""The expert: a plain reply that keeps every instruction of a task, found by trying combinations of clauses.
+"""Expert: a plain reply that follows every instruction of a task, found by trying combinations of clauses.
 
-It proves that a task can be done: one for which it finds no reply is not asked.
+It proves that a task can be done: a task without such a reply is not used.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from sparring.envs.instructions.reply import folded, words_of
 from sparring.envs.instructions.vocabulary import ADVERBS, CLAUSES, FORMS, WORD_CLAUSES
 
 TRIES = 24
-"""Replies that are written for a plan before it counts as one that cannot be met."""
+"""Number of replies to try before a plan counts as impossible."""
 
 
 def solve(plan: ReplyPlan, topic: str, random: Random, right: Callable[[str], bool]) -> str | None:
-    """Return a reply to a plan that is `right`, or None where none was found.
+    """Return a reply to a plan that `right` accepts, or None if no try succeeds.
 
     Args:
-        plan: what the reply has to be.
-        topic: a plural noun.
-        random: decides the clauses.
-        right: judges a reply.
+        plan: requirements on the reply.
+        topic: plural noun.
+        random: source of randomness.
+        right: check of a reply.
     """
     for _ in range(TRIES):
-        text = _written(plan, topic, random)
+        text = _write_reply(plan, topic, random)
         if text is not None and right(text):
             return text
     return None
 
 
-def _written(plan: ReplyPlan, topic: str, random: Random) -> str | None:
-    """Return one attempt, None where there are too few clauses."""
+def _write_reply(plan: ReplyPlan, topic: str, random: Random) -> str | None:
+    """Return one try, or None if too few clauses fit."""
 
     def fit(templates: Sequence[str], **fields: str) -> list[str]:
-        made = [_filled(template, topic=topic, **fields) for template in templates]
-        return random.sample(fitting := [text for text in made if _allowed(text, plan)], len(fitting))
+        texts = [_fill(template, topic=topic, **fields) for template in templates]
+        return random.sample(fitting := [text for text in texts if _allowed(text, plan)], len(fitting))
 
-    needed = _needed(plan, fit)
+    needed = _required_clauses(plan, fit)
     if needed is None:
         return None
     statements, question = needed
@@ -56,17 +56,17 @@ def _written(plan: ReplyPlan, topic: str, random: Random) -> str | None:
         statements = [*about[:1], *statements]
     spare = [clause for clause in (*about[1:], *others) if clause not in statements]
     room = count - bool(question)
-    while len(statements) < room or not plan.sentences and _long(statements) < plan.min_words:
+    while len(statements) < room or not plan.sentences and _num_words(statements) < plan.min_words:
         if not spare:
             return None
         statements.append(spare.pop(random.randrange(min(3, len(spare))) if plan.max_words else 0))
-    while plan.sentences and _long([*statements, question]) < plan.min_words and spare:
+    while plan.sentences and _num_words([*statements, question]) < plan.min_words and spare:
         statements.append(spare.pop(0))
-    return _composed(_merged(statements, max(room, 1), alone=not room, question=question), plan, topic, random)
+    return _compose(_merge(statements, max(room, 1), alone=not room, question=question), plan, topic, random)
 
 
-def _needed(plan: ReplyPlan, fit: Callable[..., list[str]]) -> tuple[list[str], str] | None:
-    """Return the clauses that hold what has to be there, and the question; None where one cannot be written."""
+def _required_clauses(plan: ReplyPlan, fit: Callable[..., list[str]]) -> tuple[list[str], str] | None:
+    """Return clauses with the required words and forms, and the question; None if one of them cannot be written."""
     clauses: list[str] = []
     asks = plan.ends_asking or "question" in plan.forms
     questions = fit(FORMS["question"]) if asks else [""]
@@ -78,16 +78,16 @@ def _needed(plan: ReplyPlan, fit: Callable[..., list[str]]) -> tuple[list[str], 
             clauses.append(choice[0])
     templates = list(WORD_CLAUSES)
     for word in plan.words:
-        choice = [template for template in templates if _allowed(_filled(template, word=word), plan)]
+        choice = [template for template in templates if _allowed(_fill(template, word=word), plan)]
         if not choice:
             return None
         clauses.append(fit(choice, word=word)[0])
-        templates = [template for template in templates if _filled(template, word=word) != clauses[-1]]
+        templates = [template for template in templates if _fill(template, word=word) != clauses[-1]]
     return (clauses, questions[0]) if questions else None
 
 
-def _filled(template: str, **fields: str) -> str:
-    """Return a template with its fields, "a" before a vowel as "an"."""
+def _fill(template: str, **fields: str) -> str:
+    """Return a template with its fields filled in, "a" before a vowel as "an"."""
     text = template.format(**{"topic": "{topic}", **fields})
     return re.sub(r"\ba (?=[aeio])", "an ", text) if "a {" in template else text
 
@@ -99,12 +99,12 @@ def _allowed(text: str, plan: ReplyPlan) -> bool:
     return not plan.avoid or plan.avoid.isdisjoint(re.findall(r"[a-z]+", letters))
 
 
-def _long(clauses: Sequence[str]) -> int:
+def _num_words(clauses: Sequence[str]) -> int:
     return sum(len(words_of(clause)) for clause in clauses)
 
 
-def _merged(clauses: Sequence[str], room: int, *, alone: bool, question: str) -> list[str]:
-    """Return as many sentences as there is room for: clauses joined by "and"; the question last, if there is one."""
+def _merge(clauses: Sequence[str], room: int, *, alone: bool, question: str) -> list[str]:
+    """Distribute the clauses over `room` sentences, joined by "and", with the question last, if there is one."""
     groups: list[list[str]] = [[] for _ in range(room)]
     for place, clause in enumerate(clauses):
         groups[place * room // max(len(clauses), room)].append(clause)
@@ -114,7 +114,7 @@ def _merged(clauses: Sequence[str], room: int, *, alone: bool, question: str) ->
     return [" and ".join([question, *joined]) + "?"] if alone else [*joined, question + "?"]
 
 
-def _composed(clauses: list[str], plan: ReplyPlan, topic: str, random: Random) -> str:
+def _compose(clauses: list[str], plan: ReplyPlan, topic: str, random: Random) -> str:
     if plan.opening:
         clauses[0] = f"{plan.opening} {clauses[0]}"
     if plan.closing:
@@ -125,7 +125,7 @@ def _composed(clauses: list[str], plan: ReplyPlan, topic: str, random: Random) -
         random.shuffle(adverbs)
         clauses = [f"{adverbs[i % len(adverbs)]} {clause}" if adverbs else clause for i, clause in enumerate(clauses)]
     sentences = [clause[0].upper() + clause[1:] + ("" if clause.endswith("?") else plan.mark) for clause in clauses]
-    text = _laid_out(sentences, plan)
+    text = _lay_out(sentences, plan)
     if plan.heading:
         text = f"[{topic.capitalize()}]\n{text}"
     if plan.shout:
@@ -137,7 +137,7 @@ def _composed(clauses: list[str], plan: ReplyPlan, topic: str, random: Random) -
     return f'"{text}"' if plan.quoted else text
 
 
-def _laid_out(sentences: list[str], plan: ReplyPlan) -> str:
+def _lay_out(sentences: list[str], plan: ReplyPlan) -> str:
     if plan.postscript:
         return " ".join(sentences[:-1]) + f"\nP.S. {sentences[-1]}"
     if plan.layout == "lines":

@@ -1,7 +1,7 @@
-"""Substance, which every reply needs before an instruction counts: plain text that says something about the topic.
+"""Substance: the requirement, before any instruction counts, that a reply is plain text about the topic.
 
-Without it each checker could be met by text that nobody would read: full stops alone, one word many times, one sentence
-many times, the prompt again, letters that only look right, words that nobody sees.
+Without it, text that no one would read passes the checks: only full stops, one word or sentence many times, the prompt
+again, letters that look like others, invisible words.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from collections.abc import Collection, Sequence
 from sparring.envs.instructions.reply import ReplyText, Sentence, folded, lowered, split_sentences
 
 FEWEST_WORDS = 3
-"""Distinct words of a sentence; a point of a list has one less."""
+"""Minimum number of distinct words of a sentence; one less for a list item."""
 
 MOST_REPEATED = 0.5
-"""Share of a sentence's words that may be repetitions."""
+"""Maximum share of repetitions among a sentence's words."""
 
 MOST_ALIKE = 0.6
-"""Share of their words that two sentences may have in common: of five words, three."""
+"""Maximum share of words that two sentences may have in common: three of five."""
 
 COPIED = 6
-"""Words in a row, as they stand in the prompt outside of quotation marks, that are a copy of it."""
+"""Number of consecutive words that count as copied if the prompt has them, outside of quotation marks."""
 
 MOST_SENTENCES = 100
-"""Sentences of a reply; every two of them are compared."""
+"""Maximum number of sentences, because all pairs are compared."""
 
 PLAIN = frozenset(" \n\t\r.,;:!?'\"()[]-*_#/&%$+=@“”‘’«»–—…•·€£°\u00a0")
-"""Characters of plain text, beside letters and digits."""
+"""Characters of plain text, besides letters and digits."""
 
 _LETTERS = frozenset("æœø")
 _JOINERS = frozenset("\u200d\ufe0f")
@@ -37,14 +37,14 @@ _HIDDEN = re.compile(r"&#?\w+;|\]\(|[^\W_]_+[^\W_]|[^\W_](?:-[^\W_]+){2}-[^\W_]"
 
 
 def is_plain(text: str) -> bool:
-    """Return True if a text shows all that it says: Latin letters, digits, common punctuation and pictures.
+    """Return True if a text has only visible content: Latin letters, digits, common punctuation and pictures.
 
-    Code, HTML, entities and links hide text or break words, and so do characters without width; many words joined by
-    hyphens or underscores pass for one; letters and commas of other scripts look like ours.
+    Code, HTML, entities, links and characters without width hide text or break words; words joined by many hyphens or
+    underscores count as one; letters and commas of other scripts look like Latin ones.
     """
     composed = unicodedata.normalize("NFC", text)
-    around = zip(" " + composed, composed, strict=False)
-    return not _HIDDEN.search(composed) and all(_is_plain(character, before) for before, character in around)
+    pairs = zip(" " + composed, composed, strict=False)
+    return not _HIDDEN.search(composed) and all(_is_plain(character, before) for before, character in pairs)
 
 
 def _is_plain(character: str, before: str) -> bool:
@@ -66,9 +66,9 @@ def says_something(reply: ReplyText, prompt: str, family: Collection[str]) -> bo
     """Return True if a reply is plain text about its topic, in sentences of its own.
 
     Args:
-        reply: to look at.
-        prompt: that it answers; to copy it says nothing.
-        family: words of which one has to be there.
+        reply: parsed reply.
+        prompt: prompt; a copy of it has no substance.
+        family: words of the topic; the reply must use one.
     """
     sentences = reply.sentences
     return (
@@ -82,7 +82,7 @@ def says_something(reply: ReplyText, prompt: str, family: Collection[str]) -> bo
 
 
 def _base_words(words: Sequence[str]) -> set[str]:
-    """Return the words, the parts of those with hyphens, and all of them without a last s."""
+    """Return the words, the parts of hyphenated words, and all of them without a final s."""
     parts = {part for word in words for part in (word, *word.split("-"))}
     return parts | {part.removesuffix("'s").removesuffix("s") for part in parts}
 
@@ -94,13 +94,13 @@ def _has_words(sentence: Sentence) -> bool:
 
 
 def _repeats(sentences: Sequence[Sentence]) -> bool:
-    """Return True if two sentences have nearly the same words, numbers left aside."""
+    """Return True if two sentences have nearly the same words, apart from numbers."""
     sets = [{word for word in sentence.words if not word.isdigit()} for sentence in sentences]
     return any(len(a & b) > MOST_ALIKE * len(a | b) for a, b in itertools.combinations(sets, 2))
 
 
 def _copies(sentences: Sequence[Sentence], prompt: str) -> bool:
-    """Return True if a sentence is one of the prompt's, or has many of its words in a row."""
+    """Return True if a sentence is one of the prompt's, or has `COPIED` consecutive words of it."""
     sentences_of_prompt = {lowered(sentence) for sentence in split_sentences(prompt)}
     outside = [lowered(part) for part in prompt.split('"')[::2]]
     runs = {part[i : i + COPIED] for part in outside for i in range(len(part) - COPIED + 1)}

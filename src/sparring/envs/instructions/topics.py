@@ -1,4 +1,4 @@
-"""Plain topics, each with words that tell that a text is about it."""
+"""Topics, each with words that show that a text is about it."""
 
 from __future__ import annotations
 

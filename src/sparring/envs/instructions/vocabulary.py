@@ -1,4 +1,4 @@
-"""Words that instructions ask for, and the plain clauses from which the expert writes."""
+"""Words that instructions ask for, and clauses for the expert's replies."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ADVERBS = {
     "t": ("today", "these days", "this year", "to be sure"),
     "w": ("with time", "where we live", "without fail", "with luck"),
 }
-"""Beginnings of sentences, by first letter."""
+"""Adverbial openings of sentences, by first letter."""
 
 CLAUSES = (
     "many people like {topic}",
@@ -86,7 +86,7 @@ CLAUSES = (
     "each season adds something of its own",
     "all this is in need of care",
 )
-"""Statements about any topic, and about what was said of it."""
+"""Statements about any topic, or about the statement before."""
 
 WORD_CLAUSES = (
     "I think of the {word} too",
@@ -98,7 +98,7 @@ WORD_CLAUSES = (
     "they lead us to another {word}",
     "this {word} is dear to me",
 )
-"""Statements that hold one common noun."""
+"""Statements with one common noun."""
 
 FORMS = {
     "number": ("I can name 12 of them", "there are 25 of these near us", "it lasts for 3 hours"),
@@ -107,4 +107,4 @@ FORMS = {
     "brackets": ("it is so (at least to me)", "that is true (in a sense)", "some others differ (a little)"),
     "question": ("do others like {topic}", "is there more to tell about {topic}", "are {topic} dear to all of us"),
 }
-"""Statements that have a turn of phrase, and questions without their mark."""
+"""Statements of each form, and questions without their question mark."""

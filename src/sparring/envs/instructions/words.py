@@ -1,4 +1,4 @@
-"""Kinds about words: to use, to repeat, to leave out."""
+"""Kinds of instructions about words to use, to repeat or to avoid."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sparring.envs.instructions.reply import ReplyText, folded
 from sparring.envs.instructions.vocabulary import NOUNS
 
 LETTERS = "bjkpqvwxyz"
-"""Letters that can be left out of a text in common words."""
+"""Letters that a text in common words can avoid."""
 
 COMMON = ("very", "good", "many", "some", "people", "often", "like", "also", "important", "different", "great", "make")
-"""Words that come by themselves, so that to leave one out takes care."""
+"""Words that most texts use, so that avoiding one takes care."""
 
 
 def _nouns(random: Random, scope: Scope, count: int) -> list[str]:
@@ -46,14 +46,14 @@ def _plan_times(plan: ReplyPlan, params: Params) -> None:
 
 
 def _in_order(reply: ReplyText, params: Params) -> bool:
-    """Both are there, and the first time of the one is before the first time of the other."""
+    """Return True if both words occur, and the first occurrence of the one precedes that of the other."""
     first, second = params["first"], params["second"]
     both = reply.count(first) and reply.count(second)
     return bool(both) and reply.words.index(first) < reply.words.index(second)
 
 
 def _draw_avoid(random: Random, scope: Scope) -> dict[str, Any]:
-    """Draw a common word, or one that the topic brings to mind; never the topic's own, which comes first."""
+    """Draw a common word or one related to the topic, but never one of its first two, its own names."""
     return {"word": random.choice([*COMMON, *scope.family[2:]])}
 
 

@@ -1,12 +1,12 @@
-"""`instructions`: the world, its settings, and the factory of its tasks.
+"""World `instructions`: its settings and the factory of its tasks.
 
     [env]
     name = "instructions"
     held_out = 300
     args = { max_instructions = 2, held_kinds = ["numbered", "exclaim", "words_in_order"] }
 
-A task is a topic with one to three instructions. The reward is the share of them that the reply keeps; a reply that is
-no plain text about the topic earns nothing (`substance`).
+A task is a topic with one to three instructions. The reward is the share of instructions that the reply follows, and 0
+for a reply that is not plain text about the topic (`substance`).
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ OPENINGS = (
     "Say a few words about {topic}.",
     "Please write a little about {topic}.",
 )
-"""Beginnings of prompts."""
+"""First sentences of prompts."""
 
 HELD_TAG = "held-{kind}"
-"""Tag of tasks whose first kind is never trained."""
+"""Tag of evaluation tasks with a kind of instruction that is never trained."""
 
 
 class InstructionsArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[env.args]` of `instructions`."""
 
     min_instructions: int = 1
-    """Instructions of a task, at least."""
+    """Minimum number of instructions of a task."""
 
     max_instructions: int = 3
-    """Instructions of a task, at most."""
+    """Maximum number of instructions of a task."""
 
     max_sentences: int = 4
-    """Sentences, points or paragraphs that an instruction asks for, at most."""
+    """Maximum number of sentences, points or paragraphs that an instruction asks for."""
 
     kinds: tuple[str, ...] = ()
-    """Kinds that are drawn; empty: all."""
+    """Kinds to draw from; empty: all."""
 
     held_kinds: tuple[str, ...] = ()
-    """Kinds that stand in evaluations only."""
+    """Kinds that occur only in evaluations."""
 
     held_topics: int = 30
-    """Topics that stand in evaluations only; which, their names alone decide."""
+    """Number of topics that occur only in evaluations, chosen by a hash of their names."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_instructions <= self.max_instructions <= 5:
@@ -88,32 +88,31 @@ class InstructionsArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """The kinds of training tasks."""
+        """Kinds of training tasks."""
         return tuple(name for name in self.kinds or KINDS if name not in self.held_kinds)
 
 
 class InstructionsEnv(Env):
-    """One task: a text about a topic, checked instruction by instruction."""
+    """World of one task: a text about a topic, checked instruction by instruction."""
 
     Args = InstructionsArgs
 
     @cooperative
     def reward(self, completion: str, task: Task) -> Score:
-        """Return the share of the instructions that are kept, 0 for what is no plain text about the topic. Parts:
-        `substance`, and each kind by its name."""
+        """Return the share of instructions that the reply follows; 0 without substance. Parts: `substance`, and each
+        kind by its name."""
         return score(completion, task.data)
 
     def expert(self, task: Task) -> Expert:
-        """Return the solver's reply, plain but right."""
         reply = solution(task.data, task.seed)
         return lambda messages: Message(role="assistant", content=reply or "")
 
 
 class Instructions:
-    """The `EnvFactory` of the world.
+    """Factory of the world. Implements `protocols.EnvFactory`.
 
     Raises:
-        BadInput: settings that do not fit.
+        BadInput: the settings are inconsistent.
     """
 
     name = "instructions"
@@ -127,21 +126,20 @@ class Instructions:
         self._args: InstructionsArgs = env_args(config.args, InstructionsArgs)
         names = sorted(TOPICS)
         places = sorted(range(len(names)), key=lambda place: derived_seed("topic", names[place]))
-        self._held = tuple(names[place] for place in places[: self._args.held_topics])
-        self._shown = tuple(names[place] for place in places[self._args.held_topics :])
+        self._held_out_topics = tuple(names[place] for place in places[: self._args.held_topics])
+        self._training_topics = tuple(names[place] for place in places[self._args.held_topics :])
         self._splits: dict[int, Splits] = {}
 
     def make(self) -> Env:
-        """Return one world for one rollout."""
         return InstructionsEnv(self._args)
 
     def tasks(self, split: str, seed: int) -> Stream:
-        """Return `train` (endless), `eval` or `demonstration` (finite, each prompt once). No topic and no held kind of
-        `eval` occurs in another split. Evaluation deals the kinds in turn, so that its first n tasks are even over
-        them.
+        """Return `train` (endless), `eval` or `demonstration` (finite, distinct prompts). No topic and no held-out kind
+        of `eval` occurs in another split. `eval` takes the kinds in turn, so any first n of its tasks are spread evenly
+        over them.
 
         Raises:
-            BadInput: no such split, or too few different tasks.
+            BadInput: the split is unknown, or there are too few distinct tasks.
         """
         if seed not in self._splits:
             self._splits[seed] = Splits(
@@ -154,24 +152,23 @@ class Instructions:
         return self._splits[seed].stream(split)
 
     def expert(self, task: Task) -> Expert:
-        """Return the demonstration of a task."""
         return InstructionsEnv(self._args).expert(task)
 
     async def prove(self, boxes: Boxes) -> tuple[int, int]:
-        """Return nothing to prove: there is no file with rows."""
+        """Return (0, 0): there are no rows to check."""
         return 0, 0
 
     def _draw(self, seed: int, split: str, index: int, attempt: int) -> Task | None:
-        """Return one task; None where what was drawn cannot be done."""
+        """Return a task, or None if the drawn instructions cannot be followed together."""
         task_seed = derived_seed(seed, self.name, split, index, attempt)
         random = Random(task_seed)
         trained, tag = self._args.trained, "{kind}"
         if split == "eval":
-            topics, led = self._held, (*trained, *self._args.held_kinds)
+            topics, led = self._held_out_topics, (*trained, *self._args.held_kinds)
             lead = led[order(seed, index // len(led), len(led))[index % len(led)]]
             tag = HELD_TAG if lead in self._args.held_kinds else tag
         else:
-            topics, lead = self._shown, random.choice(trained)
+            topics, lead = self._training_topics, random.choice(trained)
         data = drawn(random, random.choice(topics), lead, self._args)
         if data is None or solution(data, task_seed) is None:
             return None
@@ -188,15 +185,15 @@ class Instructions:
 
 
 def drawn(random: Random, topic: str, lead: str, args: InstructionsArgs) -> dict[str, Any] | None:
-    """Return a task's data: prompt, topic, and instructions of which one is of the kind `lead`; None where too few
-    kinds agree with each other."""
+    """Return a task's data: prompt, topic, and instructions that include the kind `lead`; None if too few kinds are
+    compatible."""
     count = random.randint(args.min_instructions, args.max_instructions)
     names = [lead]
     while len(names) < count:
-        left = companions(names, args.trained)
-        if not left:
+        compatible = companions(names, args.trained)
+        if not compatible:
             break
-        names.append(random.choice(left))
+        names.append(random.choice(compatible))
     if len(names) < args.min_instructions:
         return None
     scope = Scope(family=TOPICS[topic], max_sentences=args.max_sentences)
@@ -208,11 +205,11 @@ def drawn(random: Random, topic: str, lead: str, args: InstructionsArgs) -> dict
 
 
 def score(completion: str, data: Params) -> Score:
-    """Return the score of a reply to a task.
+    """Return the score of a reply.
 
     Args:
-        completion: the reply.
-        data: of the task, as `drawn` returns it.
+        completion: reply.
+        data: data of the task, as `drawn` returns it.
     """
     reply = ReplyText(completion.strip())
     instructions = data["instructions"]
@@ -223,7 +220,7 @@ def score(completion: str, data: Params) -> Score:
 
 
 def solution(data: Params, seed: int) -> str | None:
-    """Return a reply that keeps all instructions of a task; None where none was found."""
+    """Return a reply that follows all instructions of a task, or None if none is found."""
     plan = ReplyPlan()
     for params in data["instructions"]:
         KINDS[params["kind"]].plan(plan, params)

@@ -1,2 +1,2 @@
-"""Rubrics: what an answer is worth, as named parts with weights and gates; checks, tests in a box, functions,
+"""Rubrics: rewards made of named parts with weights and gates, such as checks of text, tests in a box, functions and
 judges."""

@@ -1,14 +1,13 @@
-"""A part that runs the answer, a Python program, against the row's tests, in boxes that the answer has not been in.
+"""Part `code`: runs the answer, a Python program, against the row's tests in boxes that the answer has not touched.
 
-What the program does to itself (a wrong output, an exception, a limit of its box) fails the test. What the box does is
-a `SandboxError`.
+A wrong output, an exception or a limit of the box fails the test. A failure of the box itself is a `SandboxError`.
 
 A test of assert statements runs in a process and a box of its own. There the program's functions are stand-ins, which
-send a call to the program's process and get plain data back (`sandbox/stand_ins.py`): nothing of the answer's runs
-beside its judge. A row with `shared = true` has both in one process, where the program can forge the verdict.
+send each call to the program's process and get plain data back (`sandbox/stand_ins.py`), so no code of the answer runs
+in the test's process. With `shared = true` in the row both run in one process, where the program can forge the verdict.
 
-Tests that judge nothing would pass whatever the policy writes, so those of a row together have to fail for a program
-that does nothing and for one that raises (`judged`).
+Tests that judge nothing would pass any answer, so a row's tests together must fail for a program that does nothing and
+for one that raises (`judged`).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ BORROW = "from sparring.sandbox.stand_ins import borrow\nborrow({test!r}, {defin
 LEND = "from sparring.sandbox.stand_ins import lend\nlend({program!r})"
 JUDGE_NOTHING = "correct the row: a comparison alone, assert (x, 'message') and what never runs judge nothing"
 PASSED = "passed\n"
-"""Output of `borrow` for a test that ran to its end."""
+"""Output of `borrow` after a test that ran to its end."""
 
 SHARED = """
 import os, sys
@@ -55,17 +54,17 @@ os._exit(0)
 
 
 class ProgramTests:
-    """Runs the tests one after another, each in boxes of its own, so that none finds what another has left."""
+    """Runner of a row's tests, one after another, each in fresh boxes. Implements `Check`."""
 
     def __init__(self, config: Code) -> None:
         self._config = config
 
     def check(self, task: Task) -> None:
-        """Refuse a row without tests, with a test that does not depend on the answer, or with an output that the box
-        would cut.
+        """Refuse a row without tests, with a test that does not depend on the answer, or with an expected output that
+        the box would truncate.
 
         Raises:
-            BadInput: it has not.
+            BadInput: the row is refused.
         """
         column, value = self._config.column, task.data.get(self._config.column)
         if not _tests(value):
@@ -84,15 +83,15 @@ class ProgramTests:
             raise refusal(f"column {column}", expected, repr(_tests(value)[0])[:80], JUDGE_NOTHING)
         for test in _tests(value):
             if isinstance(test, str):
-                _check_asserts(test, f"column {column}", _shared(task))
+                _check_asserts(test, f"column {column}", _shares_process(task))
             elif task.box is not None and (size := len(test["stdout"].encode())) > task.box.output_bytes:
                 raise refusal(
                     "env.box.output_bytes", f"at least {size}, a test's output", str(task.box.output_bytes), "raise it"
                 )
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
-        """Return the share of tests that pass, or 1 only where all do. Nothing runs in `box` itself: it stands for its
-        pool.
+        """Return the share of passed tests, or 1 if all pass and else 0 without `partial`. The tests run in fresh
+        boxes, not in `box`.
 
         Raises:
             SandboxError: a box failed.
@@ -101,18 +100,18 @@ class ProgramTests:
             raise LookupError("tests need a box: an Env with a Code part sets needs_box")
         program, tests, passed = self._program(completion), _tests(task.data[self._config.column]), 0
         for test in tests:
-            good = not await _failure(program, test, _shared(task), box)
+            good = not await _failure(program, test, _shares_process(task), box)
             if not good and not self._config.partial:
                 return 0.0
             passed += good
         return passed / len(tests)
 
     async def prove(self, task: Task, box: Sandbox) -> bool:
-        """Refuse a row whose tests pass for a program that does nothing or raises, or whose own right program fails
-        them. Return False if the row has no such program.
+        """Refuse a row if its tests pass for a program that does nothing or raises, or fail for its own right program.
+        Return False if the row has no such program.
 
         Raises:
-            BadInput: it does.
+            BadInput: the row is refused.
             SandboxError: a box failed.
         """
         await self._check_judges(task, box)
@@ -121,23 +120,23 @@ class ProgramTests:
         column = self._config.reference
         program = self._program(task.data[column])
         for number, test in enumerate(_tests(task.data[self._config.column]), 1):
-            if why := await _failure(program, test, _shared(task), box):
+            if why := await _failure(program, test, _shares_process(task), box):
                 do = "correct the row, name the column of its right program (reference), or set reference to none"
-                if isinstance(test, str) and not _shared(task):
+                if isinstance(test, str) and not _shares_process(task):
                     do += "; tests that need more of the program than plain data need shared = true in the row"
                 raise refusal(f"column {column}", "a program that passes the row's tests", f"test {number}: {why}", do)
         return True
 
     def has_reference(self, task: Task) -> bool:
-        """Return True if the row has a right program of its own."""
+        """Return True if the row has a right program."""
         reference = task.data.get(self._config.reference) if self._config.reference else None
         return isinstance(reference, str) and bool(reference.strip())
 
     async def _check_judges(self, task: Task, box: Sandbox) -> None:
-        """Refuse tests that judge nothing, or import what boxes do not have.
+        """Refuse tests that judge nothing, or import modules that boxes lack.
 
         Raises:
-            BadInput: they do.
+            BadInput: the tests are refused.
             SandboxError: a box failed.
         """
         where, tests = f"column {self._config.column}", _tests(task.data[self._config.column])
@@ -145,11 +144,11 @@ class ProgramTests:
         foreign = [test for test, text in read.items() if text.is_foreign]
         surely = [text for text in read.values() if text.surely_judges]
         if not foreign and (surely or any(isinstance(test, Mapping) and _lines(test["stdout"]) for test in tests)):
-            return  # what prints nothing has not printed that
+            return  # a program without output fails a test that expects one
         for does, body in (("whose functions return nothing", NOTHING), ("whose functions raise an error", RAISES)):
             program = idle_program([*read.values()], body)
             for test in [*foreign, *tests]:
-                if why := await _failure(program, test, _shared(task), box):
+                if why := await _failure(program, test, _shares_process(task), box):
                     break
             else:
                 got = f"{tests[0]!r:.80}, which pass"
@@ -163,7 +162,7 @@ class ProgramTests:
 
 
 def _tests(value: Any) -> list[Any]:
-    """Return the tests of a row; none where it is nothing of the kind."""
+    """Return the tests of a row; empty if the value is not a list of tests."""
     tests = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else []
     return tests if all(map(_is_test, tests)) else []
 
@@ -176,17 +175,17 @@ def _is_test(value: Any) -> bool:
     )
 
 
-def _shared(task: Task) -> bool:
-    """Return True if the row's tests run in the process of the answer."""
+def _shares_process(task: Task) -> bool:
+    """Return True if the row's tests run in the answer's process."""
     return bool(task.data.get("shared", False))
 
 
 def _check_asserts(test: str, where: str, shared: bool) -> None:
-    """Refuse a test that is not Python, or uses no name that only the answer defines: a test of builtins would pass
-    without an answer.
+    """Refuse a test that is not Python, or calls no function of the answer: a test of builtins alone would pass any
+    answer.
 
     Raises:
-        BadInput: it is not, or does not.
+        BadInput: the test is refused.
     """
     if not ReadTest(test, where).answer_names and not shared:
         expected = "a test that calls a function of the answer, whose names are never those of Python's builtins"
@@ -194,33 +193,33 @@ def _check_asserts(test: str, where: str, shared: bool) -> None:
 
 
 async def _failure(program: str, test: str | Mapping[str, str], shared: bool, box: Sandbox) -> str:
-    """Return one line that says why the program fails the test; empty if it passes."""
+    """Return a line that says why the program fails the test; "" if it passes."""
     if isinstance(test, str) and not shared:
         borrow = BORROW.format(test=test, defined=ReadTest(test, "a test").defined)
-        done = await box.converse(borrow, LEND.format(program=program))
-        return "" if done.exit_code == 0 and done.stdout == PASSED else _last_words(done)
+        result = await box.converse(borrow, LEND.format(program=program))
+        return "" if result.exit_code == 0 and result.stdout == PASSED else _last_words(result)
     fresh = await box.fresh()
     try:
         if isinstance(test, str):
             return await _shared_failure(program, test, fresh)
         stdin = test.get("stdin", "").encode("utf-8", "surrogatepass")
-        done = await fresh.python(CASE.format(stdin=stdin, program=program))
+        result = await fresh.python(CASE.format(stdin=stdin, program=program))
     finally:
         await fresh.close()
-    sound = done.exit_code == 0 and not (done.timed_out or done.out_of_memory or done.truncated)
-    if sound and _lines(done.stdout) == _lines(test["stdout"]):
+    sound = result.exit_code == 0 and not (result.timed_out or result.out_of_memory or result.truncated)
+    if sound and _lines(result.stdout) == _lines(test["stdout"]):
         return ""
-    return f"it printed {done.stdout[:80]!r}" if sound else _last_words(done)
+    return f"it printed {result.stdout[:80]!r}" if sound else _last_words(result)
 
 
 async def _shared_failure(program: str, test: str, box: Sandbox) -> str:
-    """Run a test in the process of the answer, and return one line that says why it fails; empty if it passes.
+    """Run a test in the answer's process; return a line that says why it fails, or "" if it passes.
 
-    A program can end with status 0 at any time, so a secret is printed after the assertions. A program can still search
-    the interpreter's frames for it, and there are shorter ways to cheat."""
+    A program can exit with status 0 at any time, so success is a secret printed after the assertions. A program can
+    still find it in the interpreter's frames, and there are shorter ways to cheat."""
     passed = secrets.token_hex(16)
-    done = await box.python(_shared_code(program, test, passed))
-    return "" if done.stderr.endswith(passed) else _last_words(done)
+    result = await box.python(_shared_code(program, test, passed))
+    return "" if result.stderr.endswith(passed) else _last_words(result)
 
 
 def _shared_code(program: str, test: str, passed: str) -> str:
@@ -228,17 +227,17 @@ def _shared_code(program: str, test: str, passed: str) -> str:
     return SHARED.format(program=program, test=test, passed=passed.encode(), defined=defined)
 
 
-def _last_words(done: ExecResult) -> str:
+def _last_words(result: ExecResult) -> str:
     """Return the reason for which a command failed."""
     for flag, words in (
         ("timed_out", "timed out"),
         ("out_of_memory", "out of memory"),
         ("truncated", "too much output"),
     ):
-        if getattr(done, flag):
+        if getattr(result, flag):
             return words
-    lines = done.stderr.strip().splitlines()
-    return lines[-1].strip()[:200] if lines else f"it ended with status {done.exit_code}"
+    lines = result.stderr.strip().splitlines()
+    return lines[-1].strip()[:200] if lines else f"it ended with status {result.exit_code}"
 
 
 def _lines(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`[env.rubric.<name>]`: the parts of a rubric, each with its kind. What they compute is said in docs/rewards.md."""
+"""`[env.rubric.<name>]`: parts of a rubric, by kind; docs/rewards.md explains what they compute."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ import msgspec
 
 
 class PartConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """Settings of every kind of part."""
+    """Settings that every kind of part has."""
 
     weight: float = 1.0
-    """The part's value times this is added to the reward; below 0 for what is not wanted, 0 for a mere gate."""
+    """Weight of the part's value in the reward; below 0 for unwanted behaviour, 0 for a part that only gates or
+    decides."""
 
     gate: float | None = None
-    """The least value that passes. A rollout that does not pass has at most `cap` as reward."""
+    """Smallest value that passes the gate. A rollout that fails the gate has a reward of at most `cap`."""
 
     cap: float = 0.0
-    """The most that is left behind a closed gate. At 0 a closed gate ends it: no further part is asked."""
+    """Upper bound of the reward after a failed gate. At 0, a failed gate ends scoring: no further part runs."""
 
     decides: bool = False
-    """Count success by this part: it must be 1. If no part decides, every part of a weight above 0 must be 1."""
+    """Count success by this part alone: its value must be 1. If no part decides, every part with a weight above 0 must
+    be 1."""
 
     domains: tuple[str, ...] = ()
-    """Rows it is for, by their `domain` column; empty: all rows."""
+    """Values of the `domain` column of the rows that the part applies to; empty: all rows."""
 
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (self.weight, self.cap, self.gate or 0.0))):
@@ -37,14 +39,14 @@ class PartConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class TextPart(PartConfig, frozen=True, kw_only=True):
-    """A part that reads the answer's text alone."""
+    """Settings of a part that reads only the answer's text."""
 
     find: str = ""
-    """Regular expression for the part of the answer that counts: its last match, or that match's first group. No match
-    is worth 0. Empty: the whole answer."""
+    """Regular expression for the relevant part of the answer: its last match, or that match's first group. No match is
+    worth 0. Empty: the whole answer."""
 
     time_limit_s: float = 2.0
-    """Processor time of one check. An answer that takes longer is worth 0."""
+    """Processor time of one check, in seconds. An answer that takes longer is worth 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,13 +56,13 @@ class TextPart(PartConfig, frozen=True, kw_only=True):
 
 
 class ComparedPart(TextPart, frozen=True, kw_only=True):
-    """A part that compares the answer with a column of the row."""
+    """Settings of a part that compares the answer with a column of the row."""
 
     column: str = "answer"
-    """The column to compare with."""
+    """Column to compare with."""
 
     column_find: str = ""
-    """Regular expression for the part of the column that counts, as `find`. A row without a match is refused."""
+    """Regular expression for the relevant part of the column, as `find`. A row without a match is refused."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,30 +70,31 @@ class ComparedPart(TextPart, frozen=True, kw_only=True):
 
 
 class Exact(ComparedPart, frozen=True, kw_only=True, tag="exact"):
-    """1 where the two texts are the same; a column with a list names several right ones."""
+    """1 if the two texts are equal; a column with a list names several right answers."""
 
     case: bool = False
-    """Compare upper and lower case as different."""
+    """Distinguish upper and lower case."""
 
     punctuation: bool = True
-    """Compare punctuation too. If false, 1.5 and 15 are the same."""
+    """Compare punctuation too. If false, 1.5 and 15 are equal."""
 
 
 class Fuzzy(ComparedPart, frozen=True, kw_only=True, tag="fuzzy"):
-    """Share of two texts that is the same: 2 L / (m + n), where L is the length of their longest common subsequence."""
+    """Similarity of two texts: 2 L / (m + n) for texts of length m and n, with L the length of their longest common
+    subsequence."""
 
     unit: Literal["characters", "words"] = "characters"
-    """Unit of the subsequence and of both lengths."""
+    """Unit of the lengths."""
 
     at_least: float | None = None
-    """Makes a yes or no of it: 1 from this similarity on, else 0."""
+    """Threshold that turns the similarity into 1 (reached) or 0."""
 
 
 class Number(ComparedPart, frozen=True, kw_only=True, tag="number"):
-    """1 where the last number of the answer is the column's."""
+    """1 if the last number of the answer equals the column's."""
 
     tolerance: float = 0.0
-    """Largest difference, as a share of the column's number."""
+    """Largest relative difference from the column's number."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,20 +103,20 @@ class Number(ComparedPart, frozen=True, kw_only=True, tag="number"):
 
 
 class Mathematics(ComparedPart, frozen=True, kw_only=True, tag="math"):
-    """1 where `math-verify` finds the two equal."""
+    """1 if `math-verify` finds the two expressions equal."""
 
     tolerance_digits: int = 6
-    """Digits after the point that must agree where one of the two is a decimal number."""
+    """Digits after the point that must agree if one of the two is a decimal number."""
 
 
 class Regex(TextPart, frozen=True, kw_only=True, tag="regex"):
-    """1 where the answer has a match."""
+    """1 if the answer has a match."""
 
     pattern: str
-    """The regular expression, as Python writes them."""
+    """Regular expression in Python's syntax."""
 
     whole: bool = False
-    """Match the whole answer, not a part of it."""
+    """Match the whole answer rather than a part of it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,19 +124,19 @@ class Regex(TextPart, frozen=True, kw_only=True, tag="regex"):
 
 
 class Json(TextPart, frozen=True, kw_only=True, tag="json"):
-    """The answer is JSON: of a schema, and with the fields that the column has."""
+    """Check of a JSON answer against a schema, and against the fields of a column."""
 
     schema: dict[str, Any] = {}
-    """JSON schema; an answer that is not of it is worth 0."""
+    """JSON schema; an answer that does not match it is worth 0."""
 
     column: str = ""
-    """A column with an object (or its JSON text) to compare with; empty: the schema is all."""
+    """Column with an object, or its JSON text, to compare with; empty: only the schema is checked."""
 
     fields: tuple[str, ...] = ()
-    """Fields to compare, `a.b` for one inside another; empty: all that the column has."""
+    """Fields to compare, `a.b` for a nested one; empty: all fields of the column."""
 
     partial: bool = False
-    """Give the share of right fields. If false, all must be right."""
+    """Return the share of right fields. If false, all must be right."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,24 +145,24 @@ class Json(TextPart, frozen=True, kw_only=True, tag="json"):
 
 
 class Code(PartConfig, frozen=True, kw_only=True, tag="code"):
-    """The answer is a Python program that passes the tests of the row, in the task's box."""
+    """Share of the row's tests, run in a box, that the answer, a Python program, passes."""
 
     column: str = "tests"
-    """A column with tests: a list of `{stdin, stdout}`, of which each is a run of the program; or Python with assert
-    statements, as one text or a list of them, of which each is run in a process of its own that calls the program's
-    functions. A row whose column `shared` is true has them run in the program's process, where they can be forged: see
+    """Column with the tests: a list of `{stdin, stdout}`, one run of the program each; or Python with assert
+    statements, a text or a list of texts, each run in a process of its own that calls the program's functions. If the
+    row's column `shared` is true, they run in the program's process, where it can forge the verdict: see
     docs/limits.md."""
 
     reference: str = "answer"
-    """A column with a right program: `sparring check` runs it against the row's tests and refuses a row that it fails.
-    A row without the column is not run; empty: none is."""
+    """Column with a right program: `sparring check` refuses a row if this program fails the row's tests. Rows without
+    the column are not run; empty: no row is."""
 
     find: str = ""
-    """The program in the answer: the last match, its first group if it has one; empty: the last fenced block. An answer
-    without one is all program."""
+    """Regular expression for the program in the answer: the last match, or its first group. Empty: the last fenced code
+    block, or the whole answer if there is none."""
 
     partial: bool = False
-    """Give the share of passed tests. If false, all must pass."""
+    """Return the share of passed tests. If false, all must pass."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -170,10 +173,11 @@ class Function(PartConfig, frozen=True, kw_only=True, tag="function"):
     """Reward of a Python function: `def name(completion: str, answer: str) -> float`, `async` or not."""
 
     function: str
-    """`path/to/file.py:name` or `package.module:name`. It may ask for `completion`, `task` and any column."""
+    """Function as `path/to/file.py:name` or `package.module:name`. It may take `completion`, `task` and any column."""
 
     timeout_s: float = 60.0
-    """Wall clock of one call; the function has failed when it is over, not the policy."""
+    """Maximum wall-clock time of one call, in seconds. A longer call is a failure of the function, not of the
+    policy."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -182,42 +186,43 @@ class Function(PartConfig, frozen=True, kw_only=True, tag="function"):
 
 
 class AskedPart(PartConfig, frozen=True, kw_only=True):
-    """A part that a language model judges."""
+    """Settings of a part that a language model judges."""
 
     model: str
-    """The judge: a name of `[models]`."""
+    """Judge: a name of `[models]`."""
 
     prompt: str
-    """The judge's prompt. `{completion}` stands for the answer, `{prompt}` and any other column for the row's."""
+    """Prompt of the judge. `{completion}` stands for the answer, `{prompt}` for the row's prompt, and other names for
+    its columns."""
 
     system: str = ""
-    """A system message before it."""
+    """System message before the prompt."""
 
     find: str = ""
     """Regular expression for the verdict in the judge's reply: its last match, or that match's first group. Empty: the
     whole reply."""
 
     samples: int = 1
-    """Verdicts whose mean counts."""
+    """Number of verdicts per answer, which are averaged."""
 
     temperature: float = 0.0
-    """Of its sampling; above 0 where there are several samples."""
+    """Sampling temperature; above 0 for several samples."""
 
     max_tokens: int = 256
-    """Most tokens of a reply."""
+    """Maximum number of tokens of a reply."""
 
     constrain: bool = False
-    """Constrain sampling so that the reply is a verdict; servers of kind openai and chat cannot."""
+    """Constrain sampling so that every reply is a verdict; servers of kind openai and chat cannot."""
 
     timeout_s: float = 60.0
-    """Wall clock of one reply."""
+    """Maximum wall-clock time of one reply, in seconds."""
 
     retries: int = 2
-    """Repetitions of a request after a failure, a time-out, or a reply without a verdict."""
+    """Maximum number of retries after a failure, a time-out, or a reply without a verdict."""
 
     retry_delay_s: float = 0.5
-    """Longest pause before the first retry; doubles with each. The pause itself is drawn evenly below it, so that many
-    do not ask again at the same instant."""
+    """Upper bound of the pause before the first retry, in seconds; doubles with each retry. The pause is drawn
+    uniformly below the bound (full jitter)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -241,16 +246,16 @@ class AskedPart(PartConfig, frozen=True, kw_only=True):
 
 
 class Verdict(AskedPart, frozen=True, kw_only=True):
-    """A part whose judge gives one of several words, or a number."""
+    """Settings of a part with a judge that replies with one of several words, or with a number."""
 
     choices: dict[str, float] = {}
-    """Words it may answer, and what each is worth."""
+    """Allowed words and their values."""
 
     range: tuple[float, float] | None = None
-    """Or the lowest and the highest number it may give; these are worth 0 and 1."""
+    """Lowest and highest allowed number, with values 0 and 1; instead of `choices`."""
 
     field: str = ""
-    """Name of the field with the verdict, for replies that are a JSON object."""
+    """Field with the verdict, for replies that are a JSON object."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -263,7 +268,7 @@ class Verdict(AskedPart, frozen=True, kw_only=True):
 
 
 class Judge(Verdict, frozen=True, kw_only=True, tag="judge"):
-    """A language model judges the answer by itself."""
+    """Verdict of a language model on one answer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -271,10 +276,11 @@ class Judge(Verdict, frozen=True, kw_only=True, tag="judge"):
 
 
 class Pairwise(Verdict, frozen=True, kw_only=True, tag="pairwise"):
-    """A language model compares the answers of a group in pairs, `{first}` and `{second}`, each pair in both orders."""
+    """Pairwise comparison of a group's answers, `{first}` and `{second}`, by a language model, each pair in both
+    orders."""
 
     opponents: int = 0
-    """Answers that each is compared with, the next ones in a ring; 0: all."""
+    """Number of opponents per answer, the next ones in a ring; 0: all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -285,8 +291,8 @@ class Pairwise(Verdict, frozen=True, kw_only=True, tag="pairwise"):
 
 
 class Ranking(AskedPart, frozen=True, kw_only=True, tag="ranking"):
-    """A language model ranks the answers of a group, `{answers}`, shown in an order and in its reverse. It replies with
-    a JSON list of their numbers, the best first."""
+    """Ranking of a group's answers, `{answers}`, by a language model, in an order and in its reverse. The reply is a
+    JSON list of their numbers, the best first."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -303,12 +309,12 @@ RELATIVE = (Pairwise, Ranking)
 
 
 def judging(rubric: dict[str, Any]) -> set[str]:
-    """Return the models that a rubric asks."""
+    """Return the models that judge for a rubric."""
     return {part.model for part in rubric.values() if isinstance(part, AskedPart)}
 
 
 def of_domain(rubric: dict[str, Any], domain: str) -> dict[str, Any]:
-    """Return the parts for rows of `domain`."""
+    """Return the parts that apply to rows of `domain`."""
     return {name: part for name, part in rubric.items() if not part.domains or domain in part.domains}
 
 

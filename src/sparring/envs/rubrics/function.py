@@ -1,4 +1,4 @@
-"""A part that is any Python function, called by the names of its parameters."""
+"""Part `function`: a Python function called by parameter name."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from sparring.types import Task
 
 
 class CalledFunction:
-    """Caller of the function: a coroutine function runs on a thread that all calls share, another on one of its own.
+    """Caller of the function: coroutine functions share one thread, any other call has a thread of its own. Implements
+    `Check`.
 
     Raises:
-        BadInput: it is not there, or no function, or asks for what it cannot have.
+        BadInput: the function does not exist, is no function, or has parameters that no row can fill.
     """
 
     def __init__(self, config: Function, where: str) -> None:
@@ -29,18 +30,13 @@ class CalledFunction:
         self._called = ByName(function, where)
 
     def check(self, task: Task) -> None:
-        """Refuse a row without the columns that the function takes.
-
-        Raises:
-            BadInput: it lacks one.
-        """
         self._called.check(task)
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> Any:
-        """Return the function's reward.
+        """Return the function's reward. Its own exceptions are passed on, for the caller to classify.
 
         Raises:
-            JudgeError: it took too long. What it raises itself is the caller's to classify.
+            JudgeError: the call took too long.
         """
         positional, named = self._called.arguments(completion, task)
         executor = THREADS.executor(shared=self._called.is_async)

@@ -1,4 +1,4 @@
-"""A part that a language model judges: what it is asked, and how its reply is read, strictly."""
+"""Part `judge`: prompts for a judging model and strict parsers of its replies."""
 
 from __future__ import annotations
 
@@ -19,34 +19,24 @@ _NAME = re.compile(r"\{(\w+)\}")
 
 
 class JudgedAnswer:
-    """Asks for `samples` verdicts on one answer; their mean is its value."""
+    """Mean of `samples` verdicts on one answer. Implements `Check`."""
 
     def __init__(self, config: Judge, judges: Judges | None, where: str) -> None:
         self._config, self._judges, self._where = config, asked_of(config, judges, where), where
 
     def check(self, task: Task) -> None:
-        """Refuse a row without a column that the prompt names.
-
-        Raises:
-            BadInput: it has not.
-        """
         check_prompt(self._config.prompt, task, ("completion",))
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
-        """Return the verdict, from 0 to 1.
-
-        Raises:
-            JudgeError: there is no verdict.
-        """
         question = filled(self._config.prompt, task, {"completion": completion})
         return await mean_verdict(self._judges, self._config, question, self._where)
 
 
 async def mean_verdict(judges: Judges, part: Verdict, question: str, where: str) -> float:
-    """Return the mean of the part's samples on one question.
+    """Return the mean of a part's verdicts on one question.
 
     Raises:
-        JudgeError: there is no verdict.
+        JudgeError: a sample has no verdict.
     """
     read, constraint = reader(part), verdict_constraint(part)
     samples = range(part.samples)
@@ -57,10 +47,10 @@ async def mean_verdict(judges: Judges, part: Verdict, question: str, where: str)
 
 
 def asked_of(part: AskedPart, judges: Judges | None, where: str) -> Judges:
-    """Return the judges of a part, or refuse a rubric that has none.
+    """Return the judges of a part, or refuse a rubric without judges.
 
     Raises:
-        BadInput: there are none.
+        BadInput: there are no judges.
     """
     if judges is None:
         raise refusal(where, "models that judge", "none", "run it by a recipe, or construct the rubric with Judges")
@@ -68,22 +58,22 @@ def asked_of(part: AskedPart, judges: Judges | None, where: str) -> Judges:
 
 
 def check_prompt(prompt: str, task: Task, names: tuple[str, ...]) -> None:
-    """Refuse a prompt with a name that is neither one of `names` nor the row's.
+    """Refuse a prompt with a placeholder that is neither in `names` nor a column of the row.
 
     Raises:
-        BadInput: one is not.
+        BadInput: there is such a placeholder.
     """
     available = {*names, *_values(task)}
     unknown = [name for name in _NAME.findall(prompt) if name not in available]
     if unknown:
-        there = ", ".join(sorted(available))
+        names_text = ", ".join(sorted(available))
         raise refusal(
-            "prompt", f"names among {there}", f"{{{unknown[0]}}}", "correct it, or map the column in env.columns"
+            "prompt", f"names among {names_text}", f"{{{unknown[0]}}}", "correct it, or map the column in env.columns"
         )
 
 
 def filled(prompt: str, task: Task, names: Mapping[str, str]) -> str:
-    """Return the prompt with what its names stand for. What is put in is not looked through again."""
+    """Return the prompt with its placeholders replaced. Placeholders in the replacements stay as they are."""
     values = {**_values(task), **names}
     return _NAME.sub(lambda match: values[match[1]], prompt)
 
@@ -95,8 +85,8 @@ def _values(task: Task) -> dict[str, str]:
 
 
 def reader(part: Verdict) -> Callable[[str], float | None]:
-    """Return the reader of a reply: exactly one of the choices, or a number in the range, or a JSON object with that as
-    a field."""
+    """Return the parser of a reply: exactly one of the choices, a number in the range, or a JSON object with either in
+    `field`. The parser returns None for anything else."""
 
     def read(reply: str) -> float | None:
         text: Any = last_match(part.find, reply)
@@ -117,8 +107,8 @@ def reader(part: Verdict) -> Callable[[str], float | None]:
 
 
 def verdict_constraint(part: Verdict) -> Constraint:
-    """Return the constraint under which every reply is a verdict. Of a range these are the whole numbers, where there
-    are more than two and no more than a thousand, else its hundredths: digits without end are no verdict."""
+    """Return the constraint that makes every reply a verdict. A range allows its whole numbers if there are 3 to 1,001
+    of them, else its hundredths, so that a number cannot go on for ever."""
     words: list[Any] = list(part.choices) if part.range is None else _steps(*part.range)
     if not part.field:
         return Constraint(kind="regex", source="|".join(f"({re.escape(str(word))})" for word in words))
@@ -134,7 +124,8 @@ def _steps(low: float, high: float) -> list[float]:
 
 
 def order_reader(part: Ranking, count: int) -> Callable[[str], tuple[int, ...] | None]:
-    """Return the reader of a ranking: a JSON list of the numbers 1 to `count`, each once; as places from 0."""
+    """Return the parser of a ranking: a JSON list of the numbers 1 to `count`, each once, as 0-based places; None for
+    anything else."""
 
     def read(reply: str) -> tuple[int, ...] | None:
         text = last_match(part.find, reply)

@@ -1,5 +1,5 @@
-"""Tests of a program, read: which functions of theirs have to be run, whether a program that does nothing surely fails
-them, and such a program."""
+"""Static analysis of a row's tests: whether they can fail, which functions they need, and the program that defines
+these functions without doing anything."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ RAISES = "def {name}(*values, **named): raise NotImplementedError"
 
 
 class ReadTest:
-    """A test in Python, read.
+    """Parsed test in Python.
 
     Args:
-        text: of the test.
-        where: it stands, for errors.
+        text: source of the test.
+        where: place of the test, for errors.
 
     Attributes:
-        answer_names: names that it reads and does not make itself, those of Python's builtins left out: the answer's.
-        defined: functions and classes of tests that it defines and does not call, as pytest and unittest find them.
+        answer_names: names that it reads and neither defines nor finds among Python's builtins, so the answer defines
+            them.
+        defined: functions and classes that pytest or unittest would collect, and that it does not call itself.
 
     Raises:
-        BadInput: it is no Python, or its test functions want arguments.
+        BadInput: the text is not Python, or a test function has parameters without defaults.
     """
 
     def __init__(self, text: str, where: str) -> None:
@@ -48,24 +49,23 @@ class ReadTest:
                 own.add(node.name)
         self._read = read
         self.answer_names = frozenset(read - own)
-        self.defined = tuple(self._defined(where))
+        self.defined = tuple(self._test_definitions(where))
 
     @property
     def surely_judges(self) -> bool:
-        """True where the text alone shows that a program fails whose functions return nothing, or raise: it compares
-        what a function of the program returns with a constant other than None, outside of any block, and imports
-        nothing that could be missing."""
+        """True if it surely fails for functions that return None or raise: a top-level assert compares the result of
+        the answer's function with a constant other than None, and no import can be missing."""
         return not self.is_foreign and any(map(self._is_plain_assert, self._tree.body))
 
     @property
     def is_foreign(self) -> bool:
-        """True where it imports what is not of Python's library, which boxes may not have."""
-        return not {name.split(".")[0] for name in _imported(self._tree)} <= sys.stdlib_module_names
+        """True if it imports modules outside the standard library, which boxes may not have."""
+        return not {name.split(".")[0] for name in _imported_modules(self._tree)} <= sys.stdlib_module_names
 
     @property
     def can_fail(self) -> bool:
-        """False where the text alone shows that nothing in it checks anything: no assertion but of a tuple or a
-        constant, no `raise`, no call of a function that asserts or exits, outside of what never runs."""
+        """False if nothing in it can fail: outside of dead code there is no assert other than of a tuple or a true
+        constant, no `raise`, and no call of a function that asserts or exits."""
         return any(map(_checks, _live(self._tree)))
 
     def _is_plain_assert(self, statement: ast.stmt) -> bool:
@@ -76,7 +76,7 @@ class ReadTest:
                 return name in self.answer_names - sys.stdlib_module_names and _is_constant(right)
         return False
 
-    def _defined(self, where: str) -> Iterator[str]:
+    def _test_definitions(self, where: str) -> Iterator[str]:
         cases: set[str] = set()
         for node in self._tree.body:
             if isinstance(node, Function):
@@ -96,13 +96,13 @@ class ReadTest:
 
 
 def idle_program(tests: list[ReadTest], body: str) -> str:
-    """Return a program that has every function that tests ask for, each with the body `NOTHING` or `RAISES`."""
+    """Return a program that defines every function the tests need, each with the body `NOTHING` or `RAISES`."""
     names = sorted(set().union(*(test.answer_names for test in tests)) - sys.stdlib_module_names)
     return "\n".join(body.format(name=name) for name in names)
 
 
 def _live(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and all below it, but for the bodies of `if` and `while` with a false constant."""
+    """Yield a node and its descendants, except the bodies of `if` and `while` with a false constant."""
     yield node
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.If, ast.While)) and isinstance(child.test, ast.Constant) and not child.test.value:
@@ -126,10 +126,10 @@ def _checks(node: ast.AST) -> bool:
 
 
 def _check_arguments(function: Function, count: int, where: str) -> None:
-    """Refuse a test function that wants more arguments than it gets."""
+    """Refuse a test function with more required parameters than `count`."""
     arguments = function.args
-    wanted = len(arguments.posonlyargs) + len(arguments.args) - len(arguments.defaults)
-    if wanted > count or None in arguments.kw_defaults:
+    required = len(arguments.posonlyargs) + len(arguments.args) - len(arguments.defaults)
+    if required > count or None in arguments.kw_defaults:
         expected, do = "test functions without parameters", "call it, or write its cases out (no fixtures are made)"
         raise refusal(where, expected, f"{function.name}({ast.unparse(arguments)})", do)
 
@@ -141,7 +141,7 @@ def _is_constant(node: ast.expr) -> bool:
         return False
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
+def _imported_modules(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -1,4 +1,4 @@
-"""`Judges`: language models that are asked for verdicts. Replies are kept by what was asked, failures are typed."""
+"""`Judges`: language models that give verdicts, with a cache of replies and typed failures."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ class Replies(Protocol):
 
 
 class Record(Protocol):
-    """Record that outlives this process, such as a run's `Store`."""
+    """Durable record of replies, such as a run's `Store`."""
 
     def get(self, key: str) -> Any | None:
-        """Return what is recorded under a key, or None."""
+        """Return the value recorded under a key, or None."""
 
     def put(self, key: str, value: Any) -> None:
         """Record plain data under a key."""
 
 
 OpenModel = Callable[[str], Awaitable[Replies]]
-"""A name of `[models]` -> who answers for it."""
+"""Function name of `[models]` -> its source of replies."""
 
 KEPT = 100_000
-"""Replies that are kept in memory."""
+"""Maximum number of replies in memory."""
 
 Read = Callable[[str], T | None]
-"""A reply's text -> the verdict; None where it is none."""
+"""Parser reply text -> verdict; None if the reply is no verdict."""
 
 
 class EngineReplies:
-    """Implements `Replies` on an engine, which it closes.
+    """Source of replies that samples with an engine, and closes it. Implements `Replies`.
 
     Args:
-        engine: samples.
-        renderer: of the engine's model.
-        name: the model's, for requests and errors.
+        engine: engine of the judge.
+        renderer: renderer of the engine's model.
+        name: name of the model, for request ids and errors.
     """
 
     def __init__(self, engine: Engine, renderer: Renderer, name: str) -> None:
@@ -66,12 +66,6 @@ class EngineReplies:
         self._num_requests = 0
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Message:
-        """Return the next message.
-
-        Raises:
-            LimitReached: it was cut short.
-            EngineError: the engine failed.
-        """
         self._num_requests += 1
         tokens = self._renderer.render(messages, tools).tokens
         drawn = replace(sampling, stop=self._renderer.stop_ids)
@@ -84,35 +78,34 @@ class EngineReplies:
         return self._renderer.parse(done.tokens, tools, prompt=tokens)
 
     async def close(self) -> None:
-        """Close the engine."""
         await self._engine.close()
 
 
 class Judges:
-    """Asks models. One question (model, messages, sampling, seed) is asked once, also where many ask it at the same
-    time, and where there is a record, once for as long as that is there.
+    """Cached access to judging models. Each question (model, messages, sampling, seed) is asked once, even by
+    concurrent callers, and with a record once for as long as the record exists.
 
     Args:
-        open_model: opens a model when it is first asked.
-        num_kept: most replies held in memory; the longest unused is dropped first.
+        open_model: opens a model for its first question.
+        num_kept: maximum number of replies in memory; the least recently used is dropped first.
     """
 
     def __init__(self, open_model: OpenModel, *, num_kept: int = KEPT) -> None:
-        self._open_model, self._kept = open_model, num_kept
+        self._open_model, self._num_kept = open_model, num_kept
         self._models: dict[str, asyncio.Task[Replies]] = {}
         self._replies: OrderedDict[str, asyncio.Task[str | None]] = OrderedDict()
         self._record: Record | None = None
-        self._who: Callable[[str], str] = str
+        self._identity_of: Callable[[str], str] = str
         self._metrics = Metrics()
 
     def remember(self, record: Record, who: Callable[[str], str]) -> None:
-        """Keep every reply in `record`, and ask nothing that stands there.
+        """Record every reply in `record`, and answer recorded questions from it.
 
         Args:
-            record: replies under `judge/` and a digest of all that decides them.
-            who: a model's name -> what it is: where this changes, it is asked anew.
+            record: store of replies, under `judge/` and a digest of the question.
+            who: function from a model's name to its identity, such as its weights; a new identity makes a new question.
         """
-        self._record, self._who = record, functools.cache(who)
+        self._record, self._identity_of = record, functools.cache(who)
 
     async def verdict(
         self,
@@ -127,12 +120,12 @@ class Judges:
         """Return a model's verdict.
 
         Args:
-            part: who is asked, and how.
-            question: what.
-            read: the verdict in a reply, None where there is none.
-            where: of the part, for errors.
-            constraint: what a reply must be, where the part holds it to that.
-            sample: which of several verdicts on one question.
+            part: part of the rubric, with its model and prompt settings.
+            question: user message.
+            read: parser of the reply.
+            where: place of the part, for errors.
+            constraint: constraint on the reply, used if the part has `constrain`.
+            sample: index of the verdict among several on one question.
 
         Raises:
             JudgeError: no verdict within the part's retries.
@@ -142,8 +135,8 @@ class Judges:
         for attempt in range(part.retries + 1):
             if attempt:
                 await asyncio.sleep(retry_pause_s(part.retry_delay_s, attempt, question, sample))
-            # a failure is asked the same again (law 6), so that who asks later finds the answer; a reply without a
-            # verdict is not
+            # A failed request is sent again unchanged (law 6), so that later askers find the cached reply; a reply
+            # without a verdict is sampled with another seed.
             seed = xxhash.xxh3_64_intdigest(f"{question}\x1f{sample}\x1f{unread}".encode("utf-8", "surrogatepass")) >> 1
             sampling = Sampling(
                 temperature=part.temperature,
@@ -153,7 +146,7 @@ class Judges:
             )
             try:
                 reply = await self._reply(part, messages, sampling)
-            except (RequestRefused, BadInput) as error:  # it will not do better the next time
+            except (RequestRefused, BadInput) as error:  # a retry would fail the same way
                 why = str(error)
                 break
             except EngineError as error:
@@ -167,40 +160,40 @@ class Judges:
             unread += 1
             why = "a reply that was cut short" if reply is None else f"the reply {reply[:200]!r}"
             if part.temperature == 0:
-                break  # it would say the same
+                break  # greedy sampling would repeat the reply
         raise JudgeError(f"{where}: expected a verdict of {part.model}, got {why}")
 
     async def check(self, model: str) -> None:
-        """Ask a model for a token.
+        """Check that a model replies, by sampling one token.
 
         Raises:
-            BadInput: it cannot be opened.
-            EngineError: it does not answer.
+            BadInput: the model cannot be opened.
+            EngineError: the model does not reply.
         """
         with boundary(EngineError, f"model {model}"):
             try:
                 await (await self._model(model)).reply((Message(role="user", content="?"),), (), Sampling(max_tokens=1))
             except LimitReached:
-                pass  # as it should be
+                pass  # expected: one token is the limit
 
     def metrics(self) -> dict[str, float]:
-        """Return figures since the last call: questions, the share that the cache answered, failures, replies that were
-        no verdict, seconds that a reply took."""
+        """Return the metrics since the last call: questions, cache hit rate, failures, replies without a verdict,
+        seconds per reply."""
         return self._metrics.take()
 
     async def close(self) -> None:
-        """Drop what is being asked, and close the models; who asks again opens them again."""
+        """Cancel pending questions and close the models; a later question opens its model again."""
         opened, self._models = [*self._models.values()], {}
         pending = [task for task in (*self._replies.values(), *opened) if not task.done()]
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
         for task in opened:
-            if not _failed(task):
+            if not _has_failed(task):
                 await task.result().close()
 
     async def _reply(self, part: AskedPart, messages: Sequence[Message], sampling: Sampling) -> str | None:
-        """Return a reply, from the cache if it was requested before; None if it was cut short."""
+        """Return a reply, from the cache if it was requested before; None if it was truncated."""
         key = self._key(part.model, messages, sampling)
         task = self._replies.get(key)
         recorded = self._record.get(key) if task is None and self._record is not None else None
@@ -209,20 +202,22 @@ class Judges:
         if recorded is not None:
             return recorded["reply"]
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._recorded(key, part, messages, sampling))
+            task = asyncio.get_running_loop().create_task(self._ask_and_record(key, part, messages, sampling))
             self._replies[key] = task
-            task.add_done_callback(lambda done: _failed(done) and self._replies.pop(key, None))
+            task.add_done_callback(lambda done: _has_failed(done) and self._replies.pop(key, None))
         self._replies.move_to_end(key)
-        while len(self._replies) > self._kept and next(iter(self._replies.values())).done():
+        while len(self._replies) > self._num_kept and next(iter(self._replies.values())).done():
             self._replies.popitem(last=False)
-        return await asyncio.shield(task)  # others may wait for it when this one is cancelled
+        return await asyncio.shield(task)  # other callers may still wait for it if this one is cancelled
 
     def _key(self, model: str, messages: Sequence[Message], sampling: Sampling) -> str:
-        """Return a digest of everything that decides a reply."""
-        question = (self._who(model), [(m.role, m.content) for m in messages], sampling)
+        """Return a digest of everything that the reply depends on."""
+        question = (self._identity_of(model), [(m.role, m.content) for m in messages], sampling)
         return f"judge/{xxhash.xxh3_128_hexdigest(repr(question).encode('utf-8', 'surrogatepass'))}"
 
-    async def _recorded(self, key: str, part: AskedPart, messages: Sequence[Message], sampling: Sampling) -> str | None:
+    async def _ask_and_record(
+        self, key: str, part: AskedPart, messages: Sequence[Message], sampling: Sampling
+    ) -> str | None:
         reply = await self._ask(part, messages, sampling)
         if self._record is not None:
             self._record.put(key, {"reply": reply})
@@ -245,18 +240,19 @@ class Judges:
                     raise
                 raise EngineError(f"{where}: no reply after {part.timeout_s:g} s") from None
             self._metrics.add("judge/reply_s", clock() - started)
-            # half a surrogate pair, which JSON can say, cannot be recorded
+            # JSON may hold half a surrogate pair, which cannot be recorded
             return reply.content.strip().encode("utf-8", "replace").decode()
 
     async def _model(self, name: str) -> Replies:
         task = self._models.get(name)
-        if task is None or (task.done() and _failed(task)):
+        if task is None or (task.done() and _has_failed(task)):
             task = self._models[name] = asyncio.ensure_future(self._open_model(name))
         return await asyncio.shield(task)
 
 
 async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results, in order; what fails first ends the others and is raised."""
+    """Run coroutines concurrently and return their results in order; the first failure cancels the others and is
+    raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in work]
@@ -265,5 +261,5 @@ async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-def _failed(task: asyncio.Task[object]) -> bool:
+def _has_failed(task: asyncio.Task[object]) -> bool:
     return task.cancelled() or task.exception() is not None

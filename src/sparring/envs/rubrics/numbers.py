@@ -1,6 +1,6 @@
 """Numbers as people and LaTeX write them: `1,234.5`, `1{,}000`, `1 000`, `\\frac{1}{2}`, `3 1/2`, `6 \\times 10^{5}`.
 
-A right answer and an answer are written `plain` by the same rules, so what is read of one is read of the other.
+Right answers and answers pass through the same `plain`, so both are read alike.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from decimal import Decimal
 from fractions import Fraction
 
 LONGEST_EXPONENT = 400
-"""A number beyond 10 to this power is none: as an exact fraction it would fill the memory."""
+"""Numbers beyond 10 to this power are rejected: as an exact fraction they would fill the memory."""
 
 _NUMBER = re.compile(
     r"(?:(?<![\w).])[-−+]\s?)?[$€£]?"
     r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,9})?(?:/\d{1,30})?"
 )
 _RAISED = re.compile(r"[\^_]\s*\{?\s*$")
-"""Beginning of an exponent or an index, which is no number of its own."""
+"""Start of an exponent or an index; its digits are not a number of the text."""
 
 _PLAIN: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\\$"), ""),
@@ -38,8 +38,8 @@ _AROUND = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{"
 
 
 def final(text: str) -> str:
-    """Return the right answer in a worked solution: what `####` or the last `\\boxed{}` marks; the text itself where
-    neither does."""
+    """Return the final answer of a worked solution: the text after `####` or in the last `\\boxed{}`; the whole text
+    without either."""
     begin = text.rfind("\\boxed{")
     if begin >= 0:
         depth = 0
@@ -51,20 +51,20 @@ def final(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text in which digits that belong together stand together: groups of three are joined, whatever separates
-    them, a dollar sign of LaTeX goes, `½` is ` 1/2`."""
+    """Return a text with the digits of each number joined: separators of groups of three, LaTeX spacing and dollar
+    signs are removed, and `½` becomes ` 1/2`."""
     if not text.isascii():
-        text = "".join(_of_fraction(character) for character in text)
+        text = "".join(_fraction_character(character) for character in text)
     for pattern, instead in _PLAIN:
         text = pattern.sub(instead, text)
-    text = _REPEATING.sub(_repeated, text) if "\\overline" in text else text
+    text = _REPEATING.sub(_repeating_fraction, text) if "\\overline" in text else text
     return _GROUPS.sub(lambda match: match[0].replace(" ", ""), text)
 
 
 def number(text: str) -> Fraction | None:
-    """Return the last number of a text, exactly: `1,234.5`, `-3`, `6.02e23`, `3/4`, `3 1/2`, `\\frac{1}{2}`. None where
-    there is none. An exponent or an index is passed over, and what is raised to a power is none: in `18 cm^2` it is 18,
-    in `x + 9^x` none."""
+    """Return the last number of a text as an exact fraction: `1,234.5`, `-3`, `6.02e23`, `3/4`, `3 1/2`,
+    `\\frac{1}{2}`. Exponents and indices are skipped, and a number that is raised to a power counts as no number: `18
+    cm^2` gives 18, `x + 9^x` None."""
     text = _without_latex(text)
     for match in reversed(list(_NUMBER.finditer(text))):
         if not _RAISED.search(text, max(0, match.start() - 8), match.start()):
@@ -73,8 +73,8 @@ def number(text: str) -> Fraction | None:
 
 
 def whole_number(text: str) -> Fraction | None:
-    """Return the number that a text is, and nothing else but a sign of currency or per cent and what LaTeX puts around;
-    None where it is more or another thing."""
+    """Return the number of a text that holds nothing but a number, a sign of currency or per cent, and LaTeX around
+    them; else None."""
     text = text.strip()
     for _ in range(4):
         for begin, end in _AROUND:
@@ -85,7 +85,7 @@ def whole_number(text: str) -> Fraction | None:
 
 
 def mixed(text: str, written: str) -> str:
-    """Write numbers with a fraction beside them, `3 1/2`, in another way: `written` has {units}, {over} and {under}."""
+    """Rewrite mixed numbers such as `3 1/2` by the template `written`, with the fields {units}, {over} and {under}."""
 
     def instead(match: re.Match[str]) -> str:
         units, over, under = map(int, match.groups())
@@ -95,12 +95,12 @@ def mixed(text: str, written: str) -> str:
 
 
 def _without_latex(text: str) -> str:
-    """Return the text with fractions, powers of ten and powers of whole numbers as `_NUMBER` reads them."""
+    """Return the text with fractions, powers of ten and powers of whole numbers in a form that `_NUMBER` matches."""
     text = plain(text)
     text = _SCIENTIFIC.sub(lambda match: f"e{match[1] or match[2]}".replace("−", "-"), text)
     text = _POWER.sub(_power, text)
     text = _FRACTION.sub(_fraction, text)
-    return _MIXED.sub(_improper, text)
+    return _MIXED.sub(_improper_fraction, text)
 
 
 def _fraction(match: re.Match[str]) -> str:
@@ -109,14 +109,14 @@ def _fraction(match: re.Match[str]) -> str:
     return f"{' ' if beside.isdigit() else ''}{over}/{under}"
 
 
-def _repeated(match: re.Match[str]) -> str:
-    """Write a decimal whose last digits repeat without end as a fraction: 0.8333... = (83 - 8) / 90."""
+def _repeating_fraction(match: re.Match[str]) -> str:
+    """Write a repeating decimal as a fraction: 0.8333... = (83 - 8) / 90."""
     fixed, all_of_it = match[1] + match[2], match[1] + match[2] + match[3]
     under = (10 ** len(match[3]) - 1) * 10 ** len(match[2])
     return f"\\frac{{{int(all_of_it) - int(fixed or 0)}}}{{{under}}}"
 
 
-def _improper(match: re.Match[str]) -> str:
+def _improper_fraction(match: re.Match[str]) -> str:
     units, over, under = map(int, match.groups())
     return f"{units * under + over}/{under}" if over < under else match[0]
 
@@ -126,7 +126,7 @@ def _power(match: re.Match[str]) -> str:
     return str(base**exponent) if base == 0 or len(match[1]) * exponent <= LONGEST_EXPONENT else match[0]
 
 
-def _of_fraction(character: str) -> str:
+def _fraction_character(character: str) -> str:
     parts = unicodedata.normalize("NFKC", character).split("\u2044")
     return f" {parts[0]}/{parts[1]}" if len(parts) == 2 and all(map(str.isdigit, parts)) else character
 

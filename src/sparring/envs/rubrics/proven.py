@@ -1,4 +1,5 @@
-"""Rows of files that were proven before, by digest: thousands of programs and formulas are not run at every start."""
+"""Cache of rows that passed `prove`, by digest, so that thousands of programs and formulas do not run at every
+start."""
 
 from __future__ import annotations
 
@@ -13,26 +14,26 @@ import msgspec
 import xxhash
 
 AT_LEAST = 500
-"""Proofs that are worth a file: fewer are made again sooner than it is read."""
+"""Smallest number of new proofs that is written to the file: a smaller number is faster to prove again."""
 
 
 def of_user() -> Proven:
-    """Return what is remembered in the user's folder for caches (`XDG_CACHE_HOME`, `~/.cache`)."""
+    """Return the cache in the user's cache folder (`XDG_CACHE_HOME`, `~/.cache`)."""
     folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Proven(Path(folder) / "sparring" / "proven-rows" if Path(folder).is_absolute() else None)
 
 
 def digest(part: Any, row: Any, box: Any) -> str:
-    """Return what names a proof: the settings of a part, what a row says, the box it runs in, and our own code."""
+    """Return the key of a proof: a digest of the part's settings, the row, its box, and this package's code."""
     content = msgspec.json.encode((part, row, box), order="sorted", enc_hook=repr)
     return xxhash.xxh3_64_hexdigest(_code() + content)
 
 
 class Proven:
-    """Set of digests, kept in a file where there are many. Where that cannot be read or written, nothing is remembered.
+    """Set of digests, kept in a file once there are many. An unreadable or unwritable file is ignored.
 
     Args:
-        file: that holds them, a line each; None: nothing is kept.
+        file: file with one digest per line; None: keep nothing.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -41,7 +42,7 @@ class Proven:
         self._new: list[str] = []
 
     def __contains__(self, row: str) -> bool:
-        """Return True if the row was proven."""
+        """Return True if the row passed before."""
         if self._rows is None:
             self._rows = set()
             with suppress(OSError, ValueError):
@@ -49,7 +50,7 @@ class Proven:
         return row in self._rows
 
     def add(self, row: str) -> None:
-        """Remember a proof."""
+        """Record that a row passed."""
         if row not in self:
             assert self._rows is not None, "looked up above"
             self._rows.add(row)
@@ -65,7 +66,7 @@ class Proven:
 
 @functools.cache
 def _code() -> bytes:
-    """Return a digest of the code that proves: what it finds may change with it."""
+    """Return a digest of the code that proves rows, since its verdicts may change with it."""
     here = Path(__file__).parent
     files = [*here.glob("*.py"), *(here.parents[1] / "sandbox").glob("*.py")]
     text = b"".join(file.read_bytes() for file in sorted(files))

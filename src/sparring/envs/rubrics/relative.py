@@ -1,17 +1,18 @@
-"""Rewards that are relative to a group: the answers are compared with each other, each comparison in both orders.
+"""Relative rewards: judges compare the answers of a group with each other, each comparison in both orders.
 
-A judge prefers a place as well as an answer. With f(i, j) from 0 to 1 for how much i wins when it is shown before j,
+A judge prefers a position as well as an answer. With f(i, j) from 0 to 1 for how much i wins when it is shown before j,
 
     p(i, j) = (f(i, j) + 1 - f(j, i)) / 2
 
-has no part of a preference that is added to every first place, and p(i, j) + p(j, i) = 1. Over m compared answers of a
-group of n,
+cancels any constant preference for the first position, and p(i, j) + p(j, i) = 1. Over m compared answers of a group of
+n,
 
     u(i) = mean of p(i, j) over its opponents j           pairwise
     u(i) = 1 - rank(i) / (m - 1), ranks from 0            ranking, the mean over an order and its reverse
     value(i) = ((m - 1) u(i) + n - m) / (n - 1)
 
-where the n - m others lost without being asked: empty answers, and those that a gate of cap 0 holds. Their value is 0.
+where the other n - m answers lose without a comparison: empty answers, and those capped at 0 by a gate. Their value
+is 0.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from sparring.types import Rollout, Score, Task
 
 
 class RelativeScorer:
-    """Implements `Scorer`: adds what the group's comparison gives to what each answer has by itself.
+    """Scorer that adds the values of a group's comparison to each answer's own score. Implements `Scorer`.
 
     Args:
-        rubric: with parts that compare.
+        rubric: rubric with relative parts.
 
     Raises:
-        BadInput: there is nobody to ask.
+        BadInput: there are no judges.
     """
 
     def __init__(self, rubric: Rubric) -> None:
@@ -49,40 +50,35 @@ class RelativeScorer:
 
     @staticmethod
     def of(rubric: Rubric) -> RelativeScorer | None:
-        """Return the scorer of a rubric; None where no part compares."""
+        """Return the scorer of a rubric, or None if it has no relative part."""
         return RelativeScorer(rubric) if any(isinstance(part, RELATIVE) for part in rubric.parts.values()) else None
 
     def check(self, task: Task) -> None:
         """Refuse a row without a column that a prompt names.
 
         Raises:
-            BadInput: it has not.
+            BadInput: the row has no such column.
         """
-        for part in self._of(task).values():
+        for part in self._parts_for(task).values():
             check_prompt(part.prompt, task, ("first", "second") if isinstance(part, Pairwise) else ("answers",))
 
     @cooperative
     async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]:
-        """Return the group's scores. A group of one is left as it is: there is nobody to compare with.
-
-        Raises:
-            JudgeError: a comparison has no verdict.
-        """
-        parts = self._of(task)
+        parts = self._parts_for(task)
         if len(rollouts) < 2 or not parts:
             return scores
         answers = [final_text(rollout.trajectories[0]) for rollout in rollouts]
         places = [i for i, score in enumerate(scores) if answers[i] and self._rubric.cap(score.parts) > 0]
         compared = [answers[i] for i in places]
-        added: list[dict[str, float]] = [dict.fromkeys(parts, 0.0) for _ in scores]
+        values_by_answer: list[dict[str, float]] = [dict.fromkeys(parts, 0.0) for _ in scores]
         for name, part in parts.items():
             strengths = await self._strengths(name, part, compared, task)
             for place, strength in zip(places, strengths, strict=True):
-                lost = len(scores) - len(places)
-                added[place][name] = ((len(places) - 1) * strength + lost) / (len(scores) - 1)
-        return [self._with(score, values) for score, values in zip(scores, added, strict=True)]
+                num_lost = len(scores) - len(places)
+                values_by_answer[place][name] = ((len(places) - 1) * strength + num_lost) / (len(scores) - 1)
+        return [self._with(score, values) for score, values in zip(scores, values_by_answer, strict=True)]
 
-    def _of(self, task: Task) -> Mapping[str, Relative]:
+    def _parts_for(self, task: Task) -> Mapping[str, Relative]:
         return of_domain(self._parts, str(task.data.get("domain", "")))
 
     def _with(self, score: Score, values: Mapping[str, float]) -> Score:
@@ -91,7 +87,7 @@ class RelativeScorer:
         return replace(score, reward=reward, parts={**score.parts, **values})
 
     async def _strengths(self, name: str, part: Relative, answers: Sequence[str], task: Task) -> Sequence[float]:
-        """u(i) of each; with nobody to compare with, it does not matter."""
+        """Return u(i) of each answer; 0 for fewer than two answers, where it has no effect."""
         if len(answers) < 2:
             return [0.0] * len(answers)
         where = f"env.rubric.{name}"
@@ -101,8 +97,10 @@ class RelativeScorer:
 
     async def _by_pairs(self, part: Pairwise, answers: Sequence[str], task: Task, where: str) -> Sequence[float]:
         count = len(answers)
-        most = min(part.opponents or count - 1, count - 1)
-        pairs = sorted({tuple(sorted((i, (i + step) % count))) for i in range(count) for step in range(1, most + 1)})
+        num_opponents = min(part.opponents or count - 1, count - 1)
+        pairs = sorted(
+            {tuple(sorted((i, (i + step) % count))) for i in range(count) for step in range(1, num_opponents + 1)}
+        )
 
         async def wins(i: int, j: int) -> float:
             question = filled(part.prompt, task, {"first": answers[i], "second": answers[j]})

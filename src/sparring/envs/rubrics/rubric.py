@@ -1,7 +1,7 @@
-"""`Rubric`: named parts with weights and gates -> one `Score` that says what each part gave.
+"""`Rubric`: named parts with weights and gates -> one `Score` with the value of each part.
 
 reward = sum of weight * value over the parts of the row's domain
-where a gate is closed (value < gate): reward = min(reward, cap)
+if a gate fails (value < gate): reward = min(reward, cap)
 """
 
 from __future__ import annotations
@@ -25,40 +25,36 @@ from sparring.protocols import Sandbox
 from sparring.types import Score, Task
 
 SIMPLE = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?")
-"""A right answer that needs no proof that it is read."""
+"""Right answers that are read without doubt, and need no check."""
 FULL = 1 - 1e-9
-"""A part that decides is satisfied from here on."""
+"""Smallest value that counts as 1 for success."""
 
 
 class Check(Protocol):
-    """One part of a rubric at work."""
+    """Check of an answer by one part of a rubric."""
 
     def check(self, task: Task) -> None:
         """Refuse a row that the part cannot judge. Raises `BadInput`."""
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
-        """Return the part's value of an answer."""
+        """Return the part's value for an answer. Raises `JudgeError` if the part itself fails, `SandboxError` if a box
+        does."""
 
 
 class TextCheck:
-    """A part that reads the text alone."""
+    """Check that reads only the text. Implements `Check`."""
 
     def __init__(self, config: Text, workers: Workers) -> None:
         self._config, self._workers = config, workers
 
     def check(self, task: Task) -> None:
-        """Refuse a row without the column that the answer is compared with.
-
-        Raises:
-            BadInput: it has not.
-        """
         wanted(self._config, task.data)
 
     async def prove(self, task: Task) -> None:
-        """Refuse a row whose right answer the check does not read whole.
+        """Refuse a row with a right answer that the check cannot read completely.
 
         Raises:
-            BadInput: it does not.
+            BadInput: the row is refused.
             JudgeError: the check failed.
         """
         if not isinstance(self._config, Mathematics):
@@ -70,29 +66,24 @@ class TextCheck:
                 raise refusal(where, "an answer that math-verify reads whole", f"{target[:80]!r}: {why}", do)
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
-        """Return the value of an answer, from 0 to 1.
-
-        Raises:
-            JudgeError: the check failed.
-        """
         return await self._workers.worth(self._config, completion, wanted(self._config, task.data))
 
 
 class Rubric:
-    """Scores answers. Parts that compare the answers of a group are `relative.RelativeScorer`'s.
+    """Scorer of single answers. `relative.RelativeScorer` handles the parts that compare the answers of a group.
 
     Args:
-        parts: by name.
-        workers: check texts; made when they are needed.
-        judges: the models that judge.
-        proven: rows that need no proof again.
+        parts: parts by name.
+        workers: processes that check texts; started when needed.
+        judges: judging models.
+        proven: cache of rows that passed `prove`.
 
     Attributes:
-        parts: by name.
+        parts: parts by name.
         needs_box: whether a part runs the answer.
 
     Raises:
-        BadInput: a part has nobody to ask.
+        BadInput: a part has no judges.
     """
 
     def __init__(
@@ -109,15 +100,15 @@ class Rubric:
         self.needs_box = any(isinstance(part, Code) for part in parts.values())
         workers = workers or Workers()
         pointwise = {name: part for name, part in self.parts.items() if not isinstance(part, RELATIVE)}
-        self._checks = {name: _working(name, part, workers, judges) for name, part in pointwise.items()}
+        self._checks = {name: _check_of(name, part, workers, judges) for name, part in pointwise.items()}
 
     def check(self, task: Task) -> None:
         """Refuse a row that cannot be scored.
 
         Raises:
-            BadInput: no part is for its domain, or it lacks what a part needs.
+            BadInput: no part applies to the row's domain, or the row lacks something that a part needs.
         """
-        parts = self._of(task)
+        parts = self._parts_for(task)
         if not parts:
             domains = sorted({domain for part in self.parts.values() for domain in part.domains})
             got = repr(str(task.data.get("domain", "")))
@@ -136,8 +127,8 @@ class Rubric:
                     raise BadInput(f"task {task.id}, env.rubric.{name}: {error}") from error
 
     async def prove(self, task: Task, box: Sandbox | None) -> bool:
-        """Refuse a row whose right answer a part does not read, whose tests judge nothing, or whose own right program
-        fails them. What was proven is remembered. Return False if the row has no such program.
+        """Refuse a row with a right answer that a part cannot read, with tests that judge nothing, or with a right
+        program that fails the tests. Rows that pass are cached. Return False if the row has no right program.
 
         Raises:
             BadInput: the row is refused.
@@ -145,7 +136,7 @@ class Rubric:
             JudgeError: a check failed.
         """
         programs = False
-        for name in self._of(task):
+        for name in self._parts_for(task):
             check = self._checks.get(name)
             if not isinstance(check, (TextCheck, ProgramTests)):
                 continue
@@ -164,14 +155,14 @@ class Rubric:
         return programs
 
     async def score(self, completion: str, task: Task, box: Sandbox | None = None) -> Score:
-        """Score an answer. An empty one is worth 0, and nobody is asked. The reward is None, not scored, where
-        all is left to the comparison of the group.
+        """Score an answer. An empty answer is worth 0 and runs no part. The reward is None (not scored) if only
+        relative parts have a weight.
 
         Raises:
             JudgeError: a part failed, which says nothing about the answer.
             SandboxError: the box failed.
         """
-        parts = {name: part for name, part in self._of(task).items() if name in self._checks}
+        parts = {name: part for name, part in self._parts_for(task).items() if name in self._checks}
         if not completion:
             return Score(reward=0.0, parts=dict.fromkeys(parts, 0.0), success=False)
         values: dict[str, float] = {}
@@ -183,23 +174,23 @@ class Rubric:
         values.update(zip(rest, await together([self._value(n, completion, task, box) for n in rest]), strict=True))
         values = {name: values[name] for name in parts}
         weighed = {name: part.weight for name, part in parts.items() if part.weight}
-        if not weighed and len(parts) < len(self._of(task)):
+        if not weighed and len(parts) < len(self._parts_for(task)):
             return Score(reward=None, parts=values, success=self._success(parts, values))
         reward = min(sum(weight * values[name] for name, weight in weighed.items()), self.cap(values))
         return Score(reward=reward, parts=values, success=self._success(parts, values))
 
     def cap(self, values: Mapping[str, float]) -> float:
-        """Return the most that the closed gates among these values leave; infinity where none is closed."""
+        """Return the smallest cap among the failed gates; infinity if none failed."""
         gates = [(self.parts[name], value) for name, value in values.items() if name in self.parts]
         return min((part.cap for part, value in gates if part.gate is not None and value < part.gate), default=math.inf)
 
     def _success(self, parts: Mapping[str, Pointwise], values: Mapping[str, float]) -> bool | None:
         deciding = [name for name, part in parts.items() if part.decides]
         deciding = deciding or [name for name, part in parts.items() if part.weight > 0]
-        passed = all(values[name] >= FULL for name in deciding) and self.cap(values) == math.inf
-        return passed if deciding or not passed else None
+        is_success = all(values[name] >= FULL for name in deciding) and self.cap(values) == math.inf
+        return is_success if deciding or not is_success else None
 
-    def _of(self, task: Task) -> dict[str, Any]:
+    def _parts_for(self, task: Task) -> dict[str, Any]:
         return of_domain(self.parts, str(task.data.get("domain", "")))
 
     async def _value(self, name: str, completion: str, task: Task, box: Sandbox | None) -> float:
@@ -212,7 +203,7 @@ class Rubric:
             raise JudgeError(f"{where}: {error}") from error
 
 
-def _working(name: str, part: Pointwise, workers: Workers, judges: Judges | None) -> Check:
+def _check_of(name: str, part: Pointwise, workers: Workers, judges: Judges | None) -> Check:
     if isinstance(part, TEXT):
         return TextCheck(part, workers)
     if isinstance(part, Code):

@@ -1,6 +1,6 @@
-"""Scores of an answer's text: pure functions of (part, answer, column), run in processes of their own by `workers`.
+"""Scores of an answer's text: pure functions of (part, answer, column), run by `workers` in processes of their own.
 
-Formulas are in each function's docstring. Every value is from 0 to 1.
+Each function's docstring has its formula. All values are from 0 to 1.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from sparring.envs.rubrics.numbers import final, number, whole_number
 from sparring.errors import BadInput, boundary, refusal
 
 NOTHING = {"none", "null", "nan", "n/a", "<na>"}
-"""Words of tables and programs for no value at all."""
+"""Spellings of a missing value in tables and programs."""
 
 Text = Exact | Fuzzy | Number | Mathematics | Regex | Json
 
 
 def last_match(pattern: str, text: str) -> str | None:
-    """Return the last match of `pattern` (its first group, if it has one), stripped; the text itself without a pattern;
-    None without a match."""
+    """Return the last match of `pattern` (its first group, if it has one), stripped; None without a match. An empty
+    pattern matches the whole text."""
     if not pattern:
         return text.strip()
     last = None
@@ -38,10 +38,10 @@ def last_match(pattern: str, text: str) -> str | None:
 
 
 def wanted(part: Text, row: Mapping[str, Any]) -> Any:
-    """Return what the answer is compared with; None for a part that compares with nothing.
+    """Return the values of the row to compare with; None for a part without a column.
 
     Raises:
-        BadInput: the row has nothing of that kind, or nothing that is read whole.
+        BadInput: the column is missing, has an unsuitable value, or one that cannot be read completely.
     """
     column = getattr(part, "column", "")
     if not column:
@@ -53,7 +53,7 @@ def wanted(part: Text, row: Mapping[str, Any]) -> Any:
     if isinstance(part, Json):
         return _fields(part, value)
     options = list(value) if isinstance(value, (list, tuple)) else [value]
-    texts = [last_match(part.column_find, _written(option)) if _is_one(option) else None for option in options]
+    texts = [last_match(part.column_find, _to_text(option)) if _is_scalar(option) else None for option in options]
     if not texts or not all(texts):
         do = "correct the row, or column_find"
         raise refusal(where, "a text, number or list to compare with", repr(value)[:80], do)
@@ -64,23 +64,23 @@ def wanted(part: Text, row: Mapping[str, Any]) -> Any:
     return texts
 
 
-def _is_one(value: Any) -> bool:
-    """Return True if a value is a text or a number; what a table writes for nothing is none."""
+def _is_scalar(value: Any) -> bool:
+    """Return True if a value is a text, a number or a date; a table's missing values are not."""
     if isinstance(value, (float, Decimal)):
         return math.isfinite(value)
     return isinstance(value, (str, int, datetime.date, datetime.time))
 
 
-def _written(value: Any) -> str:
+def _to_text(value: Any) -> str:
     return json.dumps(value) if isinstance(value, bool) else str(value)
 
 
 def _check_target(part: Exact | Fuzzy | Number | Mathematics, text: str, where: str) -> None:
-    """Refuse a right answer that the part does not read whole; of formulas only what can be seen without reading them:
-    `Workers.unread` says the rest.
+    """Refuse a right answer that the part cannot read completely. Formulas are only checked for spellings of a missing
+    value here; `Workers.unread` parses them.
 
     Raises:
-        BadInput: it does not.
+        BadInput: the right answer is refused.
     """
     do = "correct the row, pick what counts with column_find, or take another kind"
     if isinstance(part, Number) and whole_number(text) is None:
@@ -92,12 +92,12 @@ def _check_target(part: Exact | Fuzzy | Number | Mathematics, text: str, where: 
 
 
 def worth(part: Text, completion: str, target: Any) -> float:
-    """Return the value of an answer.
+    """Return the value of an answer, from 0 to 1.
 
     Args:
-        part: what is checked.
-        completion: the answer.
-        target: of `wanted`.
+        part: part of the rubric.
+        completion: answer.
+        target: result of `wanted`.
     """
     text = last_match(part.find, completion)
     if text is None:
@@ -106,10 +106,10 @@ def worth(part: Text, completion: str, target: Any) -> float:
         return float(bool((re.fullmatch if part.whole else re.search)(part.pattern, text)))
     if isinstance(part, Json):
         return json_worth(part, text, target)
-    return max(_compared(part, text, option) for option in target)
+    return max(_compare(part, text, option) for option in target)
 
 
-def _compared(part: Exact | Fuzzy | Number | Mathematics, text: str, target: str) -> float:
+def _compare(part: Exact | Fuzzy | Number | Mathematics, text: str, target: str) -> float:
     if isinstance(part, Exact):
         return float(normal(text, part.case, part.punctuation) == normal(target, part.case, part.punctuation))
     if isinstance(part, Fuzzy):
@@ -128,7 +128,7 @@ def _compared(part: Exact | Fuzzy | Number | Mathematics, text: str, target: str
 
 
 def normal(text: str, case: bool, punctuation: bool) -> str:
-    """Return a text without what does not count: spacing is one blank; case and ASCII punctuation go unless they
+    """Return a text in a form for comparison: single blanks, and without case or ASCII punctuation unless they
     count."""
     if not punctuation:
         text = text.translate(str.maketrans("", "", string.punctuation))
@@ -147,9 +147,9 @@ def similarity(a: str, b: str, unit: str = "characters") -> float:
 
 
 def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
-    """Return the length of the longest common subsequence, a row of the table as the bits of one number (H. Hyyrö,
-    "Bit-parallel LCS-length computation revisited", 2004): with M the places of b's next element in a, V <- (V + (V &
-    M)) | (V & ~M), and the zeros of V count."""
+    """Return the length of the longest common subsequence, with a row of the table as the bits of one number (H. Hyyrö,
+    "Bit-parallel LCS-length computation revisited", 2004): for each element of b, M are its places in a, and V <- (V +
+    (V & M)) | (V & ~M); the length is the number of zeros of V."""
     places: dict[str, int] = {}
     for index, element in enumerate(a):
         places[element] = places.get(element, 0) | 1 << index
@@ -163,9 +163,9 @@ def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
 
 def json_worth(part: Json, text: str, target: Any) -> float:
     """Return 0 for text that is not JSON, repeats a key of an object or does not match the schema; else the share of
-    fields that are equal, or 1 only if all are. Equal as JSON: 1 and 1.0 are, 1 and true are not."""
+    equal fields, or 1 if all are equal and else 0. Equality is JSON's: 1 equals 1.0, but not true."""
     try:
-        value = json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return 0.0
     if part.schema:
@@ -175,7 +175,7 @@ def json_worth(part: Json, text: str, target: Any) -> float:
             return 0.0
     if target is None:
         return 1.0
-    right = [_same(_at(value, path), inner) for path, inner in target]
+    right = [_json_equal(_field_at(value, path), inner) for path, inner in target]
     return sum(right) / len(right) if part.partial else float(all(right))
 
 
@@ -184,12 +184,12 @@ def _fields(part: Json, value: Any) -> list[tuple[str, Any]]:
     where, column_value = f"column {part.column}", value
     if isinstance(value, str):
         with boundary(BadInput, where, "JSON", "correct the row"):
-            value = json.loads(value, object_pairs_hook=_distinct, parse_constant=_no_constant)
+            value = json.loads(value, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     if not isinstance(value, dict) or not value:
         raise refusal(where, "an object with fields", repr(column_value)[:80], "correct the row")
     with boundary(BadInput, where, "JSON", "correct the row"):
         written = json.dumps(value, allow_nan=False)
-    targets = [(path, _at(value, path)) for path in part.fields or tuple(value)]
+    targets = [(path, _field_at(value, path)) for path in part.fields or tuple(value)]
     missing = [path for path, target in targets if target is _NOTHING]
     if missing:
         raise refusal(where, f"a field {missing[0]!r}", ", ".join(value), "correct the row, or the part's fields")
@@ -202,8 +202,8 @@ def _fields(part: Json, value: Any) -> list[tuple[str, Any]]:
 _NOTHING = object()
 
 
-def _at(value: Any, path: str) -> Any:
-    """Return the field of this name, else the one that `a.b` leads to."""
+def _field_at(value: Any, path: str) -> Any:
+    """Return the field with this name, else the nested field of a path `a.b`."""
     for name in (path,) if isinstance(value, dict) and path in value else path.split("."):
         if not isinstance(value, dict) or name not in value:
             return _NOTHING
@@ -211,23 +211,23 @@ def _at(value: Any, path: str) -> Any:
     return value
 
 
-def _same(a: Any, b: Any) -> bool:
+def _json_equal(a: Any, b: Any) -> bool:
     """Compare JSON values; Python's equality would take true for 1."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+        return a.keys() == b.keys() and all(_json_equal(a[name], b[name]) for name in a)
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(_json_equal, a, b))
     return a == b
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
         raise ValueError("a key occurs twice")
     return value
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")

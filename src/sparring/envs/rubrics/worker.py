@@ -1,7 +1,7 @@
-"""The process that checks texts for `workers`: one JSON object a line in, one out, until its input ends.
+"""Process that checks texts for `workers`: reads a JSON object per line and writes one per line, until its input ends.
 
-A check has a limit of processor time, so that a busy machine takes nothing from an answer. When it is over, a signal
-stops the check; where that is stuck in code that hears no signals, the kernel ends the process soon after.
+The limit of a check is processor time, so that a busy machine costs no answer its reward. At the limit a signal stops
+the check; if the check is stuck in code that ignores the signal, the kernel ends the process soon after.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from sparring.errors import JudgeError, boundary
 
 MEMORY_BYTES = 4 << 30
 GRACE_S = 1.0
-"""Processor time between the signal that stops a check and the one that ends the process."""
+"""Seconds of processor time between the signal that stops a check and the one that ends the process."""
 
 
 class TimeIsUp(BaseException):
-    """The check's processor time is over. Not an `Exception`, so that no library takes it for its own."""
+    """End of the check's processor time. Not an `Exception`, so that no library catches it."""
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer lines until the input ends."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business, which closes the input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes the input
     signal.signal(signal.SIGPROF, _stop)
-    answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # keeps prints of libraries out of the answers
     for line in sys.stdin:
         answers.write(json.dumps(_answer(json.loads(line))) + "\n")
         answers.flush()
@@ -58,7 +58,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ready(part: Text, target: Any) -> None:
-    """Do what costs time and is not the answer's doing."""
+    """Do slow work that does not depend on the answer before its limit starts."""
     if part.__struct_config__.tag == "math":
         from sparring.envs.rubrics.mathematics import right
 

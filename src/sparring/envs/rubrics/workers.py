@@ -1,5 +1,4 @@
-"""`Workers`: texts are checked in processes of their own, because a check by expression or algebra system may never
-end."""
+"""`Workers`: checks texts in separate processes, because a regular expression or computer algebra may never end."""
 
 from __future__ import annotations
 
@@ -20,39 +19,40 @@ from sparring.envs.rubrics.text import Text
 from sparring.errors import JudgeError
 
 MOST = 4
-"""Processes, where there are as many CPUs."""
+"""Maximum number of processes, on a machine with as many CPUs."""
 
 WALL_S = 60.0
-"""Wall clock after which a check, whatever its limit of processor time, is given up: its process hangs."""
+"""Wall-clock seconds after which a check is given up on top of its limit of processor time: its process hangs."""
 
 
 class Workers:
-    """Processes that start when they are first needed and end with this one.
+    """Processes that start when needed and end with this one.
 
     Args:
-        count: how many; 0: as many as CPUs, at most `MOST`.
-        wall_s: wall clock of one check, on top of its limit of processor time.
+        count: number of processes; 0: as many as CPUs, at most `MOST`.
+        wall_s: wall-clock seconds for one check, on top of its limit of processor time.
     """
 
     def __init__(self, count: int = 0, *, wall_s: float = WALL_S) -> None:
         self._wall_s = wall_s
-        most = count or min(MOST, len(os.sched_getaffinity(0)))
-        self._threads = ThreadPoolExecutor(most, thread_name_prefix="check")
+        num_processes = count or min(MOST, len(os.sched_getaffinity(0)))
+        self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="check")
         self._own = threading.local()  # each thread has one process
 
     async def worth(self, part: Text, completion: str, target: Any) -> float:
-        """Return `text.worth` under the part's limit: 0 for an answer whose check takes too much time or memory.
+        """Return `text.worth` under the part's limit; 0 for an answer whose check takes too much time or memory.
 
         Raises:
-            JudgeError: the check failed for another reason, or its process hangs or was killed.
+            JudgeError: the check failed for another reason, or its process hung or was killed.
         """
         return (await self._answer(part, completion, target))["value"]
 
     async def unread(self, part: Mathematics, target: str) -> str:
-        """Say what of a right answer the check does not read; "" where it reads it whole (`mathematics.unread`).
+        """Return the part of a right answer that the check cannot read, as a reason; "" if it can read everything
+        (`mathematics.unread`).
 
         Raises:
-            JudgeError: as `worth`.
+            JudgeError: see `worth`.
         """
         return (await self._answer(part, None, target))["unread"]
 
@@ -66,7 +66,7 @@ class Workers:
         return answer
 
     def _ask(self, line: bytes, wall_s: float) -> dict[str, Any]:
-        """Send a line to the worker and return its answer, on a thread of its own process."""
+        """Send a line to this thread's worker process and return its answer."""
         process = getattr(self._own, "process", None)
         if process is None or process.ended:
             process = self._own.process = LineProcess([sys.executable, "-m", "sparring.envs.rubrics.worker"])

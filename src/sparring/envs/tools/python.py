@@ -9,7 +9,7 @@ from sparring.types import BoxSpec, ExecResult, Task
 
 
 class PythonTool:
-    """Mix into an `Env` to give it the tool: `class MyWorld(PythonTool, Env)`."""
+    """Mixin that gives an `Env` the tool: `class MyWorld(PythonTool, Env)`."""
 
     needs_box = True
     box: Sandbox | None
@@ -25,14 +25,14 @@ class PythonTool:
 
 
 def output_text(result: ExecResult, *, limit_s: float | None = None) -> str:
-    """Return the text of a command that the model reads: its output, or in one line why there is none.
+    """Return a command's result as text for the model: its output, or a line with the reason for having none.
 
-    A tiny model reads every token of this, so a traceback is its last line. Limits are the policy's own doing and are
-    told, never raised.
+    A tiny model reads every token of it, so a traceback is cut to its last line. Limits are the policy's own doing, and
+    reported rather than raised.
 
     Args:
-        result: what the box answered.
-        limit_s: the command's wall clock limit, for the message.
+        result: result of the command in the box.
+        limit_s: wall-clock limit of the command, for the message.
     """
     lines = [result.stdout.strip()] if result.stdout.strip() else []
     if result.truncated:

@@ -1,1 +1,1 @@
-"""Sinks of metrics. Each imports its library when it is used."""
+"""Sinks of metrics. Each imports its library on first use."""

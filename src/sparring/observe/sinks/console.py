@@ -13,12 +13,13 @@ from sparring.observe.terminal import say
 
 
 class ConsoleSink:
-    """One line per step, but no more than one in `every_s` seconds; the first and the last step always get theirs.
+    """Progress with a line per step, at most one in `every_s` seconds, except for the first and last step. Implements
+    `Sink`.
 
     Args:
-        stream: where to.
-        every_s: least time between the lines of steps.
-        clock: seconds, monotonic.
+        stream: output stream.
+        every_s: minimum seconds between the lines of steps.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, stream: TextIO, *, every_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,13 +30,12 @@ class ConsoleSink:
         self._printed = -math.inf
 
     def start(self, stage: str, total_steps: int) -> None:
-        """Print that a stage begins."""
         self._stage, self._pace = stage, Pace(total_steps, self._clock)
         self._printed = -math.inf
         self._print(f"{stage}: {total_steps} steps" if total_steps else stage)
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Print a step's line when it is time. What goes on beside the stage says it with events."""
+        """Print a step's line if it is due. Other stages that run meanwhile report by events."""
         if stage != self._stage:
             return
         self._pace.advance(step)
@@ -47,14 +47,13 @@ class ConsoleSink:
         self._print(f"{stage} {step}/{self._pace.total_steps}  eta {clock_text(self._pace.remaining_s)}{figures}")
 
     def samples(self, stage: str, step: int, rows: Sequence[SampleRow]) -> None:
-        """Print nothing: rollouts stand in the report."""
+        """Print nothing: rollouts are in the report."""
 
     def event(self, stage: str, text: str) -> None:
-        """Print it."""
         self._print(f"{stage}: {text}")
 
     def close(self) -> None:
-        """Leave the stream open: the caller owns it."""
+        """Leave the stream open, which the caller owns."""
 
     def _print(self, line: str) -> None:
         say(line, stream=self._stream)

@@ -1,4 +1,4 @@
-"""JSON Lines: one object per step or event, `metrics.jsonl`."""
+"""Sink of JSON Lines: one object per step or event, in `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from sparring.observe.sinks.sink import SampleRow
 
 
 class JsonlSink:
-    """Appends `{"time", "stage", "step", "values"}`, `{"time", "stage", "total_steps"}` or `{"time", "stage",
-    "event"}`.
+    """Sink that appends `{"time", "stage", "step", "values"}`, `{"time", "stage", "total_steps"}` or `{"time", "stage",
+    "event"}`. Implements `Sink`.
 
-    A resumed run appends too: where a step stands twice, the later line counts. A value that is not finite is null.
-    A line is one write, so a killed run leaves whole lines; a line that a full disk cut short is ended before the next.
+    A resumed run appends to the file: the later line of a repeated step counts. Non-finite values are null. A line is
+    one write, so a killed run leaves complete lines; a line truncated by a full disk is terminated before the next one.
 
     Raises:
-        StoreError: the disk is full or broken. What was written before stays.
+        StoreError: the disk is full or broken. Earlier lines are kept.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        with self._translated():
+        with self._store_errors():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a+b", buffering=0)
             if self._file.tell():
@@ -37,33 +37,29 @@ class JsonlSink:
                     self._file.write(b"\n")
 
     def start(self, stage: str, total_steps: int) -> None:
-        """Write a line."""
         self._write({"stage": stage, "total_steps": total_steps})
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Write a line."""
         self._write({"stage": stage, "step": step, "values": dict(values)})
 
     def samples(self, stage: str, step: int, rows: Sequence[SampleRow]) -> None:
-        """Write nothing: the run's store holds rollouts."""
+        """Write nothing: the store has the rollouts."""
 
     def event(self, stage: str, text: str) -> None:
-        """Write a line."""
         self._write({"stage": stage, "event": text})
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _write(self, line: dict[str, Any]) -> None:
         data = msgspec.json.encode({"time": time.time(), **line}) + b"\n"
-        with self._translated():
+        with self._store_errors():
             if self._file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, "the line was cut short")
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Turn errors of the system into `StoreError`."""
+    def _store_errors(self) -> Iterator[None]:
+        """Convert errors of the system to `StoreError`."""
         try:
             yield
         except OSError as error:

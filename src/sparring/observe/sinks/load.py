@@ -1,4 +1,4 @@
-"""The sinks that a recipe asks for."""
+"""Loader of a recipe's sinks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sparring.observe.sinks.sink import Sink
 
 
 def check_sinks(config: ObserveConfig) -> None:
-    """Prove that every sink's library is there.
+    """Check that every sink's library is installed.
 
     Raises:
-        BadInput: one is not.
+        BadInput: a library is missing.
     """
     if "wandb" in config.sinks and importlib.util.find_spec("wandb") is None:
         raise refusal(
@@ -28,10 +28,10 @@ def load_sinks(config: ObserveConfig, folder: str | Path, *, name: str, recipe: 
     """Open every sink of `[observe] sinks`.
 
     Args:
-        config: which.
-        folder: the run's.
-        name: the run's.
-        recipe: the resolved config as plain data, shown beside the run where a sink can.
+        config: `[observe]`.
+        folder: folder of the run.
+        name: name of the run.
+        recipe: resolved recipe as plain data, for sinks that show it.
 
     Raises:
         BadInput: a sink's library is not installed.

@@ -1,4 +1,4 @@
-"""The protocol of a sink, and several sinks as one."""
+"""`Sink`: the protocol of sinks, and several sinks as one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleRow:
-    """A rollout as a row of a table of samples: `conversation` is its messages as text."""
+    """Rollout as a row of a table of samples; `conversation` is the text of its messages."""
 
     rollout: str
     task: str
@@ -19,10 +19,10 @@ class SampleRow:
 
 
 class Sink(Protocol):
-    """Takes what a run says about itself. Calls come from one thread, steps of a stage in order."""
+    """Receiver of a run's metrics and events. Calls come from one thread, with a stage's steps in order."""
 
     def start(self, stage: str, total_steps: int) -> None:
-        """Begin a stage of `total_steps` steps in all, of which a resumed run may have done some."""
+        """Begin a stage of `total_steps` steps; a resumed run may have done some of them."""
         ...
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
@@ -30,45 +30,40 @@ class Sink(Protocol):
         ...
 
     def samples(self, stage: str, step: int, rows: Sequence[SampleRow]) -> None:
-        """Show some rollouts that a step was trained on."""
+        """Show some of the rollouts that a step was trained on."""
         ...
 
     def event(self, stage: str, text: str) -> None:
-        """Record an event that is worth a line."""
+        """Record an event as a line."""
         ...
 
     def close(self) -> None:
-        """Write out what is held. Safe to call twice."""
+        """Flush and close. Safe to call twice."""
         ...
 
 
 class Fanout:
-    """Several sinks as one, served in order. Implements `Sink`."""
+    """Sink that forwards to several sinks in order. Implements `Sink`."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = tuple(sinks)
 
     def start(self, stage: str, total_steps: int) -> None:
-        """Pass on."""
         for sink in self._sinks:
             sink.start(stage, total_steps)
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Pass on."""
         for sink in self._sinks:
             sink.log(stage, step, values)
 
     def samples(self, stage: str, step: int, rows: Sequence[SampleRow]) -> None:
-        """Pass on."""
         for sink in self._sinks:
             sink.samples(stage, step, rows)
 
     def event(self, stage: str, text: str) -> None:
-        """Pass on."""
         for sink in self._sinks:
             sink.event(stage, text)
 
     def close(self) -> None:
-        """Close every sink, last opened first."""
         for sink in reversed(self._sinks):
             sink.close()

@@ -1,4 +1,4 @@
-"""TensorBoard event files, written by TensorBoard's own writer (no torch)."""
+"""Sink of TensorBoard event files, by TensorBoard's own writer (without torch)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparring.observe.sinks.sink import SampleRow
 
 
 class TensorboardSink:
-    """Scalars as `<stage>/<name>` by step, samples as the text `<stage>/samples`."""
+    """Sink with scalars as `<stage>/<name>` by step, and samples as the text `<stage>/samples`. Implements `Sink`."""
 
     def __init__(self, folder: str | Path) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -26,10 +26,10 @@ class TensorboardSink:
         self._writer = EventFileWriter(str(folder))
 
     def start(self, stage: str, total_steps: int) -> None:
-        """Write nothing: TensorBoard has no notion of a stage."""
+        """Write nothing: TensorBoard has no stages."""
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Write the finite values."""
+        """Write the finite values as scalars."""
         rows = [
             self._summary.Value(tag=f"{stage}/{name}", simple_value=value)
             for name, value in values.items()
@@ -38,15 +38,13 @@ class TensorboardSink:
         self._write(step, rows)
 
     def samples(self, stage: str, step: int, rows: Sequence[SampleRow]) -> None:
-        """Write a table."""
         cells = [(row.rollout, row.task, row.conversation, f"{row.reward}", row.outcome) for row in rows]
         self._write(step, [self._text(f"{stage}/samples", cells)])
 
     def event(self, stage: str, text: str) -> None:
-        """Write nothing: the run's store and `metrics.jsonl` hold events."""
+        """Write nothing: the store and `metrics.jsonl` have the events."""
 
     def close(self) -> None:
-        """Write out and close."""
         self._writer.close()
 
     def _write(self, step: int, values: Sequence[Any]) -> None:
@@ -60,8 +58,8 @@ _HEADS = ("rollout", "task", "conversation", "reward", "outcome")
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> dict[str, object]:
-    """Return the fields of a tensor of text, strings [rows + 1, 5], which TensorBoard's text plugin draws as a table.
-    It reads each cell as Markdown, so a cell is a block of code, in which nothing is markup."""
+    """Return the fields of a text tensor, strings [rows + 1, 5], which TensorBoard's text plugin draws as a table. The
+    plugin reads cells as Markdown, so each is a code block."""
     cells = [*_HEADS, *(_as_code(text) for row in rows for text in row)]
     shape = {"dim": [{"size": len(rows) + 1}, {"size": len(_HEADS)}]}
     return {"dtype": _STRINGS, "tensor_shape": shape, "string_val": [cell.encode() for cell in cells]}

@@ -1,4 +1,4 @@
-"""Weights & Biases, an extra: `pip install sparring[wandb]`."""
+"""Sink of Weights & Biases, an extra: `pip install sparring[wandb]`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from sparring.observe.sinks.sink import SampleRow
 
 
 class WandbSink:
-    """Logs `<stage>/<name>` to one wandb run, which a resumed run continues: its id lies in the run's folder.
+    """Sink that logs `<stage>/<name>` to one wandb run. A resumed run continues it by the id in the run's folder.
+    Implements `Sink`.
 
     Args:
-        folder: the run's, where wandb keeps its files too.
-        project: of wandb.
-        name: what wandb shows; several runs may have it.
-        config: what the run is, shown beside it.
+        folder: folder of the run, also for wandb's files.
+        project: wandb project.
+        name: display name in wandb, not necessarily unique.
+        config: resolved recipe, shown in wandb.
 
     Raises:
-        BadInput: wandb opens no run, as where nobody is logged in.
+        BadInput: wandb cannot open a run, for example because there is no login.
     """
 
     def __init__(self, folder: str | Path, *, project: str, name: str, config: Mapping[str, Any]) -> None:
@@ -30,7 +31,7 @@ class WandbSink:
         file = Path(folder) / "wandb.id"
         if not file.exists():
             file.write_text(secrets.token_hex(4))
-        # console: a live view's redrawn lines are no log
+        # a live view redraws its lines, which a log should not contain
         quiet = wandb.Settings(console="off")
         do = "run `wandb login`, set WANDB_MODE=offline, or remove wandb"
         with boundary(BadInput, "observe.sinks", "wandb to open a run", do):
@@ -46,16 +47,15 @@ class WandbSink:
             )
 
     def start(self, stage: str, total_steps: int) -> None:
-        """Let the stage's values be drawn over its own steps."""
+        """Plot the stage's values over its own steps."""
         self._run.define_metric(f"{stage}/step")
         self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Send the values."""
         self._run.log({f"{stage}/step": step, **{f"{stage}/{name}": value for name, value in values.items()}})
 
     def samples(self, stage: str, step: int, rows: Sequence[SampleRow]) -> None:
-        """Send a table `<stage>/samples`."""
+        """Log the table `<stage>/samples`."""
         import wandb
 
         columns = ["step", "rollout", "task", "conversation", "reward", "outcome"]
@@ -63,8 +63,7 @@ class WandbSink:
         self._run.log({f"{stage}/step": step, f"{stage}/samples": wandb.Table(columns=columns, data=data)})
 
     def event(self, stage: str, text: str) -> None:
-        """Send nothing: the run's store and `metrics.jsonl` hold events."""
+        """Log nothing: the store and `metrics.jsonl` have the events."""
 
     def close(self) -> None:
-        """Finish the run."""
         self._run.finish()

@@ -12,9 +12,10 @@ from sparring.recipe.sections.stop import StopConfig
 
 
 class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[distill]`: on-policy distillation. The policy samples, and becomes what its teachers make of what it sampled.
+    """`[distill]`: on-policy distillation: the policy samples, and learns from its teachers' distributions over its
+    samples.
 
-    With q the policy's distribution in the place of a sampled token y, p the teacher's:
+    With q the policy's and p the teacher's distribution at the position of a sampled token y:
 
         over token        policy_gradient  advantage log p(y) - log q(y)      (Lu, On-Policy Distillation, 2025)
                           squared          (log q(y) - log p(y))^2 / 2
@@ -23,76 +24,75 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                           jensen_shannon   beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q
                                            (GKD, arXiv 2306.13649, section 2)
 
-    top_k is over the teacher's likeliest tokens and, as one outcome, all others.
+    top_k compares the teacher's likeliest tokens, and all others as one outcome.
     """
 
     steps: int = 100
-    """Optimiser steps."""
+    """Number of optimiser steps."""
 
     groups_per_step: int = 16
-    """Tasks per step; `[rollout] group_size` rollouts of each."""
+    """Number of tasks per step, with `[rollout] group_size` rollouts each."""
 
     train: TrainOverrides = {}
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
 
     stop: StopConfig | None = None
-    """End before the last step. None: all steps are done."""
+    """Early stopping. None: all steps are done."""
 
     teachers: dict[str, str] = {}
-    """Teachers by domain: the tag of a task, else its environment, else "*" for all that no other is for; each the name
-    of a model, as in { "*" = "teacher" } with [models.teacher]."""
+    """Teachers by domain: the tag of a task, else its environment, else "*" for all others. Each is the name of a
+    model, as in { "*" = "teacher" } with [models.teacher]."""
 
     over: Literal["token", "top_k", "vocabulary"] = "token"
-    """Quantity compared at each sampled token. token: the log-probabilities of that token alone; top_k: the teacher's
-    `top_k` likeliest tokens, and all others as one; vocabulary: the whole distributions, with the teachers computed
-    beside the trainer."""
+    """Quantity compared at each sampled token. token: the log-probabilities of that token; top_k: the teacher's `top_k`
+    likeliest tokens, with all others as one; vocabulary: the whole distributions, with the teachers computed in the
+    trainer."""
 
     divergence: Literal["reverse", "forward", "jensen_shannon"] = "reverse"
-    """reverse: KL(student || teacher); forward: KL(teacher || student); jensen_shannon: of `beta` (GKD, arXiv
-    2306.13649). The sampled token alone knows the reverse one only."""
+    """Divergence. reverse: KL(student || teacher); forward: KL(teacher || student); jensen_shannon: with `beta` (GKD,
+    arXiv 2306.13649). A sampled token alone allows only reverse."""
 
     beta: float = 0.5
-    """jensen_shannon = beta KL(teacher || mixture) + (1 - beta) KL(student || mixture), of which beta is the teacher's
-    share."""
+    """Teacher's share in jensen_shannon = beta KL(teacher || mixture) + (1 - beta) KL(student || mixture)."""
 
     top_k: int = 32
-    """Likeliest tokens of the teacher, under `over` = "top_k"."""
+    """Number of the teacher's likeliest tokens, under `over` = "top_k"."""
 
     estimator: Literal["policy_gradient", "squared"] = "policy_gradient"
-    """Under `over` = "token": the teacher's log-probability minus the student's as the advantage of each token; or half
-    its square as a loss. Their gradients are equal where the weights that are trained sampled the token."""
+    """Estimator under `over` = "token": the teacher's log-probability minus the student's as the advantage of each
+    token; or half its square as a loss. Their gradients are equal if the trained weights sampled the token."""
 
     ratio_cap: float = 2.0
-    """Largest weight of a token that older weights sampled, under `estimator` = "policy_gradient"."""
+    """Maximum weight of a token that older weights sampled, under `estimator` = "policy_gradient"."""
 
     tokenizers: Literal["same", "any"] = "same"
-    """any: what the student said is said to a teacher in the teacher's own tokens, and compared wherever a token of
-    both ends; for `over` = "token"."""
+    """Tokenizers of the teachers. any: the student's text is encoded in the teacher's tokens, and compared wherever
+    tokens of both end; for `over` = "token"."""
 
     feedback: Literal["none", "sibling"] = "none"
-    """sibling: the teacher is shown a successful rollout of the same task and reads what the student wrote without it
-    (SDPO, arXiv 2601.20802); it may then be the policy itself, "policy" as its engine serves it at that time, or
-    "average". A rollout whose group has no other success teaches nothing."""
+    """Additional input of the teacher. sibling: a successful rollout of the same task, which the student did not see
+    (SDPO, arXiv 2601.20802). The teacher may then be the policy itself: "policy" as the engine currently serves it, or
+    "average". A rollout without another success in its group is not trained."""
 
     decay: float = 0.95
-    """Of the teacher "average", the moving average of the policy, which begins as the policy does: after every update
+    """Decay of the teacher "average", the policy's moving average, which starts as the policy: after every update
     average = decay * average + (1 - decay) * policy (SDPO's regularised teacher)."""
 
     observations: float = 0.0
-    """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""
+    """Weight of a cross-entropy loss on the tokens of tool answers (ECHO, arXiv 2605.24517); 0: none."""
 
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """token_mean: every token counts the same; sequence_mean: every trajectory does."""
+    """Aggregation of token losses. token_mean: every token has the same weight; sequence_mean: every trajectory has."""
 
     max_concurrent_scores: int = 64
-    """Requests to teachers under way at once."""
+    """Maximum number of concurrent requests to teachers."""
 
     retries: int = 2
-    """Repetitions of a request that a teacher failed to answer."""
+    """Maximum number of retries of a request that a teacher failed to answer."""
 
     retry_delay_s: float = 0.5
-    """Longest pause before the first repetition; doubles with each. The pause itself is drawn evenly below it, so that
-    many do not ask again at the same instant."""
+    """Upper bound of the pause before the first retry, in seconds; doubles with each retry. The pause is drawn
+    uniformly below the bound (full jitter)."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.groups_per_step < 1 or self.max_concurrent_scores < 1:

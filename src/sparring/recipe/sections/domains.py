@@ -9,17 +9,18 @@ from sparring.tasks.pools import DifficultyPools
 
 
 class DomainConfig(EnvConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[envs.<name>]`: one of several environments. It has every key of `[env]`, limits and box included, and these."""
+    """`[envs.<name>]`: one of several environments. It has the keys of `[env]`, including limits and box, and these."""
 
     weight: float = 1.0
-    """Share of what is trained, relative to the weights of the others: of the rollouts that failures and filters leave,
-    not of those that are begun."""
+    """Weight of the environment among those trained on, relative to the others: a share of the rollouts that remain
+    after failures and filters, not of those started."""
 
     reward_scale: float = 1.0
-    """Factor of its rewards in training; evaluations tell them as they are."""
+    """Factor of its rewards in training; evaluations report them unscaled."""
 
     places: int | None = None
-    """Most of its rollouts that run at once, within `rollout.max_concurrent_rollouts`; None: as many as that."""
+    """Maximum number of its concurrent rollouts, within `rollout.max_concurrent_rollouts`; None: no limit of its
+    own."""
 
     harness: str = ""
     """Harness of its rollouts; empty: `rollout.harness`."""

@@ -1,4 +1,4 @@
-"""`[eval]` and `[export]`: what is measured and what is written at the end."""
+"""`[eval]` and `[export]`: evaluations during and after training, and the exported checkpoint."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import msgspec
 
 
 class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[eval]`: held-out tasks, sampled at training temperature."""
+    """`[eval]`: evaluation on held-out tasks, sampled at training temperature."""
 
     tasks: int = 0
-    """Held-out tasks, dealt evenly over the environment's datasets; 0 takes all that it holds out."""
+    """Number of held-out tasks, spread evenly over the environment's datasets; 0: all."""
 
     no_tool_tasks: int = 0
-    """Of these, how many are also tried with the tool host switched off; 0 leaves that out."""
+    """Number of these tasks that are also evaluated with a disabled sandbox; 0: none."""
 
     checkpoints: tuple[Literal["init", "sft", "preference", "rl", "distill"], ...] = (
         "sft",
@@ -22,44 +22,43 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         "rl",
         "distill",
     )
-    """The stages whose weights are evaluated, where the run has them."""
+    """Stages with weights to evaluate, if the run has them."""
 
     weights: Literal["auto", "best", "last"] = "auto"
-    """Of these stages: those of the best checkpoint, or the last. `auto`: the best where `train.best_metric` is not its
-    default. A figure of the evaluation beside training that chose them speaks well of them on these same tasks."""
+    """Weights of a stage: those of its best checkpoint, or the last. `auto`: the best if `train.best_metric` is not the
+    default. A best checkpoint that was chosen by an evaluation during training is biased on the same tasks."""
 
     teachers: bool = False
-    """Evaluate every teacher of `[distill]` too, on the tasks that it teaches, and tell what share of its success the
-    student has."""
+    """Evaluate each teacher of `[distill]` too, on the tasks that it teaches, and report the student's share of its
+    success."""
 
     against: dict[str, str] = {}
-    """Results to compare the weights that were trained last with, task by task: by a name, the folder of a run (its own
-    last weights) or an `evaluation.json` of `sparring eval`. The differences and their intervals are in
-    `summary.json`."""
+    """Results to compare the last trained weights with, task by task: by name, the folder of a run (its own last
+    weights) or an `evaluation.json` of `sparring eval`. The differences and their intervals are in `summary.json`."""
 
     samples: int = 1
-    """Of each task. Several tell pass@k and pass^k, and make intervals narrower where luck matters more than the
-    task."""
+    """Number of samples per task. Several give pass@k and pass^k, and narrower intervals if samples vary more than
+    tasks."""
 
     ks: tuple[int, ...] = ()
-    """For which k pass@k and pass^k are told; at most `samples`."""
+    """Values of k for pass@k and pass^k; at most `samples`."""
 
     every: int = 0
-    """Evaluate after every so many steps of rl and distill too, beside training and without holding it up; 0: never."""
+    """Number of steps of rl and distill between evaluations during training, which do not delay it; 0: none."""
 
     every_tasks: int = 100
-    """Held-out tasks of an evaluation beside training, the first of `tasks`; one sample each. 0 takes all of them."""
+    """Number of held-out tasks of an evaluation during training, the first ones of `tasks`, with one sample each. 0:
+    all."""
 
     share: float = 0.2
-    """Of an evaluation beside training: its share of the rollouts in flight, and so of a busy engine. It gets that much
-    and takes no more; at least one rollout."""
+    """Share of the rollouts in flight, and so of a busy engine, for an evaluation during training: exactly this share,
+    but at least one rollout."""
 
     max_lost: float = 0.05
-    """Share of rollouts that infrastructure or judge may break, retries included; with more of them the evaluation has
-    failed."""
+    """Maximum share of rollouts that infrastructure or judge may break after retries; above it the evaluation fails."""
 
     max_concurrent_rollouts: int = 128
-    """Rollouts in flight."""
+    """Maximum number of concurrent rollouts."""
 
     def __post_init__(self) -> None:
         if min(self.tasks, self.no_tool_tasks, self.every, self.every_tasks) < 0:
@@ -78,7 +77,7 @@ class ExportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """`[export]`: a plain Hugging Face checkpoint folder."""
 
     weights: Literal["auto", "best", "last"] = "auto"
-    """Of the last stage that trained: those of its best checkpoint, or the last; as `eval.weights`."""
+    """Weights of the last trained stage: those of its best checkpoint, or the last; as `eval.weights`."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the exported weights."""
+    """Data type of the exported weights."""

@@ -1,4 +1,4 @@
-"""`[collect]` and `[sft]`: traces of a teacher, and learning from conversations."""
+"""`[collect]` and `[sft]`: traces of a teacher, and supervised fine-tuning on conversations."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from sparring.algo.annotate.domain import ANY
 
 
 class CollectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[collect]`: traces of a teacher on the environment's training tasks, sampled as `[rollout]` says, for the sft
-    stage."""
+    """`[collect]`: collection of a teacher's traces on the environment's training tasks for the sft stage, sampled as
+    `[rollout]` says."""
 
     model: str = "teacher"
-    """The teacher: a name of `[models]`."""
+    """Teacher: a name of `[models]`."""
 
     teachers: dict[str, str] = {}
-    """Several in its place, by domain as in `[distill] teachers`."""
+    """Several teachers instead, by domain as in `[distill] teachers`."""
 
     tasks: int = 100
-    """Training tasks, the first ones of the stream."""
+    """Number of training tasks, from the start of the stream."""
 
     attempts: int = 1
-    """Rollouts of each task."""
+    """Number of rollouts per task."""
 
     min_reward: float = 1.0
-    """Least reward of a conversation that is kept: its role's, where roles earn different rewards."""
+    """Smallest reward of a kept conversation: its role's, if roles have rewards of their own."""
 
     keep: int = 1
-    """Most rollouts of one task whose conversations are kept, for each role, the first ones."""
+    """Maximum number of rollouts of a task with kept conversations, per role; the first ones are kept."""
 
     max_concurrent_rollouts: int = 32
-    """Rollouts in flight."""
+    """Maximum number of concurrent rollouts."""
 
     def __post_init__(self) -> None:
         if min(self.tasks, self.attempts, self.keep, self.max_concurrent_rollouts) < 1:
@@ -38,7 +38,7 @@ class CollectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def by_domain(self) -> dict[str, str]:
-        """Return the model that is collected from, by domain."""
+        """Teachers by domain."""
         return self.teachers or {ANY: self.model}
 
 
@@ -46,21 +46,21 @@ from sparring.recipe.sections.overrides import TrainOverrides
 
 
 class SftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[sft]`: supervised fine-tuning on demonstrations, loss on assistant tokens only."""
+    """`[sft]`: supervised fine-tuning on demonstrations, with the loss on assistant tokens only."""
 
     steps: int = 100
-    """Optimiser steps."""
+    """Number of optimiser steps."""
 
     rows_per_step: int = 64
-    """Demonstrations per step, drawn in proportion to how many each dataset has."""
+    """Number of demonstrations per step, drawn from datasets in proportion to their size."""
 
     train: TrainOverrides = {}
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
 
     data: str | None = None
-    """A file of conversations (JSON Lines, Parquet, a datasets folder) with a `messages` column, and `tools`
-    where a row has others than the world; None takes what the run's collect stage has gathered, or, where it has none,
-    asks the world's expert."""
+    """File of conversations (JSON Lines, Parquet, a datasets folder) with a `messages` column, and `tools` if a row's
+    differ from the world's. None: the traces of the run's collect stage, or without one the demonstrations of the
+    world's expert."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.rows_per_step < 1:

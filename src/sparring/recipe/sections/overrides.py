@@ -1,4 +1,4 @@
-"""Keys of `[train]` that a stage replaces."""
+"""Overrides of `[train]` by a stage."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ import msgspec
 from sparring.train.config import TrainConfig
 
 TrainOverrides = Annotated[dict[str, int | float | str | bool], msgspec.Meta(extra={"keys_of": TrainConfig})]
-"""Any keys of `[train]`, with values that it takes (`validation.convert` checks them)."""
+"""Any keys of `[train]`, with valid values (`validation.convert` checks them)."""

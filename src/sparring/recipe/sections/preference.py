@@ -1,4 +1,4 @@
-"""`[preference]` and `[reward_model]`: learning from compared replies."""
+"""`[preference]` and `[reward_model]`: learning from preferences."""
 
 from __future__ import annotations
 
@@ -7,41 +7,40 @@ import msgspec
 from sparring.algo.loss.preference.config import DpoConfig, OrpoConfig, PreferenceLoss
 
 NAMED = {("preference", "loss"): "dpo", ("reward_model", "loss"): "bradley_terry", ("rl", "preference"): "dpo"}
-"""Tables of several kinds, and the kind of one that does not say its name; a name alone stands for a table of
-defaults."""
+"""Tables of several kinds, with the default kind. A kind's name instead of the table stands for its defaults."""
 
 from sparring.recipe.sections.overrides import TrainOverrides
 
 
 class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[preference]`: the policy learns from replies that somebody compared or labelled."""
+    """`[preference]`: training of the policy on compared or labelled replies."""
 
     data: str | None = None
-    """A file (JSON Lines, Parquet, a datasets folder) of {prompt or messages, chosen, rejected}; with kto also of
-    {prompt or messages, completion, label}."""
+    """File (JSON Lines, Parquet, a datasets folder) of {prompt or messages, chosen, rejected}; with kto also of {prompt
+    or messages, completion, label}."""
 
     held_out: int = 0
-    """At least that many rows, whole prompts, are not trained but judged at the end; 0: none."""
+    """Minimum number of rows, by whole prompts, that are kept for evaluation at the end; 0: none."""
 
     loss: PreferenceLoss = DpoConfig()
-    """The algorithm, by `name`."""
+    """Loss, by `name`."""
 
     imitate: float | None = None
-    """Weight of the negative log-likelihood of chosen replies beside the loss; None: the papers' value, 1 with orpo,
-    else 0."""
+    """Weight of the negative log-likelihood of chosen replies in addition to the loss; None: the papers' value, 1 with
+    orpo, else 0."""
 
     steps: int = 100
-    """Optimiser steps."""
+    """Number of optimiser steps."""
 
     rows_per_step: int = 64
-    """Pairs per step; labelled replies with kto."""
+    """Number of pairs per step; labelled replies with kto."""
 
     train: TrainOverrides = {}
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
 
     @property
     def imitates(self) -> float:
-        """`imitate`, decided."""
+        """Weight of the negative log-likelihood, with the default resolved."""
         return float(isinstance(self.loss, OrpoConfig)) if self.imitate is None else self.imitate
 
     def __post_init__(self) -> None:
@@ -56,15 +55,15 @@ class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class BradleyTerryConfig(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="bradley_terry"
 ):
-    """The chosen text is worth more (arXiv 2203.02155, equation 1).
+    """Bradley-Terry loss: the chosen text has the higher reward (arXiv 2203.02155, equation 1).
 
         loss = -log sigmoid(r(chosen) - r(rejected) - margin) + centre * (r(chosen) + r(rejected))^2
 
-    A reward model for whole replies, from compared ones.
+    For a reward model of whole replies, from compared ones.
     """
 
     centre: float = 0.0
-    """Weight of the squared sum of a pair's rewards, which holds rewards near zero (arXiv 2312.09244)."""
+    """Weight of the squared sum of a pair's rewards, which keeps rewards near zero (arXiv 2312.09244)."""
 
     def __post_init__(self) -> None:
         if self.centre < 0:
@@ -72,11 +71,11 @@ class BradleyTerryConfig(
 
 
 class StepsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="steps"):
-    """Each step of a solution is right or not (arXiv 2305.20050).
+    """Binary cross-entropy on each step of a solution (arXiv 2305.20050).
 
-        loss = -y * log sigmoid(v) - (1 - y) * log sigmoid(-v),    v the value behind the step, y its label
+        loss = -y * log sigmoid(v) - (1 - y) * log sigmoid(-v),    v the value after the step, y its label
 
-    A process reward model, from solutions whose steps were judged.
+    For a process reward model, from solutions with labelled steps.
     """
 
     separator: str = "\n"
@@ -84,32 +83,33 @@ class StepsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TurnsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="turns"):
-    """Each turn of a conversation is right or not: `steps`, where a step is a whole reply, tool calls included.
+    """Binary cross-entropy on each turn of a conversation: `steps` with whole replies as steps, tool calls included.
 
-        loss = -y * log sigmoid(v) - (1 - y) * log sigmoid(-v),    v the value behind the reply, y its label
+        loss = -y * log sigmoid(v) - (1 - y) * log sigmoid(-v),    v the value after the reply, y its label
 
-    A process reward model for `[rl] reward_by = "turn"`, which asks it at the same places.
+    For a process reward model of `[rl] reward_by = "turn"`, which is read at the same places.
     """
 
 
 class RewardModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[reward_model]`: a scalar head on the policy's weights learns what replies, or their steps, are worth."""
+    """`[reward_model]`: training of a scalar head on the policy's weights to predict rewards of replies or their
+    steps."""
 
     data: str | None = None
-    """A file of {prompt or messages, chosen, rejected, margin?}; with `steps` of {prompt or messages, steps, labels};
+    """File of {prompt or messages, chosen, rejected, margin?}; with `steps` of {prompt or messages, steps, labels};
     with `turns` of {messages, labels}."""
 
     held_out: int = 0
-    """At least that many rows, whole prompts, are not trained but judged at the end; 0: none."""
+    """Minimum number of rows, by whole prompts, that are kept for evaluation at the end; 0: none."""
 
     loss: BradleyTerryConfig | StepsConfig | TurnsConfig = BradleyTerryConfig()
     """Loss of the reward model, by `name`."""
 
     steps: int = 100
-    """Optimiser steps."""
+    """Number of optimiser steps."""
 
     rows_per_step: int = 64
-    """Pairs or solutions per step."""
+    """Number of pairs or solutions per step."""
 
     train: TrainOverrides = {}
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""

@@ -1,4 +1,4 @@
-"""`[rl]`: reinforcement learning over live rollouts, and what learns beside the policy."""
+"""`[rl]`: reinforcement learning over live rollouts, with critic and implicit reward model."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from sparring.tasks.pools import DifficultyPools
 
 
 class CriticConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[rl.critic]`: a model that says before each token what is still earned, for credit gae; it learns beside the
-    policy, of the same rollouts, in as many optimiser steps."""
+    """`[rl.critic]`: value model for credit gae, which predicts the remaining reward before each token. It learns from
+    the policy's rollouts, in as many optimiser steps."""
 
     model: str = "policy"
-    """The weights that it begins with: `policy`, those that the stage begins with; `reward_model`, what that stage of
-    this run has written; or a name in `[models]`. A scalar head that is there stays; a new one begins at zero."""
+    """Initial weights: `policy`, the weights at the start of the stage; `reward_model`, those of this run's stage of
+    that name; or a name in `[models]`. An existing scalar head is kept; a new one starts at zero."""
 
     clip: float = 0.2
-    """Largest change of a value in an update, in units of reward; beyond it the value is no longer trained. 0:
-    unlimited."""
+    """Maximum change of a value in an update, in units of reward; beyond it the value is not trained. 0: unlimited."""
 
     warmup_steps: int = 0
-    """The first updates of the stage, in which the critic alone learns (value pretraining, VC-PPO, arXiv
-    2503.01491)."""
+    """Number of first updates in which only the critic learns (value pretraining, VC-PPO, arXiv 2503.01491)."""
 
     train: TrainOverrides = {}
     """Keys of `[train]` that the critic replaces, such as `learning_rate`; those of `[rl] train` are the policy's."""
@@ -40,9 +38,9 @@ from sparring.recipe.sections.stop import StopConfig
 
 
 class ImplicitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[rl.implicit]`: a language model whose log-probabilities, against those of the reference (`[algo.kl]
-    reference`), are the process rewards of credit prime; it learns beside the policy which rollouts were right, in as
-    many optimiser steps.
+    """`[rl.implicit]`: implicit reward model for credit prime: its log-probabilities minus the reference's (`[algo.kl]
+    reference`) are process rewards. It learns from the policy's rollouts which of them were right, in as many optimiser
+    steps.
 
         loss = - mean_i (o_i log sigmoid(R_i) + (1 - o_i) log sigmoid(-R_i))
         R_i  = beta * sum_t (log p_implicit(y_i,t) - log p_reference(y_i,t))    o_i: 1 where rollout i was right
@@ -50,58 +48,58 @@ class ImplicitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Cui et al. (PRIME), arXiv 2502.01456, section 3."""
 
     model: str = "policy"
-    """The weights that it begins with: `policy`, those that the stage begins with, or a name in `[models]`."""
+    """Initial weights: `policy`, the weights at the start of the stage, or a name in `[models]`."""
 
     train: TrainOverrides = {}
-    """Keys of `[train]` that it replaces, such as `learning_rate`; those of `[rl] train` are the policy's."""
+    """Keys of `[train]` that this model replaces, such as `learning_rate`; those of `[rl] train` are the policy's."""
 
 
 class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[rl]`: reinforcement learning over live rollouts."""
 
     steps: int = 100
-    """Updates: each is made of fresh groups and publishes weights."""
+    """Number of updates; each uses fresh groups and publishes weights."""
 
     groups_per_step: int = 16
-    """Tasks per step."""
+    """Number of tasks per step."""
 
     train: TrainOverrides = {}
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
 
     stop: StopConfig | None = None
-    """End before the last step. None: all steps are done."""
+    """Early stopping. None: all steps are done."""
 
     minibatches: int = 1
-    """Optimiser steps that a pass over a step's groups is made of; weights are published after the last."""
+    """Number of optimiser steps per pass over a step's groups; weights are published after the last."""
 
     passes: int = 1
-    """Passes over every sampled token before its weights are published."""
+    """Number of passes over a step's tokens before its weights are published."""
 
     pools: DifficultyPools | None = None
-    """Pass over tasks that the policy masters, or cannot do at all, with a probability. None: every task comes."""
+    """Pools of tasks that the policy always or never solves, which may be skipped. None: every task comes."""
 
     preference: ComparingLoss | None = None
-    """Online preference optimisation in the place of `[algo]`: the best rollout of each group against its worst; the
-    reference is what the stage begins with."""
+    """Online preference optimisation instead of `[algo]`: the best rollout of each group against its worst, with the
+    weights at the start of the stage as the reference."""
 
     reward_model: str | None = None
-    """Reward model that scores rollouts beside the environment: `reward_model`, the one that this run's stage of that
-    name has trained, or a name in `[models]`."""
+    """Reward model that scores rollouts in addition to the environment: `reward_model`, from this run's stage of that
+    name, or a name in `[models]`."""
 
     reward_weight: float = 1.0
-    """Factor of the reward model's rewards before they are added to the environment's."""
+    """Factor of the reward model's rewards, which are added to the environment's."""
 
     reward_by: Literal["reply", "turn", "step"] = "reply"
-    """Text that the reward model judges. reply: the whole conversation, by its value. turn: every turn of the policy,
-    by the probability that it is right, the sigmoid of the value behind it; step: every step of its turns likewise.
-    Turn and step give process rewards, for a credit that reads turns."""
+    """Unit that the reward model scores. reply: the whole conversation, by its value. turn: every turn of the policy,
+    by the probability that it is right, the sigmoid of the value after it. step: every step of its turns, in the same
+    way. turn and step give process rewards, for a credit rule that uses rewards of turns."""
 
     reward_separator: str = ""
     """Text between two steps under `reward_by` = "step", with a reward model of `[models]`; empty: a line break. The
-    run's own has it in `[reward_model] loss`."""
+    run's own reward model has it in `[reward_model] loss`."""
 
     observations: float = 0.0
-    """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""
+    """Weight of a cross-entropy loss on the tokens of tool answers (ECHO, arXiv 2605.24517); 0: none."""
 
     critic: CriticConfig | None = None
     """Critic, which gives credit gae the values of states; None: no critic."""

@@ -1,4 +1,4 @@
-"""`[rl.stop]` and `[distill.stop]`: a stage that ends before its last step."""
+"""`[rl.stop]` and `[distill.stop]`: early stopping."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import msgspec
 
 
 class StopConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[rl.stop]`, `[distill.stop]`: end of the stage before its last step, once a metric has reached a value or no
-    longer improves. A figure of the evaluation beside training, such as `rl/eval/success`, is waited for: updates stand
-    still until it is there, so that a run that is resumed or repeated ends after the same step."""
+    """`[rl.stop]`, `[distill.stop]`: early stopping once a metric reaches a value or stops improving. If the metric is
+    from evaluations during training, such as `rl/eval/success`, updates wait for it, so that a resumed or repeated run
+    stops after the same step."""
 
     metric: str = "rollout/reward"
-    """Metric that is watched: one of each step, or a figure of the evaluation beside training (`rl/eval/success`, with
-    `[eval] every`)."""
+    """Name of the metric: one of each step, or of evaluations during training (`rl/eval/success`, with `[eval]
+    every`)."""
 
     highest: bool = True
-    """Treat a higher value as better."""
+    """Treat higher values as better."""
 
     target: float | None = None
-    """End once a value is this good. None: no value is."""
+    """Stop once a value is this good. None: never."""
 
     patience: int = 0
-    """End once so many values in a row have not been better than the best before them; 0: never."""
+    """Stop once this many values in a row have not improved on the best before them; 0: never."""
 
     min_delta: float = 0.0
-    """Difference that a value must be better by, for `patience`."""
+    """Minimum improvement for `patience`."""
 
     after: int = 0
-    """Steps that are done in any case."""
+    """Minimum number of steps."""
 
     def __post_init__(self) -> None:
         if not self.patience and self.target is None:

@@ -126,7 +126,6 @@ def _rows(context: Context) -> Iterator[tuple[str, Sequence[Message]]]:
 
 
 def _before_reply(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the messages before the assistant's first."""
     return messages[: next((place for place, message in enumerate(messages) if message.role == "assistant"), None)]
 
 

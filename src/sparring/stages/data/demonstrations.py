@@ -19,10 +19,10 @@ from sparring.generation import Constraint, Rendered
 from sparring.protocols import Expert, Renderer
 from sparring.record.branches import Transcript
 from sparring.record.imitated import Imitator
+from sparring.record.session import OpenSession
 from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.rollout.attempts import Attempt
 from sparring.rollout.config import RolloutConfig
-from sparring.rollout.episode import OpenSession
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import Context
 from sparring.stages.data.traces import transcript_of
@@ -63,8 +63,6 @@ async def demonstrations(context: Context, renderer: Renderer, longest: int) -> 
     the expert's conversations that solve their task, in task order.
 
     Args:
-        context: of the run.
-        renderer: of the policy.
         longest: most tokens of one.
 
     Raises:
@@ -95,8 +93,6 @@ def rendered(conversation: Conversation, renderer: Renderer, longest: int) -> Re
     """Return the conversation as tokens, the replies marked.
 
     Args:
-        conversation: to imitate.
-        renderer: of the policy.
         longest: most tokens of it, those that the policy has positions for.
 
     Raises:
@@ -251,7 +247,6 @@ class Demonstrations:
         """Let the expert do `task`: a conversation for each branch of each role that was asked.
 
         Args:
-            task: is played.
             retries: number of times that it is played again, from its beginning, where the infrastructure broke it.
 
         Raises:
@@ -273,7 +268,6 @@ class Demonstrations:
         never ends is cut short at the limits of the run.
 
         Args:
-            task: is played.
             replies: what is said to the messages so far; such a function for each role, by name, where there are
                 several.
 
@@ -355,13 +349,11 @@ class _Scripts:
     def open(
         self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int = 0
     ) -> OpenSession:
-        """Open the session of one role of one rollout."""
         recorder = self._recorders[rollout_id]
         return recorder.open(task, rollout_id=rollout_id, seed=seed, role=role, priority=priority, admission=admission)
 
 
 def _conversations_of(task: Task, played: Attempt) -> list[Conversation]:
-    """Return the conversation of each branch of each role that was asked in a rollout."""
     score, several = played.score, len(played.transcripts) > 1
     score = None if score is not None and (score.reward, score.success) == (None, None) else score
     outcome = played.rollout.outcome

@@ -62,9 +62,6 @@ def check_compared(context: Context) -> tuple[list[str], list[Conversation]]:
 
     Returns:
         What was found, one sentence each, and the conversations that will be trained on.
-
-    Raises:
-        BadInput: they are not.
     """
     config, facts, shown = context.config, [], []
     tools = context.factory.make().tools

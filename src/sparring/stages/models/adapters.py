@@ -83,14 +83,7 @@ def fresh(base: Path, lora: LoraConfig, seed: int) -> dict[str, Any]:
 
 
 def check_lora(context: Context) -> list[str]:
-    """Refuse adapters that cannot be trained as the recipe says, of the checkpoint that it names or makes.
-
-    Returns:
-        What was found, one sentence each.
-
-    Raises:
-        BadInput: they cannot.
-    """
+    """Refuse adapters that cannot be trained as the recipe says, of the checkpoint that it names or makes."""
     lora, start, kind = context.config.models[POLICY].lora, context.given(), context.config.engine.kind
     if lora is not None and kind in ALONE:
         got, do = f"rank {lora.rank}", 'leave it out, or set engine.kind = "native" or "remote"'

@@ -18,7 +18,6 @@ def annotators(context: Context, trainers: Mapping[str, Trainer], coefficient: K
     """Return the annotators in the order in which they run.
 
     Args:
-        context: of the run.
         trainers: of the policy, and of what learns beside it.
         coefficient: of the KL penalty, where it adapts.
     """

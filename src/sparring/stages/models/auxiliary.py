@@ -18,7 +18,6 @@ def check_asked(config: RunConfig, role: str, annotation: Annotation, preset: st
     """Return whether the run has `[rl.<role>]`: where the stage rl runs with a credit that reads `annotation`.
 
     Args:
-        config: of the run.
         role: the section's name.
         annotation: the annotation that the section's model writes.
         preset: of `[algo]`, that has it.

@@ -59,14 +59,7 @@ def critic_folder(context: Context, source: Path) -> Path:
 
 def check_critic(context: Context) -> list[str]:
     """Refuse `[rl.critic]` unless `[algo]` needs it, a missing one that it needs, and a model that cannot read the
-    policy's tokens.
-
-    Returns:
-        What was found, one sentence each.
-
-    Raises:
-        BadInput: it is not so.
-    """
+    policy's tokens."""
     section = context.config.rl.critic
     if not check_asked(context.config, CRITIC, Annotation.VALUE, "ppo") or section is None:
         return []

@@ -31,7 +31,6 @@ def write_format(out: Path, source: Path, config: RunConfig, store: Store) -> li
     Args:
         out: the folder, which has the files of `source`.
         source: the checkpoint folder that tokenizer and template come from.
-        config: of the run.
         store: its record, whose prompts the template is held against.
 
     Returns:
@@ -88,7 +87,6 @@ def _prompts(trajectory: Trajectory) -> Iterator[Prompt]:
 
 
 def _said(comparison: TemplateComparison, text: str, renderer: Renderer) -> Iterator[str]:
-    """Yield what the export says of its template."""
     if not comparison.count:
         yield "the chat template has the run's settings; no recorded prompt was there to hold it against"
     else:
@@ -109,7 +107,6 @@ def _said(comparison: TemplateComparison, text: str, renderer: Renderer) -> Iter
 
 
 def _write_template(out: Path, text: str) -> None:
-    """Write the template into both places that other tools read it from."""
     (out / TEMPLATE).write_text(text, encoding="utf-8")
     settings = read_json(out / TOKENIZER)
     if settings and settings.get("chat_template") != text:

@@ -16,7 +16,6 @@ def imitator_of(context: Context, renderer: Renderer | None = None) -> Imitator 
     program that an expert or a teacher speaks for is told what the policy's is.
 
     Args:
-        context: of the run.
         renderer: of the policy; None: it is loaded.
 
     Returns:

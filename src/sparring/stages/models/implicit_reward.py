@@ -51,14 +51,7 @@ def implicit_folder(context: Context, source: Path) -> Path:
 
 def check_implicit(context: Context) -> list[str]:
     """Refuse `[rl.implicit]` unless `[algo]` needs it, a missing one that it needs, and a model that is no language
-    model over the policy's tokens.
-
-    Returns:
-        What was found, one sentence each.
-
-    Raises:
-        BadInput: it is not so.
-    """
+    model over the policy's tokens."""
     section = context.config.rl.implicit
     if not check_asked(context.config, IMPLICIT, Annotation.IMPLICIT, "prime") or section is None:
         return []

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sparring.algo.credit.load import load_credit
 from sparring.algo.credit.pairs import Pairs
 from sparring.algo.loss.preference.config import WITHOUT_REFERENCE
+from sparring.algo.pipeline import load_credit
 from sparring.errors import refusal
 from sparring.protocols import Credit, Loss
 from sparring.recipe.run_config import RunConfig
@@ -35,14 +35,7 @@ def needs_reference(config: RunConfig) -> bool:
 
 
 def check_online(config: RunConfig) -> list[str]:
-    """Refuse `[rl] preference` if its rollouts cannot be compared.
-
-    Returns:
-        What was found, one sentence each.
-
-    Raises:
-        BadInput: they cannot.
-    """
+    """Refuse `[rl] preference` if its rollouts cannot be compared."""
     if config.rl.preference is None or "rl" not in config.run.stages:
         return []
     if config.algo.needs_reference or config.algo.entropy_bonus:
@@ -62,14 +55,7 @@ def imitation_scale(config: RunConfig) -> float:
 
 
 def check_imitation(config: RunConfig) -> list[str]:
-    """Refuse a second scale of the imitate term, or one without `[algo]`.
-
-    Returns:
-        What was found, one sentence each.
-
-    Raises:
-        BadInput: it is not so.
-    """
+    """Refuse a second scale of the imitate term, or one without `[algo]`."""
     if config.algo.right_answers is None or "rl" not in config.run.stages:
         return []
     where, do = "algo.right_answers", "leave one of them out"

@@ -52,14 +52,7 @@ def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
     """Refuse `[rl] reward_model` if it cannot score the policy's tokens.
 
     Args:
-        context: the run's.
         tokenizer: the folder of the policy, None where the run makes one.
-
-    Returns:
-        What was found, one sentence each.
-
-    Raises:
-        BadInput: it does not.
     """
     config, name = context.config, context.config.rl.reward_model
     if name is None or not {"rl", "distill", "eval"} & set(config.run.stages):
@@ -121,7 +114,6 @@ def check_reads_policy(name: str, folder: Path, policy: Path | None) -> None:
 
     Args:
         name: of the model in `[models]`.
-        folder: its checkpoint.
         policy: the policy's, None where the run makes one.
 
     Raises:

@@ -9,8 +9,9 @@ from sparring.errors import EnvError, refusal
 from sparring.model.hub import base_folder
 from sparring.protocols import Engine, Store
 from sparring.record.recorder import Recorder
+from sparring.record.session import OpenSession
 from sparring.render.load import load_renderer
-from sparring.rollout.episode import OpenSession, SessionRecorder
+from sparring.rollout.episode import SessionRecorder
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.teachers import room_of, teacher_folder
 from sparring.types import Task
@@ -34,7 +35,6 @@ def with_roles(
     """Return the recorder of all roles: those of `[rollout] roles` speak by the model that is named there.
 
     Args:
-        context: of the run.
         recorder: of every other role.
         engines: of `open_role_engines`.
         store: keeps the turns; None keeps them in memory only.
@@ -123,6 +123,5 @@ class RoleRecorder:
         return getattr(self._policy, "max_context", None)
 
     def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int) -> OpenSession:
-        """Open the session of one role of one rollout."""
         recorder = self._by_role.get(role, self._policy)
         return recorder.open(task, rollout_id=rollout_id, seed=seed, role=role, priority=priority, admission=admission)

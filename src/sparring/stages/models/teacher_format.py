@@ -28,7 +28,6 @@ def check_format(context: Context, name: str) -> list[str]:
     its `thinking` have no part in that; with `distill.tokenizers` = "any" they have.
 
     Args:
-        context: of the run.
         name: of the teacher in `[models]`.
 
     Returns:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from sparring.algo.annotate.across import AcrossTokenizers, TeacherTokenizer
@@ -11,7 +10,6 @@ from sparring.algo.annotate.provenance import SampleProvenance
 from sparring.algo.annotate.teacher import ScoreClient, ScoringEngine, TeacherRows
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
-from sparring.generation import ScoreRequest
 from sparring.model.config import ModelConfig
 from sparring.model.hub import base_folder, model_folder
 from sparring.protocols import Annotator, Engine, Trainer
@@ -20,9 +18,8 @@ from sparring.render.load import load_renderer
 from sparring.render.tokenizer import load_tokenizer
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.context_length import max_context, outline_of
-from sparring.stages.models.teacher_format import check_format, student_folder
 from sparring.stages.models.reference import AVERAGE, HeldTeacher, check_name
-from sparring.stages.preflight.judges import check_answers
+from sparring.stages.models.teacher_format import check_format, student_folder
 from sparring.types import Message
 
 OWN = (POLICY, AVERAGE)
@@ -35,9 +32,7 @@ def teacher_annotator(
     """Return the annotator that asks the teachers of `[distill]` about the rows of the policy.
 
     Args:
-        context: of the run.
         watch: finds the group and the rollout of a row.
-        engine: serves the policy.
         trainer: trains the policy, and holds its moving average.
         source: the folder that the policy starts from.
     """
@@ -105,14 +100,7 @@ def teacher_folder(context: Context, name: str) -> Path:
 
 
 def check_collect(context: Context) -> list[str]:
-    """Refuse a model to collect from that is not in the recipe or does not answer.
-
-    Returns:
-        What was found, one sentence each.
-
-    Raises:
-        BadInput: it is not so.
-    """
+    """Refuse a model to collect from that is not in the recipe or does not answer."""
     if "collect" not in context.config.run.stages:
         return []
     section = context.config.collect
@@ -134,52 +122,9 @@ def _collected_from(context: Context, key: str, name: str) -> str:
     return f"collect: from {teacher_folder(context, name)}"
 
 
-async def check_teachers_answer(context: Context) -> list[str]:
-    """Check that every remote teacher responds before any stage starts. A finished stage needs none.
-
-    Returns:
-        What was found, one sentence each.
-
-    Raises:
-        BadInput: one does not.
-    """
-    config, facts = context.config, []
-    by_stage = (
-        ("collect", config.collect.by_domain, context.judges.check),
-        ("distill", config.distill.teachers, partial(_judges_tokens, context)),
-    )
-    for stage, routes, ask in by_stage:
-        if stage not in config.run.stages or context.done(stage) is not None:
-            continue
-        for name in sorted(set(routes.values()) & config.models.keys()):
-            if config.models[name].served is not None:
-                await check_answers(context, name, "a teacher", ask)
-                facts.append(f"{stage}: {name} answers")
-    return facts
-
-
-async def _judges_tokens(context: Context, name: str) -> None:
-    """Let a teacher judge two tokens."""
-    engine = context.cluster.engine(name, path=str(teacher_folder(context, name)))
-    stage = context.config.distill
-    try:
-        await engine.score(
-            ScoreRequest(id="check", tokens=(0, 1), first=1, top_k=stage.top_k if stage.over == "top_k" else 0)
-        )
-    finally:
-        await engine.close()
-
-
 def check_distill(context: Context) -> list[str]:
     """Refuse a teacher that is missing, does not read the student's tokens, or scores another distribution than the
-    student samples from.
-
-    Returns:
-        What was found, one sentence each.
-
-    Raises:
-        BadInput: it is not so.
-    """
+    student samples from."""
     stage = context.config.distill
     if "distill" not in context.config.run.stages:
         if context.config.eval.teachers:
@@ -202,7 +147,6 @@ def check_distill(context: Context) -> list[str]:
 
 
 def _check_key(spec: ModelConfig) -> None:
-    """Refuse a server whose API key is not set."""
     from sparring.engine.adapters.client import read_api_key
 
     if spec.served is not None:

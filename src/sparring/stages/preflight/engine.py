@@ -11,13 +11,6 @@ from sparring.stages.context import POLICY, Context
 def check_engine(context: Context, shape: Outline) -> list[str]:
     """Refuse what an engine other than the native one cannot do or does not let a client decide; ask servers to answer.
 
-    Args:
-        context: of the run.
-        shape: of the policy.
-
-    Returns:
-        What was found, one sentence each.
-
     Raises:
         BadInput: a setting is another engine's, vLLM is not installed, or a server does not answer or fit.
     """
@@ -29,10 +22,8 @@ def check_engine(context: Context, shape: Outline) -> list[str]:
         "remote": "leave it out; give it to `sparring serve`, as --set engine.{name}={value}",
         "openai": "leave it out; the server decides it",
     }[engine.kind]
-    defaults, native_only = (
-        EngineConfig(),
-        ("idle_kv_bytes", "speculation", *(() if engine.kind == "remote" else ("kv_tokens",))),
-    )
+    defaults = EngineConfig()
+    native_only = ("idle_kv_bytes", *(() if engine.kind == "remote" else ("kv_tokens",)))
     for name in native_only if engine.kind == "vllm" else (*native_only, "kv_across_turns", "live_kv"):
         if (value := getattr(engine, name)) != getattr(defaults, name):
             expected = 'its default unless engine.kind = "native"'
@@ -45,7 +36,6 @@ def check_engine(context: Context, shape: Outline) -> list[str]:
 
 
 def _vllm(context: Context, shape: Outline) -> list[str]:
-    """vLLM is there, and keeps and samples as the recipe says."""
     from sparring.engine.adapters.vllm_server import find_vllm
     from sparring.engine.adapters.vllm_wire import WHOLE_VOCABULARY, truncates
 
@@ -62,9 +52,6 @@ def _vllm(context: Context, shape: Outline) -> list[str]:
 
 def _answers(context: Context) -> list[str]:
     """Ask the server, if the run's engine is one.
-
-    Returns:
-        What was found, one sentence each.
 
     Raises:
         BadInput: no server answers, it does not compute as the run's model, or the run trains and it takes no weights.

@@ -29,8 +29,6 @@ async def check_environment(
     more. A worker that asks for nothing has no rollout that counts.
 
     Args:
-        context: of the run.
-        task: the first one.
         rehearsal: who plays the rollouts of workers; None where the run has none.
 
     Returns:
@@ -104,7 +102,6 @@ def check_repeats(context: Context, tasks: Sequence[Task]) -> None:
     """Refuse an environment whose tasks are others when they are drawn again: a run that goes on would hold out others.
 
     Args:
-        context: of the run.
         tasks: the first of training.
 
     Raises:
@@ -125,11 +122,7 @@ def _words(task: Task) -> str:
 
 def check_shown(context: Context) -> None:
     """Refuse a field of `rollout.shown_to_workers` that no task has, of the first `LOOKED_AT` for training and those
-    held out.
-
-    Raises:
-        BadInput: there is one.
-    """
+    held out."""
     missing, fields = set(context.config.rollout.shown_to_workers), set[str]()
     for split in ("train", "eval"):
         source = context.factory.tasks(split, context.config.run.seed)
@@ -166,7 +159,6 @@ def _one_of_each(context: Context) -> Sequence[Task]:
 
 
 def _earned(conversations: Sequence[Conversation]) -> float | None:
-    """Return the reward of the rollout whose conversations these are."""
     score = conversations[0].score
     return None if score is None else score.reward
 

@@ -45,7 +45,6 @@ def players_of(
     """Return a sentence for each environment whose harness is none of the built-in: who played its first task.
 
     Args:
-        config: of the run.
         held: conversations of the tasks that were played.
         rehearsal: who played those of workers; None where the run has none.
         rendered: whether its requests were rendered.

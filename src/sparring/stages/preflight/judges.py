@@ -14,9 +14,6 @@ from sparring.stages.context import POLICY, Context
 async def check_judges(context: Context) -> list[str]:
     """Prove that everybody whom the rubric asks answers.
 
-    Returns:
-        What was found, one sentence each.
-
     Raises:
         BadInput: a judge is not there, cannot do what is asked of it, or does not answer; or nothing can be evaluated.
     """

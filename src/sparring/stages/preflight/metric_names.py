@@ -54,9 +54,6 @@ def names_of(config: RunConfig, stage: str) -> tuple[str, ...]:
 def check_metrics(config: RunConfig) -> list[str]:
     """Refuse `train.best_metric` and `stop.metric` of names that no stage of the run reports.
 
-    Returns:
-        What was found, one sentence each.
-
     Raises:
         BadInput: there is such a name.
     """

@@ -17,14 +17,10 @@ def check_parts(config: RunConfig, played: Sequence[Conversation]) -> list[str]:
     """Refuse parts that no rubric has, and a world whose scores have no parts at all.
 
     Args:
-        config: of the run.
         played: conversations of tasks that were played before the run, with empty answers at least.
 
     Returns:
         What was found, one sentence each: parts that a world of its own kind may report, and did not.
-
-    Raises:
-        BadInput: it is not so.
     """
     wanted = config.algo.credit.parts_read
     if "rl" not in config.run.stages or config.rl.preference is not None or not wanted:

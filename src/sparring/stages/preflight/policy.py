@@ -20,17 +20,9 @@ LAYERS = 2
 def check_model(context: Context, shape: Outline) -> list[str]:
     """Load the policy as every stage will, or make one of the configured shape.
 
-    Args:
-        context: the run's.
-        shape: of the policy.
-
-    Returns:
-        What was found, one sentence each.
-
     Raises:
         BadInput: a stage of the run would be refused when it loads the model.
     """
-    from sparring.engine.speculation import Speculation
     from sparring.model.create import create
     from sparring.model.lora import Adapter, fresh_state
     from sparring.model.servable import check_servable
@@ -51,7 +43,6 @@ def check_model(context: Context, shape: Outline) -> list[str]:
         model = check_servable(
             start or Path(folder), dtype=spec.dtype, device=context.config.run.device, numerics=spec.numerics
         )
-    Speculation(context.config.engine, recurrent=bool(model.recurrent))
     if spec.lora is not None:
         names = targeted(model.module, spec.lora.target_modules, spec.lora.target_parameters)
         model.adapters.fit(Adapter(fresh_state(model.module, names, 1, 1.0, 0), model.dtype, model.device))

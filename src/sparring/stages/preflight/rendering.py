@@ -36,14 +36,9 @@ def check_rendering(
     tokens as the real one will at best, so that what does not fit here does not fit there.
 
     Args:
-        context: the run's.
-        shape: of the policy.
         tasks: training tasks; one whose prompt is too long is no error unless all are.
         shown: conversations to imitate; may be empty.
         held: conversations with the environment, which may have said what replies must be.
-
-    Returns:
-        What was found, one sentence each.
 
     Raises:
         BadInput: something does not round-trip, does not fit, or is no conversation of the format.
@@ -130,11 +125,7 @@ def _asked(held: Sequence[Conversation], renderer: Renderer, shape: Outline) -> 
 
 
 def _sampling(context: Context, shape: Outline, renderer: Renderer) -> list[str]:
-    """Refuse sampling settings of `[rollout]` that the engine does not take, and text rules that do not compile.
-
-    Raises:
-        BadInput: it does not.
-    """
+    """Refuse sampling settings of `[rollout]` that the engine does not take, and text rules that do not compile."""
     from sparring.engine.check import problem_of
 
     sampling = context.config.rollout.sampling(stop=renderer.stop_ids)

@@ -1,4 +1,7 @@
-"""Preflight: everything that can be wrong is found here, not half an hour in. Trains nothing."""
+"""Preflight: everything that can be wrong is found here, not half an hour in. Trains nothing.
+
+Each check returns what it found, one sentence each, and raises `BadInput` where a run would be refused.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from sparring.stages.models.reference import check_reference
 from sparring.stages.models.reward_scorers import check_reward_model
 from sparring.stages.models.role_models import check_roles
 from sparring.stages.models.teacher_format import check_read
-from sparring.stages.models.teachers import check_collect, check_distill, check_teachers_answer
+from sparring.stages.models.teachers import check_collect, check_distill
 from sparring.stages.preflight.engine import check_engine
 from sparring.stages.preflight.environment import check_environment, check_repeats, check_shown, first_tasks
 from sparring.stages.preflight.harness import check_files, players_of
@@ -34,6 +37,7 @@ from sparring.stages.preflight.parts import check_parts
 from sparring.stages.preflight.policy import check_model
 from sparring.stages.preflight.rendering import check_rendering
 from sparring.stages.preflight.sizes import check_sizes
+from sparring.stages.preflight.teachers import check_teachers_answer
 from sparring.stages.preflight.workers import Rehearsal
 from sparring.stages.rl import ANNOTATIONS, correction_chosen
 from sparring.stages.runtime.baselines import check_against
@@ -46,11 +50,7 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
     """Prove that the run can work, cheapest first.
 
     Args:
-        context: of the run.
         rehearsal: who plays the rollouts of workers; None where the run has none.
-
-    Returns:
-        What was found, one sentence each.
 
     Raises:
         BadInput: the run would fail, and why.
@@ -119,7 +119,6 @@ async def _played(
 
 
 async def _proven(context: Context, tasks: Sequence[Task]) -> list[str]:
-    """Refuse rows of files that are not judged as they say."""
     if not context.config.sandbox.enabled and any(task.box is not None for task in tasks):
         return []
     proven, rows = await context.factory.prove(context.boxes)
@@ -127,7 +126,6 @@ async def _proven(context: Context, tasks: Sequence[Task]) -> list[str]:
 
 
 def _stages(context: Context) -> list[str]:
-    """Refuse an order of stages in which one finds no weights to start from."""
     stages, start = context.config.run.stages, context.given()
     if list(stages) != sorted(stages, key=ORDER.index):
         order = " -> ".join(sorted(stages, key=ORDER.index))
@@ -145,7 +143,6 @@ def _stages(context: Context) -> list[str]:
 
 
 def _sampling(context: Context) -> None:
-    """Refuse sampling at which all rollouts of a task are the same."""
     if not {"rl", "distill"} & set(context.config.run.stages):
         return
     rollout = context.config.rollout

@@ -19,15 +19,8 @@ def check_sizes(config: RunConfig, shape: Outline) -> list[str]:
     """Refuse turns longer than the model's context, and groups or steps whose record alone fills the memory;
     `run.memory = "warn"` only warns of these.
 
-    Args:
-        config: of the run.
-        shape: of the policy.
-
     Returns:
         The warnings, one sentence each.
-
-    Raises:
-        BadInput: there is one.
     """
     rollout = config.rollout
     if rollout.max_turn_tokens > shape.max_positions and rollout.max_turn_tokens != type(rollout)().max_turn_tokens:

@@ -38,7 +38,6 @@ def chosen(config: RunConfig, shapes: Mapping[str, Outline], memory: int, proces
     or with the least; and why.
 
     Args:
-        config: of the run.
         shapes: of its models, as `shapes_of` has them.
         memory: bytes of the machine.
         process: bytes that the process has already; see `Held`.

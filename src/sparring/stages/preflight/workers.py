@@ -91,7 +91,6 @@ def _called(rollout: ClaimedRollout, call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text_of(answer: Mapping[str, Any]) -> str:
-    """Return the text of an answer of MCP."""
     if "error" in answer:
         return str(answer["error"]["message"])
     return "\n".join(part["text"] for part in answer["result"]["content"])

@@ -13,7 +13,6 @@ def chosen_weights(files: RunFiles, stage: str, weights: str) -> tuple[Path, str
     """Return the weights of a finished stage that are taken.
 
     Args:
-        files: of the run.
         stage: whose output is the policy.
         weights: `best`; `last`; `auto`, which is `best` where the recipe names a `best_metric` for the stage.
 

@@ -24,8 +24,6 @@ def held_out(context: Context, count: int, key: str = "eval.tasks") -> list[Task
     """Return the first `count` tasks of the environment's evaluation split; 0 takes all.
 
     Args:
-        context: of the run.
-        count: number of tasks.
         key: the setting that holds the count, for the message of a refusal.
 
     Raises:

@@ -45,7 +45,6 @@ async def supervise(
     """Train `trainer` from its last checkpoint of this stage, or from the start, to the stage's last step.
 
     Args:
-        context: the run's.
         stage: its name, and that of its section.
         trainer: what is trained; it holds the stage's input.
         units: what an epoch goes through once.

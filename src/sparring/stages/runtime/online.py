@@ -91,7 +91,6 @@ class OnlineTraining:
     """One stage of live training.
 
     Args:
-        context: of the run.
         stage: its name.
         section: of the recipe.
         plan: what the policy's trainer is made for.
@@ -180,13 +179,11 @@ class OnlineTraining:
         return {**totals.as_dict(), **model, **stopping.result(), **checkpoints.finish()}
 
     def _share(self, scheduler: Scheduler, window: Window) -> EvalShare:
-        """Return what an evaluation beside training may have of the rollouts in flight."""
         config = self._context.config.eval
         most = config.max_concurrent_rollouts
         return EvalShare(scheduler.places, config.share, most, lambda: window.next_index)
 
     def _stopping(self) -> Stopping:
-        """Return the part that ends the stage early; steps that are repeated are all done."""
         context = self._context
         config = self._section.stop if context.repetition is None else None
         return Stopping(config, self._stage, context.store, lambda text: context.sink.event(self._stage, text))
@@ -194,18 +191,15 @@ class OnlineTraining:
     def _beside(
         self, judges: Sequence[Scorer], share: EvalShare, done: int, trained: int
     ) -> AbstractAsyncContextManager[Evaluator]:
-        """Return what opens the evaluator beside training."""
         context, engine = self._context, timed(self._served, self._spans, EVAL_SPANS)
         runner = rollout_runner(context, engine, self.source, self._others)
         return periodic_evaluator(runner, context, judges, share=share, stage=self._stage, done=done, trained=trained)
 
     def _reports(self) -> StepReports:
-        """Return what reports each step to the sinks, with some of its rollouts."""
         rows = partial(sample_rows, self._context, self._stage, self._section.groups_per_step)
         return StepReports(self._context.sink, self._stage, rows)
 
     def _updates(self) -> ServesWeights:
-        """Return the part that serves what the policy's trainer publishes."""
         context = self._context
         if context.repetition is not None:
             return context.repetition.updates(self.engine, self.source)
@@ -229,7 +223,6 @@ class OnlineTraining:
     def _scheduler(
         self, objective: OnlineObjective, window: Window, judges: Sequence[Scorer], log: GroupLog
     ) -> Scheduler:
-        """Return the scheduler that rolls tasks out and scores them."""
         context, engine, others = self._context, self.engine, self._others
         scales = {name: domain.reward_scale for name, domain in context.config.envs.items()}
         runner = rollout_runner(context, engine, self.source, others, rebuilds=True)
@@ -272,7 +265,6 @@ class OnlineTraining:
         return batches_of
 
     def _checkpoints(self, last_step: int) -> Checkpoints:
-        """Return the checkpoints of the stage, which ends with `last_step`."""
         context, train = self._context, train_of(self._context.config, self._stage)
         return Checkpoints(
             trainer=self.trainers[POLICY],

@@ -37,10 +37,8 @@ async def periodic_evaluator(
 
     Args:
         runner: on the engine that training samples from.
-        context: of the run.
         judges: what else scores rollouts.
         share: of the rollouts in flight.
-        stage: which is trained.
         done: its steps up to the checkpoint.
         trained: the last step that is trained again as it was; results of later ones, of an earlier process, count no
             longer.

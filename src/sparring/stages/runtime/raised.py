@@ -16,7 +16,6 @@ def first_steps(store: Store, stage: str, steps: int) -> int:
     """Return the number of steps that a stage was begun with.
 
     Args:
-        store: of the run.
         stage: whose steps may have been raised.
         steps: of its recipe now.
     """

@@ -28,8 +28,6 @@ def rollout_runner(
     """Return the runner of this run's rollouts.
 
     Args:
-        context: of the run.
-        engine: serves the policy.
         model: the checkpoint folder that `engine` serves.
         others: engines of the models that speak for other roles, of `open_role_engines`.
         greedy: the policy takes its likeliest token, and turns are not stored: they are no part of what is trained.

@@ -84,8 +84,6 @@ def saved_step(files: RunFiles, stage: str, name: str) -> int:
     """Return the saved step that a name stands for.
 
     Args:
-        files: of the run.
-        stage: that trains.
         name: `best`, `last` or `step-000146`.
 
     Raises:

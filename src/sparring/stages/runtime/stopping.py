@@ -85,7 +85,6 @@ class Stopping:
         return self._store.metrics(self._stage)
 
     def _evaluated(self, first: int) -> list[tuple[int, float]]:
-        """Return the values of the evaluations after `first` and later steps."""
         assert self._config is not None, "who asks looks for a metric"
         stage = f"{self._stage}/eval"
         name = self._config.metric.removeprefix(f"{stage}/")

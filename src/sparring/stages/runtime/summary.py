@@ -61,7 +61,6 @@ def write_summary(context: Context) -> dict[str, Any]:
 
 
 def _of_stages(context: Context, key: str) -> dict[str, Any]:
-    """Return what the results of stages have under a key, by stage."""
     results = {stage: context.done(stage) or {} for stage in context.config.run.stages}
     return {stage: result[key] for stage, result in results.items() if key in result}
 

@@ -15,7 +15,6 @@ def training_tasks(context: Context, pools: DifficultyPools | None, *, drops_equ
     """Return the training tasks of a run.
 
     Args:
-        context: of the run.
         pools: pass over tasks; an environment of several may have others.
         drops_equal: whether updates leave groups of equal rewards out.
     """

@@ -44,7 +44,6 @@ class RetriedUpdates:
                 await asyncio.sleep(pause_s)
 
     def _stopped(self, ref: WeightRef, error: SparringError) -> str:
-        """Return why the run ends, and how it goes on."""
         expected = f"expected an update within {self._config.update_retries + 1} tries"
         served = f"the engine serves version {self._engine.version}, the run cannot go on without them"
         do = f"mend the engine, then the same command goes on after step {ref.version}"

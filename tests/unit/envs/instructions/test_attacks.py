@@ -139,7 +139,7 @@ def test_a_long_piece_of_the_prompt_earns_nothing() -> None:
         "Rivers are wide. Here is a brid ge too.",
     ],
 )
-def test_a_required_word_that_is_hidden_is_not_there(text: str) -> None:
+def test_a_hidden_required_word_does_not_count(text: str) -> None:
     assert earned(text, {"kind": "use_word", "word": "bridge"}) == 0.0
     assert earned(text, {"kind": "sentences", "n": 2}) == 1.0
 
@@ -147,7 +147,7 @@ def test_a_required_word_that_is_hidden_is_not_there(text: str) -> None:
 @pytest.mark.parametrize(
     "word", ["water", "WATER", "wat**er**", "w.a.t.e.r", "wa-ter", "w a t e r", "wat/er", "“wat”er", "wáter", "(w)ater"]
 )
-def test_a_forbidden_word_that_is_split_is_there(word: str) -> None:
+def test_a_split_forbidden_word_counts(word: str) -> None:
     instruction = {"kind": "avoid_word", "word": "water"}
     assert earned(f"Rivers bring us {word} all year.", instruction) == 0.0
     assert earned("Rivers bring us fish all year.", instruction) == 1.0
@@ -187,12 +187,12 @@ def test_a_sentence_that_is_not_finished_is_not_counted() -> None:
         "The river is long. The river is wide. The river is old.",
     ],
 )
-def test_plain_text_of_all_sorts_says_something(text: str) -> None:
+def test_plain_text_of_all_sorts_has_substance(text: str) -> None:
     assert is_plain(text)
     assert says_something(ReplyText(text), PROMPT, TOPICS["rivers"])
 
 
-def test_odd_texts_are_checked_in_no_time() -> None:
+def test_pathological_texts_are_checked_fast() -> None:
     for text in (
         "a-" * 20_000,
         "." * 20_000,

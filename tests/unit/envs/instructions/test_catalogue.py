@@ -209,7 +209,7 @@ def test_the_page_names_every_kind() -> None:
 
 
 @pytest.mark.parametrize(("name", "params", "right", "wrong"), CASES, ids=[name for name, *_ in CASES])
-def test_a_kind_is_kept_by_the_right_replies_alone(
+def test_only_right_replies_follow_a_kind(
     name: str, params: dict[str, Any], right: list[str], wrong: list[str]
 ) -> None:
     kept = {text: KINDS[name].kept(ReplyText(text), params) for text in [*right, *wrong]}
@@ -218,7 +218,7 @@ def test_a_kind_is_kept_by_the_right_replies_alone(
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_kind_is_said_in_several_ways_and_draws_what_it_says(kind: Any) -> None:
+def test_a_kind_has_several_wordings_with_its_drawn_parameters(kind: Any) -> None:
     random, scope = Random(1), Scope(family=TOPICS["rivers"], max_sentences=4)
     said, drawn = set(), []
     for _ in range(60):
@@ -237,7 +237,7 @@ def test_the_plural_follows_the_number() -> None:
     assert all("three sentences" in text for text in said[3])
 
 
-def test_kinds_that_contradict_each_other_do_not_agree() -> None:
+def test_contradicting_kinds_are_incompatible() -> None:
     pairs = [
         ("lowercase", "uppercase"),
         ("lowercase", "shout_word"),

@@ -32,7 +32,7 @@ def kinds_of(tasks: list[Task]) -> set[str]:
     return {each["kind"] for task in tasks for each in task.data["instructions"]}
 
 
-def test_the_expert_succeeds_on_every_task_that_is_drawn() -> None:
+def test_the_expert_solves_every_drawn_task() -> None:
     factory = world(held_out=100)
     tasks = [*take(factory.tasks("eval", 3)), *take(factory.tasks("train", 3), 400)]
     replies = [factory.expert(task)(task.messages).content for task in tasks]
@@ -61,7 +61,7 @@ def test_topics_and_kinds_that_are_held_out_are_never_trained() -> None:
     assert not other & topics[1], "which topics are held out does not depend on the seed"
 
 
-def test_evaluation_is_even_over_the_kinds_and_its_tags_tell_them() -> None:
+def test_evaluation_tasks_are_spread_evenly_over_kinds_and_tagged() -> None:
     tasks = take(world(held_kinds=HELD, max_instructions=2).tasks("eval", 1))
     counts = {tag: sum(task.tag == tag for task in tasks) for tag in {task.tag for task in tasks}}
     assert set(counts) == {f"held-{name}" if name in HELD else name for name in KINDS}
@@ -100,7 +100,7 @@ def test_kinds_and_sizes_can_be_chosen() -> None:
         ({"topics": 3}, "topics"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(args: dict[str, Any], noun: str) -> None:
+def test_invalid_settings_of_instructions_are_refused(args: dict[str, Any], noun: str) -> None:
     with pytest.raises(BadInput, match=f"env.args.*{noun}"):
         world(**args)
 

@@ -159,7 +159,7 @@ LIVE = {
 @pytest.mark.parametrize(
     ("program", "test"), [(ECHO, EXACT), (BASES, BASE_TESTS), (FAILS, RAISED)], ids=["exact", "bases", "raised"]
 )
-def test_plain_data_crosses_as_it_is(runner: asyncio.Runner, boxes: BubblewrapBoxes, program: str, test: str) -> None:
+def test_plain_data_crosses_unchanged(runner: asyncio.Runner, boxes: BubblewrapBoxes, program: str, test: str) -> None:
     assert runner.run(failure(boxes, program, test)) == ""
 
 
@@ -260,7 +260,7 @@ def test_tests_that_pytest_and_unittest_would_find_are_run(
         ("import pytest\ndef test(): assert double(2) == 4", "a test of what boxes have, got ModuleNotFoundError"),
     ],
 )
-def test_tests_that_a_program_passes_which_does_nothing_are_refused(
+def test_tests_that_an_idle_program_passes_are_refused(
     runner: asyncio.Runner, boxes: BubblewrapBoxes, tests: str, said: str
 ) -> None:
     assert said in runner.run(failure(boxes, "def double(x): return 2 * x", tests))

@@ -14,7 +14,7 @@ def read(text: str) -> ReadTest:
     return ReadTest(text, "row 1")
 
 
-def test_what_is_defined_and_not_called_is_found_as_pytest_and_unittest_find_it() -> None:
+def test_uncalled_test_definitions_are_collected_like_pytest_and_unittest() -> None:
     assert read("def test_f(): assert f(1)\ndef helper(): pass\n").defined == ("test_f",)
     assert read("def test(g): assert g(1)\ntest(f)").defined == ()
     assert read(CASE + "class U(T): pass\nclass TestV:\n    def test(self): assert f(1)\n").defined == (
@@ -35,11 +35,11 @@ def test_what_is_defined_and_not_called_is_found_as_pytest_and_unittest_find_it(
      ("if False:\n    assert f(1) == 2", False, False), ("while 0:\n    assert f(1)\nelse:\n    assert f(1)", False, True),
      ("assert True\nf", False, False), ("raise ValueError if f(1) else 0", False, True), ("sys.exit(f(1))", False, True)],
 )  # fmt: skip
-def test_what_surely_judges_and_what_cannot_fail(text: str, surely: bool, can_fail: bool) -> None:
+def test_static_analysis_finds_tests_that_surely_judge_or_cannot_fail(text: str, surely: bool, can_fail: bool) -> None:
     assert (read(text).surely_judges, read(text).can_fail) == (surely, can_fail)
 
 
-def test_an_idle_program_has_what_the_tests_ask_for() -> None:
+def test_an_idle_program_defines_the_functions_of_the_tests() -> None:
     program = idle_program([read("assert f(math.pi, y=len('a'))"), read("assert Stack().size")], NOTHING)
     scope: dict[str, object] = {}
     exec(program, scope)

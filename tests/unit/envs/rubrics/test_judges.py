@@ -77,7 +77,7 @@ async def judged(asked: Judges, completion: str, **given: Any) -> Score:
         ({"choices": {"yes": 1.0}, "field": "ok"}, '{"ok": {}}', None),
     ],
 )
-def test_a_reply_is_a_verdict_or_none(given: dict[str, Any], reply: str, value: float | None) -> None:
+def test_a_reply_parses_as_a_verdict_or_as_none(given: dict[str, Any], reply: str, value: float | None) -> None:
     judge = msgspec.convert({"kind": "judge", "model": "m", "prompt": "{completion}", **given}, Part)
     assert isinstance(judge, Judge)
     assert reader(judge)(reply) == value
@@ -103,14 +103,14 @@ def test_a_ranking_names_each_once(reply: str, order: tuple[int, ...] | None) ->
         {"range": [-0.5, 1]},
     ],
 )
-def test_what_a_constraint_lets_pass_is_a_verdict(given: dict[str, Any]) -> None:
+def test_every_reply_under_the_constraint_is_a_verdict(given: dict[str, Any]) -> None:
     """The constraint compiles for a tokenizer, and its first words lead somewhere."""
     judge = msgspec.convert({"kind": "judge", "model": "m", "prompt": "{completion}", **given}, Part)
     assert isinstance(judge, Judge)
     assert walked(verdict_constraint(judge), reader(judge))
 
 
-def test_what_a_rankings_constraint_lets_pass_are_numbers() -> None:
+def test_every_reply_under_a_rankings_constraint_is_a_list_of_numbers() -> None:
     ranking = msgspec.convert({"kind": "ranking", "model": "m", "prompt": "{answers}"}, Part)
     assert isinstance(ranking, Ranking)
     assert walked(order_constraint(1), order_reader(ranking, 1))
@@ -197,7 +197,7 @@ def test_a_late_reply_is_a_failure() -> None:
     assert "no reply after 3 s" in said and metrics["judge/failures"] == 2
 
 
-def test_what_is_no_verdict_is_asked_again_where_that_can_help() -> None:
+def test_a_sampled_reply_without_a_verdict_is_sampled_again() -> None:
     replies = iter(["good", "5"])
     engine = scripted(lambda asked: next(replies))
     assert run_virtual(judged(judges(engine), "x", temperature=1.0))[0].reward == 0.5
@@ -209,7 +209,7 @@ def test_what_is_no_verdict_is_asked_again_where_that_can_help() -> None:
     assert "got a reply that was cut short" in said
 
 
-def test_a_failure_is_not_kept() -> None:
+def test_a_failed_request_is_not_cached() -> None:
     asked = judges(scripted(lambda asked: "5", fail_on=(1,)))
 
     async def twice() -> Score:
@@ -257,19 +257,19 @@ def test_pairs_are_compared_in_both_orders() -> None:
     assert len(engine.requests) == 6
 
 
-def test_a_judge_that_loves_a_place_tells_nothing() -> None:
+def test_a_judge_that_prefers_a_position_has_no_effect() -> None:
     scores = compared(scripted(lambda asked: "first"), {"p": {"model": "m", **PAIR}}, ["a", "bbb", "cc"])
     assert [score.parts["p"] for score in scores] == [0.5, 0.5, 0.5]
 
 
-def test_equal_answers_tie_and_nobody_is_asked() -> None:
+def test_equal_answers_tie_without_a_request() -> None:
     engine = scripted(longer)
     scores = compared(engine, {"p": {"model": "m", **PAIR}}, ["a", "bbb", "a"])
     assert [score.parts["p"] for score in scores] == [0.25, 1.0, 0.25]
     assert len(engine.requests) == 2
 
 
-def test_empty_and_gated_answers_lose_without_being_asked() -> None:
+def test_empty_and_gated_answers_lose_without_a_request() -> None:
     engine = scripted(longer)
     scores = compared(engine, {"p": {"model": "m", **PAIR}}, ["a", "", "ccc", "dddd"], gated=(3,))
     assert [score.parts["p"] for score in scores] == [pytest.approx(2 / 3), 0, 1, 0]
@@ -277,7 +277,7 @@ def test_empty_and_gated_answers_lose_without_being_asked() -> None:
     assert len(engine.requests) == 2
 
 
-def test_only_so_many_opponents() -> None:
+def test_the_number_of_opponents_is_limited() -> None:
     engine = scripted(longer)
     scores = compared(engine, {"p": {"model": "m", "opponents": 1, **PAIR}}, ["a", "bb", "ccc", "dddd"])
     assert [score.parts["p"] for score in scores] == [0, 0.5, 0.5, 1], "a ring: 4 pairs, 8 questions"
@@ -300,13 +300,13 @@ def test_a_ranking_is_asked_in_an_order_and_in_its_reverse() -> None:
     assert [score.parts["r"] for score in placed] == [0.5, 0.5, 0.5], "the order in which they are shown tells nothing"
 
 
-def test_a_group_of_one_is_left_as_it_is() -> None:
+def test_a_group_of_one_is_unchanged() -> None:
     engine = scripted(longer)
     assert compared(engine, {"p": {"model": "m", **PAIR}}, ["a"]) == [Score(reward=0.5, parts={"g": 1.0})]
     assert not engine.requests
 
 
-def test_what_is_left_to_the_group_is_not_scored_before() -> None:
+def test_a_rubric_of_relative_parts_gives_no_score_of_its_own() -> None:
     parts = {"p": part(**{"model": "m", **PAIR})}
     score = asyncio.run(Rubric(parts, judges=judges(scripted(longer))).score("a", TASK))
     assert score.reward is None and replace(score, reward=0.0) == Score(reward=0.0)

@@ -109,7 +109,7 @@ def test_a_chat_endpoint_judges() -> None:
     assert [body["messages"] for body in server.bodies[1:]] == [[{"role": "user", "content": "a?"}]] * 3
 
 
-def test_what_was_asked_before_is_not_asked_again_by_another_process(tmp_path: Path) -> None:
+def test_another_process_reuses_recorded_replies(tmp_path: Path) -> None:
     """Only what decides a reply makes another question; one without a verdict is kept too, a failure is not."""
     replies = iter([(503, {}), message("4"), *[message("nine")] * 3])
     server = ChatServer(lambda body: message() if body["max_tokens"] == 1 else next(replies))
@@ -153,7 +153,7 @@ class Halved:
         """Nothing is open."""
 
 
-def test_a_reply_that_is_no_text_can_be_kept(tmp_path: Path) -> None:
+def test_a_reply_with_half_a_surrogate_pair_can_be_recorded(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.sqlite")
     part = Judge(model="m", prompt="{completion}?", range=(0, 5), find=r"^(\d) \?$")
     assert [score.reward for score in asyncio.run(judged(Halved(), part, "\ud83d?", remembering=(store, "a")))] == [0.8]

@@ -41,5 +41,5 @@ def test_a_right_answer_itself_counts_and_a_piece_of_it_does_not(gold: str) -> N
     [("1/0", "divides by zero"), ("12 34", "side by side"), ("2024-01-05", "begin with 0"), ("1_000", "begin with 0"),
      ("0x1F", "product with 0"), ("true", "nothing"), ("1..2", "nothing"), ("", "nothing")],
 )  # fmt: skip
-def test_what_is_read_in_part_is_told(gold: str, said: str) -> None:
+def test_a_right_answer_read_in_part_is_reported(gold: str, said: str) -> None:
     assert said in unread(gold)

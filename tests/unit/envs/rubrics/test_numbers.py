@@ -22,7 +22,7 @@ PART = ["(1, 2)", "1, 2", "12 34", "1/0", "N/A", "nan", "", "5 cm", "5x", "2pi",
         "3 and 4", "#### 18", "1e999", "2^{9999}", r"\text{18}", "(5)"]  # fmt: skip
 
 
-def test_a_number_is_read_whole_or_not_at_all() -> None:
+def test_a_number_is_read_completely_or_not_at_all() -> None:
     """And what is read whole is read the same at the end of a sentence."""
     for value, written in WHOLE.items():
         for text in written:
@@ -38,7 +38,7 @@ def test_exponents_and_indices_are_no_numbers_of_their_own(text: str, expected: 
     assert number(text) == expected
 
 
-def test_the_right_answer_of_a_worked_solution_is_what_it_marks() -> None:
+def test_the_marked_part_of_a_worked_solution_is_its_answer() -> None:
     solutions = {"3 + 4 = <<3+4=7>>7\n#### 7": "7", r"so $\boxed{2}$, and $x = \boxed{\frac{1}{2}}$.": r"\frac{1}{2}",
                  r"\boxed{1": r"\boxed{1", "7": "7", "####": "####"}  # fmt: skip
     assert {text: final(text) for text in solutions} == solutions

@@ -9,7 +9,7 @@ from sparring.envs.rubrics.proven import AT_LEAST, Proven, digest
 from sparring.types import BoxSpec
 
 
-def test_many_proofs_are_kept_and_few_are_not(tmp_path: Path) -> None:
+def test_only_many_proofs_are_written_to_the_file(tmp_path: Path) -> None:
     file = tmp_path / "of" / "user"
     first = Proven(file)
     for number in range(AT_LEAST - 1):
@@ -19,7 +19,7 @@ def test_many_proofs_are_kept_and_few_are_not(tmp_path: Path) -> None:
     assert all(row in Proven(file) for row in ("0", "last")) and "x" not in Proven(file)
 
 
-def test_a_place_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+def test_an_unwritable_cache_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     rows = Proven(tmp_path / "file" / "below")
     for number in range(AT_LEAST + 1):
@@ -27,7 +27,7 @@ def test_a_place_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     assert "7" in rows
 
 
-def test_another_row_part_or_box_is_another_proof() -> None:
+def test_a_proof_depends_on_row_part_and_box() -> None:
     names = {digest(part, row, box) for part in (Code(), Code(partial=True)) for row in ({"tests": "a"}, {"tests": "b"})
              for box in (BoxSpec(), BoxSpec(timeout_s=9.0))}  # fmt: skip
     assert len(names) == 8 and digest(Code(), {"tests": "a"}, BoxSpec()) in names

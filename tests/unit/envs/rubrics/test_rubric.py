@@ -75,7 +75,7 @@ def test_an_empty_answer_is_worth_nothing(workers: Workers) -> None:
     assert scored(workers, {"absent": absent, "long": LONG}, "").reward == 0
 
 
-def test_a_closed_gate_ends_it_and_one_with_a_cap_limits_it(workers: Workers, tmp_path: Path) -> None:
+def test_a_failed_gate_ends_scoring_or_caps_the_reward(workers: Workers, tmp_path: Path) -> None:
     (tmp_path / "f.py").write_text(FUNCTIONS)
     broken = {"kind": "function", "function": f"{tmp_path}/f.py:broken"}
     gate = {"kind": "regex", "pattern": "^<", "gate": 1.0, "weight": 0.0}
@@ -148,7 +148,7 @@ def test_a_function_that_fails_is_no_reward(workers: Workers, tmp_path: Path, na
         ({"kind": "wishful"}, "Invalid value 'wishful'"),
     ],
 )
-def test_a_part_that_makes_no_sense_is_refused(part: dict[str, Any], said: str) -> None:
+def test_an_invalid_part_is_refused(part: dict[str, Any], said: str) -> None:
     with pytest.raises(msgspec.ValidationError) as refused:
         msgspec.convert(part, Part)
     assert said in str(refused.value)
@@ -221,7 +221,7 @@ def test_a_world_of_rows(tmp_path: Path) -> None:
         ({"kind": "function", "function": "nowhere.py:f"}, "env.rubric.x.function: expected a Python file nowhere.py"),
     ],
 )
-def test_what_cannot_be_scored_is_refused_before_anything_starts(
+def test_an_unscorable_row_is_refused_before_the_run(
     tmp_path: Path, part: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(BadInput) as refused:
@@ -247,7 +247,7 @@ def test_the_recipe_on_the_page_is_one() -> None:
     assert kinds == {kind.__struct_config__.tag for kind in typing.get_args(Part)}
 
 
-def test_a_right_answer_that_is_not_read_whole_is_refused_with_file_and_row(tmp_path: Path) -> None:
+def test_a_right_answer_read_in_part_is_refused_with_file_and_row(tmp_path: Path) -> None:
     """What a part compares with is read when the file is, and what math-verify makes of it when it is proven."""
     boxes = BubblewrapBoxes(SandboxConfig(servers=1))  # which no part asks for
     rows = tmp_path / "rows.jsonl"

@@ -146,6 +146,6 @@ def test_json_fields() -> None:
         ({"kind": "json", "column": "answer", "fields": ("a.b",)}, {"answer": {"a": 1}}, "a field 'a.b'"),
     ],
 )
-def test_a_row_that_cannot_be_compared_with_is_refused(part: dict[str, Any], row: dict[str, Any], said: str) -> None:
+def test_a_row_without_a_usable_target_is_refused(part: dict[str, Any], row: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         wanted(msgspec.convert(part, Part), row)

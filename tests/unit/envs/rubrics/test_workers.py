@@ -57,7 +57,7 @@ def test_an_expression_that_never_ends_is_stopped_and_the_process_goes_on(worker
     assert asyncio.run(values()) == [0, 1]
 
 
-def test_what_the_recipe_got_wrong_is_the_judges_failure(workers: Workers) -> None:
+def test_an_unreadable_target_is_the_judges_failure(workers: Workers) -> None:
     with pytest.raises(JudgeError, match="an answer that math-verify can read"):
         asyncio.run(workers.worth(part(kind="math"), "5", ["$ $"]))
 

@@ -1,1 +1,1 @@
-"""The preference term: losses of pairs of replies, or of single replies labelled wanted or unwanted."""
+"""Preference term: losses over pairs of replies, or over single replies labelled wanted or unwanted."""

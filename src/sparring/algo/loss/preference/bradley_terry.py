@@ -1,4 +1,4 @@
-"""The Bradley-Terry model of preferences: a scalar head learns what a text is worth.
+"""Bradley-Terry model of preferences: a scalar head learns a reward.
 
 Shapes: M weighted tokens of a micro-batch, P pairs.
 """
@@ -17,15 +17,18 @@ from sparring.protocols import LossResult, Needs
 
 
 class BradleyTerry:
-    """Implements `Loss` after Ouyang et al. (arXiv 2203.02155, equation 1).
+    """Loss of a reward model over pairs, after Ouyang et al. (arXiv 2203.02155, equation 1).
 
-        loss = sum_p weight_p * (-log sigmoid(r_chosen - r_rejected - margin) + centre * (r_chosen + r_rejected)^2) /
-        denominator
+        loss = sum_p weight_p * (-log sigmoid(r_chosen - r_rejected - margin)
+                                 + centre * (r_chosen + r_rejected)^2) / denominator
 
-    r is the value of the one token of a row that the term weighs: what the text before it is worth. The paper has all
-    pairs of a prompt in one batch; here a pair is a unit of its own, and weights say what it counts. The margin is that
-    of Llama 2 (arXiv 2307.09288, equation 2); `centre` holds the free constant of all rewards near zero (Eisenstein et
-    al., arXiv 2312.09244).
+    r is the head's value at the one weighted token of a row. The paper puts all pairs of a prompt into one batch; here
+    each pair is a unit of its own, with its weight. The margin follows Llama 2 (arXiv 2307.09288, equation 2). `centre`
+    keeps the rewards, which are determined only up to a constant, near zero (Eisenstein et al., arXiv 2312.09244).
+    Implements `Loss`.
+
+    Args:
+        centre: coefficient of the centring penalty.
     """
 
     term = "preference"
@@ -35,7 +38,7 @@ class BradleyTerry:
         self.centre = centre
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """Compute the term's share of the update's loss, a scalar from `value` [M] float32 with gradient; metrics as of
+        """Compute the term's part of the loss: a scalar from `value` [M] float32 with gradient. Metrics as in
         `PairLoss`."""
         weights, values = micro_batch.weights[self.term], quantities["value"]
         pair, side = sides(micro_batch, weights)

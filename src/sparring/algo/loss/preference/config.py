@@ -1,4 +1,4 @@
-"""Configuration of preference losses, by name. Torch-free."""
+"""Configurations of the preference losses. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class DpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         r = beta * (log pi(y|x) - log reference(y|x)),    m = r(chosen) - r(rejected)
         loss = -(1 - label_smoothing) * log sigmoid(m) - label_smoothing * log sigmoid(-m)
 
-    The first choice for pairs. With label smoothing (Mitchell 2023) margins stop growing where labels are thought to
-    err.
+    The first choice for pairs. With label smoothing (Mitchell 2023) the margins stay finite, as if a share of the
+    labels were wrong.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -26,9 +26,9 @@ class DpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     )
 
     beta: float = 0.1
-    """Strength with which the policy is held to the reference: larger is nearer."""
+    """Strength of the implicit KL constraint: a larger value keeps the policy nearer to the reference."""
     label_smoothing: float = 0.0
-    """Share of labels that are taken to be the wrong way round (conservative DPO)."""
+    """Assumed share of swapped labels (conservative DPO)."""
 
     def __post_init__(self) -> None:
         _positive(beta=self.beta)
@@ -39,11 +39,11 @@ class DpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class RobustDpoConfig(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="robust_dpo"
 ):
-    """DPO without bias from labels that are turned round at a known rate (arXiv 2403.00409).
+    """DPO, unbiased under labels that are swapped at a known rate (arXiv 2403.00409).
 
         loss = (-(1 - flip_rate) * log sigmoid(m) + flip_rate * log sigmoid(-m)) / (1 - 2 * flip_rate),    m as in dpo
 
-    When a share of the labels is known to be wrong, such as from judges asked twice.
+    Use it if the error rate of the labels is known, such as from judges that were asked twice.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -53,9 +53,9 @@ class RobustDpoConfig(
     )
 
     beta: float = 0.1
-    """Strength with which the policy is held to the reference: larger is nearer."""
+    """Strength of the implicit KL constraint: a larger value keeps the policy nearer to the reference."""
     flip_rate: float = 0.1
-    """The rate."""
+    """Share of swapped labels in the data."""
 
     def __post_init__(self) -> None:
         _positive(beta=self.beta)
@@ -68,7 +68,7 @@ class IpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
         r = log pi(y|x) - log reference(y|x),    loss = (r(chosen) - r(rejected) - 1 / (2 * beta))^2
 
-    When preferences are nearly deterministic: the margin has a goal, where DPO's grows without end.
+    Use it if preferences are nearly deterministic: the margin has a target, while DPO's grows without bound.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -78,22 +78,22 @@ class IpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     )
 
     beta: float = 0.1
-    """The paper's tau: the margin that is aimed at is 1 / (2 beta)."""
+    """The paper's tau; the target of the margin is 1 / (2 beta)."""
     length_averaged: bool = False
-    """Average log-ratios over tokens, as common implementations do. False: sum them, as the paper does."""
+    """Average log-ratios over tokens, as common implementations do. False: sum them, as in the paper."""
 
     def __post_init__(self) -> None:
         _positive(beta=self.beta)
 
 
 class KtoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="kto"):
-    """Kahneman-Tversky optimisation (arXiv 2402.01306, equation 8), of single labelled replies; both of a pair count as
-    such.
+    """Kahneman-Tversky optimisation (arXiv 2402.01306, equation 8) of single labelled replies; a pair counts as two.
 
         r = log pi(y|x) - log reference(y|x),    z = max(0, mean of r over replies to other prompts)
         loss = wanted * (1 - sigmoid(beta * (r - z))) or unwanted * (1 - sigmoid(beta * (z - r)))
 
-    When replies are rated one by one, or far more are wanted than unwanted: then weigh the rarer kind more.
+    Use it if replies are rated one by one, or if wanted replies far outnumber unwanted ones: then give the rarer kind
+    more weight.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -103,7 +103,7 @@ class KtoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     )
 
     beta: float = 0.1
-    """Strength with which the policy is held to the reference: larger is nearer."""
+    """Strength of the implicit KL constraint: a larger value keeps the policy nearer to the reference."""
     wanted: float = 1.0
     """Weight of a wanted reply."""
     unwanted: float = 1.0
@@ -118,7 +118,8 @@ class SimPoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
         r = beta * log pi(y|x) / length(y),    loss = -log sigmoid(r(chosen) - r(rejected) - gamma)
 
-    When the reward should be what generation maximises, and long replies should not win by length.
+    Use it if the reward should match the mean log-probability that generation maximises, and long replies should not
+    win by length.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -133,7 +134,7 @@ class SimPoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     beta: float = 2.0
     """Scale of mean log-probabilities."""
     gamma: float = 1.0
-    """The margin that is aimed at."""
+    """Target of the margin."""
 
     def __post_init__(self) -> None:
         _positive(beta=self.beta)
@@ -142,13 +143,13 @@ class SimPoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class OrpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="orpo"):
-    """Odds ratio preference optimisation (arXiv 2403.07691, equations 6 and 7), without a reference, beside imitation
+    """Odds ratio preference optimisation (arXiv 2403.07691, equations 6 and 7), without a reference, added to imitation
     of the chosen reply.
 
         r = log odds of exp(log pi(y|x) / length(y))
         loss = imitation - strength * log sigmoid(r(chosen) - r(rejected))
 
-    In the place of supervised fine-tuning: one stage from a base model.
+    Use it instead of supervised fine-tuning: one stage from a base model.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -158,7 +159,7 @@ class OrpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     )
 
     strength: float = 0.1
-    """The paper's lambda."""
+    """Weight of the preference part; the paper's lambda."""
 
     def __post_init__(self) -> None:
         _positive(strength=self.strength)
@@ -167,7 +168,7 @@ class OrpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 PreferenceLoss = DpoConfig | RobustDpoConfig | IpoConfig | KtoConfig | SimPoConfig | OrpoConfig
 
 ComparingLoss = DpoConfig | RobustDpoConfig | IpoConfig | SimPoConfig
-"""Losses that need nothing but two replies to one prompt."""
+"""Losses that need two replies to one prompt and nothing else."""
 
 WITHOUT_REFERENCE = (SimPoConfig, OrpoConfig)
 """Losses without a reference model."""

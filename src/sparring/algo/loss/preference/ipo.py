@@ -11,13 +11,13 @@ from sparring.algo.loss.preference.pairs import ReplySums
 
 @dataclass(frozen=True, kw_only=True)
 class Ipo:
-    """Implements `PairForm` after Azar et al. (arXiv 2310.12036, equation 17).
+    """IPO, Azar et al. (arXiv 2310.12036, equation 17). Implements `PairForm`.
 
         reward = log pi(y|x) - log reference(y|x)
         loss   = (margin - 1 / (2 beta))^2
 
-    beta is the paper's tau. `length_averaged` divides each reply's reward by its number of tokens: not in the paper,
-    but what the common implementations do, where margins of long replies would else be far from any one target.
+    beta is the paper's tau. `length_averaged` divides each reply's reward by its number of tokens. The paper does not,
+    but common implementations do, because margins of long replies are otherwise far from any fixed target.
     """
 
     beta: float = 0.1
@@ -26,10 +26,8 @@ class Ipo:
     has_reference: bool = True
 
     def reward(self, replies: ReplySums) -> torch.Tensor:
-        """Return log-ratios, in nats or nats a token."""
         ratio = replies.logprob - replies.reference
         return ratio / replies.length if self.length_averaged else ratio
 
     def loss(self, margin: torch.Tensor) -> torch.Tensor:
-        """Compute the loss [P] of margins [P]."""
         return (margin - 1.0 / (2.0 * self.beta)) ** 2

@@ -1,4 +1,4 @@
-"""Choice of the preference loss that a config names."""
+"""Construction of the preference loss that a config names."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ FORMS = {DpoConfig: Dpo, RobustDpoConfig: RobustDpo, IpoConfig: Ipo, SimPoConfig
 
 
 def load_preference(config: PreferenceLoss) -> PairLoss | Kto:
-    """Return the loss of `config`, with its settings."""
+    """Return the loss that `config` describes."""
     settings = msgspec.structs.asdict(config)
     return Kto(**settings) if isinstance(config, KtoConfig) else PairLoss(FORMS[type(config)](**settings))

@@ -1,4 +1,5 @@
-"""Odds ratio preference optimisation: no reference, beside the negative log-likelihood of the chosen reply."""
+"""Odds ratio preference optimisation: without a reference, in addition to the negative log-likelihood of the chosen
+reply."""
 
 from __future__ import annotations
 
@@ -10,18 +11,18 @@ from torch.nn.functional import logsigmoid
 from sparring.algo.loss.preference.pairs import ReplySums
 
 MOST_LIKELY = -1e-6
-"""Largest mean log-probability of a reply: at 0 the odds would be infinite."""
+"""Upper bound on a reply's mean log-probability: at 0 the odds would be infinite."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Orpo:
-    """Implements `PairForm` after Hong et al. (arXiv 2403.07691, equations 4, 6 and 7).
+    """ORPO, Hong et al. (arXiv 2403.07691, equations 4, 6 and 7). Implements `PairForm`.
 
         reward = log odds = m - log(1 - exp(m)),    m = log pi(y|x) / length
         loss   = -strength * log sigmoid(margin)
 
-    Equation 6 adds it to the negative log-likelihood of the chosen reply: the imitate term, on the same rows. strength
-    is the paper's lambda.
+    Equation 6 adds this loss to the negative log-likelihood of the chosen reply, which is the imitate term on the same
+    rows. strength is the paper's lambda.
     """
 
     strength: float = 0.1
@@ -29,10 +30,8 @@ class Orpo:
     has_reference: bool = False
 
     def reward(self, replies: ReplySums) -> torch.Tensor:
-        """Return logarithms of odds."""
         mean = (replies.logprob / replies.length).clamp(max=MOST_LIKELY)
         return mean - torch.log(-torch.expm1(mean))
 
     def loss(self, margin: torch.Tensor) -> torch.Tensor:
-        """Compute the loss [P] of margins [P]."""
         return -self.strength * logsigmoid(margin)

@@ -1,4 +1,4 @@
-"""Losses of pairs of replies: a form has the reward of a reply and the loss of a margin; the rest is the same for all.
+"""Losses over pairs of replies: a form defines a reply's reward and the loss of a margin, the rest is shared.
 
 Shapes: M weighted tokens of a micro-batch, R rows, P pairs.
 """
@@ -16,8 +16,13 @@ from sparring.types import Sample
 
 
 class ReplySums(NamedTuple):
-    """Sums over the tokens of each reply, all of one shape: log-probabilities under the policy and under the reference
-    (zeros where there is none), and their number."""
+    """Sums over the tokens of each reply; the three tensors have one shape.
+
+    Attributes:
+        logprob: log-probability under the policy.
+        reference: log-probability under the reference; zeros without one.
+        length: number of tokens.
+    """
 
     logprob: torch.Tensor
     reference: torch.Tensor
@@ -25,7 +30,11 @@ class ReplySums(NamedTuple):
 
 
 class PairForm(Protocol):
-    """One algorithm over pairs. `has_reference`: rows carry the annotation `reference`."""
+    """Algorithm over pairs.
+
+    Attributes:
+        has_reference: True if rows carry the annotation `reference`.
+    """
 
     name: str
     has_reference: bool
@@ -35,17 +44,16 @@ class PairForm(Protocol):
         ...
 
     def loss(self, margin: torch.Tensor) -> torch.Tensor:
-        """Compute the loss of each pair from `margin` [P], the reward of the chosen reply less that of the rejected
-        one."""
+        """Compute the loss [P] of margins [P]: reward of the chosen reply less reward of the rejected one."""
         ...
 
 
 class PairLoss:
     """loss = sum_p weight_p * form.loss(reward(chosen_p) - reward(rejected_p)) / denominator.
 
-    A reply is all rows of its side of the group, so that one that branches is still one reply. A token's weight says
-    which tokens are the reply's; those of a pair add up to the weight of the pair, so that the denominator, the sum of
-    all weights, is the number of pairs where none counts more than another.
+    A reply consists of all rows on its side of the group, so a reply with branches is still one. Its tokens are those
+    with a weight; the token weights of a pair sum to the pair's weight. With equal pairs the denominator, the sum of
+    all weights, is therefore the number of pairs. Implements `Loss`.
     """
 
     term = "preference"
@@ -55,15 +63,15 @@ class PairLoss:
         self.form = form
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """Compute the term's share of the update's loss.
+        """Compute the term's part of the loss.
 
         Args:
             quantities: `logprob` [M] float32 with gradient.
-            micro_batch: `batch.tensors.MicroBatch`, every pair of it whole.
+            micro_batch: `batch.tensors.MicroBatch` with complete pairs.
 
         Returns:
-            A scalar, and as (sum, count) over pairs the metrics accuracy (the chosen reply is worth more; a tie counts
-            half), reward_margin, reward_chosen and reward_rejected.
+            A scalar, and as (sum, count) over pairs the metrics accuracy (share of pairs with a larger reward for the
+                chosen reply; ties count half), reward_margin, reward_chosen and reward_rejected.
         """
         weights = micro_batch.weights[self.term]
         pair, side = sides(micro_batch, weights)
@@ -78,8 +86,9 @@ class PairLoss:
 
 
 def sides(micro_batch: Any, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return, for each of the M tokens, its pair, from 0, and its side: 0 chosen, 1 rejected; the pair is -1 where
-    `weights` [M] is 0.
+    """Return the pair and the side of each of M tokens.
+
+    The pair is a number from 0, or -1 for tokens of weight 0; the side is 0 for chosen, 1 for rejected.
 
     Raises:
         ValueError: a pair lacks a side.
@@ -96,8 +105,13 @@ def sides(micro_batch: Any, weights: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def replies(logprob: torch.Tensor, reference: torch.Tensor | None, which: torch.Tensor, count: int) -> ReplySums:
-    """Sum the [M] tokens of `count` replies, of which token m belongs to reply which[m]; to none where that is
-    negative."""
+    """Sum the values of M tokens over `count` replies.
+
+    Args:
+        logprob: [M] log-probability under the policy.
+        reference: [M] log-probability under the reference, or None.
+        which: [M] number of the token's reply; negative for tokens of no reply.
+    """
     belongs = which >= 0
     zeros = logprob.new_zeros(count)
 
@@ -109,12 +123,12 @@ def replies(logprob: torch.Tensor, reference: torch.Tensor | None, which: torch.
 
 
 def per_pair(weights: torch.Tensor, pair: torch.Tensor) -> torch.Tensor:
-    """Sum the weights of each pair [P]."""
+    """Sum the token weights of each pair, [P]."""
     return weights.new_zeros(_count(pair)).index_add(0, pair[pair >= 0], weights[pair >= 0])
 
 
 def pair_metrics(rewards: torch.Tensor) -> dict[str, tuple[float, float]]:
-    """Compute the metrics of rewards [P, 2], chosen and rejected."""
+    """Compute the metrics of rewards [P, 2]: chosen, rejected."""
     margin = rewards[:, 0] - rewards[:, 1]
     right = (margin > 0).double() + 0.5 * (margin == 0).double()
     names = ("accuracy", "reward_margin", "reward_chosen", "reward_rejected")
@@ -126,9 +140,8 @@ def rewards_of(form: PairForm, rows: Sequence[Sample], logprobs: Sequence[Sequen
     """Compute the reward of each row's reply in float64.
 
     Args:
-        form: the algorithm.
-        rows: with weights of the preference term.
-        logprobs: per row and token, as `Trainer.forward` gives them.
+        rows: rows with weights in the preference term.
+        logprobs: log-probabilities per row and token, from `Trainer.forward`.
     """
     rewards = []
     for row, values in zip(rows, logprobs, strict=True):

@@ -1,4 +1,4 @@
-"""DPO whose expectation does not change when labels are turned round at a known rate."""
+"""Robust DPO: its expectation does not change under labels that are swapped at a known rate."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from sparring.algo.loss.preference.pairs import ReplySums
 
 @dataclass(frozen=True, kw_only=True)
 class RobustDpo:
-    """Implements `PairForm` after Ray Chowdhury et al. (arXiv 2403.00409).
+    """Robust DPO, Ray Chowdhury et al. (arXiv 2403.00409). Implements `PairForm`.
 
         reward = beta * (log pi(y|x) - log reference(y|x))
         loss   = (-(1 - e) * log sigmoid(margin) + e * log sigmoid(-margin)) / (1 - 2 e)
 
-    e is the rate, below one half. Over labels that are wrong at this rate the mean is DPO's loss on the right ones.
+    e is the rate of swapped labels, below one half. Over labels with this rate, the expected loss is DPO's loss on
+    correct labels. The loss can be negative.
     """
 
     beta: float = 0.1
@@ -26,10 +27,8 @@ class RobustDpo:
     has_reference: bool = True
 
     def reward(self, replies: ReplySums) -> torch.Tensor:
-        """Return implicit rewards, in nats times beta."""
         return self.beta * (replies.logprob - replies.reference)
 
     def loss(self, margin: torch.Tensor) -> torch.Tensor:
-        """Compute the loss [P] of margins [P]; may be negative."""
         wrong = self.flip_rate
         return (-(1.0 - wrong) * logsigmoid(margin) + wrong * logsigmoid(-margin)) / (1.0 - 2.0 * wrong)

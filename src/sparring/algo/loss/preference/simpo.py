@@ -1,4 +1,4 @@
-"""Simple preference optimisation: no reference, rewards per token, a target margin."""
+"""Simple preference optimisation: without a reference, with rewards per token and a target margin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparring.algo.loss.preference.pairs import ReplySums
 
 @dataclass(frozen=True, kw_only=True)
 class SimPo:
-    """Implements `PairForm` after Meng et al. (arXiv 2405.14734, equation 6).
+    """SimPO, Meng et al. (arXiv 2405.14734, equation 6). Implements `PairForm`.
 
     reward = beta / length * log pi(y|x)
     loss   = -log sigmoid(margin - gamma)
@@ -24,9 +24,7 @@ class SimPo:
     has_reference: bool = False
 
     def reward(self, replies: ReplySums) -> torch.Tensor:
-        """Return mean log-probabilities, times beta."""
         return self.beta * replies.logprob / replies.length
 
     def loss(self, margin: torch.Tensor) -> torch.Tensor:
-        """Compute the loss [P] of margins [P]."""
         return -logsigmoid(margin - self.gamma)

@@ -32,8 +32,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-
-from sparring.testing.golden.policy_parts import PARTS, Array, Step
+from golden.policy_parts import PARTS, Array, Step
 
 Plain = dict[str, Any]
 Parts = Mapping[str, Mapping[str, Callable[..., Any]]]

@@ -15,9 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparring.testing.golden import credit_outcome, credit_steps
-from sparring.testing.golden.credit_outcome import Credited, Reference
-from sparring.testing.golden.groups import Plain, random_groups, with_steps, with_tokens
+from golden import credit_outcome, credit_steps
+from golden.credit_outcome import Credited, Reference
+from golden.draws import random_groups, with_steps, with_tokens
+
+from sparring.testing.groups import Plain
 
 REFERENCES: Mapping[str, Reference] = {
     function.__name__: function

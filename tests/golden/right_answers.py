@@ -13,8 +13,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from sparring.testing.golden.preference import Vector, token_vectors
+from golden.preference import Vector, token_vectors
 
 LOW, HIGH = 0.2, 0.28
 """The clip of the preset `vapo`."""

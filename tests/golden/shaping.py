@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from golden.draws import random_groups, with_tokens
 
-from sparring.testing.golden.groups import Plain, random_groups, simple_group, with_tokens
+from sparring.testing.groups import Plain, simple_group
 
 Reference = Callable[[Plain, dict[str, Any]], Any]
 

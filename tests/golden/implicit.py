@@ -15,8 +15,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from sparring.testing.golden.preference import Vector, token_vectors
+from golden.preference import Vector, token_vectors
 
 
 class ImplicitCase(NamedTuple):

@@ -20,8 +20,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from sparring.testing.golden.preference import Vector, gradients
+from golden.preference import Vector, gradients
 
 CLIPS = (0.2, 0.5, 0.0)
 """Settings of the vectors."""

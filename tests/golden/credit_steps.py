@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
-from sparring.testing.golden.credit_outcome import Credited, spread, total
-from sparring.testing.golden.groups import Plain
-from sparring.testing.golden.order import (
+from golden.credit_outcome import Credited, spread, total
+from golden.order import (
     following,
     hanging,
     next_of,
@@ -22,6 +20,8 @@ from sparring.testing.golden.order import (
     to_go,
     with_branches,
 )
+
+from sparring.testing.groups import Plain
 
 
 def rewards_of(member: Plain, discount: float) -> np.ndarray:

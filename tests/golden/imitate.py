@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from sparring.testing.golden.preference import Vector, gradients
+from golden.preference import Vector, gradients
 
 
 class ImitateCase(NamedTuple):

@@ -1,4 +1,4 @@
-"""Credit of a config: shaping, filters, the rule, aggregation and weights by survival in one pipeline."""
+"""Credit pipeline of a config: shaping, filters, the credit rule, aggregation and survival weights."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from sparring.protocols import Credit
 from sparring.types import Group, Sample
 
 SURVIVAL = "survival"
-"""Name of the survival's part of the state."""
+"""Key of the survival weights' part of the state."""
 
 
 class CreditPipeline:
-    """Pipeline around a credit rule: shaping and filters of groups before it, aggregation of tokens and weights by
-    survival behind it.
+    """Pipeline around a credit rule: shaping and filters of groups before it, aggregation and survival weights after
+    it.
 
-    Implements `Credit`.
+    Difficulty and right answers are judged by the score before shaping, the zero-variance filter by rewards after
+    shaping. A filtered group gives an empty list, and no rule sees it. Implements `Credit`.
 
     Args:
-        config: `[algo]`.
-        max_tokens: the constant length where the config leaves it open.
+        max_tokens: constant length of aggregation "constant" if the config sets none.
     """
 
     def __init__(self, config: AlgoConfig, *, max_tokens: int) -> None:
@@ -35,54 +35,47 @@ class CreditPipeline:
         self._survival = InverseSurvival() if config.survival == "inverse" else None
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages and weights. A group that a filter leaves out gives an empty list; no rule sees it.
-        Difficulty and right answers are judged by the score before shaping, equal rewards by those after shaping.
-
-        Raises:
-            ValueError: as the rule.
-        """
         config, shaped = self._config, list(groups)
         for rule in config.shaping:
             shaped = rule.shape(shaped)
-        stays = [self._stays(group, after) for group, after in zip(groups, shaped, strict=True)]
+        stays = [self._passes_filters(group, after) for group, after in zip(groups, shaped, strict=True)]
         chosen = [(group, rows) for group, rows, stay in zip(shaped, samples, stays, strict=True) if stay]
         credited = iter(self._rule.credit([group for group, _ in chosen], [rows for _, rows in chosen]))
-        counted = [aggregated(next(credited), config.aggregation, self._max_tokens) if stay else [] for stay in stays]
+        aggregated_rows = [
+            aggregated(next(credited), config.aggregation, self._max_tokens) if stay else [] for stay in stays
+        ]
         if self._survival is not None:
-            counted = self._survival.weighted(groups, counted)
+            aggregated_rows = self._survival.weighted(groups, aggregated_rows)
         if config.right_answers is None:
-            return counted
-        return [config.right_answers.imitated(group, rows) for group, rows in zip(groups, counted, strict=True)]
+            return aggregated_rows
+        return [config.right_answers.imitated(group, rows) for group, rows in zip(groups, aggregated_rows, strict=True)]
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
-        """Return the divisor of the policy term of an update with these rows; None: the sum of its weights."""
         return denominator(rows, self._config.aggregation)
 
     def state(self) -> Mapping[str, Any]:
-        """Return the state that rule and survival keep between updates; nothing for most."""
-        kept = {} if self._survival is None else {SURVIVAL: self._survival.state()}
-        return {**self._rule.state(), **kept}
+        survival = {} if self._survival is None else {SURVIVAL: self._survival.state()}
+        return {**self._rule.state(), **survival}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
         self._rule.restore({name: value for name, value in state.items() if name != SURVIVAL})
         if self._survival is not None:
             self._survival.restore(state.get(SURVIVAL, {}))
 
-    def _stays(self, group: Group, shaped: Group) -> bool:
+    def _passes_filters(self, group: Group, shaped: Group) -> bool:
         difficulty = self._config.difficulty
         in_range = difficulty is None or difficulty.keep(group)
         return in_range and not (self._config.zero_variance_filter and _is_flat(shaped, self._config.credit))
 
 
 def load_credit(config: AlgoConfig, *, seed: int, max_tokens: int = 1) -> Credit:
-    """Return the credit of `config`; `seed` is the run's and matters for the shuffled control only."""
+    """Return the credit pipeline of `config`. The run's `seed` only affects the shuffled control."""
     credit = CreditPipeline(config, max_tokens=max_tokens)
     return Shuffled(credit, seed=seed) if config.control == "shuffled" else credit
 
 
 def _is_flat(group: Group, rule: BaseCredit) -> bool:
-    """Return whether no role of the group has rewards that differ, or that differ to the rule."""
+    """Return whether the rewards of each role give no advantage under the rule."""
     earned: dict[str, list[float]] = {}
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         for trajectory in rollout.trajectories:

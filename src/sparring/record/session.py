@@ -1,0 +1,191 @@
+"""Base of recorded sessions: layers around the replies, and an account of the requests."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from functools import partial
+
+from sparring.errors import BadInput, LimitReached
+from sparring.generation import Constraint
+from sparring.record.branches import Transcript
+from sparring.record.order import conversation_of, last_words
+from sparring.record.replies import RecordedReplies
+from sparring.record.rewards import OutsideRewards
+from sparring.reply import NO_EVIDENCE, ReplyRequest, ReplyStream, SampledReply, SessionLayer, whole_reply
+from sparring.types import UNTRAINED, Evidence, Message, Outcome, Segment, Timing, ToolSpec, Trajectory
+
+
+class RequestAccount:
+    """Account of the requests of one session. The latest decides what the session ended by: a client that was cut short
+    or told that its prompt is too long, and was answered afterwards, made the best of it.
+
+    Attributes:
+        limit: the limit that the latest request hit, of those that were answered or hit one; None where it hit none.
+        refused: why the latest refused request was not answered; empty where none was refused.
+    """
+
+    def __init__(self) -> None:
+        self.limit: LimitReached | None = None
+        self.refused = ""
+        self._made = self._latest = 0
+
+    @contextmanager
+    def request(self, evidence: Evidence) -> Iterator[Callable[[LimitReached | None], None]]:
+        """Take note of how a request ends, which is made in the body of `with`: by what it raises, or by the limit that
+        the yielded function is called with, None where it was answered whole. Nothing ends by a request for a title.
+
+        Args:
+            evidence: what the client says of it.
+        """
+        self._made += 1
+        number = self._made
+
+        def end(limit: LimitReached | None) -> None:
+            if number > self._latest and evidence.label != "auxiliary":  # later ones may have been answered before
+                self._latest, self.limit = number, limit
+
+        try:
+            yield end
+        except LimitReached as limit:
+            end(limit)
+            raise
+        except BadInput as error:
+            self.refused = str(error)
+            raise
+
+
+class OpenSession(ABC):
+    """Session of one role of one rollout. Implements `protocols.Session`; the episode that opened it also reads the
+    record.
+
+    Args:
+        trajectory: id of the session's trajectory.
+
+    Attributes:
+        id: id of the trajectory.
+        account: account of the requests.
+        rewards: rewards of the rollout from outside; None if the run takes none.
+        replies: recorded replies that answer before the engine does, of a rollout that is played again; None of a new
+            one.
+    """
+
+    def __init__(self, trajectory: str) -> None:
+        self.id = trajectory
+        self.account = RequestAccount()
+        self.rewards: OutsideRewards | None = None
+        self.replies: RecordedReplies | None = None
+        self._layers: list[SessionLayer] = []
+
+    @property
+    @abstractmethod
+    def segments(self) -> Sequence[Segment]:
+        """The record so far."""
+
+    @property
+    @abstractmethod
+    def max_context(self) -> int:
+        """Maximum number of ids of a prompt and its reply together."""
+
+    @abstractmethod
+    def _sample(self, request: ReplyRequest) -> ReplyStream:
+        """Sample and record a reply; innermost of the layers."""
+
+    @abstractmethod
+    def _delivered(self, reply: str, delivered: bool) -> None:
+        """Record whether a client received a reply."""
+
+    @abstractmethod
+    def trajectory(self, outcome: Outcome, timing: Timing = Timing()) -> Trajectory:
+        """Return the record so far. `timing.generate_s` becomes the seconds that the session measured."""
+
+    @abstractmethod
+    def transcripts(self) -> tuple[Transcript, ...]:
+        """Return the conversation of each branch so far, in messages."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let the engine forget the conversation. The record stays."""
+
+    def reply(self, request: ReplyRequest) -> ReplyStream:
+        reply = self._counted
+        for layer in self._layers:
+            reply = partial(layer.reply, below=reply)
+        return reply(request)
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
+    ) -> Message:
+        reply = await whole_reply(self.reply(ReplyRequest(messages, tools, constraint)))
+        if reply.limit is not None:
+            raise reply.limit
+        return reply.message
+
+    def add_layer(self, layer: SessionLayer) -> None:
+        """Put a layer around all replies from now on."""
+        self._layers.append(layer)
+
+    @contextmanager
+    def layered(self, layer: SessionLayer) -> Iterator[None]:
+        self.add_layer(layer)
+        try:
+            yield
+        finally:
+            self._layers.remove(layer)
+
+    def deliver(self, reply: str, delivered: bool) -> None:
+        for layer in reversed(self._layers):
+            layer.deliver(reply, delivered)
+        self._delivered(reply, delivered)
+
+    def overflow(self, limit: LimitReached) -> None:
+        for layer in reversed(self._layers):
+            layer.overflow(limit)
+        with self.account.request(NO_EVIDENCE) as end:
+            end(limit)
+
+    def refuse(self, reason: str) -> None:
+        self.account.refused = reason
+
+    @property
+    def limit(self) -> LimitReached | None:
+        return self.account.limit
+
+    @property
+    def has_turn(self) -> bool:
+        return any(is_reply(segment) and segment.label not in UNTRAINED for segment in self.segments)
+
+    @property
+    def silence(self) -> str:
+        labels = [segment.label for segment in self.segments if is_reply(segment)]
+        if labels:
+            return f"got no reply to train, of {len(labels)} that are {' or '.join(sorted(set(labels)))}"
+        reason = self.account.refused
+        return f"was refused every request, the last for: {reason}" if reason else "requested no reply"
+
+    @property
+    def last_words(self) -> Message | None:
+        return last_words(self.segments)
+
+    def conversation(self, reply: str) -> tuple[Message, ...] | None:
+        return conversation_of(self.segments, self.id, reply)
+
+    async def _counted(self, request: ReplyRequest) -> ReplyStream:
+        """Sample a reply and note in the account how the request ends."""
+        with self.account.request(request.evidence) as end:
+            async with aclosing(self._sample(request)) as parts:
+                async for part in parts:
+                    if isinstance(part, SampledReply):
+                        end(part.limit)
+                    yield part
+
+
+def is_reply(segment: Segment) -> bool:
+    """Return whether a segment is what a model, an expert or a teacher said in a session."""
+    return segment.model is not None or segment.source in ("expert", "teacher")
+
+
+def trajectory_id(rollout_id: str, role: str) -> str:
+    """Return the id of a role's trajectory: the policy's is its rollout's."""
+    return rollout_id if role == "policy" else f"{rollout_id}/{role}"
