@@ -43,11 +43,7 @@ SHAPES: tuple[Mapping[str, Any], ...] = (
 MEMORY, SECONDS = 4 << 30, 20
 HEAD = """# Families
 
-Every `model_type` for which the transformers library ({version}) has a causal LM, or a model that reads text and pictures, of which we compute the text, made tiny with random weights and loaded here, in float32. Loading is the proof: the
-logits are the library's, sequences do not see each other, a sequence goes on from pages of keys and values, and, for `exact`, every function of torch that the library
-called between our modules in this is one that gives a row the same bits in any batch. (The lean decoder's six have tests in the place of a proof at load.)
-`tests/parity/test_families.py` holds two dozen of these to float64, in bfloat16 too, and their engine to their trainer.
-A checkpoint may have kinds of layers that the tiny model has not, such as LFM2's convolutions; it is refused by their name.
+The table covers every `model_type` for which transformers ({version}) has a causal LM, or a model of text and images, whose text part is used. Each was made tiny, with random weights, and loaded in float32. Loading is the proof: the logits are transformers', sequences are independent, a sequence continues from pages of keys and values, and, for `exact`, every function of torch that transformers called between our modules is row-invariant. (The six models of the lean decoder have tests instead of a proof at load.) `tests/parity/test_families.py` compares two dozen families with float64, in bfloat16 too, and their engine with their trainer. A checkpoint with kinds of layers that the tiny model lacks, such as LFM2's convolutions, is refused by the name of the layer.
 
 *This page is written by `docs/write_families.py`.*
 """

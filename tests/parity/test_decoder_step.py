@@ -326,7 +326,7 @@ def test_bad_tables_and_tokens_are_refused_before_anything_is_written(path):
 
 
 @of_best
-def test_who_takes_which_way(path, tmp_path):
+def test_models_choose_their_step(path, tmp_path):
     def kind(model):
         return type(
             step_of(model, ops.KvPages(model.kv_heads, num_pages=4, dtype=model.dtype), Slots.of(2, 2, VOCABULARY))

@@ -128,7 +128,7 @@ def test_a_request_in_a_crowd_is_as_alone(folders, dtype):
         assert metrics["preemptions"] > 0 or "kv_tokens" not in settings
 
 
-def test_what_an_adapter_says_is_its_own(folders):
+def test_adapters_give_different_log_probabilities(folders):
     """The control: the same prompt and seed under each."""
     request = next(requests())
     answers, _ = served(folders, [replace(request, adapter=name) for name in EVERYONE])

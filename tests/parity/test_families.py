@@ -238,7 +238,7 @@ def test_engine_logits_are_as_close_to_float64_as_the_librarys(family, dtype, er
 
 
 @pytest.mark.parametrize("case", WITHOUT)
-def test_a_model_without_it_is_another(case, path_of):
+def test_a_model_without_its_trait_differs(case, path_of):
     """The comparison above would not pass if we left this out."""
     path = path_of(case.split(":")[0])
     bound = 2 * error(library(path), library(path, wide=True))
@@ -285,7 +285,7 @@ def test_gradients_do_not_depend_on_the_number_of_threads(family, path_of):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gradients_of_no_family_do(family, dtype, path_of):
+def test_gradients_of_no_family_depend_on_threads(family, dtype, path_of):
     gradients_do_not_depend_on_threads(path_of(family), dtype)
 
 

@@ -155,7 +155,7 @@ def test_weighted_by_the_inverse_of_survival_an_update_is_that_of_a_run_without_
 
 
 @pytest.mark.parametrize(("credit", "shrinks"), [("rloo", False), ({"name": "grpo", "normalise": False}, True)])
-def test_so_it_is_where_members_are_compared_with_those_that_are_left(credit: Any, shrinks: bool) -> None:
+def test_inverse_survival_with_comparison_among_survivors(credit: Any, shrinks: bool) -> None:
     """A member is compared if another one is left; which one does not move the mean. Less the mean of two equals is
     half a comparison."""
     tables = policy()
@@ -165,7 +165,7 @@ def test_so_it_is_where_members_are_compared_with_those_that_are_left(credit: An
     assert cosine(mean_update({"credit": credit}, 2, tables), slope(tables)) < 0.99
 
 
-def test_where_nothing_is_lost_weights_stay_as_they_are() -> None:
+def test_without_losses_weights_do_not_change() -> None:
     tables = policy()
     members = tuple(Fate(path, None, 1.0) for path in PATHS)
     group = group_of(members, tables)

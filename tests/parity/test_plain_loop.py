@@ -393,7 +393,7 @@ def test_losses_gradient_norms_and_weights_are_those_of_a_loop_by_hand(
 @pytest.mark.parametrize(
     "name", ["anchored", *(pytest.param(name, marks=pytest.mark.slow) for name in ("grpo", "dapo"))]
 )
-def test_those_of_an_adapter_too(
+def test_adapter_losses_norms_and_weights_match_a_loop_by_hand(
     name: str, budget: int, adapted: tuple[Path, Path], updates: list[list[Group]]
 ) -> None:
     """Of products that are computed jointly, too: queries, keys and values, and gate and up."""

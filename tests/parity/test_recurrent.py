@@ -183,7 +183,7 @@ def test_neighbours_under_other_adapters(family, path_of, tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_whoever_gives_way_begins_anew(family, path_of):
+def test_a_preempted_request_is_prefilled_again(family, path_of):
     async def scenario(engine):
         return await crowd(engine), engine.metrics
 
@@ -231,7 +231,7 @@ def test_turns_go_on_from_the_state_of_the_last(family, path_of):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_who_begins_alike_goes_on_from_a_copy(family, path_of):
+def test_requests_with_a_common_prefix_start_from_a_copy_of_its_state(family, path_of):
     """One after the other: the second learns what is shared, the third finds it; and a group that comes at once."""
     model, system = fast(path_of(family)), tuple((3 * j) % VOCABULARY for j in range(50))
     alone = [
@@ -294,7 +294,7 @@ def test_branches_of_a_request_go_on_from_a_copy_of_its_state(family, path_of):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_given_tokens_are_judged(family, path_of):
+def test_given_tokens_are_scored(family, path_of):
     model, asked = fast(path_of(family)), request(7, temperature=1.0)
 
     async def scenario(engine):

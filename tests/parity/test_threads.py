@@ -228,7 +228,7 @@ def test_gradients_do_not_depend_on_the_number_of_threads(name: str, dtype: torc
 @pytest.mark.slow
 @DTYPES
 @pytest.mark.parametrize("name", CASES)
-def test_nor_at_any_number_of_rows_of_model_a(name: str, dtype: torch.dtype) -> None:
+def test_gradients_of_model_a_do_not_depend_on_threads(name: str, dtype: torch.dtype) -> None:
     for rows in ROWS:
         check(name, rows, dtype, MODEL_A)
 
@@ -236,7 +236,7 @@ def test_nor_at_any_number_of_rows_of_model_a(name: str, dtype: torch.dtype) -> 
 @pytest.mark.slow
 @DTYPES
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_nor_at_the_products_of_model_b(name: str, dtype: torch.dtype) -> None:
+def test_gradients_of_model_b_do_not_depend_on_threads(name: str, dtype: torch.dtype) -> None:
     for rows in FEWER_ROWS:
         check(name, rows, dtype, MODEL_B)
 
@@ -284,7 +284,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
-def test_two_steps_of_the_trainer_do_not_either(dtype: str, model_path: str, kernel_path: str) -> None:
+def test_two_trainer_steps_do_not_depend_on_threads(dtype: str, model_path: str, kernel_path: str) -> None:
     """Micro-batches side by side, clipping by the norm of all gradients, and AdamW."""
     length, count = (40, 3) if kernel_path == "exact-torch" else (170, 12)
     rows = [

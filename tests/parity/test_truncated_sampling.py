@@ -179,7 +179,7 @@ def test_a_turn_that_ends_at_a_string_is_trained_up_to_there(path):
     assert all([t % 7 == 0 for t in a.tokens] == [False] * (len(a.tokens) - 1) + [True] for a in stopped)
 
 
-def test_nothing_is_kept_where_nothing_is_truncated(path):
+def test_no_kept_ids_without_truncation(path):
     async def main():
         engine = NativeEngine(load(path), EngineConfig(), threads=1)
         free, limited = [await sampled(engine, limits, 0) for limits in ({}, {"top_k": 5})]
@@ -199,7 +199,7 @@ def test_nothing_is_kept_where_nothing_is_truncated(path):
     assert (both[18].tokens, both[18].logprobs, both[18].kept) == (free[0][1].tokens, free[0][1].logprobs, None)
 
 
-def test_chunks_and_recomputation_do_not_show(path):
+def test_chunks_and_recomputation_do_not_change_ratios(path):
     """Rows with and without a kept set, in chunks, kept or computed again for the backward pass."""
     model, count = load(path), 2 * head.CHUNK_ROWS + 5
     generator = torch.Generator().manual_seed(0)

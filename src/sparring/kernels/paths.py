@@ -43,7 +43,11 @@ def current() -> KernelPath:
         if wish and wish not in SETTINGS:
             expected = f"one of {', '.join(SETTINGS)}"
             raise refusal("SPARRING_KERNELS", expected, repr(wish), "take one of these, or unset it")
-        _path = _made(SETTINGS[wish], f"SPARRING_KERNELS={wish}") if wish else _made(path_names()[0], "numerics path")
+        _path = (
+            _make_path(SETTINGS[wish], f"SPARRING_KERNELS={wish}")
+            if wish
+            else _make_path(path_names()[0], "numerics path")
+        )
     return _path
 
 
@@ -119,10 +123,10 @@ def use(name: str) -> None:
         BadInput: there is no such path, or this machine cannot compute it.
     """
     global _path
-    _path = _made(name, "numerics path")
+    _path = _make_path(name, "numerics path")
 
 
-def _made(name: str, where: str) -> KernelPath:
+def _make_path(name: str, where: str) -> KernelPath:
     absent = why_not(name) if name in ALL_PATHS else "there is none of that name"
     if absent:
         expected = f"a path that this machine computes ({', '.join(path_names())})"

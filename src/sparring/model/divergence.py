@@ -116,14 +116,14 @@ def outcomes(logits: torch.Tensor, ids: torch.Tensor, logprobs: torch.Tensor) ->
     Returns:
         log p [M, K + 1] and log q [M, K + 1], minus infinity for a missing outcome.
     """
-    there = (ids >= 0) & (ids < logits.shape[1])
-    has_ids = there.any(1)
+    valid = (ids >= 0) & (ids < logits.shape[1])
+    has_ids = valid.any(1)
     log_z = logits.logsumexp(1, keepdim=True)
     nothing = torch.full_like(log_z, -math.inf)
-    log_q = torch.where(there, logits.gather(1, ids.where(there, 0)) - log_z, nothing)
-    log_p = torch.where(there, logprobs.to(logits.dtype), nothing)
+    log_q = torch.where(valid, logits.gather(1, ids.where(valid, 0)) - log_z, nothing)
+    log_p = torch.where(valid, logprobs.to(logits.dtype), nothing)
     taken = logits.new_zeros(len(logits), logits.shape[1] + 1, dtype=torch.bool)
-    taken = taken.scatter(1, ids.where(there, logits.shape[1]), True)[:, :-1]
+    taken = taken.scatter(1, ids.where(valid, logits.shape[1]), True)[:, :-1]
     some = (has_ids & ~taken.all(1))[:, None]
     # a row without a rest passes finite values to logsumexp, whose gradient would otherwise be NaN
     rest = torch.where(some, logits.masked_fill(taken & some, -math.inf).logsumexp(1, keepdim=True) - log_z, nothing)
@@ -150,17 +150,17 @@ def between(log_p: torch.Tensor, log_q: torch.Tensor, form: Divergence) -> torch
         return _kl(log_p, log_q)
     if form.kind == "reverse":
         return _kl(log_q, log_p)
-    there = log_q > -math.inf  # merged from the same ids, so that both have the same outcomes
-    p, q = (torch.where(there, values, 0.0) for values in (log_p, log_q))
-    log_m = torch.where(there, torch.logaddexp(p + math.log(form.beta), q + math.log1p(-form.beta)), -math.inf)
+    valid = log_q > -math.inf  # merged from the same ids, so that both have the same outcomes
+    p, q = (torch.where(valid, values, 0.0) for values in (log_p, log_q))
+    log_m = torch.where(valid, torch.logaddexp(p + math.log(form.beta), q + math.log1p(-form.beta)), -math.inf)
     return form.beta * _kl(log_p, log_m) + (1.0 - form.beta) * _kl(log_q, log_m)
 
 
 def _kl(log_a: torch.Tensor, log_b: torch.Tensor) -> torch.Tensor:
     """Compute KL(a || b) [M]. An outcome with probability 0 under `a` adds nothing."""
-    there = log_a > -math.inf
-    a, b = (torch.where(there, values, 0.0) for values in (log_a, log_b))
-    return torch.where(there, a.exp() * (a - b), 0.0).sum(1)
+    valid = log_a > -math.inf
+    a, b = (torch.where(valid, values, 0.0) for values in (log_a, log_b))
+    return torch.where(valid, a.exp() * (a - b), 0.0).sum(1)
 
 
 def _in_chunks(chunk: Callable[..., torch.Tensor], *columns: Iterable[object]) -> torch.Tensor:

@@ -135,8 +135,8 @@ def sampling_logits(logits: torch.Tensor, target_rows: TargetRows) -> torch.Tens
     offsets, ids = target_rows.kept
     counts = offsets.diff()
     inside = (counts == 0)[:, None].repeat(1, logits.shape[1])
-    rows, there = torch.repeat_interleave(torch.arange(len(counts), device=ids.device), counts), ids < logits.shape[1]
-    inside[rows[there], ids[there].long()] = True
+    rows, valid = torch.repeat_interleave(torch.arange(len(counts), device=ids.device), counts), ids < logits.shape[1]
+    inside[rows[valid], ids[valid].long()] = True
     return scaled.masked_fill(~inside, -torch.inf)
 
 
@@ -185,8 +185,8 @@ def add_bias(logits: torch.Tensor, bias: BiasRows | None) -> torch.Tensor:
         return logits
     offsets, ids, values = bias
     rows = torch.repeat_interleave(torch.arange(len(logits), device=ids.device), offsets.diff())
-    there = (ids >= 0) & (ids < logits.shape[1])
-    return logits.index_put((rows[there], ids[there]), values[there], accumulate=True)
+    valid = (ids >= 0) & (ids < logits.shape[1])
+    return logits.index_put((rows[valid], ids[valid]), values[valid], accumulate=True)
 
 
 def _likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:

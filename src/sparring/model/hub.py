@@ -48,7 +48,7 @@ def local_folder(name: str) -> Path:
         raise refusal(where, "a Hugging Face checkpoint folder or a hub name", "no such folder", do)
     try:
         with boundary(InfraError, "hub"):
-            return _cached(name) or _fetched(name)
+            return _find_cached(name) or _download(name)
     except InfraError as error:
         raise refusal(
             where,
@@ -131,7 +131,7 @@ def base_folder(path: str | Path) -> Path:
     return local_folder(base_of(path)) if is_adapter(path) else Path(path)
 
 
-def _cached(name: str) -> Path | None:
+def _find_cached(name: str) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -142,7 +142,7 @@ def _cached(name: str) -> Path | None:
     return folder if _complete(folder) else None
 
 
-def _fetched(name: str) -> Path:
+def _download(name: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
     HfApi().model_info(name, timeout=ANSWER_S)  # the download itself would wait for an answer without end

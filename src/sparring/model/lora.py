@@ -269,10 +269,10 @@ class MixtureAdapters:
                 if isinstance(delta := adapter.terms.get(target), ExpertLoraTerm):
                     pairs[adapter, place] = delta.pairs()
         groups = self._adapters.groups_among(rows)
-        return [partial(self._adapted, one, pairs, expert) for expert, one in enumerate(groups)]
+        return [partial(self._add_terms, one, pairs, expert) for expert, one in enumerate(groups)]
 
     @staticmethod
-    def _adapted(
+    def _add_terms(
         groups: Sequence[RowGroup],
         pairs: Mapping[tuple[Adapter, int], list[PackedFactors]],
         expert: int,
@@ -356,15 +356,15 @@ class Adapters:
             return [groups] * len(parts)
         numbers = self._current.numbers[torch.cat(list(parts)).cpu().numpy()]
         bounds = np.cumsum([len(part) for part in parts])[:-1]
-        return [self._grouped(one).groups if len(one) else () for one in np.split(numbers, bounds)]
+        return [self._group(one).groups if len(one) else () for one in np.split(numbers, bounds)]
 
     def assign_rows(self, numbers: np.ndarray) -> AbstractContextManager[None]:
         """Give row n the adapter numbers[n], -1 for none, in the calls within the context; without gradients."""
-        return self.assigned(self._grouped(numbers))
+        return self.assigned(self._group(numbers))
 
     def assignment_of(self, rows: torch.Tensor) -> AdapterAssignment | None:
         """Return the assignment of rows[n] of the current call, for `assigned`; None without an assignment."""
-        return None if self._current is None else self._grouped(self._current.numbers[rows.cpu().numpy()])
+        return None if self._current is None else self._group(self._current.numbers[rows.cpu().numpy()])
 
     @contextmanager
     def assigned(self, assignment: AdapterAssignment | None) -> Iterator[None]:
@@ -375,7 +375,7 @@ class Adapters:
         finally:
             self._current = before
 
-    def _grouped(self, numbers: np.ndarray) -> AdapterAssignment:
+    def _group(self, numbers: np.ndarray) -> AdapterAssignment:
         used = np.unique(numbers)
         rows_of = [(self._by_number[number], np.flatnonzero(numbers == number)) for number in used[used >= 0].tolist()]
         num_rows = len(numbers)

@@ -126,9 +126,9 @@ def _by_parameter(state: Mapping[str, torch.Tensor], path: str | Path) -> dict[s
             do = "merge that adapter into its base"
             raise refusal(f"{path}/{TENSORS}", "factors of linear layers and of experts alone", name, do)
         module = layer.removesuffix(f".{INNER}")
-        meant = [one for one in STACKED if _means(config.target_parameters, f"{module}.{one}")]
-        stacked = bool(meant) and module.rpartition(".")[2] == EXPERTS
-        target = f"{module}.{meant[0] if module != layer else meant[-1]}" if stacked else layer
+        matches = [one for one in STACKED if _matches(config.target_parameters, f"{module}.{one}")]
+        stacked = bool(matches) and module.rpartition(".")[2] == EXPERTS
+        target = f"{module}.{matches[0] if module != layer else matches[-1]}" if stacked else layer
         rank = _rank(target, config, settings, f"{path}/{CONFIG}")
         along = tensor.shape[1 if factor.startswith("B") else 0] if tensor.dim() == 2 else 0
         if along % rank or not along or (along != rank and not stacked):
@@ -144,7 +144,7 @@ def _by_parameter(state: Mapping[str, torch.Tensor], path: str | Path) -> dict[s
     return factors
 
 
-def _means(targets: Sequence[str], name: str) -> bool:
+def _matches(targets: Sequence[str], name: str) -> bool:
     return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
@@ -170,7 +170,7 @@ def _patterns(state: Mapping[str, torch.Tensor], config: LoraConfig) -> dict[str
     return {"rank_pattern": others, "alpha_pattern": alphas} if others else {}
 
 
-def _as_kept(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _by_module(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Name each factor as in the file: the inverse of `_by_parameter`."""
     factors = {}
     for name, tensor in state.items():
@@ -200,7 +200,7 @@ def write(state: Mapping[str, torch.Tensor], config: LoraConfig, base: str | Pat
     folder, base = Path(out), Path(base).absolute() if Path(base).is_dir() else base
     folder.mkdir(parents=True, exist_ok=True)
     factors = {name: tensor for name, tensor in state.items() if name != SCALE}
-    save_file(_as_kept(factors), folder / TENSORS, metadata={"format": "pt"})
+    save_file(_by_module(factors), folder / TENSORS, metadata={"format": "pt"})
     layers = sorted({name.rpartition(".lora_")[0] for name, tensor in factors.items() if tensor.dim() == 2})
     stacks = sorted({name.rpartition(".lora_")[0] for name, tensor in factors.items() if tensor.dim() == 3})
     settings = {

@@ -30,14 +30,14 @@ class MixerBatch(NamedTuple):
         rows: [b, n] int64, indices of their tokens.
         num_shared: number of leading tokens that are computed only for the state, because another batch has them too.
         slots: [b] int64, indices of their states; None for whole sequences.
-        begun: whether earlier tokens left a state.
+        has_state: whether earlier tokens left a state.
         assignment: adapter of each token.
     """
 
     rows: torch.Tensor
     num_shared: int
     slots: torch.Tensor | None
-    begun: bool
+    has_state: bool
     assignment: AdapterAssignment | None
 
 
@@ -61,15 +61,15 @@ class MixerLayout(NamedTuple):
         """Group sequences of equal length and equal beginning into batches."""
         paths, slots, states = _paths(attention)
         members: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
-        for index, (rows, num_shared, begun) in enumerate(paths):
+        for index, (rows, num_shared, has_state) in enumerate(paths):
             if len(rows) > num_shared:
-                members[len(rows), num_shared, begun].append(index)
+                members[len(rows), num_shared, has_state].append(index)
         batches = []
-        for (_, num_shared, begun), same in members.items():
+        for (_, num_shared, has_state), same in members.items():
             rows = torch.stack([paths[index].rows for index in same])
             where = None if slots is None else slots[same].to(device)
             batches.append(
-                MixerBatch(rows.to(device), num_shared, where, begun, adapters.assignment_of(rows.flatten()))
+                MixerBatch(rows.to(device), num_shared, where, has_state, adapters.assignment_of(rows.flatten()))
             )
         order = torch.cat([batch.rows[:, batch.num_shared :].flatten() for batch in batches]).argsort()
         return MixerLayout(batches, order, states, adapters)
@@ -81,12 +81,12 @@ class _SequenceRows(NamedTuple):
     Attributes:
         rows: [n].
         num_shared: number of leading tokens that another sequence has too.
-        begun: whether earlier tokens were computed before.
+        has_state: whether earlier tokens were computed before.
     """
 
     rows: torch.Tensor
     num_shared: int
-    begun: bool
+    has_state: bool
 
 
 def _paths(attention: Attention) -> tuple[list[_SequenceRows], torch.Tensor | None, RecurrentStates | None]:
@@ -147,10 +147,10 @@ def _forward(mix: Any, cache_name: str, layer: int, hidden_states: torch.Tensor,
     if layout is None:
         return mix(hidden_states, **options)
     outputs = []
-    for rows, num_shared, slots, begun, assignment in layout.batches:
+    for rows, num_shared, slots, has_state, assignment in layout.batches:
         carried = None
         if slots is not None:
-            carried = layout.states.read(layer, slots) if begun else MixerCache()
+            carried = layout.states.read(layer, slots) if has_state else MixerCache()
         with layout.adapters.assigned(assignment):
             # not hidden_states[0][rows]: torch would add the gradients of a shared row in the order of its threads
             inputs = hidden_states[0].index_select(0, rows.flatten()).unflatten(0, rows.shape)

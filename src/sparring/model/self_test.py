@@ -61,7 +61,7 @@ def verify_against_library(model: CausalModel, where: str, *, exact: bool) -> No
             "choose another model",
         )
     with _short_windows(model.module):
-        single_pass, continued = _outputs(model, rows[-1:]), _continued(model, rows[-1])
+        single_pass, continued = _outputs(model, rows[-1:]), _outputs_in_pieces(model, rows[-1])
     if not _close(model, single_pass, continued):
         expected = "a model that continues from cached keys and values, and from recurrent states"
         raise refusal(
@@ -134,7 +134,7 @@ def _outputs(model: CausalModel, rows: list[torch.Tensor]) -> torch.Tensor:
     return hidden if model.is_scalar else model.logits(hidden)
 
 
-def _continued(model: CausalModel, row: torch.Tensor) -> torch.Tensor:
+def _outputs_in_pieces(model: CausalModel, row: torch.Tensor) -> torch.Tensor:
     """Compute `_outputs` of one sequence in three pieces, the last of one token, continuing from pages and states."""
     num_pages, device = -(-len(row) // BLOCK), model.device
     where = {"device": device, "transposed": ops.transposes_keys(device)}

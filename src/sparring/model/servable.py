@@ -50,7 +50,7 @@ def check_servable(
     if config.model_type in DENSE:
         _check_headers(where, config, files)
     with boundary(BadInput, where, "a config that the library makes a model of", "repair it or take another"):
-        short = _shortened(config)
+        short = _shorten(config)
         module = class_of(short).from_config(short, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION)
     return build_model(module.to(device), where, numerics=numerics)
 
@@ -72,7 +72,7 @@ def _check_headers(where: str, config: Any, files: list[Path]) -> None:
     refuse_incomplete(where, expected.keys() - shapes.keys(), wrong)
 
 
-def _shortened(config: Any) -> Any:
+def _shorten(config: Any) -> Any:
     """Shorten a config to two layers, or one of each kind, and few token ids."""
     text = config.get_text_config()
     if "per_layer_config" in (fields := text.to_dict()):

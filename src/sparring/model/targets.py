@@ -88,10 +88,10 @@ def targeted(
     selected = [*names] if target_modules == "all-linear" else []
     for available, targets in ((names, () if selected else target_modules), (stacks, target_parameters)):
         for target in targets:
-            meant = [name for name in available if name == target or name.endswith(f".{target}")]
-            if not meant:
+            matches = [name for name in available if name == target or name.endswith(f".{target}")]
+            if not matches:
                 raise unknown_target(target, available, "target_modules" if available is names else "target_parameters")
-            selected += [name for name in meant if name not in selected]
+            selected += [name for name in matches if name not in selected]
     return selected
 
 

@@ -46,13 +46,13 @@ def _turns(tools: Sequence[ToolSpec]) -> list[tuple[str, Message, list[Message]]
     """Return pairs of a reply and the messages that follow it, each with a name."""
     user = Message(role="user", content="Are you sure?")
     turns = [
-        (f"{QUESTION}{behind}", Message(role="assistant", content="It is 42.", reasoning=thought), [user])
-        for behind, thought in (("", None), (" behind a thought", "Well."))
+        (f"{QUESTION}{suffix}", Message(role="assistant", content="It is 42.", reasoning=thought), [user])
+        for suffix, thought in (("", None), (" behind a thought", "Well."))
     ]
     for tool in tools[:1]:
         call = ToolCall(id="call_0", name=tool.name, arguments={"code": "1"})
         answer = Message(role="tool", content="42", tool_call_id=call.id, name=call.name)
-        for behind, thought in (("", None), (" behind a thought", "Well.")):
+        for suffix, thought in (("", None), (" behind a thought", "Well.")):
             reply = Message(role="assistant", tool_calls=(call,), reasoning=thought)
-            turns += [(f"{ANSWER}{behind}", reply, [answer]), (f"{QUESTION} beside {ANSWER}", reply, [answer, user])]
+            turns += [(f"{ANSWER}{suffix}", reply, [answer]), (f"{QUESTION} beside {ANSWER}", reply, [answer, user])]
     return turns

@@ -48,7 +48,7 @@ class ControlTokens:
         tokens = _any_of(ids) if ids else "(?!)"
         self._pattern = re.compile(f"{re.escape(MARK)}|(?:{tokens})(?!{re.escape(MARK)})")
         self._alias = {text: _secret() for text in ids}
-        self._plain = _renamed(backend, tokens_by_id.values(), self._alias)
+        self._plain = _rename_tokens(backend, tokens_by_id.values(), self._alias)
         self._own_id = {
             self._plain.token_to_id(self._alias.get(t.content, t.content)): id for id, t in tokens_by_id.items()
         }
@@ -57,7 +57,7 @@ class ControlTokens:
     def marked(self, text: str) -> str:
         """Return the text with a mark in each added token that it writes."""
         for _ in range(len(text)):  # a token may hold a shorter one, found when the longer one is broken
-            before, text = text, self._pattern.sub(_broken, text)
+            before, text = text, self._pattern.sub(_break_token, text)
             if text == before:
                 break
         if MARK in text or self._normalizer is None:
@@ -79,12 +79,12 @@ class ControlTokens:
         return [self._own_id.get(id, id) for id in ids if id != self._split]
 
 
-def _broken(match: re.Match[str]) -> str:
+def _break_token(match: re.Match[str]) -> str:
     text = match[0]
     return text if text == MARK else text[:1] + MARK + text[1:]
 
 
-def _renamed(backend: Tokenizer, tokens: Iterable[AddedToken], alias: dict[str, str]) -> Tokenizer:
+def _rename_tokens(backend: Tokenizer, tokens: Iterable[AddedToken], alias: dict[str, str]) -> Tokenizer:
     """Return a copy of the tokenizer with added tokens renamed, so that their own names are plain text."""
     plain = Tokenizer(backend.model)
     plain.normalizer = backend.normalizer

@@ -74,7 +74,7 @@ def demonstration_tokens(
     sampled, start = [False] * len(tokens), 0
     for previous, at in zip([None, *replies], replies, strict=False):
         if previous is not None:
-            tokens = _bridged(renderer, tokens, start, messages[previous + 1 : at], tools)
+            tokens = _bridge(renderer, tokens, start, messages[previous + 1 : at], tools)
             sampled += [False] * (len(tokens) - len(sampled))
         start = len(tokens)
         reply = reply_tokens(renderer, messages[at], tools)
@@ -83,7 +83,7 @@ def demonstration_tokens(
     return Rendered(tokens=tokens, sampled=tuple(sampled))
 
 
-def _bridged(
+def _bridge(
     renderer: Renderer, tokens: tuple[int, ...], start: int, new: Sequence[Message], tools: Sequence[ToolSpec]
 ) -> tuple[int, ...]:
     bridged = renderer.bridge(tokens[:start], tokens[start:], new, tools)

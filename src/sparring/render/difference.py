@@ -63,7 +63,7 @@ class TemplateRenderer:
         self.tokenizer = tokenizer
         self._thinking = thinking
         self._added = tokenizer.added_tokens
-        self._places = TemplatePlaces(self._written)
+        self._places = TemplatePlaces(self._write)
         self._end = self._end_of_turn()
         ends = (self._added[self._end], *stop_ids)
         self._stop_ids = tuple(dict.fromkeys(ends))
@@ -117,12 +117,12 @@ class TemplateRenderer:
         if not completion or not new or any(message.role == "assistant" for message in new):
             return None
         ended = completion[-1] == self._added[self._end]
-        thinks = self._thinks(prompt, completion)
+        thinks = self._ends_in_thought(prompt, completion)
         if ended and thinks:
             return None
         if self._drops_thoughts and THINK_END in self.decode(completion) and any(m.role == "user" for m in new):
             return None
-        added = self._added_text(self._escaper.answers(self._places.following(new, tools)), tools)
+        added = self._bridge_text(self._escaper.answers(self._places.following(new, tools)), tools)
         if added is None:
             return None
         close = "" if ended else (THINK_END if thinks else "") + self._end
@@ -166,7 +166,7 @@ class TemplateRenderer:
     def bind(self, request: GenerateRequest) -> GenerateRequest:
         return self._text_rules.bind(request)
 
-    def _thinks(self, prompt: Sequence[int], completion: Sequence[int]) -> bool:
+    def _ends_in_thought(self, prompt: Sequence[int], completion: Sequence[int]) -> bool:
         """Return whether a reply ends inside its thought."""
         reply = self.decode(completion)
         return (self._opens_thought(prompt) or reply.lstrip().startswith(THINK)) and THINK_END not in reply
@@ -185,7 +185,7 @@ class TemplateRenderer:
     def _text(self, messages: Sequence[dict[str, Any]], tools: Sequence[ToolSpec], generation: bool) -> str:
         return self._template.text(messages, self._escaper.tools(tools), generation=generation, thinking=self._thinking)
 
-    def _written(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> str:
+    def _write(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> str:
         return self._template.text(messages, tools, generation=generation, thinking=self._thinking)
 
     def _encode(self, text: str) -> list[int]:
@@ -213,7 +213,7 @@ class TemplateRenderer:
         places = [(at, -len(token), token) for token in self._added if (at := text.find(token, start)) >= 0]
         return (min(places)[0], min(places)[2]) if places else None
 
-    def _added_text(self, new: Sequence[dict[str, Any]], tools: Sequence[ToolSpec]) -> str | None:
+    def _bridge_text(self, new: Sequence[dict[str, Any]], tools: Sequence[ToolSpec]) -> str | None:
         plain = {"role": "assistant", "content": PLACEHOLDER}
         calling = {"role": "assistant", "content": "", "tool_calls": [_call(m) for m in new if m["role"] == "tool"]}
         for dummy in [calling, plain] if calling["tool_calls"] else [plain]:
@@ -231,17 +231,17 @@ class TemplateRenderer:
         """Cut `text` into (start, end, sampled): a reply spans from the end of its generation prompt to its end of
         turn."""
         pieces: list[tuple[int, int, bool]] = []
-        done = 0
+        position = 0
         for number, message in enumerate(messages):
             if message.role != "assistant" or number == 0:
                 continue
             prompt = self._text(self._escaper.messages(messages[:number]), tools, True)
             reply = self._text(self._escaper.messages(messages[: number + 1]), tools, False)
             reply = reply[: reply.rfind(self._end) + len(self._end)]  # some templates write more after the last message
-            if text.startswith(reply) and reply.startswith(prompt) and done < len(prompt) < len(reply):
-                pieces += [(done, len(prompt), False), (len(prompt), len(reply), True)]
-                done = len(reply)
-        return [*pieces, (done, len(text), False)] if done < len(text) else pieces
+            if text.startswith(reply) and reply.startswith(prompt) and position < len(prompt) < len(reply):
+                pieces += [(position, len(prompt), False), (len(prompt), len(reply), True)]
+                position = len(reply)
+        return [*pieces, (position, len(text), False)] if position < len(text) else pieces
 
 
 def _user(content: str) -> dict[str, Any]:

@@ -215,7 +215,9 @@ def compare(
         elif text == recorded:
             spelt += 1
         elif (
-            text is not None and any(m.role == "assistant" for m in prompt.messages) and _anew(renderer, prompt) == text
+            text is not None
+            and any(m.role == "assistant" for m in prompt.messages)
+            and _render_whole(renderer, prompt) == text
         ):
             replies += 1
         else:
@@ -240,7 +242,7 @@ def parting(left: str, right: str, around: int = 40) -> tuple[str, str]:
     return left[start : at + around], right[start : at + around]
 
 
-def _anew(renderer: Renderer, prompt: Prompt) -> str | None:
+def _render_whole(renderer: Renderer, prompt: Prompt) -> str | None:
     try:
         return renderer.decode(renderer.render(prompt.messages, prompt.tools).tokens)
     except BadInput:

@@ -27,8 +27,8 @@ def parse_reply(text: str, *, thinking: bool, calls: bool = True) -> Message:
     """
     reasoning, text = _thought(text, thinking)
     content, *blocks = text.split(OPEN) if calls else [text]
-    made = tuple(call_in(number, block) for number, block in enumerate(blocks))
-    return Message(role="assistant", content=content.strip(), reasoning=reasoning or None, tool_calls=made)
+    tool_calls = tuple(call_in(number, block) for number, block in enumerate(blocks))
+    return Message(role="assistant", content=content.strip(), reasoning=reasoning or None, tool_calls=tool_calls)
 
 
 def plain_parts(text: str) -> list[tuple[str, bool]]:
@@ -39,12 +39,12 @@ def plain_parts(text: str) -> list[tuple[str, bool]]:
         thought, _, text = text.partition(THINK_END)
         before, _, thought = thought.partition(THINK)
         parts += [(before + THINK, False), (thought, True), (THINK_END, False)]
-    done = 0
+    position = 0
     for block in _BLOCK.finditer(text):
         if call_in(0, block[1] + CLOSE).arguments is not None:
-            parts += [(text[done : block.start()], True), (OPEN, False), (block[1], True), (CLOSE, False)]
-            done = block.end()
-    return [*parts, (text[done:], True)]
+            parts += [(text[position : block.start()], True), (OPEN, False), (block[1], True), (CLOSE, False)]
+            position = block.end()
+    return [*parts, (text[position:], True)]
 
 
 def _thought(text: str, thinking: bool) -> tuple[str, str]:

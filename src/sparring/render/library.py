@@ -67,7 +67,7 @@ class LibraryRenderer:
         self.tokenizer = tokenizer
         self.name = name
         self._stop_ids = tuple(dict.fromkeys((*library.get_stop_token_ids(), *stop_ids)))
-        self._places = TemplatePlaces(self._written)
+        self._places = TemplatePlaces(self._write)
         self._text_rules = TextRules(tokenizer, self._stop_ids, self)
         without = library.render(_PROBE).token_ids
         with_prompt = library.render(_PROBE, add_generation_prompt=True).token_ids
@@ -112,7 +112,7 @@ class LibraryRenderer:
         """Render a conversation as the format does, without keeping thoughts. Raises as `render` does."""
         self._places.check(tools)
         arranged = self._places.arranged(messages, tools)
-        return self._rendered(self._escaper.messages(arranged), self._escaper.tools(tools), generation)
+        return self._render(self._escaper.messages(arranged), self._escaper.tools(tools), generation)
 
     def bridge(
         self,
@@ -169,15 +169,15 @@ class LibraryRenderer:
     def bind(self, request: GenerateRequest) -> GenerateRequest:
         return self._text_rules.bind(request)
 
-    def _rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> Rendered:
+    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> Rendered:
         try:
-            rendered = self._by_library(messages, tools, generation)
+            rendered = self._render_by_library(messages, tools, generation)
         except BadInput:
             if not tools or self.name not in _IN_JSON:
                 raise
             declared = json.dumps(tools, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
             messages = [{"role": _IN_JSON[self.name], "content": declared}, *messages]
-            rendered = self._by_library(messages, [], generation)
+            rendered = self._render_by_library(messages, [], generation)
         tokens = tuple(rendered.token_ids)
         sampled = list(rendered.sampled_mask) or [
             index >= 0 and messages[index]["role"] == "assistant" for index in rendered.message_indices
@@ -185,18 +185,18 @@ class LibraryRenderer:
         self._unmark_generation_prompts(tokens, sampled)
         return Rendered(tokens=tokens, sampled=tuple(sampled))
 
-    def _by_library(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> Any:
+    def _render_by_library(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> Any:
         with boundary(
             BadInput, f"renderer {self.name}", "a conversation that its format takes", "correct the conversation"
         ):
             return self._library.render(messages, tools=tools or None, add_generation_prompt=generation)
 
-    def _written(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> str:
-        return self.decode(self._rendered(messages, tools, generation).tokens)
+    def _write(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> str:
+        return self.decode(self._render(messages, tools, generation).tokens)
 
     def _end(self, reply: dict[str, Any]) -> int | None:
         """Return the id with which the format ends this reply; None if the beginning of the next turn ends it."""
-        rendered = self._rendered([*_PROBE, reply], [], False)
+        rendered = self._render([*_PROBE, reply], [], False)
         ends = [
             t for t, sampled in zip(rendered.tokens, rendered.sampled, strict=True) if sampled and t in self._stop_ids
         ]

@@ -70,7 +70,7 @@ class LibraryParser:
         self._stop_ids = frozenset(stop_ids)
         self._own_stops = frozenset(library.get_stop_token_ids())
         self._foreign = self._stop_ids - self._own_stops
-        self._thinks_behind = functools.lru_cache(maxsize=REMEMBERED)(self._asked)
+        self._thinks_after = functools.lru_cache(maxsize=REMEMBERED)(self._library_thinks)
         layout, added = LAYOUTS.get(name), tokenizer.added_tokens
         self._tagged = None if layout is None else TaggedCalls(layout, added, tokenizer.decode)
         self._added = added
@@ -79,7 +79,7 @@ class LibraryParser:
         """Parse sampled ids as a reply; every sequence parses. Without tools, nothing is a call."""
         marks = self._marks
         if marks is None:
-            return self._untagged(completion, tools, prompt)
+            return self._parse_untagged(completion, tools, prompt)
         ids, thinking = self._body(completion), self.thinks(prompt)
         if self._spells_thoughts and not tools:
             return parse_reply(self._tokenizer.decode(ids), thinking=thinking, calls=False)
@@ -94,9 +94,9 @@ class LibraryParser:
         if not tools:
             return Message(role="assistant", content=self._text(rest, marks), reasoning=reasoning)
         if self._tagged is not None:
-            content, calls = self._between_tags(rest, tools, marks)
+            content, calls = self._parse_tagged_calls(rest, tools, marks)
             return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
-        return self._in_json(rest, tools, prompt, reasoning, thought is not None)
+        return self._parse_json_calls(rest, tools, prompt, reasoning, thought is not None)
 
     def reader(self, tools: Sequence[ToolSpec], prompt: Sequence[int]) -> TaggedReader | HoldingReader:
         """Return the reader of a reply that is being sampled. It emits nothing before the end if the format has no
@@ -117,8 +117,8 @@ class LibraryParser:
                 raw = self._tokenizer.decode(call[1:-1]).strip()
                 return (tool_call(f"call_{before}", None, None, raw),)
 
-        shown = marks if tools else marks.without_calls()
-        return TaggedReader(shown, self._tokenizer.decode, parse, thinking=thinking)
+        active = marks if tools else marks.without_calls()
+        return TaggedReader(active, self._tokenizer.decode, parse, thinking=thinking)
 
     def thought_length(self, completion: Sequence[int]) -> int | None:
         """Count the ids of a reply's thought, its end included; all ids if no end follows. None for a format that has
@@ -148,10 +148,10 @@ class LibraryParser:
         """
         for at in range(len(prompt) - 1, max(0, len(prompt) - LONGEST_BEGINNING) - 1, -1):
             if prompt[at] in self._own_stops:
-                return self._thinks_behind(tuple(prompt[at:]))
-        return self._asked(prompt)
+                return self._thinks_after(tuple(prompt[at:]))
+        return self._library_thinks(prompt)
 
-    def _asked(self, prompt: Sequence[int]) -> bool:
+    def _library_thinks(self, prompt: Sequence[int]) -> bool:
         return bool(self._message(self._word, (), prompt).reasoning)
 
     def _body(self, completion: Sequence[int]) -> Sequence[int]:
@@ -170,7 +170,7 @@ class LibraryParser:
         text = self._tokenizer.decode(ids)
         return text.strip(marks.tags.blanks) if text.strip() else ""
 
-    def _between_tags(
+    def _parse_tagged_calls(
         self, ids: Sequence[int], tools: Sequence[ToolSpec], marks: Marks
     ) -> tuple[str, tuple[ToolCall, ...]]:
         """Parse what follows the thought into text and calls, for a format whose arguments stand between tags."""
@@ -185,7 +185,7 @@ class LibraryParser:
         text += ids[behind:] if marks.tags.goes_on else ()
         return self._text(text, marks), tuple(calls)
 
-    def _in_json(
+    def _parse_json_calls(
         self,
         rest: list[int],
         tools: Sequence[ToolSpec],
@@ -202,7 +202,7 @@ class LibraryParser:
         try:
             read = self._message(ids, tools, prompt)
         except PolicyFailure:
-            read = self._mended(ids, tools, prompt)
+            read = self._salvage(ids, tools, prompt)
         return Message(
             role="assistant",
             content=read.content,
@@ -210,7 +210,7 @@ class LibraryParser:
             tool_calls=read.tool_calls,
         )
 
-    def _untagged(self, completion: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int]) -> Message:
+    def _parse_untagged(self, completion: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int]) -> Message:
         """Parse a reply of a format that has no entry in `FORMAT_TAGS`."""
         foreign = next((at for at, token in enumerate(completion) if token in self._foreign), len(completion))
         ids = self._without_drafts(completion[:foreign], bool(tools), prompt)
@@ -220,7 +220,7 @@ class LibraryParser:
             return parse_reply(self._tokenizer.decode(self._body(ids)), thinking=False, calls=bool(tools))
         if tools or not read.tool_calls:
             return read
-        written = (call.raw for call in self._parsed(ids, (), prompt).tool_calls)
+        written = (call.raw for call in self._parse_by_library(ids, (), prompt).tool_calls)
         return Message(role="assistant", content="".join((read.content, *written)), reasoning=read.reasoning)
 
     def _without_drafts(self, ids: Sequence[int], calls: bool, prompt: Sequence[int]) -> Sequence[int]:
@@ -230,11 +230,11 @@ class LibraryParser:
             return ids
         begin, end = self._added[channel.begin], self._added[channel.end]
         spelled = {self._added[tag]: self._plain[tag] for tag in channel.calls}
-        made, inside = [], self.thinks(prompt)
+        spelled_ids, inside = [], self.thinks(prompt)
         for token in ids:
             inside = token == begin or inside and token != end
-            made += spelled.get(token, (token,)) if inside or not calls else (token,)
-        return made
+            spelled_ids += spelled.get(token, (token,)) if inside or not calls else (token,)
+        return spelled_ids
 
     @functools.cached_property
     def _word(self) -> tuple[int, ...]:
@@ -271,7 +271,7 @@ class LibraryParser:
             return False
         return (thinking or text.lstrip().startswith(tags.think[0])) and tags.think[1] not in text
 
-    def _parsed(self, ids: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int]) -> Any:
+    def _parse_by_library(self, ids: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int]) -> Any:
         with boundary(PolicyFailure, f"renderers {self._name}"):
             return self._library.parse_response(
                 list(ids), tools=tool_dicts(tools) or None, prompt_ids=list(prompt) or None
@@ -285,7 +285,7 @@ class LibraryParser:
         Raises:
             PolicyFailure: the reply breaks the library's parser.
         """
-        parsed = self._parsed(ids, tools, prompt)
+        parsed = self._parse_by_library(ids, tools, prompt)
         return Message(
             role="assistant",
             content=parsed.content or "",
@@ -294,7 +294,7 @@ class LibraryParser:
             tool_calls=tuple(_call(calls_before + number, call) for number, call in enumerate(parsed.tool_calls)),
         )
 
-    def _mended(self, ids: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int]) -> Message:
+    def _salvage(self, ids: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int]) -> Message:
         """Parse a reply that breaks the library's parser: what a reader could decide, and the rest as a malformed
         call."""
         reader = self.reader(tools, prompt)

@@ -55,35 +55,35 @@ class Decoding:
         return self._decode(waiting) if waiting else ""
 
 
-class Shown:
+class StrippedText:
     """Text of one kind (reasoning or text) as it comes, stripped at both ends.
 
     Args:
         blanks: characters to strip; None for all whitespace.
 
     Attributes:
-        begun: whether a character other than whitespace came.
+        has_text: whether a character other than whitespace came.
     """
 
     def __init__(self, blanks: str | None = None) -> None:
         self._chars = blanks
-        self.begun = False
+        self.has_text = False
         self._waiting = ""
 
     def add(self, text: str) -> str:
         """Add text; return the part that is decided. Blanks at the end wait."""
         text = self._waiting + text
-        if not self.begun:
+        if not self.has_text:
             text = text.lstrip(self._chars)
-            self.begun = bool(text.strip())
-        body = text.rstrip(self._chars) if self.begun else ""
+            self.has_text = bool(text.strip())
+        body = text.rstrip(self._chars) if self.has_text else ""
         self._waiting = text[len(body) :]
         return body
 
     def rest(self) -> str:
         """Return the waiting blanks that are not stripped, at the end of the text; a text of blanks alone is empty."""
         waiting, self._waiting = self._waiting, ""
-        return waiting.rstrip(self._chars) if self.begun else ""
+        return waiting.rstrip(self._chars) if self.has_text else ""
 
 
 class TaggedReader:
@@ -114,7 +114,7 @@ class TaggedReader:
         self._tags = {tag for tag in single if tag is not None} | marks.opens | marks.ends
         self._parse = parse
         self._decoding = Decoding(decode)
-        self._shown = {"reasoning": Shown(), "text": Shown(marks.tags.blanks)}
+        self._texts = {"reasoning": StrippedText(), "text": StrippedText(marks.tags.blanks)}
         self._state = "thought" if thinking else "start"
         self._may_call = thinking  # whether a call may still end a thought that the prompt began
         self._num_ids = 0
@@ -176,7 +176,7 @@ class TaggedReader:
         if self._marks.tags.goes_on:
             self._hold()
             return
-        blanks = self._shown["text"].rest()
+        blanks = self._texts["text"].rest()
         if blanks:
             pieces.append(ReplyPiece(kind="text", text=blanks))
         self._after(token)
@@ -220,7 +220,7 @@ class TaggedReader:
 
     def _nothing_thought(self) -> bool:
         """Return whether a thought that the prompt began is blank so far."""
-        return self._may_call and not self._shown["reasoning"].begun and not self._decoding.waits
+        return self._may_call and not self._texts["reasoning"].has_text and not self._decoding.waits
 
     def _add_tag_to_text(self, token: int, pieces: list[ReplyPiece]) -> None:
         """Handle a tag of a thought outside an open thought."""
@@ -230,7 +230,7 @@ class TaggedReader:
             if self._state == "start":
                 self._state = "thought"
                 if not again:  # the blanks before a thought are no text
-                    self._shown["text"] = Shown(marks.tags.blanks)
+                    self._texts["text"] = StrippedText(marks.tags.blanks)
                 return
         if self._state == "held":
             return
@@ -261,10 +261,10 @@ class TaggedReader:
     def _begin(self, text: str) -> str:
         """Return the text of a reply's beginning once it is known to be text."""
         self._beginning += text
-        begun = self._beginning.lstrip()
-        if any(begun.startswith(beginning) for beginning in self._marks.undecided):
+        start = self._beginning.lstrip()
+        if any(start.startswith(beginning) for beginning in self._marks.undecided):
             self._hold()
-        elif begun and not any(beginning.startswith(begun) for beginning in self._marks.undecided):
+        elif start and not any(beginning.startswith(start) for beginning in self._marks.undecided):
             self._state, text, self._beginning = "text", self._beginning, ""
             return text
         return ""
@@ -275,10 +275,10 @@ class TaggedReader:
         spelled = self._marks.tags.spelled
         if spelled and kind == "reasoning" and self._nothing_thought():
             text = self._waiting + text
-            begun = text.lstrip()
-            if begun.startswith(spelled[0]):
+            start = text.lstrip()
+            if start.startswith(spelled[0]):
                 self._hold()
-            waits = begun.startswith(spelled[0]) or spelled[0].startswith(begun)
+            waits = start.startswith(spelled[0]) or spelled[0].startswith(start)
             text, self._waiting = ("", text) if waits else (text, "")
         elif spelled and kind == "text":
             text = self._waiting + text
@@ -291,9 +291,9 @@ class TaggedReader:
         self._piece(kind, text, pieces)
 
     def _piece(self, kind: str, text: str, pieces: list[ReplyPiece]) -> None:
-        shown = self._shown[kind].add(text)
-        if shown:
-            pieces.append(ReplyPiece(kind="reasoning" if kind == "reasoning" else "text", text=shown))
+        piece_text = self._texts[kind].add(text)
+        if piece_text:
+            pieces.append(ReplyPiece(kind="reasoning" if kind == "reasoning" else "text", text=piece_text))
 
 
 class TextReader:
@@ -316,7 +316,7 @@ class TextReader:
     ) -> None:
         self._stop = frozenset(stop)
         self._thinking, self._may_call = thinking, calls
-        self._decoding, self._shown = Decoding(decode), Shown()
+        self._decoding, self._stripped = Decoding(decode), StrippedText()
         self._state = "start"
         self._text = ""  # undecided text
         self._looked = 0  # number of its characters that were searched for the end of a call
@@ -366,20 +366,20 @@ class TextReader:
             waiting = overlap(text, tag)
             text, rest = text[: len(text) - waiting], text[len(text) - waiting :]
         self._text = rest
-        shown = self._shown.add(text)
-        if shown:
-            pieces.append(ReplyPiece(kind="reasoning" if kind == "reasoning" else "text", text=shown))
+        piece_text = self._stripped.add(text)
+        if piece_text:
+            pieces.append(ReplyPiece(kind="reasoning" if kind == "reasoning" else "text", text=piece_text))
         if ended:
-            self._state, self._shown = state, Shown()
+            self._state, self._stripped = state, StrippedText()
         return bool(ended)
 
     def _calls(self, pieces: list[ReplyPiece]) -> bool:
         """Emit a call that its closing tag, or the next call, ends; look for the next one."""
         if self._state == "after":
-            _, begun, rest = self._text.partition(OPEN)
-            self._text = rest if begun else self._text[len(self._text) - overlap(self._text, OPEN) :]
-            self._state = "call" if begun else "after"
-            return bool(begun)
+            _, opened, rest = self._text.partition(OPEN)
+            self._text = rest if opened else self._text[len(self._text) - overlap(self._text, OPEN) :]
+            self._state = "call" if opened else "after"
+            return bool(opened)
         first = max(0, self._looked - len(CLOSE))
         ends = [(at, tag) for tag in (CLOSE, OPEN) if (at := self._text.find(tag, first)) >= 0]
         self._looked = len(self._text)

@@ -78,7 +78,7 @@ async def served_by(engine, state, name, version=1, **settings):
     return await engine.generate(request(adapter=name, **settings))
 
 
-def test_one_that_is_not_loaded_fails_its_own_request_alone(run, states):
+def test_an_unknown_adapter_fails_only_its_own_request(run, states):
     async def scenario(engine):
         await engine.pull(ref(states[0]))
         asked = [
@@ -124,7 +124,7 @@ def test_no_adapter_finds_what_another_has_computed(run, states):
     assert [content(a) for a in again] == expected and len(set(expected)) == 3
 
 
-def test_what_a_swap_leaves_behind_is_not_found(run, states):
+def test_pages_of_a_swapped_adapter_are_not_found(run, states):
     """Nor what a dropped adapter of the same name and version has left."""
 
     async def scenario(engine):
@@ -169,7 +169,7 @@ def test_a_swap_in_flight_is_recorded(run, states):
     assert all(len(other.tokens) == 300 for other in crowd)
 
 
-def test_a_swap_waits_for_what_has_begun(run, states):
+def test_a_draining_swap_waits_for_running_requests(run, states):
     async def scenario(engine):
         await engine.pull(ref(states[0]))
         stream = engine.stream(request(max_tokens=400))
@@ -195,7 +195,7 @@ def test_a_swap_does_not_touch_the_others(run, states):
         assert content(crowd[number - 1]) == expected and len(crowd[number - 1].versions.values) == 1
 
 
-def test_recomputed_under_the_new_one_is_as_if_it_had_read_it_all(run, states):
+def test_recompute_gives_the_tokens_of_the_new_adapter_alone(run, states):
     async def scenario(engine):
         answer, _ = await across(engine, states)
         first = len(answer.tokens) - answer.versions.lengths[-1]
@@ -207,7 +207,7 @@ def test_recomputed_under_the_new_one_is_as_if_it_had_read_it_all(run, states):
     assert found == expected
 
 
-def test_a_dropped_one_finishes_what_it_has_begun_and_takes_nothing_new(run, states):
+def test_a_dropped_adapter_finishes_running_requests_and_refuses_new_ones(run, states):
     async def scenario(engine):
         await engine.pull(ref(states[0]))
         stream = engine.stream(request(max_tokens=400))
@@ -236,7 +236,7 @@ def test_a_dropped_one_finishes_what_it_has_begun_and_takes_nothing_new(run, sta
 @pytest.mark.parametrize(
     "settings", [{}, {"kv_across_turns": "offload", "idle_kv_bytes": 1}], ids=["here", "in host memory"]
 )
-def test_what_is_kept_of_one_that_went_is_given_back(run, states, settings):
+def test_parked_pages_of_a_dropped_adapter_are_freed(run, states, settings):
     """At a swap, and at a drop as soon as nobody is served by it any more; what others keep stays."""
 
     async def scenario(engine):
@@ -324,7 +324,7 @@ def test_the_base_does_not_change_below_its_adapters(run, states, base):
     assert run(scenario) == 1
 
 
-def test_two_that_come_at_once_are_both_there(run, states):
+def test_two_concurrent_loads_both_succeed(run, states):
     """StagedWeights side by side, before the model has had any adapter."""
 
     async def scenario(engine):
@@ -337,7 +337,7 @@ def test_two_that_come_at_once_are_both_there(run, states):
     assert run(scenario) == run(alone)
 
 
-def test_one_of_the_engines_own_name_serves_whoever_names_none(run, states):
+def test_the_engines_own_adapter_serves_requests_without_a_name(run, states):
     async def scenario(engine):
         plain = await engine.generate(request(adapter=None))
         await engine.pull(ref(states[0], "policy", version=7))

@@ -93,7 +93,7 @@ BAD_SCORES = {
 
 
 @pytest.mark.parametrize("name", BAD_SCORES)
-def test_scores_that_can_never_be_told_fail_alone(serve, name):
+def test_scores_that_can_never_be_computed_fail_alone(serve, name):
     async def scenario(engine):
         return await beside(engine, lambda: engine.score(ScoreRequest(id="bad", **BAD_SCORES[name])))
 

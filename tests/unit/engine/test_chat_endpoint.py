@@ -86,7 +86,7 @@ TOO_LONG = [
 
 
 @pytest.mark.parametrize(("error", "lengths"), TOO_LONG)
-def test_a_prompt_that_is_too_long_is_told_apart_with_its_length(error, lengths):
+def test_a_prompt_that_is_too_long_is_recognised_with_its_length(error, lengths):
     with pytest.raises(PromptTooLong, match="^chat endpoint .*: 400: ") as caught:
         asked((400, {"error": error}))
     assert caught.value.too_long == lengths

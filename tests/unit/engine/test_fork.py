@@ -156,7 +156,7 @@ def test_forks_in_a_crowd_with_too_little_room(serve, model_path, kv_tokens):
     assert answers == fresh(serve, model_path, [short(branch, 90) for branch in branches])
 
 
-def test_branches_that_are_never_asked_for_give_their_pages_back(serve, model_path):
+def test_released_branches_return_their_pages(serve, model_path):
     async def scenario(engine):
         item = request(2)
         stream, branches = await forked(engine, item, 20, 4)
@@ -194,7 +194,7 @@ def test_a_branch_asked_for_after_an_update_is_computed_under_the_new_weights(se
     assert free
 
 
-def test_what_watches_a_turn_goes_on_in_its_branches(serve, model_path):
+def test_branches_keep_the_turns_ends_and_allowed_functions(serve, model_path):
     """Each token says how many came before it, and the turn ends after 3000 of them, wherever it was forked."""
 
     def allowed(tokens):
@@ -216,7 +216,7 @@ def test_what_watches_a_turn_goes_on_in_its_branches(serve, model_path):
         assert len(made) >= 7 and answer.finish_reason == "stop"
 
 
-def test_a_branch_owes_the_tokens_that_are_left_of_a_minimum(serve, model_path):
+def test_a_branch_samples_the_rest_of_min_tokens(serve, model_path):
     async def scenario(engine):
         item = request(1, min_tokens=5000)
         stream, [branch] = await forked(engine, item, 7, 1)

@@ -138,7 +138,7 @@ def test_abort_ends_only_the_requests_of_that_id_and_says_so(serve, model_path):
     assert metrics["generated_tokens"] < 16_000
 
 
-def test_who_has_not_begun_is_aborted_with_nothing(serve, model_path):
+def test_a_waiting_request_is_aborted_without_tokens(serve, model_path):
     async def scenario(engine):
         first = asyncio.create_task(engine.generate(request(1, max_tokens=8000)))
         waiting = asyncio.create_task(engine.generate(request(2)))
@@ -154,7 +154,7 @@ def test_who_has_not_begun_is_aborted_with_nothing(serve, model_path):
     assert len(after_it.tokens) == 62
 
 
-def test_an_aborted_conversation_goes_on_without_reading_again(serve, model_path):
+def test_an_aborted_conversation_continues_without_prefill(serve, model_path):
     async def scenario(engine):
         item = request(3, conversation="c", max_tokens=8000)
         done = await aborted(engine, item, 20)
@@ -167,7 +167,7 @@ def test_an_aborted_conversation_goes_on_without_reading_again(serve, model_path
     assert cached == length - 1
 
 
-def test_an_aborted_request_goes_on_under_the_weights_that_are_then_served(serve, model_path):
+def test_an_aborted_request_continues_under_the_served_weights(serve, model_path):
     changed = load(model_path)
     with torch.no_grad():
         for name, parameter in changed.state().items():
@@ -213,7 +213,7 @@ def test_pieces_come_as_often_as_the_pace_of_the_steps_allows():
     assert [steps_at(pace_s, 16) for pace_s in (1e-5, 0.005, 0.02, 3.0)] == [16, 4, 1, 1]
 
 
-def test_a_slow_reader_holds_up_nobody_and_finds_everything(serve, model_path):
+def test_a_slow_reader_delays_no_request_and_misses_no_token(serve, model_path):
     async def scenario(engine):
         slow = engine.stream(request(1, max_tokens=2000))
         first = await anext(slow)
@@ -240,7 +240,7 @@ def test_leaving_a_stream_drops_the_request(serve, model_path):
     assert free and not busy and generated < 8000
 
 
-def test_a_reader_whose_loop_is_gone_hurts_nobody(model_path):
+def test_a_reader_with_a_closed_loop_fails_no_other_request(model_path):
     engine = NativeEngine(load(model_path), EngineConfig(), threads=1)
     loop = asyncio.new_event_loop()
     stream = engine.stream(request(1, max_tokens=2000))
@@ -251,7 +251,7 @@ def test_a_reader_whose_loop_is_gone_hurts_nobody(model_path):
     assert answer.finish_reason == "length"
 
 
-def test_a_stream_ends_with_the_error_behind_what_came_before(serve, model_path):
+def test_a_stream_ends_with_the_error_after_its_tokens(serve, model_path):
     async def scenario(engine):
         stream, got = engine.stream(request(1, max_tokens=8000)), []
         got.append(await anext(stream))

@@ -54,7 +54,7 @@ def test_a_shared_page_is_free_when_its_last_holder_lets_go():
     assert pool.num_free == 1
 
 
-def test_a_conversation_goes_on_from_all_its_tokens():
+def test_a_conversation_resumes_from_all_its_tokens():
     kv = cache(share=False)
     tokens = list(range(10))
     pages = filled(kv, tokens)
@@ -97,7 +97,7 @@ def test_release_of_a_version_leaves_the_others():
     assert resume(kv, "b", [1, 2, 3], 2, [])[1] == 2
 
 
-def test_full_pages_are_found_by_what_they_hold_even_after_they_were_freed():
+def test_full_pages_are_found_by_their_contents_even_after_they_were_freed():
     kv = cache()
     tokens = list(range(9))
     pages = filled(kv, tokens)
@@ -209,7 +209,7 @@ def test_pages_are_conserved_and_reused_ones_hold_the_right_tokens(actions, host
         assert not any(pool.references)
 
 
-def test_a_page_that_is_shared_and_not_full_is_copied_for_whoever_goes_on_in_it():
+def test_a_shared_partial_page_is_copied_for_its_writer():
     kv = cache(share=False)
     live = kv.take(2)
     for name in ("a", "b"):
@@ -229,7 +229,7 @@ def test_a_page_that_is_shared_and_not_full_is_copied_for_whoever_goes_on_in_it(
     assert kv.pool.num_free == 8
 
 
-def test_a_page_that_is_written_in_again_is_not_found_as_what_it_was():
+def test_a_rewritten_page_is_not_found_by_its_old_contents():
     kv = cache()
     tokens = [1, 2, 3, 4, 5, 6, 7, 8]
     live = filled(kv, tokens)
@@ -258,7 +258,7 @@ def hosted(kv):
     return kv.host.num_pages - kv.host.num_free
 
 
-def test_what_others_need_the_room_of_goes_to_host_memory_and_comes_back():
+def test_an_evicted_conversation_moves_to_host_memory_and_back():
     kv, tokens = away(), list(range(10))
     first = kv.take(3)
     park(kv, "a", tokens, first)
@@ -280,7 +280,7 @@ def test_what_others_need_the_room_of_goes_to_host_memory_and_comes_back():
     assert hosted(kv) == 0
 
 
-def test_host_memory_that_is_full_loses_what_lay_there_longest():
+def test_full_host_memory_evicts_the_oldest_conversation():
     kv = away(num_pages=2, host_pages=4)
     for name in "abc":
         park(kv, name, [1, 2, 3, 4, 5], kv.take(2))
@@ -290,7 +290,7 @@ def test_host_memory_that_is_full_loses_what_lay_there_longest():
     assert kv.allocate("b", [1, 2, 3, 4, 5, 6], 2, 0, [], 0).num_restored == 5
 
 
-def test_a_conversation_larger_than_host_memory_displaces_nobody_there():
+def test_a_conversation_larger_than_host_memory_evicts_none_there():
     kv = away(num_pages=4, host_pages=2)
     park(kv, "small", [1, 2, 3, 4, 5], kv.take(2))
     kv.drop(kv.take(4))
@@ -300,7 +300,7 @@ def test_a_conversation_larger_than_host_memory_displaces_nobody_there():
     assert kv.allocate("small", [1, 2, 3, 4, 5, 6], 2, 0, [], 0).num_restored == 5
 
 
-def test_pages_that_lie_in_host_memory_are_not_copied_there_again():
+def test_pages_in_host_memory_are_not_copied_there_again():
     kv, tokens = away(num_pages=4, share=True), list(range(10))
     pages = filled(kv, tokens)
     park(kv, "a", tokens, pages)
@@ -314,7 +314,7 @@ def test_pages_that_lie_in_host_memory_are_not_copied_there_again():
         park(kv, "a", tokens, allocation.pages)
 
 
-def test_what_comes_back_is_found_by_others():
+def test_restored_pages_are_found_by_other_requests():
     kv, tokens = away(num_pages=4, share=True), list(range(10))
     park(kv, "a", tokens, filled(kv, tokens))
     kv.drop(kv.take(4))
@@ -322,7 +322,7 @@ def test_what_comes_back_is_found_by_others():
     assert kv.allocate(None, [*tokens[:8], 9], 3, 0, [], 0).pages[:2] == allocation.pages[:2]
 
 
-def test_what_the_cache_still_holds_is_not_copied_back():
+def test_pages_still_in_the_cache_are_not_copied_back():
     kv, tokens = away(num_pages=8, share=True), list(range(16))
     park(kv, "a", tokens, filled(kv, tokens))
     live = kv.allocate(None, tokens[:9], 3, 0, [], 0).pages
@@ -334,7 +334,7 @@ def test_what_the_cache_still_holds_is_not_copied_back():
     assert [copy.way for copy in kv.take_copies()] == ["back"] * 2
 
 
-def test_who_cannot_enter_yet_keeps_what_is_kept_here_or_there():
+def test_a_request_that_is_not_admitted_keeps_its_parked_pages():
     kv, tokens = away(num_pages=4), list(range(10))
     park(kv, "a", tokens, kv.take(3))
     for where in ("kept", "restored"):
@@ -358,7 +358,7 @@ def test_other_versions_and_released_conversations_leave_host_memory():
     assert kv.allocate("c", [1, 2, 3, 4, 5, 6], 2, 3, [], 0).num_cached == 0
 
 
-def test_after_a_step_that_failed_nothing_idle_is_trusted():
+def test_a_failed_step_drops_all_idle_pages():
     kv, tokens = away(num_pages=4, share=True), list(range(8))
     park(kv, "a", tokens, filled(kv, tokens))
     kv.drop(kv.take(4))
@@ -388,7 +388,7 @@ def windowed(share=False, **settings):
     return KvCache(8, PAGE, share_prefixes=share, window=6, **settings)
 
 
-def test_pages_that_nobody_reads_are_given_back_early_and_once():
+def test_unread_pages_are_returned_early_and_once():
     kv, tokens = windowed(), list(range(18))
     pages = kv.take(5)
     assert [kv.num_unread(count) for count in (0, 8, 9, 12, 13, 18)] == [0, 0, 1, 1, 2, 3]
@@ -403,7 +403,7 @@ def test_pages_that_nobody_reads_are_given_back_early_and_once():
     assert kv.pool.num_free == 8 and not any(kv.pool.references)
 
 
-def test_a_conversation_that_goes_another_way_begins_anew_where_its_window_is_gone():
+def test_a_diverging_conversation_without_its_window_is_recomputed():
     for cut, known in ((18, 18), (17, 16), (16, 16), (15, 0)):
         kv, tokens = KvCache(8, PAGE, share_prefixes=False, window=8), list(range(18))
         pages = kv.take(5)
@@ -411,7 +411,7 @@ def test_a_conversation_that_goes_another_way_begins_anew_where_its_window_is_go
         assert kv.allocate("a", [*tokens[:cut], 99, 99], kv.pages_for(cut + 2), 0, [], 0).num_cached == known
 
 
-def test_what_was_given_back_early_is_neither_copied_nor_found_as_what_it_was():
+def test_pages_returned_early_are_neither_copied_nor_found():
     """Nor does it need room, there or here."""
     kv, tokens = windowed(share=True, host_pages=3), list(range(18))
     park(kv, "other", [1, 2], kv.take(1))
@@ -442,7 +442,7 @@ def test_a_page_that_another_is_still_filling_is_not_taken_for_full_in_host_memo
     assert kv.host.find(digests[3]) is not None and kv.host.find(digests[4]) is None
 
 
-def test_who_cannot_enter_yet_keeps_nothing_that_others_are_still_filling():
+def test_a_request_that_is_not_admitted_keeps_no_pages_still_being_filled():
     kv, tokens = cache(num_pages=4), list(range(12))
     own = filled(kv, tokens[:4])
     park(kv, "a", tokens[:4], own)

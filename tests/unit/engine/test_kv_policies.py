@@ -137,7 +137,7 @@ def both_ways(serve, path, trained, seed, **settings):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_turn_has_the_bits_it_has_when_nothing_is_kept(serve, model_path, trained, policy, seed):
+def test_every_policy_gives_the_bits_of_full_prefill(serve, model_path, trained, policy, seed):
     compared, done, metrics, free = both_ways(serve, model_path, trained, seed, kv_tokens=640, **POLICIES[policy])
     assert len(compared) == done > 100 and all(got == expected for got, expected in compared)
     assert free and metrics["kv_bytes_now"] <= metrics["max_kv_bytes"] <= 40 * PAGE_BYTES
@@ -147,7 +147,7 @@ def test_every_turn_has_the_bits_it_has_when_nothing_is_kept(serve, model_path, 
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_no_layer_reads_any_more_is_not_missed(serve, windowed_path, trained_windowed, policy):
+def test_pages_outside_the_window_are_not_needed(serve, windowed_path, trained_windowed, policy):
     compared, done, metrics, free = both_ways(
         serve, windowed_path, trained_windowed, 5, kv_tokens=400, **POLICIES[policy]
     )
@@ -173,7 +173,7 @@ def test_a_window_leaves_room_for_more_requests(serve, model_path, windowed_path
     assert metrics["preemptions"] > 0
 
 
-def test_a_turn_comes_back_from_host_memory_and_is_told_apart(serve, model_path):
+def test_tokens_restored_from_host_memory_are_counted(serve, model_path):
     """Two conversations, a cache for one of them."""
 
     async def scenario(engine):

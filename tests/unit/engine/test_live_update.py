@@ -62,7 +62,7 @@ async def across(engine, refs, **settings):
     return answer, await asyncio.gather(*crowd)
 
 
-def test_keep_goes_on_with_old_keys_and_values_and_says_so(serve, model_path, trained):
+def test_keep_continues_with_old_keys_and_records_their_version(serve, model_path, trained):
     async def scenario(engine):
         answer, crowd = await across(engine, trained, conversation="c")
         again = await engine.generate(request(tokens=(*request().tokens, *answer.tokens, 5), conversation="c"))
@@ -74,7 +74,7 @@ def test_keep_goes_on_with_old_keys_and_values_and_says_so(serve, model_path, tr
     assert all(len(a.versions) == len(a.tokens) == 400 for a in crowd)
 
 
-def test_recompute_goes_on_as_if_the_new_weights_had_read_it_all(serve, model_path, trained):
+def test_recompute_gives_the_tokens_of_the_new_weights_alone(serve, model_path, trained):
     async def scenario(engine):
         return await across(engine, trained, conversation="c")
 
@@ -99,7 +99,7 @@ def test_recompute_goes_on_as_if_the_new_weights_had_read_it_all(serve, model_pa
     assert compared and all(fresh == went_on for fresh, went_on in compared)
 
 
-def test_drain_waits_for_who_has_begun_and_lets_nobody_else_begin(serve, model_path, trained):
+def test_drain_waits_for_running_requests_and_admits_no_others(serve, model_path, trained):
     async def scenario(engine):
         stream = engine.stream(request(max_tokens=8000))
         await anext(stream)
@@ -117,7 +117,7 @@ def test_drain_waits_for_who_has_begun_and_lets_nobody_else_begin(serve, model_p
     assert (late.versions.values, late.kv_versions.values, version, held) == ((1,), (1,), 1, False)
 
 
-def test_drain_finishes_whom_memory_makes_give_way(serve, model_path, trained):
+def test_drain_finishes_preempted_requests(serve, model_path, trained):
     async def scenario(engine):
         begun = [engine.stream(request(number, max_tokens=300)) for number in range(6)]
         await asyncio.gather(*map(anext, begun))
@@ -203,7 +203,7 @@ def test_a_copy_that_fails_in_the_middle_is_rolled_back(serve, model_path, train
 
 
 @pytest.mark.parametrize("live_kv", ["keep", "drain"])
-def test_a_caller_that_goes_at_any_moment_leaves_one_whole_version(serve, model_path, trained, live_kv):
+def test_a_caller_cancelled_at_any_moment_leaves_one_complete_version(serve, model_path, trained, live_kv):
     async def reference(engine):
         before = content(await engine.generate(request()))
         await engine.pull(trained[0])
@@ -227,7 +227,7 @@ def test_a_caller_that_goes_at_any_moment_leaves_one_whole_version(serve, model_
         assert found == expected[version] and (at_last, updates) == (1, 1)
 
 
-def test_what_is_served_is_acknowledged_again(serve, model_path, trained):
+def test_the_served_version_is_acknowledged_again(serve, model_path, trained):
     async def scenario(engine):
         await engine.pull(trained[0])
         await engine.pull(trained[0])

@@ -24,7 +24,7 @@ def turn(number, conversation, tokens, max_new):
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), pages=st.integers(10, 60), host_pages=st.sampled_from([0, 8]))
-def test_they_are_what_is_computed_twice(seed, pages, host_pages):
+def test_lost_tokens_are_those_computed_twice(seed, pages, host_pages):
     draw = random.Random(seed)
     cache = KvCache(pages, PAGE, share_prefixes=False, host_pages=host_pages)
     work = StepScheduler(cache, max_running=4, max_batch_tokens=16)
@@ -55,7 +55,7 @@ def test_they_are_what_is_computed_twice(seed, pages, host_pages):
         assert twice == 0
 
 
-def test_what_never_comes_again_is_not_lost():
+def test_conversations_that_never_return_lose_nothing():
     lost = LostTokens()
     lost.evict("a", 10)
     lost.forget("a")

@@ -431,7 +431,7 @@ def test_a_crashed_step_fails_its_requests_and_the_engine_goes_on(serve):
     assert after == serve(healthy)
 
 
-def test_closing_fails_what_runs_and_refuses_what_comes(serve):
+def test_closing_fails_running_requests_and_refuses_new_ones(serve):
     async def scenario(engine):
         # seconds of work, of which some has begun: however late this thread gets its turn, there is something left to
         # fail
@@ -451,7 +451,7 @@ def test_closing_fails_what_runs_and_refuses_what_comes(serve):
     assert all(len(completion.tokens) == 200 for completion in whole)
 
 
-def test_the_log_probabilities_of_a_prompt_are_told_on_request(serve):
+def test_prompt_log_probabilities_are_returned_on_request(serve):
     async def scenario(engine):
         item = request(4, temperature=0.8, top_k=3)
         told = await engine.generate(replace(item, prompt_logprobs=True))

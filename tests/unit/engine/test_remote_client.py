@@ -79,7 +79,7 @@ def test_another_process_counts_versions_as_the_run_does(thread, model_path, act
     asyncio.run(scenario())
 
 
-def test_a_run_tells_its_server_again_when_that_was_started_anew(model_path, tmp_path) -> None:
+def test_a_run_publishes_again_after_its_server_restarted(model_path, tmp_path) -> None:
     state = load(model_path).state()
     request = GenerateRequest(id="", tokens=(5, 6, 7), sampling=Sampling(max_tokens=2, seed=1))
 

@@ -98,7 +98,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_what_updates_met_is_sampled_again_to_the_bit(serve, model_path, trained, settings):
+def test_requests_sampled_across_updates_are_replayed_to_the_bit(serve, model_path, trained, settings):
     record = serve(lambda engine: sampled(engine, trained), path=model_path, **settings)
     turns = list(turns_of([rollout(*each) for each in record], "policy"))
     across = [turn for turn in turns if len(turn.recorded.versions.values) > 1]
@@ -124,7 +124,7 @@ def test_a_bit_of_another_version_is_found(serve, model_path, trained):
     assert (difference.trajectory, difference.position) == (turns[at].trajectory.id, first - 1)
 
 
-def test_a_held_turn_whose_engine_fails_says_so(serve, model_path, trained):
+def test_a_waiting_replay_reports_the_engines_failure(serve, model_path, trained):
     record = serve(lambda engine: sampled(engine, trained), path=model_path)
     turns = [t for t in turns_of([rollout(*each) for each in record], "policy") if len(t.recorded.versions.values) > 1]
 
@@ -176,7 +176,7 @@ def test_a_request_waits_for_its_version_and_not_for_one_that_has_passed(serve, 
     assert [c.versions.values for c in (beside, held, passed)] == [(0,), (1,), (2,)]
 
 
-def test_a_held_request_that_is_dropped_leaves_its_room(serve, model_path):
+def test_a_waiting_replay_that_is_dropped_frees_its_slot(serve, model_path):
     async def scenario(engine):
         runs = Runs.of(7, 5)
         held = replace(requests()[0], recorded=Recorded(versions=runs, kv_versions=runs))

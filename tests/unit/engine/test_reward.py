@@ -67,7 +67,7 @@ def test_the_bits_are_the_trainers_in_any_company(scalar_path):
     assert served(scalar_path, one_by_one, token_budget=7, threads=2) == expected
 
 
-def test_what_cannot_be_scored_is_refused(scalar_path):
+def test_texts_that_cannot_be_scored_are_refused(scalar_path):
     for text in ([], [1] * 257):
         with pytest.raises(EngineError, match=f"expected a text of 1 to 256 tokens, got {len(text)}"):
             served(scalar_path, lambda model, text=text: model.values([[1], text]))

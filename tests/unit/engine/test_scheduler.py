@@ -64,7 +64,7 @@ def test_higher_priority_enters_first():
     assert [chunk.sequence for chunk in work.plan(0)] == [high]
 
 
-def test_out_of_pages_the_worst_rank_gives_way_and_still_finishes():
+def test_without_pages_the_worst_rank_is_preempted_and_still_finishes():
     work = scheduler(num_pages=4, max_batch_tokens=32)
     both = [sequence(1, prompt=4, max_new=9), sequence(2, prompt=4, max_new=9)]
     for one in both:
@@ -109,7 +109,7 @@ def test_a_preempted_request_computes_its_own_answer_again():
     assert len(second.logprobs) > 1
 
 
-def test_what_a_request_finds_is_counted_once_and_not_what_it_has_computed_itself():
+def test_cached_tokens_are_counted_once_and_exclude_own_pages():
     work = StepScheduler(KvCache(64, PAGE, share_prefixes=True), max_running=8, max_batch_tokens=9)
     one = sequence(1, prompt=20)
     work.add(one)
@@ -121,7 +121,7 @@ def test_what_a_request_finds_is_counted_once_and_not_what_it_has_computed_itsel
     assert (counts.hits, counts.misses, counts.shared_tokens, one.cached_tokens) == (0, 1, 0, 0) and one.computed > 9
 
 
-def test_removed_requests_give_everything_back():
+def test_removed_requests_return_all_pages_and_slots():
     work = scheduler(num_pages=8, max_running=1)
     running, waiting = sequence(1), sequence(2)
     for one in (running, waiting):
@@ -269,7 +269,7 @@ def test_a_lower_priority_gives_its_pages_up():
     assert [chunk.sequence for chunk in work.plan(0)] == [high]
 
 
-def test_of_one_priority_whoever_came_first_keeps_its_slot():
+def test_within_a_priority_the_earlier_request_keeps_its_slot():
     work = scheduler(max_running=1)
     first, second = sequence(1, max_new=9), sequence(2)
     work.add(first)

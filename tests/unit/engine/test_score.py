@@ -119,7 +119,7 @@ def test_the_likeliest_tokens_are_those_of_the_whole_distribution(serve, model):
 
 
 @pytest.mark.parametrize(("first", "found"), [(1, 0), (16, 15), (17, 16), (33, 32), (60, 48), (65, 64), (79, 64)])
-def test_what_is_cached_is_skipped_up_to_the_tokens_that_are_scored(serve, model, first, found):
+def test_cached_tokens_before_the_scored_ones_are_skipped(serve, model, first, found):
     path, dtype = model
     request = item(1, length=80, first=first)
 

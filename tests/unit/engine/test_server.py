@@ -183,7 +183,7 @@ async def until_idle(http):
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_who_leaves_drops_the_request(server, http, streams):
+def test_a_client_that_leaves_drops_its_request(server, http, streams):
     async def scenario(engine):
         first = engine.stream(ask(0, max_tokens=LONG))
         crowd = [ask(number, max_tokens=LONG) for number in range(1, 7)]
@@ -333,7 +333,7 @@ def test_a_run_that_begins_counts_its_versions_from_zero(server, model_path):
     assert set(second.versions.values) == set(second.kv_versions.values) == {1} and second.logprobs != first.logprobs
 
 
-def test_what_does_not_fit_the_run_is_refused(server, model_path):
+def test_a_server_that_does_not_fit_the_run_is_refused(server, model_path):
     path = ops.path_name()
 
     async def scenario(engine):
@@ -371,7 +371,7 @@ def test_no_server_and_another_server_are_refused(server):
 
 
 @pytest.mark.parametrize("turn", range(4))
-def test_nobody_who_comes_while_a_server_stops_is_left_waiting(server, turn):
+def test_requests_that_arrive_while_a_server_stops_are_answered(server, turn):
     """A connection is refused, answered or closed: also one that is accepted in the moment in which the server
     closes."""
     host, port = httpx.URL(server.url).host, httpx.URL(server.url).port
@@ -398,7 +398,7 @@ def test_nobody_who_comes_while_a_server_stops_is_left_waiting(server, turn):
                 pass
 
 
-def test_a_server_that_stops_ends_what_is_under_way_with_an_error(server):
+def test_a_stopping_server_fails_running_requests(server):
     async def scenario(engine):
         stream = engine.stream(ask(max_tokens=LONG))
         await anext(stream)

@@ -22,7 +22,7 @@ def slots_of(count):
     return StateSlots(count, lost.append), lost
 
 
-def test_a_conversation_goes_on_only_from_exactly_where_its_state_is() -> None:
+def test_a_conversation_resumes_only_from_the_end_of_its_state() -> None:
     slots, _ = slots_of(3)
     taken = slots.take()
     slots.park("a", taken, tokens(10))
@@ -36,7 +36,7 @@ def test_a_conversation_goes_on_only_from_exactly_where_its_state_is() -> None:
     assert sorted([slots.take(), slots.take(), slots.take()]) == [0, 1, 2]
 
 
-def test_the_conversation_that_was_idle_longest_gives_way() -> None:
+def test_the_longest_idle_conversation_loses_its_state() -> None:
     slots, lost = slots_of(2)
     for name in "ab":
         slots.park(name, slots.take(), tokens(1))
@@ -81,7 +81,7 @@ def test_a_branch_without_room_is_lost():
     assert lost == ["a"] and slots.take_copies() == []
 
 
-def test_behind_a_step_that_failed_nothing_idle_is_trusted() -> None:
+def test_a_failed_step_drops_all_parked_states() -> None:
     slots, _ = slots_of(2)
     live = slots.take()
     slots.park_copy("a", live, tokens(5))
@@ -126,7 +126,7 @@ def test_a_group_computes_its_prompt_once_and_waits_for_it() -> None:
     assert counts(work.plan(0))[9] == (17, 1), "who comes later finds it too"
 
 
-def test_what_two_groups_share_is_computed_once_and_then_what_each_does() -> None:
+def test_common_prefixes_of_groups_and_within_groups_are_computed_once() -> None:
     work = sharing()
     groups = [[alike(arrival, 9, 30) for arrival in pair] for pair in ((0, 1), (2, 3))]
     for first, second in groups:
@@ -137,7 +137,7 @@ def test_what_two_groups_share_is_computed_once_and_then_what_each_does() -> Non
     assert counts(work.plan(0)) == {arrival: (24, 6) for arrival in range(4)}
 
 
-def test_who_waits_for_one_that_leaves_leads_itself() -> None:
+def test_a_request_that_waits_for_a_removed_one_becomes_the_leader() -> None:
     work = sharing()
     for arrival in range(3):
         work.add(alike(arrival, 18))
@@ -147,7 +147,7 @@ def test_who_waits_for_one_that_leaves_leads_itself() -> None:
     assert counts(work.plan(0)) == {1: (17, 1), 2: (17, 1)}
 
 
-def test_a_state_of_other_weights_is_nobodys() -> None:
+def test_a_state_of_other_weights_is_not_resumed() -> None:
     work = sharing()
     for arrival in range(2):
         work.add(alike(arrival, 18))

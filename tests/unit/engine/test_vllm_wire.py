@@ -103,7 +103,7 @@ def test_a_cut_turn_is_shorter_in_every_column():
     assert answer.kept.ids(0) == (10, 11) and answer.top_logprobs[0] == ((10, -0.5),)
 
 
-def test_nothing_was_kept_where_nothing_was_cut_off():
+def test_no_kept_set_without_truncation():
     answer = sampled(piece([3], tops={token: -4.0 for token in range(VOCABULARY)}), top_p=0.99).completion(None)
     assert answer.kept is None
 

@@ -111,7 +111,7 @@ def test_pages_give_the_bits_of_packed(
         assert torch.equal(in_chunks(tensors, LENGTHS, page_size, form, chunk, seed=chunk), expected)
 
 
-def test_a_window_that_reaches_everything_and_a_sink_that_weighs_nothing_change_no_bit() -> None:
+def test_a_full_window_and_a_sink_of_minus_infinity_change_no_bit() -> None:
     tensors = qkv(sum(LENGTHS), 4, 2, 64, torch.float32)
     plain = packed(tensors, LENGTHS, PLAIN)
     assert torch.equal(packed(tensors, LENGTHS, (ops.AttentionForm(0.2, window=130), None)), plain)
@@ -121,7 +121,7 @@ def test_a_window_that_reaches_everything_and_a_sink_that_weighs_nothing_change_
 
 @pytest.mark.kernel_paths(*COMPILED)
 @pytest.mark.parametrize("window", [1, 16, 20, 100])
-def test_what_lies_out_of_the_window_is_not_read(window: int) -> None:
+def test_keys_outside_the_window_are_not_read(window: int) -> None:
     """Not in a tile of several rows, of which one may read it, nor from pages. The torch path multiplies it by zero."""
     tensors, form = qkv(150, 4, 2, 32, torch.float32), (ops.AttentionForm(0.2, window=window), None)
     before = packed(tensors, [150], form)
@@ -135,7 +135,7 @@ def test_what_lies_out_of_the_window_is_not_read(window: int) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"window": 0}, {"window": -3}, {"cap": 0.0}])
-def test_a_window_or_cap_that_is_none_by_a_number_is_refused(settings: dict[str, float]) -> None:
+def test_windows_caps_and_sinks_that_do_not_fit_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(BadInput, match="above 0"):
         ops.AttentionForm(0.2, **settings)
     with pytest.raises(BadInput, match="one sink for each of 2 heads"):

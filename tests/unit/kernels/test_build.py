@@ -137,7 +137,7 @@ exec g++ "$@" -march=haswell -O0
 
 
 @pytest.mark.slow
-def test_what_an_older_processor_cannot_compute_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_path_without_its_instructions_is_refused_by_name(tmp_path: Path) -> None:
     """A compiler that builds for one without AVX-512, to which the compiled library's own answers belong."""
     compiler = tmp_path / "compiler"
     compiler.write_text(OLDER)
@@ -152,7 +152,7 @@ def test_what_an_older_processor_cannot_compute_is_refused_by_name(tmp_path: Pat
 
 
 @pytest.mark.kernel_paths("exact-tiles")
-def test_tiles_add_as_the_manual_says(path: str) -> None:
+def test_tiles_add_in_the_order_of_the_manual(path: str) -> None:
     """In each block of 32 inputs a chain of the even products and one of the odd, added to each other and then to the
     sum."""
     generator = torch.Generator().manual_seed(0)

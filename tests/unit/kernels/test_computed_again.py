@@ -46,7 +46,7 @@ def test_the_input_of_a_product_is_let_go():
     out.sum().backward()
 
 
-def test_logits_that_nobody_reads_on_become_their_gradient_once():
+def test_spent_logits_become_their_gradient_once():
     draw = torch.Generator().manual_seed(4)
     logits, targets, heat = torch.randn(6, 50, generator=draw), torch.arange(6), torch.full((6,), 0.7)
     offsets, ids = torch.tensor([0, 0, 2, 2, 4, 4, 4]), torch.tensor([1, 30, 3, 49], dtype=torch.int32)

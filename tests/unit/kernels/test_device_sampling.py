@@ -55,7 +55,7 @@ def test_without_truncation_the_draws_are_the_same():
     assert draw(logits, requests, truncating=True)[0].tolist() == expected.tolist()
 
 
-def test_a_row_has_its_bits_whatever_stands_beside_it():
+def test_a_row_has_the_same_bits_among_any_neighbours():
     requests = settings(ROWS)
     logits = logits_of(requests[-1])
     tokens, logprobs, _ = draw(logits, requests, truncating=True)

@@ -25,7 +25,7 @@ def resident() -> int:
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) << 10
 
 
-def test_what_was_freed_is_given_back_if_it_is_much() -> None:
+def test_much_freed_memory_is_returned_to_the_system() -> None:
     pieces = [torch.ones(1 << 14) for _ in range(512)]
     last = torch.ones(1 << 10)  # above them, so that the C library keeps them when they are freed
     pieces.clear()
@@ -36,7 +36,7 @@ def test_what_was_freed_is_given_back_if_it_is_much() -> None:
     assert resident() < held - (16 << 20) and bool(last.all())
 
 
-def test_what_is_not_written_takes_no_memory() -> None:
+def test_unwritten_memory_is_not_occupied() -> None:
     before = resident()
     made = zeros((1 << 30,), torch.uint8)
     made[:LARGE] = 1

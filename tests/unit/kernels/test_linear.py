@@ -82,9 +82,7 @@ def test_rows_that_do_not_fit_several_weights_are_refused() -> None:
 
 @pytest.mark.parametrize("rows", [1, 6, 7, 40, 300])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_a_bfloat16_weight_is_computed_with_as_the_float32_that_it_is(
-    inputs: int, outputs: int, rows: int, path: str
-) -> None:
+def test_a_bfloat16_weight_gives_the_bits_of_its_float32(inputs: int, outputs: int, rows: int, path: str) -> None:
     """It is kept in half the bytes; on tiles and of pairs the two are products of their own."""
     weight, x = random(outputs, inputs, dtype=torch.bfloat16), random(rows, inputs, dtype=torch.bfloat16, seed=1)
     narrow, wide = ops.pack(weight), ops.pack(weight.float())
@@ -97,7 +95,7 @@ def test_a_bfloat16_weight_is_computed_with_as_the_float32_that_it_is(
 
 @pytest.mark.parametrize("rows", [1, 7, 40])
 @pytest.mark.parametrize(("inputs", "outputs"), [*SHAPES, (901, 130)])
-def test_sums_of_bfloat16_are_added_in_the_order_that_is_told(inputs: int, outputs: int, rows: int, path: str) -> None:
+def test_sums_of_bfloat16_pairs_have_the_documented_order(inputs: int, outputs: int, rows: int, path: str) -> None:
     """The product of two bfloat16 is a float32, so that each fused step rounds once, and plain additions make the same
     bits."""
     x, weight = random(rows, inputs, dtype=torch.bfloat16), random(outputs, inputs, dtype=torch.bfloat16, seed=1)
@@ -173,7 +171,7 @@ def test_gradients_are_right_and_repeat_on_any_number_of_threads(rows: int, inpu
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_gradient_does_not_touch_the_rows_beside_it(dtype: torch.dtype) -> None:
+def test_a_gradient_does_not_write_neighbouring_rows(dtype: torch.dtype) -> None:
     """What a block of rows holds beyond the last one must not enter: the same gradient with and without rows of slope
     zero."""
     x, weight, slope = (
@@ -190,7 +188,7 @@ def test_a_gradient_does_not_touch_the_rows_beside_it(dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_what_is_not_finite_shows_in_the_gradients(value: float) -> None:
+def test_infinities_and_nans_reach_the_gradients(value: float) -> None:
     x, weight, slope = random(70, 45), random(50, 45, seed=1), random(70, 50, seed=2)
     slope[40, 49] = value
     dx, dw = gradients(x, [weight], slope)

@@ -58,7 +58,7 @@ def test_the_order_of_sums_over_rows(rows: int, path: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
-def test_where_tensors_lie_changes_nothing(dtype: torch.dtype, path: str) -> None:
+def test_alignment_and_strides_change_no_bit(dtype: torch.dtype, path: str) -> None:
     """A few columns of a wider gradient, and a weight that is kept transposed."""
     x, weight, grad = (random(*shape, seed=9).to(dtype) for shape in ((50, 70), (33, 70), (50, 100)))
     part = grad[:, 20:53]

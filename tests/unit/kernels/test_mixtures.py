@@ -43,7 +43,7 @@ def test_of_equal_experts_the_lowest_come_first(path: str) -> None:
 
 
 @compiled
-def test_what_is_no_number_chooses_experts_that_are_there(path: str) -> None:
+def test_nan_logits_choose_existing_experts(path: str) -> None:
     logits = random(40, 9)
     logits[::2, ::2] = torch.nan
     chosen, _ = ops.route(logits, 5, renormalised=True)
@@ -143,7 +143,7 @@ def test_changed_and_replaced_weights_are_read(path: str) -> None:
 
 
 @compiled
-def test_what_does_not_fit_is_refused(path: str) -> None:
+def test_mixture_shapes_that_do_not_fit_are_refused(path: str) -> None:
     gate_up, down = (ops.PackedStack([random(*shape)] * 3) for shape in ((20, 8), (8, 10)))
     x, chosen, shares = random(4, 8), torch.zeros(4, 2, dtype=torch.int32), torch.ones(4, 2)
     ops.mixture(x, gate_up, down, chosen, shares)

@@ -41,7 +41,7 @@ def test_a_path_has_the_operations_of_its_protocol_and_no_others(path: type, pro
 
 
 @pytest.mark.parametrize("protocol", [KernelPath, FusedPath], ids=lambda cls: cls.__name__)
-def test_every_operation_says_what_it_promises(protocol: type) -> None:
+def test_every_operation_of_the_protocol_is_documented(protocol: type) -> None:
     described = [*operations(protocol).values(), *(getattr(protocol, name) for name in properties(protocol))]
     assert all(inspect.getdoc(member) for member in described)
 

@@ -71,7 +71,7 @@ def test_update_packs_the_new_values_in_place(path: str) -> None:
     assert packed.storage.data_ptr() == storage
 
 
-def test_what_was_packed_in_inference_mode_is_packed_again_without(path: str) -> None:
+def test_weights_packed_in_inference_mode_can_be_updated_outside(path: str) -> None:
     """As of a model that was first judged and then trained."""
     weight, x = random(70, 48), random(9, 48, seed=1)
     with torch.inference_mode():

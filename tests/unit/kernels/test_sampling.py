@@ -141,7 +141,7 @@ def test_a_large_vocabulary_in_any_order(order: str, top_k: int, top_p: float, m
     assert kept[0] == kept[1] == kept_by_definition(logits[0], 1.0, top_k, top_p, min_p)
 
 
-def test_truncated_draws_have_the_frequencies_of_what_is_left() -> None:
+def test_truncated_draws_have_the_frequencies_of_the_kept_tokens() -> None:
     logits = logits_of(1500)
     wanted = kept_by_definition(logits[0], 1.0, 400, 0.7, 0.02)
     probabilities = torch.zeros(1500, dtype=torch.float64)
@@ -243,7 +243,7 @@ def test_a_logit_of_minus_infinity_is_never_drawn() -> None:
     assert torch.allclose(entropy, torch.tensor([0.5822033]))
 
 
-def test_what_a_limit_leaves_is_a_kept_set() -> None:
+def test_allowed_tokens_are_recorded_as_a_kept_set() -> None:
     """As it is where something else truncates too; the log-probability is that of the kept ids, to the bit."""
     count, logits = 60, logits_of(300, rows=60)
     limited = torch.arange(count) % 3 > 0

@@ -107,7 +107,7 @@ def test_a_shared_row_collects_the_gradients_of_all_its_sequences(
             assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
-def test_what_is_past_the_shared_positions_is_not_seen() -> None:
+def test_positions_after_the_shared_ones_are_not_read() -> None:
     own, counts = [40, 10], torch.tensor([0, 20], dtype=torch.int32)
     q, k, v = qkv(50, 2, 1, 32, torch.float32)
     before = attend([q, k, v], own, counts, PLAIN)

@@ -27,7 +27,7 @@ def inputs(count):
     return hidden, torch.randint(VOCABULARY, (count,), generator=generator), torch.full((count,), 0.9)
 
 
-def test_chunks_do_not_show(path):
+def test_chunk_size_does_not_change_quantities(path):
     model = load(path)
     hidden, targets, heat = inputs(2 * head.CHUNK_ROWS + 5)
     found = head.token_quantities(model, hidden, targets, heat, {"logprob", "entropy"})
@@ -79,7 +79,7 @@ def test_what_is_added_to_logits_is_added_in_every_chunk(path):
     assert torch.allclose(found[0][1].double(), -(weights * expected.clamp(min=-1e9)).sum(1), atol=1e-5)
 
 
-def test_only_what_is_needed_comes_back_and_nothing_unknown(path):
+def test_only_needed_quantities_are_returned(path):
     model = load(path)
     hidden, targets, heat = inputs(3)
     assert set(head.token_quantities(model, hidden, targets, heat, {"entropy"})) == {"entropy"}
@@ -175,7 +175,7 @@ def test_a_chunk_of_another_size_shows_in_no_row(wide, dtype):
             assert all(torch.equal(alone[name], found[name][row]) for name in needs)
 
 
-def test_squares_of_probabilities_are_of_what_was_kept(path):
+def test_squares_of_probabilities_are_over_the_kept_ids(path):
     """Against the definition in float64; what was sampled greedily counts at temperature 1."""
     model = load(path)
     hidden, targets, _ = inputs(head.CHUNK_ROWS + 3)

@@ -44,7 +44,7 @@ def test_a_name_in_the_cache_is_its_snapshot(tmp_path: Path) -> None:
     assert done.stdout.strip() == str(snapshot), done.stderr
 
 
-def test_what_is_in_the_cache_needs_no_answer_from_the_hub(tmp_path: Path) -> None:
+def test_a_cached_model_needs_no_answer_from_the_hub(tmp_path: Path) -> None:
     snapshot = cache(tmp_path, FILES)
     with socket.create_server(("127.0.0.1", 0)) as hub:  # takes connections and never answers
         done = found("owner/name", tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{hub.getsockname()[1]}")

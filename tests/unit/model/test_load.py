@@ -78,7 +78,7 @@ def test_a_constant_that_logits_are_multiplied_by_is_found(scale, dtype, tmp_pat
 
 
 @pytest.mark.parametrize("family", ["opt", "biogpt", "phimoe"])
-def test_nothing_is_left_to_chance_with_gradient_checkpointing(family, tmp_path):
+def test_gradient_checkpointing_samples_nothing(family, tmp_path):
     """Dropout and noise of routers, whatever they are called, are off in training too."""
     model, again = (
         load(tiny_model(family, tmp_path, num_key_value_heads=4), gradient_checkpointing=True) for _ in range(2)
@@ -140,7 +140,7 @@ def test_a_window_that_the_library_masks_by_and_does_not_tell_is_refused(tmp_pat
         load(tmp_path, numerics="fast")
 
 
-def test_a_window_is_what_it_was_after_the_proof(tmp_path):
+def test_the_proof_restores_the_window(tmp_path):
     model = load(tiny_model("gemma2", tmp_path))
     windows = [layer.self_attn.sliding_window for layer in model.module.model.layers]
     assert (model.config.sliding_window, windows) == (24, [24, None])

@@ -75,7 +75,7 @@ def test_an_untrained_adapter_is_the_model_to_the_bit(base, dtype, numerics):
 
 
 @numerics_of_experts
-def test_it_computes_what_is_merged(base, tmp_path, numerics):
+def test_an_adapter_computes_the_same_as_its_merge(base, tmp_path, numerics):
     model = load(adapter_of(base, tmp_path), numerics=numerics)
     merged = load(base, numerics=numerics)
     plain = logits(merged)
@@ -187,7 +187,7 @@ def test_layers_of_gpt2_lie_the_other_way_round(tmp_path):
     assert targeted(merged.module, "default") == [f"transformer.h.{layer}.attn.c_attn" for layer in range(2)]
 
 
-def test_which_layers_are_meant(qwen3):
+def test_target_modules_select_layers(qwen3):
     module = load(qwen3).module
     ends = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     assert {name.rpartition(".")[2] for name in targeted(module, "all-linear")} == set(ends)
@@ -233,7 +233,7 @@ def test_an_adapter_of_layers_leaves_experts_as_they_are(tmp_path):
     assert load(base).parts and all(part.adapted is None for part in load(base).parts if isinstance(part, RowExperts))
 
 
-def test_what_is_no_factor_and_what_is_no_pattern_are_refused(qwen3, tmp_path):
+def test_invalid_factors_and_patterns_are_refused(qwen3, tmp_path):
     folder = tiny_adapter(qwen3, tmp_path / "adapter")
     tensors, settings = load_file(folder / TENSORS), json.loads((folder / CONFIG).read_text())
     for name in ("lm_head.weight", "model.embed_tokens.lora_embedding_A"):

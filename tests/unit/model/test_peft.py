@@ -123,7 +123,7 @@ def test_their_merge_is_ours(base, tmp_path):
 @pytest.mark.parametrize(
     ("family", "ours", "theirs"), [("phi3", "all-linear", "all-linear"), *((f, "default", None) for f in DEFAULTS)]
 )
-def test_what_is_targeted_by_one_word_is_what_is_there(tmp_path, family, ours, theirs):
+def test_targets_agree_with_the_peft_library(tmp_path, family, ours, theirs):
     from peft import LoraConfig, get_peft_model
 
     base = tiny_model(family, tmp_path / "base")

@@ -78,7 +78,7 @@ def threads():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OF_ONE)
-def test_an_element_is_the_same_at_every_place(name, dtype):
+def test_an_element_has_the_same_bits_at_every_position(name, dtype):
     function, x = OF_ONE[name], 3.0 * random(150_001, dtype=dtype)
     with RowWise() as mode:
         expected = torch.cat([function(piece) for piece in x[:300].split(1)])
@@ -123,7 +123,7 @@ def test_gradients_are_those_of_the_function(name):
     torch.testing.assert_close(x.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)
 
 
-def test_what_nobody_knows_is_noted():
+def test_unknown_functions_are_recorded():
     a, b = random(3, 4, 5), random(3, 5, 4)
     with RowWise() as mode:
         torch.bmm(a, b)
@@ -137,7 +137,7 @@ def test_what_nobody_knows_is_noted():
     assert mode.unknown == {"bmm", "matmul", "einsum", "sum", "cumsum", "div", "pow", "linear"}
 
 
-def test_what_nobody_knew_at_load_is_refused_later():
+def test_a_new_unknown_function_is_refused_after_the_proof():
     mode = RowWise()
     mode.is_proven = True
     a = random(3, 4)
@@ -146,7 +146,7 @@ def test_what_nobody_knew_at_load_is_refused_later():
         a.cumsum(-1)
 
 
-def test_what_is_safe_otherwise_is_not_where_it_adds_up():
+def test_safe_functions_with_summing_keywords_are_unknown():
     a, index = random(3, 4), torch.zeros(3, 4, dtype=torch.int64)
     with RowWise() as mode:
         torch.add(a, a), a.add_(a), a.scatter(0, index, a), torch.relu_(a)
@@ -158,7 +158,7 @@ def test_what_is_safe_otherwise_is_not_where_it_adds_up():
     assert mode.unknown == {"add", "sigmoid_", "silu", "index_put_"}
 
 
-def test_real_numbers_beside_complex_ones_are_what_they_were():
+def test_real_products_keep_their_bits_next_to_complex_ones():
     a = random(3, 4)
     with RowWise() as mode:
         z = torch.view_as_complex(a.view(3, 2, 2))
@@ -168,7 +168,7 @@ def test_real_numbers_beside_complex_ones_are_what_they_were():
     assert mode.unknown == {"mul"}
 
 
-def test_what_gives_no_numbers_of_a_row_is_not():
+def test_functions_without_numeric_results_are_ignored():
     a = random(3, 4)
     with RowWise() as mode:
         (

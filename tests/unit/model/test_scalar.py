@@ -71,7 +71,7 @@ def test_a_new_head_begins_at_zero_and_needs_to_be_asked_for(tmp_path):
         load(path, head="vector")
 
 
-def test_a_head_is_asked_for_what_it_gives(tmp_path):
+def test_logits_need_a_token_head_and_values_a_scalar_head(tmp_path):
     path = tiny_model("llama", tmp_path)
     hidden = torch.zeros(1, 48)
     with pytest.raises(BadInput, match="expected a head over tokens"):

@@ -104,7 +104,7 @@ def test_attention_in_chunks(tmp_path: Path, small_bytes: int) -> None:
             checked(path, small_bytes, numerics)
 
 
-def test_layers_that_differ_by_their_number_keep_what_is_theirs(tmp_path: Path) -> None:
+def test_per_layer_configs_are_shortened_by_kind(tmp_path: Path) -> None:
     """One of each kind, and one of each kind of those that read the keys of others."""
     kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 4
     path = tiny_model("gemma4_text", tmp_path, num_hidden_layers=12, layer_types=kinds, num_kv_shared_layers=6)

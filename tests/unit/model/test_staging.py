@@ -73,7 +73,7 @@ def test_committed_weights_leave_nothing_of_the_old_ones(tmp_path):
         assert part.product.packed.weights[0].data_ptr() == part.weight.data_ptr()
 
 
-def test_nothing_is_staged_that_does_not_fit(paths):
+def test_weights_that_do_not_fit_are_not_staged(paths):
     model = load(paths[0])
     state = model.state()
     name = next(iter(state))
@@ -82,7 +82,7 @@ def test_nothing_is_staged_that_does_not_fit(paths):
             StagedWeights(model, wrong)
 
 
-def test_what_failed_in_the_middle_goes_back(paths):
+def test_a_commit_that_fails_half_way_is_undone(paths):
     """As for a device that is lost between two parameters: the last of them takes no value."""
 
     class Lost:

@@ -163,7 +163,7 @@ def walked(name: str, thinking: bool, held: Constraint, walks: int) -> set[Any]:
 
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", PROVEN)
-def test_every_walk_is_a_reply_of_calls(name: str, thinking: bool) -> None:
+def test_random_walks_through_a_grammar_parse_as_calls(name: str, thinking: bool) -> None:
     seen = walked(name, thinking, constraint(*ALLOWED.values()), 5)
     assert 0 not in seen and len(seen & ALLOWED.keys()) > 1
 
@@ -172,7 +172,7 @@ def test_every_walk_is_a_reply_of_calls(name: str, thinking: bool) -> None:
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("name", SMALL)
-def test_many_walks_are_replies_of_calls(name: str, thinking: bool, parallel: bool) -> None:
+def test_many_random_walks_parse_as_calls(name: str, thinking: bool, parallel: bool) -> None:
     format = call_format(renderer_of(name, thinking), renderer_of(name, thinking).tokenizer)
     seen = walked(name, thinking, constraint(*ALLOWED.values(), parallel=parallel), 150)
     assert ALLOWED.keys() | {1, "text"} <= seen
@@ -182,14 +182,14 @@ def test_many_walks_are_replies_of_calls(name: str, thinking: bool, parallel: bo
 
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", [name for name in PROVEN if name not in TEXT_MAY_CALL])
-def test_every_walk_is_a_text_or_a_reply_of_allowed_calls(name: str, thinking: bool) -> None:
+def test_random_walks_parse_as_text_or_allowed_calls(name: str, thinking: bool) -> None:
     assert ("text", True) in walked(name, thinking, constraint(*ALLOWED.values(), text=True), 5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", [name for name in SMALL if name not in TEXT_MAY_CALL])
-def test_many_walks_are_texts_and_allowed_calls(name: str, thinking: bool) -> None:
+def test_many_random_walks_parse_as_text_or_allowed_calls(name: str, thinking: bool) -> None:
     seen = walked(name, thinking, constraint(*ALLOWED.values(), text=True), 150)
     assert {0, 1, ("text", True), ("text", False)} <= seen and len(seen & ALLOWED.keys()) > 1
 
@@ -235,7 +235,7 @@ def accepts(renderer: Any, allowed: Any, tokens: Sequence[int]) -> None:
 
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", PROVEN)
-def test_what_the_format_itself_writes_is_allowed_and_text_is_not(name: str, thinking: bool) -> None:
+def test_rendered_calls_are_allowed_and_text_is_not(name: str, thinking: bool) -> None:
     renderer = renderer_of(name, thinking)
     allowed = rule(renderer, constraint(*ALLOWED.values()))
     replies = written(name, thinking)
@@ -247,7 +247,7 @@ def test_what_the_format_itself_writes_is_allowed_and_text_is_not(name: str, thi
 
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", [name for name in PROVEN if name not in TEXT_MAY_CALL])
-def test_texts_and_calls_that_the_format_writes_are_allowed_where_both_may_be(name: str, thinking: bool) -> None:
+def test_rendered_texts_and_calls_are_allowed_if_both_may_be(name: str, thinking: bool) -> None:
     renderer = renderer_of(name, thinking)
     allowed = rule(renderer, constraint(*ALLOWED.values(), text=True))
     replies = written(name, thinking, ("", "Hi <b>there</b>."))
@@ -265,7 +265,7 @@ def test_texts_and_calls_that_the_format_writes_are_allowed_where_both_may_be(na
             accepts(renderer, allowed, forbidden)
 
 
-def test_a_reply_of_text_alone_is_not_allowed_where_a_call_has_to_be() -> None:
+def test_a_reply_without_a_call_is_not_allowed_under_required() -> None:
     renderer = toy_renderer()
     allowed = rule(renderer, constraint(LOOK))
     with pytest.raises(ValueError, match="expected tokens that it allows"):
@@ -308,7 +308,7 @@ def spec(name: str = "a", **parameters: Any) -> ToolSpec:
         ("llama-3", constraint(LOOK, text=True), "a format in which a token of its own begins a call"),
     ],
 )
-def test_what_cannot_be_called_is_refused(format: str, held: Constraint, message: str) -> None:
+def test_invalid_tools_are_refused(format: str, held: Constraint, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         rule(renderer_of(format, False), held)
 
@@ -405,7 +405,7 @@ def test_values_between_quotes_of_their_own_keep_to_their_schemas() -> None:
 
 
 @pytest.mark.parametrize("text", [False, True])
-def test_a_thought_that_the_prompt_has_begun_is_ended_first(text: bool) -> None:
+def test_a_thought_begun_by_the_prompt_ends_before_the_call(text: bool) -> None:
     """Behind an answer of a tool, gemma4 begins the thought; behind a question, the policy does."""
     renderer = renderer_of("gemma4", True)
     called = Message(role="assistant", tool_calls=(ToolCall(id="call_0", name="ping", arguments={}),))

@@ -70,7 +70,7 @@ PIECES = st.sampled_from(
 
 @settings(max_examples=300, deadline=None)
 @given(text=st.lists(PIECES | st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=8)).map("".join))
-def test_any_text_has_the_same_ids(tokenizer: Tokenizer, quick: TextEncoder, text: str) -> None:
+def test_random_texts_have_equal_ids(tokenizer: Tokenizer, quick: TextEncoder, text: str) -> None:
     assert quick.encode(text) == plain(tokenizer, text)
 
 
@@ -87,12 +87,12 @@ def test_several_threads_encode_at_once(tokenizer: Tokenizer, quick: TextEncoder
     assert found == [plain(tokenizer, text) for text in texts] * 4
 
 
-def test_every_token_is_tried(tokenizer: Tokenizer) -> None:
+def test_proofs_cover_every_token(tokenizer: Tokenizer) -> None:
     tried = {id for text in proofs(tokenizer) for id in plain(tokenizer, text)}
     assert len(tried) > 0.8 * tokenizer.get_vocab_size(), "others are halves of characters, or merge with neighbours"
 
 
-def test_it_is_loaded_where_much_text_comes_and_nothing_changes() -> None:
+def test_fastokens_loads_after_much_text_with_equal_ids() -> None:
     tokenizer = trained("qwen2")
     encoder = TextEncoder(tokenizer)
     rng = random.Random(1)
@@ -104,7 +104,7 @@ def test_it_is_loaded_where_much_text_comes_and_nothing_changes() -> None:
     assert [encoder.encode(text) for text in texts] == [plain(tokenizer, text) for text in texts]
 
 
-def test_a_tokenizer_that_it_does_not_know_stays() -> None:
+def test_an_unsupported_tokenizer_keeps_the_slow_encoder() -> None:
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     encoder = TextEncoder(tokenizer)
@@ -112,7 +112,7 @@ def test_a_tokenizer_that_it_does_not_know_stays() -> None:
     assert encoder.encode("a b c") == [0, 1, 2]
 
 
-def test_pieces_with_spaces_of_their_own_have_the_same_ids() -> None:
+def test_added_tokens_with_spaces_have_equal_ids() -> None:
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -125,7 +125,7 @@ def test_pieces_with_spaces_of_their_own_have_the_same_ids() -> None:
         assert encoder.encode(text) == plain(tokenizer, text)
 
 
-def test_a_process_that_forks_encodes_on() -> None:
+def test_a_forked_process_can_encode() -> None:
     tokenizer = trained("qwen2")
     encoder = TextEncoder(tokenizer)
     assert encoder.quicken()

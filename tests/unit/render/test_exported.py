@@ -101,7 +101,7 @@ def test_generation_begins_and_ends_as_in_the_run(folder, tmp_path):
     assert not settings.repetition_penalty or settings.repetition_penalty == 1.0
 
 
-def test_what_was_exported_is_exported_again_as_it_was(folder):
+def test_exporting_an_exported_template_changes_nothing(folder):
     source = read_chat_template(folder, {}).source
     for form in FORMS:
         text = template_in(form, source, thinking=True, ends=["<|im_end|>"])
@@ -119,7 +119,7 @@ def test_two_templates_by_tools_are_one(folder, tmp_path):
     assert texts == ["no tools\n", "tools\n"]
 
 
-def test_a_template_that_cannot_write_the_prompts_is_told(folder):
+def test_a_template_that_cannot_write_the_prompts_is_reported(folder):
     """A run whose prompts are those of another format: every one of them is counted, and the first is shown."""
     renderer, tokenizer = load_renderer(folder), load_tokenizer(folder)
     prompts = list(tried_prompts(renderer, (), thinking=False))
@@ -129,7 +129,7 @@ def test_a_template_that_cannot_write_the_prompts_is_told(folder):
     assert comparison.shown[0].startswith("<|im_start|>") and comparison.shown[1].startswith("user: Who?")
 
 
-def test_prompts_are_told_apart_by_why_they_differ(folder):
+def test_differing_prompts_are_counted_by_cause(folder):
     """Sampled ids that no tokenizer makes of their text; a reply that was sampled with other blanks; another format."""
     renderer, tokenizer = load_renderer(folder), load_tokenizer(folder)
     template = read_chat_template(folder, tokenizer.special)

@@ -37,7 +37,7 @@ def ids(allowed: bytes) -> set[int]:
     return {token for token in range(8 * len(allowed)) if number >> token & 1}
 
 
-def test_what_may_follow_is_what_the_grammar_says() -> None:
+def test_allowed_tokens_match_the_grammar() -> None:
     tokenizer, stop = toy_renderer().tokenizer, set(toy_renderer().stop_ids)
     grammar = grammar_of("regex", "(12|46)")
     assert {tokenizer.decode([token]) for token in ids(grammar([]))} <= {"1", "12", "4", "46"}
@@ -54,7 +54,7 @@ def test_what_may_follow_is_what_the_grammar_says() -> None:
     ("kind", "source"),
     [("regex", "(a|b"), ("json_schema", '{"type": "nothing"}'), ("json_schema", "{]"), ("lark", "start: nowhere")],
 )
-def test_what_does_not_compile_is_refused(kind: str, source: Any) -> None:
+def test_invalid_constraints_are_refused(kind: str, source: Any) -> None:
     with pytest.raises(BadInput, match="compile"):
         grammar_of(kind, source)
 

@@ -123,7 +123,7 @@ def test_the_length_of_a_thought_is_where_the_rest_of_the_reply_begins(name: str
 
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", [name for name, tags in FORMAT_TAGS.items() if tags.think])
-def test_a_thought_is_counted_to_its_end_whatever_tags_stand_where(name: str, thinking: bool) -> None:
+def test_a_thought_is_counted_to_its_end_for_any_order_of_tags(name: str, thinking: bool) -> None:
     """Of every order of up to four tags and words: the ids that are counted have the whole thought and nothing else,
     and stop behind its end, at a tag, or where the reply ends."""
     renderer = format_renderer(name, thinking)
@@ -174,7 +174,7 @@ def random_reply(renderer, chance: random.Random) -> tuple[list[int], list[int]]
 
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", ["template", *FORMAT_TAGS])
-def test_pieces_are_a_beginning_of_the_whole_reply(name: str, thinking: bool) -> None:
+def test_pieces_are_a_prefix_of_the_parsed_reply(name: str, thinking: bool) -> None:
     renderer, chance = renderer_of(name, thinking), random.Random(f"{name}{thinking}")
     for _ in range(150):
         check(renderer, *random_reply(renderer, chance))
@@ -195,7 +195,7 @@ def check_every_order(renderer, most: int, texts: Sequence[str] = ()) -> None:
 
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", FORMAT_TAGS)
-def test_pieces_are_a_beginning_in_every_order_of_three_tags(name: str, thinking: bool) -> None:
+def test_pieces_are_a_prefix_for_every_order_of_three_tags(name: str, thinking: bool) -> None:
     check_every_order(renderer_of(name, thinking), 3)
 
 
@@ -213,14 +213,14 @@ def test_a_thought_whose_tags_are_no_ids_waits(name: str, tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", FORMAT_TAGS)
-def test_pieces_are_a_beginning_in_every_order_of_five_tags(name: str, thinking: bool) -> None:
+def test_pieces_are_a_prefix_for_every_order_of_five_tags(name: str, thinking: bool) -> None:
     check_every_order(renderer_of(name, thinking), 5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", ["template", *FORMAT_TAGS])
-def test_pieces_of_many_replies_are_a_beginning_of_them(name: str, thinking: bool) -> None:
+def test_pieces_of_many_random_replies_are_a_prefix(name: str, thinking: bool) -> None:
     renderer = renderer_of(name, thinking)
     for seed in range(5000):
         check(renderer, *random_reply(renderer, random.Random(seed)))
@@ -250,7 +250,7 @@ def test_a_thought_is_shown_as_it_is_sampled(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["template", "qwen3", "qwen3.5"])
 @pytest.mark.parametrize("value", ["[" * 100_000, "1" * 5000], ids=["deep", "long"])
-def test_a_call_that_breaks_the_parser_is_malformed_and_no_other_is(name: str, value: str) -> None:
+def test_only_the_call_that_breaks_the_parser_is_malformed(name: str, value: str) -> None:
     renderer = renderer_of(name, True)
 
     def called(value: str) -> str:
@@ -293,7 +293,7 @@ def test_a_call_that_breaks_the_parser_takes_no_text_back(name: str, value: str)
         assert whole.tool_calls == tuple(piece.call for piece in pieces if piece.call is not None)
 
 
-def test_a_format_of_other_tags_says_nothing_before_the_end() -> None:
+def test_a_format_without_known_tags_emits_nothing_before_the_end() -> None:
     renderer = format_renderer("inkling")
     tokens = renderer.tokenizer.encode("It is 4.")
     assert check(renderer, tokens, range(1, len(tokens))) == []

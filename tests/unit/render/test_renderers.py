@@ -127,7 +127,7 @@ def test_a_known_family_needs_no_template_but_a_changed_template_wins(tmp_path):
     assert load_renderer(changed, "qwen3").name == "qwen3"
 
 
-def test_an_end_that_only_the_checkpoint_names_is_followed_by_the_one_of_the_template(tmp_path):
+def test_a_checkpoints_own_end_id_is_followed_by_the_templates_end(tmp_path):
     folder = with_template(tmp_path, HERMES)
     end = load_renderer(folder).tokenizer.added_tokens["<|endoftext|>"]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
@@ -141,7 +141,7 @@ def test_an_end_that_only_the_checkpoint_names_is_followed_by_the_one_of_the_tem
 
 
 @pytest.mark.parametrize("thinking", [False, True])
-def test_both_ways_write_the_same_text_for_the_same_template(thinking):
+def test_library_and_difference_render_the_same_text(thinking):
     ours, theirs = (toy_renderer(name=name, thinking=thinking) for name in BOTH)
     for conversation in CONVERSATIONS:
         for generation in (False, True):
@@ -209,7 +209,7 @@ MALFORMED = (
 
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("body", MALFORMED)
-def test_malformed_calls_keep_what_was_written(name, body):
+def test_malformed_calls_keep_their_raw_text(name, body):
     renderer = toy_renderer(name=name)
     reply = renderer.parse(renderer.tokenizer.encode(f"<tool_call>\n{body}\n</tool_call><|im_end|>"), (TOOL,))
     (parsed,) = reply.tool_calls
@@ -252,7 +252,7 @@ def test_thoughts_are_parsed_apart(name):
     assert renderer.parse(reply_tokens(renderer, reply), ()) == reply
 
 
-def test_a_demonstration_that_no_prompt_leads_to_is_refused():
+def test_a_demonstration_that_does_not_continue_its_prompt_is_refused():
     renderer = toy_renderer()
     with pytest.raises(BadInput, match="leave out the reasoning"):
         demonstration_tokens(renderer, [user("Hi"), say("Yes.", reasoning="Hm.")])
@@ -269,7 +269,7 @@ def test_a_lone_surrogate_in_a_message_does_not_stop_a_run():
     assert "a?b" in renderer.decode(renderer.render([Message(role="user", content="a\ud800b")], ()).tokens)
 
 
-def test_what_is_remembered_is_never_taken_for_what_only_compares_equal():
+def test_the_render_cache_tells_apart_values_that_compare_equal():
     renderer = toy_renderer()
 
     def ids(x: object) -> tuple[int, ...]:

@@ -80,7 +80,7 @@ VALUES: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("name", ["template", *FORMATS])
-def test_what_a_format_writes_of_a_call_is_what_is_read(name: str) -> None:
+def test_a_rendered_call_parses_to_its_arguments(name: str) -> None:
     renderer = renderer_of(name)
     for arguments in VALUES:
         tokens = written(name, **arguments)
@@ -99,7 +99,7 @@ def test_a_value_that_holds_the_closing_tag_is_malformed_or_kept_and_never_cut(n
     assert kept or f"a{tag}b" in call.raw
 
 
-def test_a_type_is_what_every_part_of_a_schema_allows() -> None:
+def test_types_of_a_schema_are_the_intersection_of_its_parts() -> None:
     assert kinds_of({}) == kinds_of(True) > kinds_of({"type": "number"}) == {"integer", "number"}
     assert kinds_of({"type": ["string", "null"], "enum": ["a", None, 1]}) == {"string", "null"}
     assert kinds_of({"allOf": [{"anyOf": [TEXT, {"type": "array"}]}, {"type": ["array", "object"]}]}) == {"array"}
@@ -118,7 +118,7 @@ def tag_of(name: str, place: int) -> str:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_reply_begins_in_a_thought_where_the_library_says_so_of_the_whole_prompt(name: str) -> None:
+def test_thinks_agrees_with_the_library_on_the_whole_prompt(name: str) -> None:
     """The answer is remembered by the end of the prompt alone."""
     renderer = renderer_of(name, True)
     encode = renderer.tokenizer.encode
@@ -174,7 +174,7 @@ def test_without_tools_a_reply_is_text(name: str, thinking: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["template", *(name for name in FORMATS if name not in NO_TOOLS)])
-def test_a_malformed_call_of_a_history_keeps_its_name_in_the_formats_own_markup(name: str) -> None:
+def test_a_malformed_call_in_the_history_keeps_its_tool_name(name: str) -> None:
     renderer = renderer_of(name)
     id = "functions.edit:0" if name.startswith("kimi") else "call_0"
     answer = Message(role="tool", content="No.", tool_call_id=id, name="edit")

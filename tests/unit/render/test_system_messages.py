@@ -35,7 +35,7 @@ def text(renderer: Any, *messages: Message) -> str:
 
 
 @pytest.mark.parametrize("name", ["template", *FORMATS])
-def test_every_system_message_is_said_in_its_place(name: str) -> None:
+def test_every_system_message_is_rendered_where_it_was_sent(name: str) -> None:
     renderer = renderer_of(name)
     leading = text(renderer, A, B, USER)
     assert leading.index(A.content) < leading.index(B.content) < leading.index(USER.content)
@@ -53,7 +53,7 @@ def test_every_system_message_is_said_in_its_place(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in NO_TOOLS])
-def test_beside_tools_system_messages_are_said_in_their_places_too(name: str) -> None:
+def test_with_tools_system_messages_are_rendered_where_they_were_sent(name: str) -> None:
     """Llama 3 has the tools in the message behind its first one, which must be a user's."""
     renderer = renderer_of(name)
     for messages in ((A, B, USER), (A, USER, REPLY, NEXT, C), (A, B, USER, REPLY, C, NEXT)):
@@ -63,7 +63,7 @@ def test_beside_tools_system_messages_are_said_in_their_places_too(name: str) ->
 
 
 @pytest.mark.parametrize("name", ["qwen3.5", "nemotron-3"])
-def test_a_reminder_joins_the_users_message_before_it_else_the_one_behind_it(name: str) -> None:
+def test_a_reminder_joins_the_preceding_or_else_the_following_user_message(name: str) -> None:
     renderer = renderer_of(name)
     reminder = "<system-reminder>\nRule C.\n</system-reminder>"
     assert f"Why?\n\n{reminder}" in text(renderer, USER, REPLY, NEXT, C)

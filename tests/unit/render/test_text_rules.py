@@ -57,7 +57,7 @@ def told(path: Path, sampling: Sampling, constraints: tuple[Constraint | None, .
     return asyncio.run(main())
 
 
-def test_a_conversation_goes_on_behind_a_stop_string(path: Path) -> None:
+def test_a_conversation_continues_after_a_stop_string(path: Path) -> None:
     segments, replies = told(path, Sampling(stop_strings=("e", "1"), max_tokens=200), (None, None, None))
     turns = [segment for segment in segments if segment.model]
     assert [segment.parent for segment in segments] == [None, 0, 1, 2, 3, 4], "one branch: nothing was encoded again"
@@ -79,18 +79,18 @@ def test_a_constraint_holds_for_the_one_reply(path: Path) -> None:
     assert all(re.fullmatch(pattern, reply.content) for pattern, reply in zip(patterns, replies, strict=True))
 
 
-def test_a_reply_of_its_own_constraint_needs_no_minimum(path: Path) -> None:
+def test_a_per_reply_constraint_overrides_min_tokens(path: Path) -> None:
     segments, _ = told(path, Sampling(min_tokens=20, max_tokens=60), (DIGITS,))
     assert segments[1].sampling.min_tokens == 0 and len(segments[1].tokens) < 10
 
 
-def test_nothing_is_sampled_under_what_does_not_compile(path: Path) -> None:
+def test_requests_with_invalid_text_rules_are_refused(path: Path) -> None:
     with pytest.raises(BadInput, match="regex: expected one that compiles"):
         told(path, Sampling(), (Constraint(kind="regex", source="("),))
 
 
 @pytest.mark.parametrize("text", [{"stop_strings": ("a",)}, {"constraint": DIGITS}])
-def test_text_that_nobody_reads_is_refused(path: Path, text: dict[str, Any]) -> None:
+def test_unbound_stop_strings_and_constraints_are_refused(path: Path, text: dict[str, Any]) -> None:
     async def main() -> None:
         engine = NativeEngine(load(path), EngineConfig(), threads=1)
         try:

@@ -68,12 +68,12 @@ def cache_folder() -> Path:
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode != 0:
         raise RuntimeError(
-            f"{' '.join(command)}: exit status {done.returncode}\n" + "\n".join(done.stderr.splitlines()[-20:])
+            f"{' '.join(command)}: exit status {process.returncode}\n" + "\n".join(process.stderr.splitlines()[-20:])
         )
-    return done.stdout
+    return process.stdout
 
 
 def _cpu() -> str:

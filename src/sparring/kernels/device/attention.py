@@ -75,8 +75,8 @@ def _tile(
 
 
 @triton.jit
-def _keys_of(table, position, there, g, page_size, page_stride, slot_stride, head_stride):
-    page = tl.load(table + position // page_size, mask=there, other=0).to(tl.int64)
+def _keys_of(table, position, valid, g, page_size, page_stride, slot_stride, head_stride):
+    page = tl.load(table + position // page_size, mask=valid, other=0).to(tl.int64)
     return page * page_stride + (position % page_size) * slot_stride + g * head_stride
 
 
@@ -143,11 +143,11 @@ def _write(
     count = tl.load(cu_rows + b + 1) - first
     nth = tile * POSITIONS + tl.arange(0, POSITIONS)
     position = tl.load(lengths + b) - count + nth
-    there = nth < count
-    target = _keys_of(tables + b * table_width, position, there, g, page_size, page_stride, slot_stride, head_stride)
+    valid = nth < count
+    target = _keys_of(tables + b * table_width, position, valid, g, page_size, page_stride, slot_stride, head_stride)
     depth = tl.arange(0, DEPTH)
     row = ((first + nth).to(tl.int64) * tl.num_programs(1) + g) * d
-    mask = there[:, None] & (depth[None, :] < d)
+    mask = valid[:, None] & (depth[None, :] < d)
     new = row[:, None] + depth[None, :]
     old = target[:, None] + depth[None, :]
     tl.store(keys + old, tl.load(k + new, mask=mask, other=0.0), mask=mask)
@@ -231,9 +231,9 @@ def _backward_queries(
         for block in range(begin, end, KEYS):
             at = block + tl.arange(0, KEYS)
             nth = _keys_of(tables + b * table_width, at, at < end, g, 1, slot_stride, 0, head_stride)
-            there = (at[None, :] < end) & (depth[:, None] < d)
-            keys = tl.load(k + nth[None, :] + depth[:, None], mask=there, other=0.0)
-            values = tl.load(v + nth[None, :] + depth[:, None], mask=there, other=0.0)
+            valid = (at[None, :] < end) & (depth[:, None] < d)
+            keys = tl.load(k + nth[None, :] + depth[:, None], mask=valid, other=0.0)
+            values = tl.load(v + nth[None, :] + depth[:, None], mask=valid, other=0.0)
             if WIDE:
                 keys, values = keys.to(tl.float32), values.to(tl.float32)
             s, bend = _scores(queries, keys, position, at, scale, WINDOW, CAP)
@@ -259,10 +259,10 @@ def _backward_keys(
     if block < length:
         depth = tl.arange(0, DEPTH)
         at = block + tl.arange(0, KEYS)
-        there = (at[:, None] < length) & (depth[None, :] < d)
+        valid = (at[:, None] < length) & (depth[None, :] < d)
         nth = _keys_of(tables + b * table_width, at, at < length, g, 1, slot_stride, 0, head_stride)
-        keys = tl.load(k + nth[:, None] + depth[None, :], mask=there, other=0.0)
-        values = tl.load(v + nth[:, None] + depth[None, :], mask=there, other=0.0)
+        keys = tl.load(k + nth[:, None] + depth[None, :], mask=valid, other=0.0)
+        values = tl.load(v + nth[:, None] + depth[None, :], mask=valid, other=0.0)
         if WIDE:
             keys, values = keys.to(tl.float32), values.to(tl.float32)
         of_keys = tl.zeros((KEYS, DEPTH), tl.float32)
@@ -287,8 +287,8 @@ def _backward_keys(
             ds = p * (tl.dot(slope_out, tl.trans(values), input_precision="ieee") - pull[:, None]) * bend * scale
             of_keys = tl.dot(tl.trans(ds.to(keys.dtype)), queries, of_keys, input_precision="ieee")
         target = ((tl.load(cu_lengths + b) + at).to(tl.int64) * tl.num_programs(1) + g)[:, None] * d + depth[None, :]
-        tl.store(dk + target, of_keys, mask=there)
-        tl.store(dv + target, of_values, mask=there)
+        tl.store(dk + target, of_keys, mask=valid)
+        tl.store(dv + target, of_values, mask=valid)
 
 
 def attend_backward(

@@ -70,8 +70,8 @@ def _product(
         total += of_part
     if BIASED:
         total += tl.load(bias + output, mask=output < M, other=0.0).to(tl.float32)[None, :]
-    there = (row[:, None] < N) & (output[None, :] < M)
-    tl.store(y + (part.to(tl.int64) * N + row[:, None]) * M + output[None, :], total.to(y.dtype.element_ty), mask=there)
+    valid = (row[:, None] < N) & (output[None, :] < M)
+    tl.store(y + (part.to(tl.int64) * N + row[:, None]) * M + output[None, :], total.to(y.dtype.element_ty), mask=valid)
 
 
 @triton.jit

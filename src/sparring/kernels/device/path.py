@@ -98,7 +98,7 @@ class DevicePath(TorchOperations):
         walk, cu_lengths, paths = self._walk(cu_seqlens, shared, len(q))
         dq, *key_gradients = self._attention.attend_backward((q, k, v, out, logsumexp), grad, walk, cu_lengths, form)
         if paths:
-            key_gradients = [_gathered(part, paths, len(k)) for part in key_gradients]
+            key_gradients = [_sum_positions(part, paths, len(k)) for part in key_gradients]
         return dq, key_gradients[0].to(k.dtype), key_gradients[1].to(v.dtype)
 
     def _walk(
@@ -178,7 +178,7 @@ class DevicePath(TorchOperations):
         return tokens, logprobs
 
 
-def _gathered(by_path: torch.Tensor, paths: list[torch.Tensor], rows: int) -> torch.Tensor:
+def _sum_positions(by_path: torch.Tensor, paths: list[torch.Tensor], rows: int) -> torch.Tensor:
     """Sum by_path [sum of lengths, G, d], positions of all sequences, at each row, in the order of the sequences."""
     total = by_path.new_zeros(rows, *by_path.shape[1:])
     for path, part in zip(paths, by_path.split([len(path) for path in paths]), strict=True):

@@ -17,17 +17,17 @@ def _add_norm(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * D
     at = tl.arange(0, BLOCK)
-    there = at < D
-    wide = tl.load(x + row + at, mask=there, other=0.0).to(tl.float32)
+    valid = at < D
+    wide = tl.load(x + row + at, mask=valid, other=0.0).to(tl.float32)
     if ADDED:
-        wide += tl.load(y + row + at, mask=there, other=0.0).to(tl.float32)
+        wide += tl.load(y + row + at, mask=valid, other=0.0).to(tl.float32)
         rounded = wide.to(x.dtype.element_ty)
-        tl.store(total + row + at, rounded, mask=there)
+        tl.store(total + row + at, rounded, mask=valid)
         wide = rounded.to(tl.float32)
     inverse = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / D + eps)
     normed = (wide * inverse).to(x.dtype.element_ty).to(tl.float32)
-    scaled = normed * tl.load(weight + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + row + at, scaled.to(x.dtype.element_ty), mask=there)
+    scaled = normed * tl.load(weight + at, mask=valid, other=0.0).to(tl.float32)
+    tl.store(out + row + at, scaled.to(x.dtype.element_ty), mask=valid)
 
 
 def add_rms_norm(
@@ -52,23 +52,23 @@ def _split_heads(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     at = tl.arange(0, BLOCK)
-    there = at < d // 2
+    valid = at < d // 2
     kind = qkv.dtype.element_ty
     first = qkv + token * stride + head * d + at
-    a = tl.load(first, mask=there, other=0.0).to(tl.float32)
-    b = tl.load(first + d // 2, mask=there, other=0.0).to(tl.float32)
+    a = tl.load(first, mask=valid, other=0.0).to(tl.float32)
+    b = tl.load(first + d // 2, mask=valid, other=0.0).to(tl.float32)
     if head < H + G:
         if NORMED:
             inverse = 1.0 / tl.sqrt(tl.sum(a * a + b * b, 0) / d + eps)
             weight = (q_weight if head < H else k_weight) + at
-            a = (a * inverse).to(kind).to(tl.float32) * tl.load(weight, mask=there, other=0.0).to(tl.float32)
-            b = (b * inverse).to(kind).to(tl.float32) * tl.load(weight + d // 2, mask=there, other=0.0).to(tl.float32)
+            a = (a * inverse).to(kind).to(tl.float32) * tl.load(weight, mask=valid, other=0.0).to(tl.float32)
+            b = (b * inverse).to(kind).to(tl.float32) * tl.load(weight + d // 2, mask=valid, other=0.0).to(tl.float32)
             a, b = a.to(kind).to(tl.float32), b.to(kind).to(tl.float32)
         angles = token * d + at
-        cos_a = tl.load(cos + angles, mask=there, other=0.0).to(tl.float32)
-        cos_b = tl.load(cos + angles + d // 2, mask=there, other=0.0).to(tl.float32)
-        sin_a = tl.load(sin + angles, mask=there, other=0.0).to(tl.float32)
-        sin_b = tl.load(sin + angles + d // 2, mask=there, other=0.0).to(tl.float32)
+        cos_a = tl.load(cos + angles, mask=valid, other=0.0).to(tl.float32)
+        cos_b = tl.load(cos + angles + d // 2, mask=valid, other=0.0).to(tl.float32)
+        sin_a = tl.load(sin + angles, mask=valid, other=0.0).to(tl.float32)
+        sin_b = tl.load(sin + angles + d // 2, mask=valid, other=0.0).to(tl.float32)
         turned = a * cos_a - b * sin_a
         b = b * cos_b + a * sin_b
         a = turned
@@ -78,8 +78,8 @@ def _split_heads(
         target = k + (token * G + head - H) * d
     else:
         target = v + (token * G + head - H - G) * d
-    tl.store(target + at, a.to(kind), mask=there)
-    tl.store(target + d // 2 + at, b.to(kind), mask=there)
+    tl.store(target + at, a.to(kind), mask=valid)
+    tl.store(target + d // 2 + at, b.to(kind), mask=valid)
 
 
 def split_heads(
@@ -109,10 +109,10 @@ def split_heads(
 def _swiglu(gate_up, y, width, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = at < width
-    gate = tl.load(gate_up + row * stride + at, mask=there, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * stride + width + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(y + row * width + at, (gate / (1.0 + tl.exp(-gate)) * up).to(y.dtype.element_ty), mask=there)
+    valid = at < width
+    gate = tl.load(gate_up + row * stride + at, mask=valid, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * stride + width + at, mask=valid, other=0.0).to(tl.float32)
+    tl.store(y + row * width + at, (gate / (1.0 + tl.exp(-gate)) * up).to(y.dtype.element_ty), mask=valid)
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:

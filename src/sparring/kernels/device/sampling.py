@@ -93,14 +93,14 @@ def keep(
     order = torch.sort(logits, dim=1, descending=True, stable=True).indices
     ordered = weights.gather(1, order)
     rank = torch.arange(logits.shape[1], device=logits.device)
-    left = (top_k <= 0) | (rank < top_k)
-    sums = running_sum(torch.where(left, ordered, 0.0))
+    mask = (top_k <= 0) | (rank < top_k)
+    sums = running_sum(torch.where(mask, ordered, 0.0))
     # the shortest prefix that reaches top_p: tokens whose preceding sum is below it
     before = torch.nn.functional.pad(sums[:, :-1], (1, 0))
-    left = left & ((top_p >= 1) | (before < top_p.double() * sums[:, -1:]))
-    left = left & (ordered > 0) & (ordered >= min_p)
-    left[:, 0] |= ~left.any(1)  # a row of NaN
-    return torch.zeros_like(left).scatter_(1, order, left)
+    mask = mask & ((top_p >= 1) | (before < top_p.double() * sums[:, -1:]))
+    mask = mask & (ordered > 0) & (ordered >= min_p)
+    mask[:, 0] |= ~mask.any(1)  # a row of NaN
+    return torch.zeros_like(mask).scatter_(1, order, mask)
 
 
 def _invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:

@@ -190,12 +190,12 @@ class TorchPath(TorchOperations):
         if kept is not None:
             wide = torch.zeros_like(saved[0])
             for n, ids in _limits(kept):
-                there = slice(None) if ids is None else ids
+                selection = slice(None) if ids is None else ids
                 logits, targets, *others = (t[n : n + 1] for t in saved)
                 target = targets if ids is None else (ids == targets).nonzero()[:, 0]
                 by_entropy = None if grad_entropy is None else grad_entropy[n : n + 1]
-                narrow = (logits[:, there], target, *others)
-                wide[n, there] = self.token_logprobs_backward(narrow, grad_logprob[n : n + 1], by_entropy)[0]
+                narrow = (logits[:, selection], target, *others)
+                wide[n, selection] = self.token_logprobs_backward(narrow, grad_logprob[n : n + 1], by_entropy)[0]
             return wide
         return logits_gradient(saved, grad_logprob, grad_entropy)
 
@@ -282,7 +282,7 @@ def _attend_tile(
         part = torch.stack(
             [torch.mm(a, b.t()) for a, b in zip(q, k[block : block + KEYS].transpose(0, 1), strict=True)]
         )
-        hidden = _hidden(rows, torch.arange(block, block + KEYS), form)
+        hidden = _masked(rows, torch.arange(block, block + KEYS), form)
         scores.append(_capped(part * form.scale, form.cap).masked_fill(hidden, float("-inf")))
     maximum = torch.stack([part.amax(-1) for part in scores]).amax(0).unsqueeze(-1)
     out, total = torch.zeros_like(q), torch.zeros(q.shape[:2])
@@ -307,7 +307,7 @@ def _attend_backward(
     group = q.shape[0] // k.shape[0]
     wide_k, wide_v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
     positions = torch.arange(k.shape[1])
-    hidden = _hidden(positions[k.shape[1] - q.shape[1] :], positions, form)
+    hidden = _masked(positions[k.shape[1] - q.shape[1] :], positions, form)
     scores = _capped(q @ wide_k.transpose(1, 2) * form.scale, form.cap)
     p = torch.exp(scores.masked_fill(hidden, float("-inf")) - logsumexp.unsqueeze(-1))
     slope = p * (grad @ wide_v.transpose(1, 2) - (grad * out).sum(-1, keepdim=True)) * form.scale
@@ -317,7 +317,7 @@ def _attend_backward(
     return slope @ wide_k, dk.unflatten(0, (-1, group)).sum(1), dv.unflatten(0, (-1, group)).sum(1)
 
 
-def _hidden(rows: torch.Tensor, keys: torch.Tensor, form: AttentionForm) -> torch.Tensor:
+def _masked(rows: torch.Tensor, keys: torch.Tensor, form: AttentionForm) -> torch.Tensor:
     """Return the mask [rows, keys] of key positions that query positions may not read."""
     distance = rows.unsqueeze(1) - keys
     hidden = distance < 0
@@ -348,12 +348,12 @@ def _keep(logits: torch.Tensor, weights: torch.Tensor, limits: tuple[int, float,
     top_k, top_p, min_p = limits
     ids = torch.sort(logits, descending=True, stable=True).indices
     ids = ids[:top_k] if top_k > 0 else ids
-    left = weights[ids]
+    weights_left = weights[ids]
     if top_p < 1.0:
-        reached = left.cumsum(0) >= float(torch.tensor(top_p)) * left.sum()
+        reached = weights_left.cumsum(0) >= float(torch.tensor(top_p)) * weights_left.sum()
         count = int(reached.int().argmax()) + 1 if bool(reached.any()) else len(ids)
-        ids, left = ids[:count], left[:count]
-    ids = ids[(left > 0) & (left >= min_p)].sort().values
+        ids, weights_left = ids[:count], weights_left[:count]
+    ids = ids[(weights_left > 0) & (weights_left >= min_p)].sort().values
     return ids if len(ids) else ids.new_zeros(1)  # a row of NaN
 
 

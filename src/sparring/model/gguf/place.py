@@ -56,7 +56,7 @@ def converted(file: Path) -> Path:
         BadInput: the file cannot be converted (see `convert`), or the cache cannot be written.
     """
     seen = file.stat()
-    other = _beside(file)
+    other = _find_tokenizer(file)
     digest = _digest(file, seen.st_size, seen.st_mtime_ns)
     if other is not None:
         digest += _digest(other, other.stat().st_size, other.stat().st_mtime_ns)[:8]
@@ -86,9 +86,9 @@ def write(file: Path, folder: Path, seen: os.stat_result | None = None) -> None:
 
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_left(folder)
+        _remove_unfinished(folder)
         with _staging(folder) as staging:
-            other = _beside(file)
+            other = _find_tokenizer(file)
             convert(file, other, staging)
             now = file.stat()
             if (now.st_size, now.st_mtime_ns) != (seen.st_size, seen.st_mtime_ns):
@@ -120,7 +120,7 @@ def _staging(folder: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def _beside(file: Path) -> Path | None:
+def _find_tokenizer(file: Path) -> Path | None:
     """Return the tokenizer.json next to a GGUF file, or None."""
     other = file.parent / "tokenizer.json"
     return other if other.is_file() else None
@@ -133,14 +133,14 @@ def _set_times(folder: Path, changed_ns: int) -> None:
         os.utime(file, ns=(changed_ns, changed_ns))
 
 
-def _remove_left(folder: Path) -> None:
+def _remove_unfinished(folder: Path) -> None:
     """Remove the unfinished conversions into `folder` of processes that were killed."""
-    for left in folder.parent.iterdir():
-        if left.is_dir() and re.fullmatch(re.escape(f".{folder.name}-") + r"[a-z0-9_]{8}", left.name):
-            lock = os.open(left, os.O_RDONLY)
+    for unfinished in folder.parent.iterdir():
+        if unfinished.is_dir() and re.fullmatch(re.escape(f".{folder.name}-") + r"[a-z0-9_]{8}", unfinished.name):
+            lock = os.open(unfinished, os.O_RDONLY)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left, ignore_errors=True)
+                shutil.rmtree(unfinished, ignore_errors=True)
             except BlockingIOError:
                 pass  # its process lives
             finally:

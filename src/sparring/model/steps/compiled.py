@@ -85,7 +85,7 @@ class DecoderStep:
         outputs += [None if values is None else values.ctypes.data for values in (*(tops or (None, None)), masks)]
         work = steps * (len(tokens) * self._work_per_row + count * self._work_per_sample)
         threads = max(1, min(torch.get_num_threads(), work // self._work_per_thread))
-        deltas = self._adapter_plans.now() if self._slots.adapted(slots) else None
+        deltas = self._adapter_plans.address() if self._slots.adapted(slots) else None
         step = StepPlan(*inputs, len(slots), independent, steps, *outputs, threads, deltas)
         bad = ops.decoder_step(self._plan, step, self._pages.dtype)
         if bad != -1:
@@ -195,16 +195,16 @@ class AdapterPlans:
     def __init__(self, adapters: Adapters, decoder: LlamaDecoder) -> None:
         self._adapters, self._layers = adapters, decoder.layers
         self._seen_changes = 0
-        self._now: Any = None
+        self._plans: Any = None
 
-    def now(self) -> int:
+    def address(self) -> int:
         """Return the address of the plans, ordered by adapter number, layer and product."""
         if self._seen_changes != self._adapters.num_changes:
-            self._now = self._made()
+            self._plans = self._build()
             self._seen_changes = self._adapters.num_changes
-        return addressof(self._now)
+        return addressof(self._plans)
 
-    def _made(self) -> Any:
+    def _build(self) -> Any:
         by_number, count = self._adapters.by_number, WEIGHTS * len(self._layers)
         plans = (DeltaPlan * (count * (max(by_number, default=-1) + 1)))()
         for number, adapter in by_number.items():

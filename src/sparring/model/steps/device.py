@@ -48,7 +48,7 @@ class DecodeGraph:
         self.tokens = torch.zeros(size, dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(size, device=device)
         self._offsets = torch.arange(size + 1, dtype=torch.int32, device=device)
-        self.replay: Callable[[], None] = self._captured() if device.type == "cuda" else self._step
+        self.replay: Callable[[], None] = self._capture() if device.type == "cuda" else self._step
 
     @torch.no_grad()
     def _step(self) -> None:
@@ -66,7 +66,7 @@ class DecodeGraph:
         state[TOKEN].copy_(tokens)
         state[LENGTH].add_(state[COUNT, 0] > 0)
 
-    def _captured(self) -> Callable[[], None]:
+    def _capture(self) -> Callable[[], None]:
         """Capture the step. No row is a sequence yet, so the warm-up runs write nothing into the pages."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())

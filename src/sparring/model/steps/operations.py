@@ -40,15 +40,15 @@ class OperationStep:
         recurrent = (
             None
             if self._states is None
-            else (self._states, self._there(torch.from_numpy(self._slots.states[rows.slots])))
+            else (self._states, self._on_device(torch.from_numpy(self._slots.states[rows.slots])))
         )
-        tokens, positions, *where = (self._there(t) for t in (tokens, positions, tables, cu_rows, ends))
+        tokens, positions, *where = (self._on_device(t) for t in (tokens, positions, tables, cu_rows, ends))
         paged = Paged(self._pages, ops.PagedRows(*where, int(counts.max())), recurrent)
         adapters = self._slots.adapters[rows.slots]
         with self._model.adapters.assign_rows(np.repeat(adapters, np.diff(rows.cu_rows))):
             return self._model.hidden(tokens, positions, paged)
 
-    def _there(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """Move a tensor to the model's device. The inputs of a step are small and made on the CPU."""
         return tensor.to(self._model.device)
 
@@ -59,7 +59,7 @@ class OperationStep:
         slots, cu_rows, ends = (torch.frombuffer(values, dtype=torch.int32) for values in rows[:3])
         sampling = torch.frombuffer(rows.samples, dtype=torch.bool)
         chosen = slots[sampling].numpy()
-        logits = self._model.logits(hidden.index_select(0, self._there(cu_rows[1:][sampling] - 1)))
+        logits = self._model.logits(hidden.index_select(0, self._on_device(cu_rows[1:][sampling] - 1)))
         if (self._slots.bias_counts[chosen] > 0).any() or self._slots.limited[chosen].any():
             for row, slot, length in zip(logits, chosen.tolist(), ends[sampling].tolist(), strict=True):
                 self._slots.change(row, slot, length)
@@ -67,7 +67,7 @@ class OperationStep:
         drawn_by = (slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seeds.view(np.int64))
         requests = [torch.from_numpy(column[chosen]) for column in drawn_by]
         requests += [ends[sampling], torch.from_numpy(slots.limited[chosen])]
-        sampled, logprobs, masks = ops.sample(logits, *map(self._there, requests))
+        sampled, logprobs, masks = ops.sample(logits, *map(self._on_device, requests))
         kept = kept_sets(masks, [(i, i + 1) for i in range(len(sampled))])
         tops = self._tops(logits, chosen, kept) if self._slots.tops[chosen].any() else None
         return SampledTokens(sampled.unsqueeze(1).tolist(), logprobs.unsqueeze(1).tolist(), kept, tops)
@@ -79,13 +79,13 @@ class OperationStep:
             ids = np.frombuffer(bytearray(kept[n][0] if kept else b""), np.int32)
             wide = logits[n, ids] if len(ids) else logits[n]
             order = wide.sort(descending=True, stable=True).indices[: self._slots.tops[slot]]
-            best = self._there(torch.from_numpy(ids))[order].long() if len(ids) else order
+            best = self._on_device(torch.from_numpy(ids))[order].long() if len(ids) else order
             sets = (
                 (len(ids) * torch.arange(len(best) + 1), torch.from_numpy(np.tile(ids, len(best))))
                 if len(ids)
                 else None
             )
-            sets = None if sets is None else (self._there(sets[0]), self._there(sets[1]))
+            sets = None if sets is None else (self._on_device(sets[0]), self._on_device(sets[1]))
             heat = torch.full((len(best),), float(self._slots.temperature[slot]), device=logits.device)
             logprobs, _ = ops.token_logprobs(logits[n].expand(len(best), -1), best, heat, sets)
             tops.append([tuple(zip(best.tolist(), logprobs.tolist(), strict=True))])

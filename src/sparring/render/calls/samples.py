@@ -41,14 +41,14 @@ def sample_arguments(parameters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     properties = parameters.get("properties")
     if not isinstance(properties, Mapping):
         properties = {}
-    made: list[dict[str, Any]] = []
+    variants: list[dict[str, Any]] = []
     most = max((_branches(schema, parameters) for schema in properties.values()), default=1)
     for variant in range(min(_MOST, max(2, most))):
-        made.append({key: _value(schema, parameters, variant, 0) for key, schema in properties.items()})
+        variants.append({key: _value(schema, parameters, variant, 0) for key, schema in properties.items()})
     required = parameters.get("required") or ()
-    made.append({key: value for key, value in made[0].items() if key in required})
-    for at, arguments in enumerate(made):
-        if not any(_same(arguments, other) for other in made[:at]):
+    variants.append({key: value for key, value in variants[0].items() if key in required})
+    for at, arguments in enumerate(variants):
+        if not any(_same(arguments, other) for other in variants[:at]):
             yield arguments
 
 

@@ -203,7 +203,7 @@ def call_format(renderer: Renderer, tokenizer: FileTokenizer) -> CallFormat:
         BadInput: the format of arguments is unknown, or rendered calls are not parsed back.
     """
     try:
-        format = _rendered(renderer, WRITINGS.get(renderer.name, Writing()))
+        format = _derive(renderer, WRITINGS.get(renderer.name, Writing()))
         other = format and format.otherwise()
         proven = all(way is None or _reads_back(renderer, tokenizer, way) for way in (format, other))
     except BadInput:
@@ -282,7 +282,7 @@ def _reads_back(renderer: Renderer, tokenizer: FileTokenizer, format: CallFormat
     return True
 
 
-def _rendered(renderer: Renderer, writing: Writing) -> CallFormat | None:
+def _derive(renderer: Renderer, writing: Writing) -> CallFormat | None:
     """Return the format as calls are rendered; None if the arguments are not found in them."""
 
     def text(calls: int, reasoning: str | None, content: str = "") -> str | None:
@@ -297,7 +297,7 @@ def _rendered(renderer: Renderer, writing: Writing) -> CallFormat | None:
     single, reasoning = (plain, None) if plain is not None else (thoughtful or "", _THOUGHT)
     opening, _, rest = single.partition(NAME)
     quote = _characters(renderer).get(writing.quote)
-    parts = _tagged(renderer, writing, rest, reasoning) if writing.tagged else _in_object(rest, quote)
+    parts = _from_tags(renderer, writing, rest, reasoning) if writing.tagged else _from_object(rest, quote)
     if parts is None or bool(quote) != bool(writing.quote):
         return None
     head, tags, behind, end, separators = parts
@@ -355,7 +355,7 @@ def quoted(value: Any, quote: str, marked: Callable[[str], str] = str) -> str:
     return json.dumps(value)
 
 
-def _in_object(rest: str, quote: str | None) -> tuple[str, None, str, str, tuple[str, str]] | None:
+def _from_object(rest: str, quote: str | None) -> tuple[str, None, str, str, tuple[str, str]] | None:
     """Return head, no tags, text after a name, end and separators of a call whose arguments are one object."""
     for pair in _SEPARATORS:
         written = json.dumps(_ARGUMENTS, separators=pair) if quote is None else quoted(_ARGUMENTS, quote)
@@ -365,7 +365,7 @@ def _in_object(rest: str, quote: str | None) -> tuple[str, None, str, str, tuple
     return None
 
 
-def _tagged(
+def _from_tags(
     renderer: Renderer, writing: Writing, rest: str, reasoning: str | None
 ) -> tuple[str, ArgumentTags, str, str, tuple[str, str]] | None:
     """Return head, tags, text after a name, end and separators of a call with tags around each argument."""

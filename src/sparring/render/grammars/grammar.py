@@ -106,7 +106,7 @@ class Grammars:
         return str(self._written(source, self._calls.begins(self._writer, prompt)))
 
     @cached_property
-    def _guarded(self) -> Any:
+    def _renamed_vocabulary(self) -> Any:
         """The vocabulary with renamed control tokens, so that a grammar allows them by id and never as text. They are
         renamed because the library encodes the literal texts of a grammar, and would find the tokens in them."""
         data = json.loads(self._tokenizer.as_json())
@@ -151,12 +151,17 @@ class Grammars:
         where, tokens = constraint.kind.replace("_", " "), self._tokens
         with boundary(BadInput, where, "one that compiles", "correct it"):
             if constraint.kind == "json_schema":
-                made, tokens = make.grammar_from_json_schema(json.dumps(json.loads(source))), self._guarded
+                grammar, tokens = (
+                    make.grammar_from_json_schema(json.dumps(json.loads(source))),
+                    self._renamed_vocabulary,
+                )
             elif constraint.kind == "tool_call":
-                made, tokens = make.grammar_from_lark(source), self._guarded
+                grammar, tokens = make.grammar_from_lark(source), self._renamed_vocabulary
             else:
-                made = make.grammar_from_regex(source) if constraint.kind == "regex" else make.grammar_from_lark(source)
-        matcher = make(tokens, made, log_level=0)
+                grammar = (
+                    make.grammar_from_regex(source) if constraint.kind == "regex" else make.grammar_from_lark(source)
+                )
+        matcher = make(tokens, grammar, log_level=0)
         if matcher.is_error():
             raise refusal(where, "one that compiles", matcher.get_error().splitlines()[0], "correct it")
         return matcher

@@ -36,17 +36,17 @@ def json_schema(format: CallFormat, schema: Any, root: Mapping[str, Any]) -> str
     """
     (items, keys), ends = format.separators, format.ends
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    held = {**definitions, **(schema if isinstance(schema, Mapping) else {})}
+    restricted = {**definitions, **(schema if isinstance(schema, Mapping) else {})}
     if ends:
         pattern = pattern_without(ends)
-        held = _plain(held, pattern, ends)
+        restricted = _plain(restricted, pattern, ends)
         anything = {"type": _TYPES, "pattern": pattern, "items": _reference()}
         anything |= {"patternProperties": {pattern: _reference()}, "additionalProperties": False}
-        held["$defs"] = {**held.get("$defs", {}), _ANYTHING: anything}
+        restricted["$defs"] = {**restricted.get("$defs", {}), _ANYTHING: anything}
     if format.sorts:
-        held = _sorted(held)
+        restricted = _sorted(restricted)
     return json.dumps(
-        {**held, "x-guidance": {"whitespace_flexible": False, "item_separator": items, "key_separator": keys}}
+        {**restricted, "x-guidance": {"whitespace_flexible": False, "item_separator": items, "key_separator": keys}}
     )
 
 

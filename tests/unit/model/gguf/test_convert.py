@@ -128,7 +128,7 @@ def test_llama_3_s_scaled_positions_are_read(tmp_path):
         ("a part of one", {"settings": {"split.count": 2}}),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(tmp_path, said, changes):
+def test_unsupported_settings_and_weights_are_refused_by_name(tmp_path, said, changes):
     file = written.write_model(tmp_path / "m.gguf", **changes)
     with pytest.raises(BadInput) as refused:
         local_folder(str(file))
@@ -158,7 +158,7 @@ def test_weights_that_overlap_or_are_no_numbers_are_refused(tmp_path):
             local_folder(str(file))
 
 
-def test_what_a_killed_process_left_goes_with_the_next_and_what_a_living_one_writes_stays(tmp_path):
+def test_only_unfinished_conversions_of_dead_processes_are_removed(tmp_path):
     file, out = written.write_model(tmp_path / "m.gguf"), tmp_path / "out" / "m"
     left, living = out.parent / ".m-abcdefgh", out.parent / ".m-ijklmnop"
     for folder in (left, living):
@@ -171,7 +171,7 @@ def test_what_a_killed_process_left_goes_with_the_next_and_what_a_living_one_wri
     assert sorted(folder.name for folder in out.parent.iterdir()) == [".m-ijklmnop", "m"]
 
 
-def test_what_is_made_again_is_the_same_by_size_and_time(tmp_path):
+def test_a_second_conversion_has_equal_sizes_and_times(tmp_path):
     file = written.write_model(tmp_path / "m.gguf")
     template = tmp_path / "own.jinja"
     template.write_bytes(b"\xef\xbb\xbf{{ messages }}")
@@ -232,7 +232,7 @@ def test_a_suffix_in_capitals_is_one(tmp_path):
     assert gguf_file(file) == gguf_file(tmp_path) == file
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     file = written.write_model(tmp_path / "m.gguf")
     (tmp_path / "taken").write_text("")
     with pytest.raises(BadInput, match="XDG_CACHE_HOME"):

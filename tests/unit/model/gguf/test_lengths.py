@@ -45,7 +45,7 @@ TENSOR = _text(b"token_embd.weight") + struct.pack("<IQQIQ", 2, 4, 4, 0, 0)
         ("a dimension of 0", _head(1, 0, _text(b"t") + struct.pack("<IQQIQ", 2, 4, 0, 0, 0))),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path, said, head):
+def test_impossible_lengths_and_counts_are_refused(tmp_path, said, head):
     file = tmp_path / "m.gguf"
     file.write_bytes(head)
     with pytest.raises(BadInput, match=said):

@@ -83,6 +83,6 @@ def test_named_templates_are_kept(tmp_path):
         ("out of vocabulary", {f"{GGML}merges": ["zzq qqz"]}),
     ],
 )
-def test_what_does_not_fit_is_refused(tmp_path, said, changes):
+def test_mismatched_tokenizers_are_refused(tmp_path, said, changes):
     with pytest.raises(BadInput, match=said):
         _made(tmp_path, changes)
