@@ -21,11 +21,7 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert and print the folder.
-
-    Raises:
-        BadInput: the file is none that can be converted, or FOLDER exists.
-    """
+    """Convert and print the folder."""
     from sparring.errors import refusal
     from sparring.model.gguf.place import gguf_file, write
     from sparring.observe.terminal import say

@@ -20,11 +20,7 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare and print the first difference. Exit code 1 where there is one.
-
-    Raises:
-        BadInput: a folder holds no run.
-    """
+    """Compare and print the first difference. Exit code 1 where there is one."""
     from sparring.launch.diff import compare_runs
     from sparring.observe.terminal import say
 

@@ -51,12 +51,7 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate, print tables, and say with the exit status what the gate says.
-
-    Raises:
-        BadInput: the recipe, a checkpoint or a setting is refused.
-        EvaluationFailed: infrastructure or judge broke too many rollouts.
-    """
+    """Evaluate, print tables, and say with the exit status what the gate says."""
     from sparring.cli.evaluation import print_results
     from sparring.cli.recipe import load_recipe
     from sparring.dashboard.report import write_report

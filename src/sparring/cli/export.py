@@ -27,11 +27,7 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export, say what was found of the chat template, and print the folder.
-
-    Raises:
-        BadInput: the checkpoint is none, or OUT exists.
-    """
+    """Export, say what was found of the chat template, and print the folder."""
     from sparring.errors import refusal
     from sparring.launch.checkpoint import export_checkpoint
     from sparring.observe.terminal import say

@@ -21,13 +21,7 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer until the run is over.
-
-    Raises:
-        BadInput: no such run is going on, or the address is taken.
-        InfraError: another gateway has followed this one.
-        KeyboardInterrupt: the user stopped it.
-    """
+    """Answer until the run is over."""
     from sparring.launch.gateway import serve_gateway
     from sparring.observe.terminal import say
 

@@ -26,11 +26,7 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay and print the comparison. Exit code 1 when a bit differs.
-
-    Raises:
-        BadInput: there is no such run, stage, step or rollout.
-    """
+    """Replay and print the comparison. Exit code 1 when a bit differs."""
     from sparring.errors import refusal
     from sparring.launch.repeat import repeat_run
     from sparring.launch.replay import replay_rollout

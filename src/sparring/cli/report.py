@@ -25,11 +25,7 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report, or what stands in its place, and print where it is.
-
-    Raises:
-        BadInput: the folder holds no run, or the address is taken.
-    """
+    """Write the report, or what stands in its place, and print where it is."""
     from sparring.observe.terminal import say
 
     if args.serve:

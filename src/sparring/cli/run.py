@@ -19,11 +19,7 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the recipe, print its result and say where the report is.
-
-    Raises:
-        BadInput: something is wrong that can be known before the work starts.
-    """
+    """Run the recipe, print its result and say where the report is."""
     from sparring.cli.recipe import load_recipe
     from sparring.cli.result import print_result
     from sparring.dashboard.report import write_report

@@ -26,11 +26,7 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Play the program.
-
-    Raises:
-        BadInput: there is no command, no such program, or the replies or a bound are wrong.
-    """
+    """Play the program."""
     from sparring.errors import refusal
     from sparring.launch.said import read_replies
     from sparring.launch.trial import ProgramTrial, try_program

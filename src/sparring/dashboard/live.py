@@ -157,7 +157,6 @@ def serve_report(folder: Path, host: str, port: int, say: Callable[[str], None])
 
     Raises:
         BadInput: the folder holds no run, or the address is taken.
-        KeyboardInterrupt: the user stopped it.
     """
     key = secrets.token_urlsafe(18)
     application = LivePage(folder, host, key).application()
