@@ -53,7 +53,8 @@ def simple_group(
 
 
 def nouns(groups: Sequence[Plain]) -> tuple[list[Group], list[list[Sample]]]:
-    """Return groups and their flattened samples; the members' token values are annotations, `logprob` the recorded ones."""
+    """Return groups and their flattened samples; the members' token values are annotations, `logprob` the recorded
+    ones."""
     made = [_group(f"group-{at}", at, plain) for at, plain in enumerate(groups)]
     return made, [
         [_annotated(row, _values(plain, row)) for row in flatten(group, "policy")]
