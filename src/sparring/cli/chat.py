@@ -77,11 +77,7 @@ def _number(kind: Callable[[str], float], least: float) -> Callable[[str], float
 
 
 def run(args: argparse.Namespace) -> int:
-    """Hold the conversation until the user ends it.
-
-    Raises:
-        BadInput: the checkpoint is refused.
-    """
+    """Hold the conversation until the user ends it."""
     from sparring.launch.chat import Chat
 
     chat = Chat(

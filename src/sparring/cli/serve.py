@@ -40,12 +40,7 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until interrupted.
-
-    Raises:
-        BadInput: the model or a setting is refused, or the address is taken.
-        KeyboardInterrupt: the user stopped it.
-    """
+    """Serve until interrupted."""
     from sparring.engine.adapters.client import read_api_key
     from sparring.errors import refusal
     from sparring.launch.checkpoint import checkpoint_or_hub

@@ -155,7 +155,6 @@ class CheckpointEngine:
 
         Raises:
             BadInput: the address is taken.
-            KeyboardInterrupt: the user stopped it.
         """
         from sparring.launch.serve import ServeConfig, serve_engine
 

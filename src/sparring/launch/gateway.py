@@ -30,7 +30,6 @@ def serve_gateway(folder: Path, host: str, port: int, say: Callable[[str], None]
     Raises:
         BadInput: no such run is going on, or the address is taken.
         InfraError: another gateway has followed this one.
-        KeyboardInterrupt: the user stopped it.
     """
     if not (folder / SOCKET).is_socket():
         do = "start the run first, with the address of this gateway as rollout.gateway"

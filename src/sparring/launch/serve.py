@@ -83,7 +83,6 @@ def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
 
     Raises:
         BadInput: the address is taken or cannot be had, or the model is refused.
-        KeyboardInterrupt: the user stopped it.
         SystemExit: it was terminated.
     """
     signal.signal(signal.SIGTERM, _end)
@@ -100,7 +99,6 @@ def serve_engine(config: ServeConfig, opened: Callable[[], NativeEngine], ready:
 
     Raises:
         BadInput: the address is taken or cannot be had, or `opened` raised it.
-        KeyboardInterrupt: the user stopped it.
     """
     with ExitStack() as stack:
         listening, url = _listen(config, stack)

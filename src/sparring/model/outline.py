@@ -54,10 +54,6 @@ class Size(NamedTuple):
         """Return all bytes."""
         return self.kept + self.returned
 
-    def plus(self, *others: Size) -> Size:
-        """Add sizes that exist at once."""
-        return Size(*(sum(parts) for parts in zip(self, *others, strict=True)))
-
     def times(self, count: int) -> Size:
         """Multiply by a count."""
         return Size(self.kept * count, self.returned * count)
@@ -96,10 +92,7 @@ class Outline:
     @property
     def trained(self) -> list[torch.Tensor]:
         """Return the tensors that a trainer trains: the adapter's factors where there is one, else all parameters."""
-        everywhere = self.model.adapters.everywhere
-        if everywhere is not None:
-            return list(everywhere.parameters().values())
-        return [one for one in self.model.parameters().values() if isinstance(one, nn.Parameter)]
+        return self._factors() or [one for one in self.model.parameters().values() if isinstance(one, nn.Parameter)]
 
     @property
     def weights(self) -> Size:
@@ -114,11 +107,9 @@ class Outline:
 
     def staged(self) -> tuple[Size, Size]:
         """Return the size that an update brings: weights, or an adapter's factors, and the same packed."""
-        if self.model.adapters.everywhere is None:
+        if not (factors := self._factors()):
             return self.weights, self.packed
-        return Size.of(one.nbytes for one in self._factors()), Size.of(
-            (one.nbytes for one in self._packed_factors()), LARGE
-        )
+        return Size.of(one.nbytes for one in factors), Size.of((one.nbytes for one in self._packed_factors()), LARGE)
 
     def micro_batch(self, tokens: int) -> Size:
         """Measure the most that a micro-batch of so many tokens, all of them trained, holds at once: activations for
@@ -127,20 +118,17 @@ class Outline:
         Raises:
             BadInput: the model cannot be computed without values.
         """
-        where = f"{type(self.model.module).__name__} without values"
-        with (
-            boundary(BadInput, where, "a forward and a backward pass", "report it"),
-            _trainable(self),
-            ZeroValues(),
-            AllocationMeter() as live,
-        ):
+        self.model.module.requires_grad_(False)
+        for parameter in self.trained:
+            parameter.requires_grad_(True)
+        with self._metered("a forward and a backward pass") as meter:
             hidden = self._hidden(tokens)
             needs = frozenset({"value"} if self.model.is_scalar else {"logprob", "entropy"})
             targets, heat = (torch.empty(tokens, dtype=kind, device="meta") for kind in (torch.int64, torch.float32))
             quantities = token_quantities(self.model, hidden, targets, heat, needs)
             with _taken(self.trained):
                 torch.autograd.grad(sum(one.sum() for one in quantities.values()), self.trained, allow_unused=True)
-        return live.peak
+        return meter.peak
 
     def step(self, tokens: int, sampled: int) -> Size:
         """Measure the most that a step of generation over so many tokens, of which some are followed by a new one,
@@ -149,17 +137,17 @@ class Outline:
         Raises:
             BadInput: the model cannot be computed without values.
         """
-        where = f"{type(self.model.module).__name__} without values"
-        with (
-            boundary(BadInput, where, "a forward pass", "report it"),
-            torch.no_grad(),
-            ZeroValues(),
-            AllocationMeter() as live,
-        ):
+        with torch.no_grad(), self._metered("a forward pass") as meter:
             rows = self._hidden(tokens)[:sampled]
             if not self.model.is_scalar:
                 self.model.logits(rows)
-        return live.peak
+        return meter.peak
+
+    @contextmanager
+    def _metered(self, passes: str) -> Iterator[AllocationMeter]:
+        where = f"{type(self.model.module).__name__} without values"
+        with boundary(BadInput, where, passes, "report it"), ZeroValues(), AllocationMeter() as meter:
+            yield meter
 
     def _packed(self) -> Size:
         return Size.of((one.nbytes for one in [*self._storages(), *self._packed_factors()]), LARGE)
@@ -190,15 +178,6 @@ class Outline:
 
 
 @contextmanager
-def _trainable(outline: Outline) -> Iterator[None]:
-    """Let the trained tensors, and those alone, take gradients, as in a trainer."""
-    outline.model.module.requires_grad_(False)
-    for parameter in outline.trained:
-        parameter.requires_grad_(True)
-    yield
-
-
-@contextmanager
 def _taken(trained: Iterable[torch.Tensor]) -> Iterator[None]:
     """Leave autograd a gradient that takes no memory in the place of each that it has found, as a trainer does."""
     handles = [one.register_hook(lambda gradient: gradient.new_empty(()).expand_as(gradient)) for one in trained]
@@ -211,7 +190,7 @@ def _taken(trained: Iterable[torch.Tensor]) -> Iterator[None]:
 
 @lru_cache(maxsize=32)
 def outline(
-    folder: Path,
+    source: Path | InitConfig,
     *,
     dtype: str = "float32",
     numerics: str = "exact",
@@ -219,45 +198,21 @@ def outline(
     lora: LoraConfig | None = None,
     gradient_checkpointing: bool = False,
 ) -> Outline:
-    """Make the outline of the checkpoint in `folder`, or of an adapter's base; see `outline_of`.
-
-    Raises:
-        BadInput: there is no config, or none that the library makes a model of.
-    """
-    folder = base_folder(folder)
-    return outline_of(
-        read_config(str(folder), numerics), str(folder), dtype, numerics, scalar, lora, gradient_checkpointing
-    )
-
-
-def fresh_outline(init: InitConfig, **settings: Any) -> Outline:
-    """Make the outline of a fresh model; settings as in `outline_of`."""
-    return outline_of(config_of(init, init.vocab_size), "models.policy.init", **settings)
-
-
-def outline_of(
-    config: Any,
-    where: str,
-    dtype: str = "float32",
-    numerics: str = "exact",
-    scalar: bool = False,
-    lora: LoraConfig | None = None,
-    gradient_checkpointing: bool = False,
-) -> Outline:
-    """Make the outline of the model that `load` would make of this config.
+    """Make the outline of the model that `load` would make, with the same settings.
 
     Args:
-        config: the library's.
-        where: names it in refusals.
-        dtype: as for `load`.
-        numerics: as for `load`.
+        source: a checkpoint's folder, that of an adapter, whose base it is then, or the sizes of a fresh model.
         scalar: with a scalar head.
         lora: the adapter that it has everywhere.
-        gradient_checkpointing: as for `load`.
 
     Raises:
-        BadInput: the library makes no model of it, or it cannot have such an adapter.
+        BadInput: there is no config, none that the library makes a model of, or it cannot have such an adapter.
     """
+    if isinstance(source, InitConfig):
+        where, config = "models.policy.init", config_of(source, source.vocab_size)
+    else:
+        where = str(base_folder(source))
+        config = read_config(where, numerics)
     config = copy.deepcopy(config)
     if getattr(config.get_text_config(), "pad_token_id", None) is not None:
         config.get_text_config().pad_token_id = 0  # whether ids fit the embedding is told elsewhere
@@ -305,7 +260,7 @@ class AllocationMeter(TorchDispatchMode):
 
     @property
     def peak(self) -> Size:
-        """Return the most at any time: bytes that a thread keeps, and bytes that the system gets back."""
+        """Return the most at any time."""
         return Size(*self._most)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -12,7 +12,7 @@ import pytest
 from sparring.kernels import pages
 from sparring.model.config import InitConfig, LoraConfig
 from sparring.model.load import load
-from sparring.model.outline import Outline, Size, fresh_outline, outline
+from sparring.model.outline import Outline, Size, outline
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.models.context_length import max_context, outline_of
 from sparring.stages.preflight.memory import SCATTERED, Held, largest, shapes_of
@@ -35,9 +35,7 @@ RECURRENT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h")
 
 @lru_cache
 def sized(num_layers: int, **settings: Any) -> Outline:
-    return fresh_outline(
-        msgspec.convert({**INIT, "num_layers": num_layers, "max_positions": 256}, InitConfig), **settings
-    )
+    return outline(msgspec.convert({**INIT, "num_layers": num_layers, "max_positions": 256}, InitConfig), **settings)
 
 
 LAYERS = {"policy": 3, "large": 30, "small": 1}
@@ -215,8 +213,8 @@ def test_numbers_have_the_size_of_their_dtype() -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_tied_weight_counts_once(tied: bool) -> None:
     init = msgspec.convert({**INIT, "num_layers": 1, "tie_embeddings": tied, "max_positions": 256}, InitConfig)
-    assert fresh_outline(init).parameters == SMALL.parameters + (not tied) * 64 * 1024
-    assert fresh_outline(init).packed == SMALL.packed, "the head is multiplied with in either case"
+    assert outline(init).parameters == SMALL.parameters + (not tied) * 64 * 1024
+    assert outline(init).packed == SMALL.packed, "the head is multiplied with in either case"
 
 
 def test_of_a_model_below_adapters_only_these_are_trained() -> None:
@@ -328,4 +326,4 @@ def test_what_a_config_leaves_out_the_library_knows(tmp_path: Path) -> None:
 
 def test_bytes_of_two_kinds_are_added_apart() -> None:
     found = Size.of([10, 40, 50], 40)
-    assert (found, found.total, found.times(2), found.plus(found)) == (Size(10, 90), 100, Size(20, 180), Size(20, 180))
+    assert (found, found.total, found.times(2)) == (Size(10, 90), 100, Size(20, 180))

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from sparring.model.config import InitConfig
-from sparring.model.outline import fresh_outline
+from sparring.model.outline import outline
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.preflight.memory import Held
 from sparring.stages.preflight.token_budget import LEAST_TOKENS, chosen, sized
@@ -21,7 +21,7 @@ SHAPE = {
     "vocab_size": 4096,
     "max_positions": 256,
 }
-SHAPES = {"policy": fresh_outline(msgspec.convert(SHAPE, InitConfig))}
+SHAPES = {"policy": outline(msgspec.convert(SHAPE, InitConfig))}
 
 
 def recipe(**run: str) -> RunConfig:

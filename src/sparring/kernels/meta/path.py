@@ -18,7 +18,7 @@ from sparring.kernels.path import Angles, Heads, KernelPath, Norms, SamplingRows
 
 
 class MetaPath:
-    """Path that returns the shapes and dtypes of another one.
+    """Path that returns the shapes and dtypes of another one. Implements `KernelPath`.
 
     Args:
         stands_for: gives the path that would compute; it says how weights are packed.
@@ -29,21 +29,17 @@ class MetaPath:
 
     @property
     def name(self) -> str:
-        """Return the name of the path that would compute."""
         return self._stands_for().name
 
     @property
     def is_compiled(self) -> bool:
-        """True if the path that would compute is a `FusedPath`."""
         return self._stands_for().is_compiled
 
     @property
     def transposes_keys(self) -> bool:
-        """True if the path that would compute keeps keys transposed."""
         return self._stands_for().transposes_keys
 
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
-        """Allocate what the other path packs weights[M_i, K] into."""
         if storage is not None:
             return storage
         shape, dtype = self.packed_layout([len(weight) for weight in weights], weights[0].shape[1], weights[0].dtype)
@@ -52,76 +48,61 @@ class MetaPath:
     def packed_layout(
         self, counts: Sequence[int], depth: int, dtype: torch.dtype
     ) -> tuple[tuple[int, ...], torch.dtype]:
-        """Return the layout of the path that would compute."""
         return self._stands_for().packed_layout(counts, depth, dtype)
 
     def linear(
         self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Allocate y[N, M] of `dtype` for x[N, K]."""
         return x.new_empty((x.shape[0], num_outputs), dtype=dtype)
 
     def linear_backward(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Allocate gradients of x[N, K] and weight[M, K], where they are needed."""
         dx = x.new_empty(x.shape) if needs[0] else None
         return dx, weight.new_empty(weight.shape, dtype=x.dtype) if needs[1] else None
 
     def sum_rows(self, grad: torch.Tensor) -> torch.Tensor:
-        """Allocate sums [M] float32."""
         return grad.new_empty(grad.shape[1], dtype=torch.float32)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Allocate [N, D]."""
         return torch.empty_like(x)
 
     def rms_norm_backward(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Allocate gradients of x[N, D] and weight[D]."""
         return torch.empty_like(x), torch.empty_like(weight)
 
     def add_rms_norm(
         self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Allocate x + y and its norm, [N, D] each."""
         return torch.empty_like(x), torch.empty_like(x)
 
     def add_rms_norm_backward(
         self, total: torch.Tensor, weight: torch.Tensor, grad_total: torch.Tensor | None, grad: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Allocate gradients of x[N, D] and weight[D]."""
         return torch.empty_like(total), torch.empty_like(weight)
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
-        """Allocate a result like `gate`."""
         return torch.empty_like(gate)
 
     def silu_mul_backward(
         self, gate: torch.Tensor, up: torch.Tensor | None, grad: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Allocate gradients of gate and up."""
         return torch.empty_like(gate), None if up is None else torch.empty_like(up)
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Allocate [N, I] for gate_up[N, 2 I]."""
         return gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
 
     def swiglu_backward(self, gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """Allocate the gradient of gate_up."""
         return gate_up.new_empty(gate_up.shape)
 
     def tanh(self, x: torch.Tensor) -> torch.Tensor:
-        """Allocate a result like x."""
         return torch.empty_like(x)
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> torch.Tensor:
-        """Allocate a result like x[N, H, d]."""
         return torch.empty_like(x)
 
     def split_heads(self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, heads: int, kv_heads: int) -> Heads:
-        """Allocate q[N, H, d], k, v[N, G, d] for qkv[N, (H + 2 G) d]."""
         tokens, size = angles[0].shape
         q, k, v = (qkv.new_empty((tokens, count, size)) for count in (heads, kv_heads, kv_heads))
         return q, k, v
@@ -129,7 +110,6 @@ class MetaPath:
     def split_heads_backward(
         self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, grads: Heads
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Allocate gradients of qkv and of the two norm weights [d]."""
         of_norms = (None, None) if norms is None else tuple(torch.empty_like(weight) for weight in norms[:2])
         return qkv.new_empty(qkv.shape), *of_norms
 
@@ -143,7 +123,6 @@ class MetaPath:
         shared: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Allocate o[N, H, d] and logsumexp [N, H]."""
         return torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
 
     def attention_packed_backward(self, saved: SavedAttention, grad: torch.Tensor, form: AttentionForm) -> Heads:
@@ -162,13 +141,11 @@ class MetaPath:
         form: AttentionForm,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, int]:
-        """Allocate o[N, H, d]; no table is wrong."""
         return torch.empty_like(q), -1
 
     def token_logprobs(
         self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
     ) -> tuple[tuple[torch.Tensor, ...], int]:
-        """Allocate (logprob, entropy, maximum, log_sum), [N] each; no target is wrong."""
         return logits.new_empty((4, logits.shape[0])).unbind(0), -1
 
     def token_logprobs_backward(
@@ -180,12 +157,10 @@ class MetaPath:
         *,
         spent: bool = False,
     ) -> torch.Tensor:
-        """Allocate the gradient of the logits."""
         return saved[0] if spent else torch.empty_like(saved[0])
 
     def sample(
         self, logits: torch.Tensor, requests: SamplingRows, masks: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Allocate tokens[N] and logprobs[N]; no bit of `masks` is set."""
         rows = logits.shape[0]
         return logits.new_empty(rows, dtype=torch.int64), logits.new_empty(rows)

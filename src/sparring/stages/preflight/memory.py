@@ -13,7 +13,7 @@ import msgspec
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.model.hub import model_folder
-from sparring.model.outline import Outline, Size, fresh_outline, outline
+from sparring.model.outline import Outline, Size, outline
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.rl import CriticConfig, ImplicitConfig
 from sparring.stages.context import CHOSEN, LIVE, POLICY, TOLD, Context
@@ -48,33 +48,23 @@ SCALAR = " (scalar)"
 
 
 class Held(NamedTuple):
-    """Peak memory of a run on one machine, in the stage that holds most: models are closed when their stage ends. First
-    how many parameters the policy has, how many of them (or of an adapter) are trained, how many a learner has that is
-    trained beside it, a critic or an implicit reward model, of how many a moving average is kept; then bytes.
-
-    process: what the process holds before it has a model. weights: of trainers, engines and models that are only asked.
-        packed:
-    what the products of all these read in the place of weights. optimiser: AdamW's moments, float32 masters of weights
-    of another dtype, and averages. step: what a trainer's micro-batches and gradients take, and what is published, at
-    the most at once. update: weights that are staged beside an engine's, packed too. cache: keys and values here and in
-    host memory, and recurrent states. sampling: what a step of generation computes. uncounted: an allowance where
-    `process` is known.
-    """
+    """Peak memory of a run in the stage that holds most: numbers of parameters, then bytes. Models are closed when
+    their stage ends."""
 
     stage: str
-    parameters: int
-    trained: int
-    learner: int
-    averaged: int
-    process: int
-    weights: int
-    packed: int
-    optimiser: int
-    step: int
-    update: int
-    cache: int
-    sampling: int
-    uncounted: int
+    parameters: int  # of the policy
+    trained: int  # of these, or of an adapter
+    learner: int  # of a critic or an implicit reward model that is trained beside the policy
+    averaged: int  # of which a moving average is kept
+    process: int  # held before there is a model
+    weights: int  # of trainers, engines and models that are only asked
+    packed: int  # read by the products of all these in the place of weights
+    optimiser: int  # moments, float32 masters of weights of another dtype, and averages
+    step: int  # micro-batches and gradients of a trainer, and published weights, at the most at once
+    update: int  # weights that are staged beside an engine's, packed too
+    cache: int  # keys and values here and in host memory, and recurrent states
+    sampling: int  # a step of generation
+    uncounted: int  # an allowance where `process` is known
 
     @property
     def total(self) -> int:
@@ -109,38 +99,28 @@ def shapes_of(config: RunConfig, start: Path | None) -> dict[str, Outline]:
     Raises:
         BadInput: there is no such checkpoint, or the library makes no model of it.
     """
-    frozen, engines = (
-        sorted({one for stage in config.run.stages for one in _asked(config, stage)[kind]}) for kind in (0, 1)
-    )
-    scalar = {name for name in (config.rl.reward_model,) if name} | (
-        {POLICY} if "reward_model" in config.run.stages else set()
-    )
-    learner = _learner(config)
-    if isinstance(learner, CriticConfig):
-        scalar.add(learner.model)
-    names = {POLICY, *frozen, *engines, *([learner.model] if learner else [])}
-    shapes = {}
-    for name in sorted(names | scalar):
-        for is_scalar in {name in scalar, False} if name == POLICY else {name in scalar}:
-            shapes[name + SCALAR * is_scalar] = _outline(config, name, start, scalar=is_scalar)
-    return shapes
+    names = {POLICY, *(name for stage in config.run.stages for part in _asked(config, stage) for name in part)}
+    scalar = {name for name in (config.rl.reward_model,) if name}
+    scalar |= {POLICY} if "reward_model" in config.run.stages else set()
+    if learner := _learner(config):
+        (scalar if isinstance(learner, CriticConfig) else names).add(learner.model)
+    every = {(name, name in scalar) for name in names | scalar} | {(POLICY, False)}
+    return {name + SCALAR * head: _outline(config, name, start, scalar=head) for name, head in sorted(every)}
 
 
 def _outline(config: RunConfig, name: str, start: Path | None, *, scalar: bool) -> Outline:
     own = name in config.models and name != POLICY and config.models[name].path is not None
     spec = config.models[name] if own else config.models[POLICY]
-    settings = {
-        "dtype": spec.dtype,
-        "numerics": spec.numerics,
-        "scalar": scalar,
-        "lora": None if own or scalar else spec.lora,
-        "gradient_checkpointing": spec.gradient_checkpointing,
-    }
-    folder = model_folder(spec) if own else start
-    if folder is None:
-        assert spec.init is not None, "a model has a path or an init"
-        return fresh_outline(spec.init, **settings)
-    return outline(folder, **settings)
+    source = model_folder(spec) if own else start or spec.init
+    assert source is not None, "a model has a path or an init"
+    return outline(
+        source,
+        dtype=spec.dtype,
+        numerics=spec.numerics,
+        scalar=scalar,
+        lora=None if own or scalar else spec.lora,
+        gradient_checkpointing=spec.gradient_checkpointing,
+    )
 
 
 def _held(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process: int) -> Held:
@@ -198,7 +178,7 @@ def _numbers(model: Outline) -> int:
 
 
 def _optimiser(model: Outline) -> int:
-    """Return the bytes of an optimiser: two moments, and masters of weights that are not float32."""
+    """Return the bytes of two moments, and of masters of weights that are not float32."""
     return sum((2 + (one.dtype.itemsize != FLOAT)) * one.numel() * FLOAT for one in model.trained)
 
 
@@ -227,24 +207,20 @@ def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
     """Return the models that a stage has beside the policy and its learner: those whose weights are only computed with
     (a reference, a reward model, teachers over the whole vocabulary), and those with an engine of their own in this
     process."""
-    frozen: list[str] = []
+    frozen = [reference_model(config)] if stage == "rl" and is_held(config) else []
     engines: list[str] = []
-    if stage == "rl" and is_held(config):
-        frozen.append(reference_model(config))
-    if stage in SERVING and config.rl.reward_model is not None:
-        frozen.append(config.rl.reward_model)
+    if stage in SERVING:
+        frozen += [config.rl.reward_model] if config.rl.reward_model is not None else []
+        engines += sorted({*config.rollout.roles.values()} - {POLICY})
     if stage == "distill":
         teachers = sorted(set(config.distill.teachers.values()) - {POLICY})  # that one is served already
-        (frozen if config.distill.over == "vocabulary" else engines).extend(
-            name for name in teachers if name != AVERAGE
-        )
-        frozen.extend(name for name in teachers if name == AVERAGE)
+        by_vocabulary = config.distill.over == "vocabulary"
+        frozen += [name for name in teachers if by_vocabulary or name == AVERAGE]
+        engines += [name for name in teachers if not by_vocabulary and name != AVERAGE]
     if stage == "collect":
-        engines.extend(sorted(set(config.collect.by_domain.values())))
-    if stage in SERVING:
-        engines.extend(sorted({*config.rollout.roles.values()} - {POLICY}))
+        engines += sorted(set(config.collect.by_domain.values()))
     if stage in PLAYING:
-        engines.extend(sorted(config.judging))
+        engines += sorted(config.judging)
     return frozen, [name for name in engines if name not in config.models or config.models[name].served is None]
 
 
@@ -303,9 +279,6 @@ def check_memory(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
     """Compare the run's peak memory and its checkpoints' size with what the machine has; `run.memory = "warn"` only
     warns.
 
-    Returns:
-        One sentence each.
-
     Raises:
         BadInput: memory or disk is too small.
     """
@@ -320,12 +293,8 @@ def check_memory(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
     free = shutil.disk_usage(context.folder).free
     disk = ((held.trained + held.learner) * 12 + held.averaged * 4) * (config.train.keep_last + 1) * 2
     if disk > free:
-        raise refusal(
-            str(context.folder),
-            f"{disk / GIB:.1f} GiB of disk for checkpoints",
-            f"{free / GIB:.1f} GiB",
-            "free disk space",
-        )
+        expected, got = f"{disk / GIB:.1f} GiB of disk for checkpoints", f"{free / GIB:.1f} GiB"
+        raise refusal(str(context.folder), expected, got, "free disk space")
     millions = held.parameters / 1e6
     about = f"memory: about {held.total / GIB:.2f} GiB of {here / GIB:.0f} GiB"
     facts = [f"{about} for {millions:.2f} million parameters, most of it in stage {held.stage}", *warnings]
