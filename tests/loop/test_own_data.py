@@ -144,6 +144,7 @@ def test_a_fresh_model_from_nothing_but_files(given: Path, tmp_path: Path) -> No
     assert summary["logprob_max_abs_diff"] == 0.0 and summary["tokens_trained"] > 0
 
 
+@pytest.mark.full
 def test_a_model_by_its_hub_name(given: Path, checkpoint: Path, tmp_path: Path) -> None:
     """In a cache laid out as the library does it, with the network shut off."""
     model = tmp_path / "hub/models--owner--name"
