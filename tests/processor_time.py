@@ -1,8 +1,8 @@
 """Processor time of the tests: what each folder took, and its budget.
 
 Each test counts with its fixtures and the child processes that ended within it. `--processor-times FILE` writes a line
-of each test (seconds, name), the longest first. `--budgets`, of `make test`, reads `budgets.toml`: a run in which a folder
-takes more than its budget, or has none, fails and says so in its last lines.
+of each test (seconds, name), the longest first. `--budgets`, of `make test`, reads `budgets.toml`: a run in which a
+folder takes more than its budget, or has none, fails and says so in its last lines.
 """
 
 from __future__ import annotations
