@@ -16,6 +16,7 @@ SETTINGS = [CHANCE, "observe.progress=off", "rl.minibatches=2", "rl.passes=2"]
 SETTINGS += ["algo.credit.name=prime", "algo.credit.beta=0.5", "rl.implicit.train.learning_rate=0.003"]
 
 
+@pytest.mark.full
 def test_policy_and_implicit_model_end_with_the_same_bits_after_a_resume(whole_and_resumed) -> None:
     (whole, resumed), metrics = whole_and_resumed(SETTINGS, ("model", "implicit"))
     assert whole == resumed and len(set(whole[1])) == 2

@@ -70,6 +70,7 @@ def test_eval_tells_what_each_role_earns(duel: Path, capsys: pytest.CaptureFixtu
     assert [line.split()[0] for line in lines if line.startswith("reward/")] == ["reward/proposer", "reward/solver"] * 3
 
 
+@pytest.mark.full
 def test_a_game_that_was_stopped_ends_as_if_it_never_was(whole_and_resumed: Callable[..., Any]) -> None:
     (whole, resumed), _ = whole_and_resumed([*ASKED, "algo.preset=spiral"], ["model"])
     assert whole == resumed and whole[0]["account"]["trained"] > 0
@@ -165,6 +166,7 @@ def test_collection_keeps_the_conversation_of_each_role(given: Path) -> None:
             assert words in asked["content"] and reply["role"] == "assistant" and row["reward"] == 1.0
 
 
+@pytest.mark.full
 def test_collection_leaves_out_the_roles_of_other_models(given: Path, checkpoint: Path) -> None:
     server = ChatServer(lambda body: message(".") if body["max_tokens"] == 1 else plays(body))
     try:

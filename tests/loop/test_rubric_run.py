@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from suite import short_of
 
 from sparring.cli.main import main
 from sparring.launch.run import run_recipe
@@ -151,7 +152,7 @@ def test_what_cannot_work_is_refused(recipe: Path, change: str, said: str, capsy
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("evaluates", ["run.stages=['rl', 'eval']", "eval.every=1"])
+@pytest.mark.parametrize("evaluates", short_of(["run.stages=['rl', 'eval']", "eval.every=1"], ["eval.every=1"]))
 def test_a_domain_in_which_answers_are_only_compared_cannot_be_evaluated(
     recipe: Path, tmp_path: Path, evaluates: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
