@@ -47,12 +47,14 @@ check: install
 # A test that hangs is a failure that says where every thread stands; its worker starts anew once.
 SUITE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 \
 	-o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+# tests/conftest.py: with the tests that shorter ones stand for in make test, and on the portable kernels too
+FULL := --full --kernel-paths two
 
 test: install $(VENV)/.stamp-chromium
 	$(SUITE) --budgets
 
 test-full: install $(VENV)/.stamp-chromium
-	$(SUITE) --full --kernel-paths two
+	$(SUITE) $(FULL)
 
 test-mutations: install $(VENV)/.stamp-chromium
 	$(BIN)/python tests/mutations/run.py $(ONLY)
@@ -62,11 +64,11 @@ test-near: install $(VENV)/.stamp-chromium
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $$near
 
 test-slow: install $(VENV)/.stamp-chromium
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest $(FULL) -m slow
 
 test-extra: install
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[wandb,peft,docs,clients]"
-	$(BIN)/python -m pytest -m extra
+	$(BIN)/python -m pytest $(FULL) -m extra
 
 real: smollm2
 	$(BIN)/sparring run recipes/smollm2.toml
