@@ -53,16 +53,14 @@ def test_a_run_from_python_is_the_command_lines_to_the_bit(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("given", [str(TINY), TINY, {"run": {"name": "a"}}, None])
 def test_what_is_no_config_is_refused(given: object) -> None:
-    with pytest.raises(
-        BadInput, match=r"sparring.run: expected a recipe \(RunConfig\), got .*load a file with sparring.load_recipe"
-    ):
+    with pytest.raises(BadInput, match=r"sparring.run: expected a recipe"):
         sparring.run(given)  # type: ignore[arg-type]
 
 
 def test_a_struct_with_wrong_types_in_it_is_refused(tmp_path: Path) -> None:
     whole = config(tmp_path)
     wrong = msgspec.structs.replace(whole, rl=msgspec.structs.replace(whole.rl, steps=2.5))
-    with pytest.raises(BadInput, match="sparring.run: rl.steps: expected an integer, got 2.5"):
+    with pytest.raises(BadInput, match="sparring.run: rl.steps: expected an integer"):
         sparring.run(wrong)
     assert list(tmp_path.iterdir()) == []
 
@@ -118,7 +116,7 @@ def test_an_engine_is_opened_generates_and_closes(checkpoint: Path) -> None:
                 engine.generate(wrong)
         with pytest.raises(EngineError):
             engine.generate("one " * 600)
-    with pytest.raises(BadInput, match="expected an open engine, got a closed one"):
+    with pytest.raises(BadInput, match="expected an open engine"):
         engine.generate("hi")
     engine.close()
 

@@ -129,17 +129,17 @@ def test_the_rubric_is_evaluated_by_the_command(
     [
         (
             'env.rubric.liked.model="nobody"',
-            "env.rubric.liked.model: expected a table [models.nobody] with a path, got none",
+            "env.rubric.liked.model: expected a table",
         ),
         (
             'env.rubric.liked.model="policy"',
-            "env.rubric.liked.model: expected a table [models.policy] with a path, got the policy",
+            "env.rubric.liked.model: expected a table",
         ),
         ('models.judge.path="./nowhere"', "model ./nowhere: expected a Hugging Face checkpoint folder or a hub name"),
         ("env.rubric.liked.prompt=Well?", "prompt must contain {completion}"),
         (
             'models.judge.served={kind="openai", url="http://127.0.0.1:9/v1"}',
-            "env.rubric.liked.constrain: expected false, got true with",
+            "env.rubric.liked.constrain: expected false",
         ),
         (
             "env.rubric={r={kind='ranking', model='judge', prompt='{answers}'}}",

