@@ -1,5 +1,7 @@
 # make quickstart    install, run recipes/quickstart.toml, print the result
-# make test          install, pass the tests
+# make test          install, pass the short suite: 8 minutes on two idle cores, and a budget for each folder
+# make test-full     the whole suite, on two kernel paths: before a release, and after a change of kernels or models
+# make test-mutations small wrong changes, each of which the short suite must notice; an hour on two cores
 # make test-near     the tests that a change can touch, nearest first (BASE=COMMIT: since when; origin/main)
 # make test-slow     the long proofs
 # make test-extra    tests of optional packages, which it installs (wandb, peft, zensical, anthropic)
@@ -32,7 +34,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart test test-near test-slow test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning check docs install clean
+.PHONY: quickstart test test-full test-mutations test-near test-slow test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning check docs install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -43,20 +45,30 @@ check: install
 
 # two files at once, in the order of the tree: the long ones come first, a thread each. All other tests run one after another: they fill the machine.
 # A test that hangs is a failure that says where every thread stands; its worker starts anew once.
+SUITE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 \
+	-o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+# tests/conftest.py: with the tests that shorter ones stand for in make test, and on the portable kernels too
+FULL := --full --kernel-paths two
+
 test: install $(VENV)/.stamp-chromium
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 \
-		-o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+	$(SUITE) --budgets
+
+test-full: install $(VENV)/.stamp-chromium
+	$(SUITE) $(FULL)
+
+test-mutations: install $(VENV)/.stamp-chromium
+	$(BIN)/python tests/mutations/run.py $(ONLY)
 
 test-near: install $(VENV)/.stamp-chromium
 	@near="$$($(BIN)/python tests/near.py $(BASE))"; if [ -z "$$near" ]; then echo "nothing has changed"; exit 0; fi; \
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $$near
 
 test-slow: install $(VENV)/.stamp-chromium
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest $(FULL) -m slow
 
 test-extra: install
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[wandb,peft,docs,clients]"
-	$(BIN)/python -m pytest -m extra
+	$(BIN)/python -m pytest $(FULL) -m extra
 
 real: smollm2
 	$(BIN)/sparring run recipes/smollm2.toml
@@ -121,9 +133,9 @@ test-peers: install
 	$(BIN)/python benchmarks/peers/setup_verl.py
 	$(BIN)/python -m pytest -m peers
 
-# tests/conftest.py: make test computes on two of them
+# tests/conftest.py: make test computes on the best of them
 test-paths: install
-	$(BIN)/python -m pytest -n 2 --dist worksteal --kernel-paths every
+	$(BIN)/python -m pytest -n 2 --dist worksteal --full --kernel-paths every
 
 # the interpreter multiplies with numpy, whose newer products give a row other bits at another place of a tile
 test-triton: install

@@ -1,8 +1,10 @@
-"""On which kernel paths the tests compute: the one mechanism of all that depend on it.
+"""Which tests a run has, and on which kernel paths they compute.
 
-A test that asks for `kernel_path`, itself or by `usefixtures`, runs once on each path of the run. These are the best of
-this processor and the portable one. With `--kernel-paths every` they are all that this machine can compute, in software
-where it has no instructions for them, and tests that ask for none are left out.
+Tests marked `full` are those of `make test-full`, which gives `--full`; a run without it leaves them out.
+
+A test that asks for `kernel_path`, itself or by `usefixtures`, runs once on each path of the run. This is the best of
+this processor; with `--kernel-paths two`, the portable one too. With `--kernel-paths every` they are all that this
+machine can compute, in software where it has no instructions for them, and tests that ask for none are left out.
 
 `@pytest.mark.kernel_paths(NAME, ...)`, at a test or at one of its parameters, leaves it these paths alone; "best" is
 the one in use. With `hardware=True` it runs only where the processor itself computes the path; with `portable=False`,
@@ -11,7 +13,7 @@ of a run over two paths, on the best alone.
 There are no cases of what cannot be computed. The last line of the run names the paths without any, and why.
 
 Beside it, garbage collections of the tests' process are as rare as the program's, and leave out what is there before the
-first test: modules and the tests themselves.
+first test: modules and the tests themselves. `processor_time.py` counts what tests take of the processor.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from processor_time import ProcessorTime
 
 FIXTURE = "kernel_path"
 COMPUTED = pytest.StashKey[dict[str, str]]()
@@ -28,8 +31,11 @@ COMPUTED = pytest.StashKey[dict[str, str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    said = "two: the best and the portable one; every: all that this machine computes, and only tests that ask for one"
-    parser.addoption("--kernel-paths", choices=("two", "every"), default="two", help=said)
+    said = "two: best and portable; every: all that this machine computes, and only tests that ask for one"
+    parser.addoption("--kernel-paths", choices=("best", "two", "every"), default="best", help=said)
+    parser.addoption("--full", action="store_true", help="with the tests marked full")
+    parser.addoption("--budgets", action="store_true", help="fail where a folder takes more than tests/budgets.toml")
+    parser.addoption("--processor-times", metavar="FILE", help="write the processor time of each test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "kernel_paths(*names, hardware=False, portable=True): the paths that a test is for"
     )
     config.stash[COMPUTED] = {}
+    config.pluginmanager.register(ProcessorTime(config))
     gc.set_threshold(50_000)
 
 
@@ -48,8 +55,9 @@ def paths_of(config: pytest.Config) -> tuple[str, ...]:
     """Those that tests of this run compute on."""
     from sparring.kernels import ops
 
-    if config.getoption("--kernel-paths") == "every":
-        return ops.path_names(software=True)
+    which = config.getoption("--kernel-paths")
+    if which != "two":
+        return ops.path_names(software=True) if which == "every" else (ops.path_name(),)
     portable = () if ops.why_not("exact-kernels", software=False) else ("exact-kernels",)
     return tuple(dict.fromkeys((ops.path_name(), *portable)))
 
@@ -61,9 +69,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is for other paths; of a run over every path, what asks for none."""
-    every = config.getoption("--kernel-paths") == "every"
-    left = [item for item in items if not (_is_for(item, path) if (path := _path_of(item)) else not every)]
+    """Leave out what is of the full suite, and for other paths; of a run over every path, what asks for none."""
+    every, full = config.getoption("--kernel-paths") == "every", config.getoption("--full")
+    left = [
+        item
+        for item in items
+        if not (_is_for(item, path) if (path := _path_of(item)) else not every)
+        or not (full or item.get_closest_marker("full") is None)
+    ]
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in set(left)]

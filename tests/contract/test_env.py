@@ -139,6 +139,7 @@ SOURCES: dict[str, Callable[[Path], TaskSource]] = {
     "domains": lambda folder: domains(folder).tasks("eval", 1),
     "lost tasks again": lambda folder: LostTasksAgain(function(folder).tasks("train", 1), 2),
 }
+FINITE = {"generated eval", "file in order", "domains"}
 
 
 @pytest.fixture(params=FACTORIES)
@@ -170,12 +171,14 @@ def test_a_source_resumes_at_the_exact_task(source: Callable[[], TaskSource]) ->
         assert take(again, 40 - at) == tasks[at:]
 
 
-def test_a_source_is_observed_and_ends_for_good(source: Callable[[], TaskSource]) -> None:
-    seen = source()
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_source_is_observed_and_ends_for_good_or_never(name: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    seen = SOURCES[name](tmp_path)
     for task in take(seen, 3):
         seen.observe(Group(id=task.id, index=0, task=task, rollouts=(), scores=()))
-    if len(take(seen, 500)) < 500:
-        assert seen.next() is None and seen.next() is None
+    ended = [len(take(seen, 500)) < 500, seen.next() is None, seen.next() is None]
+    assert ended == [name in FINITE] * 3
 
 
 def test_a_factory_has_all_that_is_asked_of_one(factory: EnvFactory) -> None:

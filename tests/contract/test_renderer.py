@@ -55,11 +55,11 @@ def test_bridges_extend_to_the_id_at_every_cut(renderer: Renderer):
     new = [answer("1"), answer(ODD)]
     complete = renderer.bridge(prompt, whole, new, TOOLS)
     assert complete is not None
-    for cut in range(1, len(whole) + 1):
-        bridged = renderer.bridge(prompt, whole[:cut], new, TOOLS)
-        if bridged is not None:  # a bridge may be refused, but never changes what was sampled
-            assert bridged[: len(prompt) + cut] == (*prompt, *whole[:cut])
-            assert bridged[-20:] == complete[-20:]
+    bridges = {cut: renderer.bridge(prompt, whole[:cut], new, TOOLS) for cut in range(1, len(whole) + 1)}
+    assert [cut for cut, bridged in bridges.items() if bridged is None] == []
+    for cut, bridged in bridges.items():
+        assert bridged[: len(prompt) + cut] == (*prompt, *whole[:cut])
+        assert bridged[-20:] == complete[-20:]
 
 
 @pytest.mark.parametrize("renderer", RENDERERS)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS, PLAIN = "tests/unit/kernels", "tests/house/test_pages.py"
 DEVICE = "exact-device (it computes on a GPU (make test-gpu), or in Triton's interpreter (make test-triton))"
@@ -58,8 +60,9 @@ def test_a_run_without_a_compiler_has_no_cases_of_compiled_paths_and_says_why() 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_run_has_the_path_in_use_and_the_portable_one(workers: str) -> None:
-    """Alone or with workers, which tell what they computed; a test for the path in use alone has one case."""
-    chosen = f"{KERNELS}/test_mixtures.py", "-k", "softmaxs and True or without_compiled", "-n", workers
+    """Two paths, alone or with workers, which tell what they computed; a test for the path in use alone has one case."""
+    two = "--kernel-paths", "two"
+    chosen = f"{KERNELS}/test_mixtures.py", "-k", "softmaxs and True or without_compiled", "-n", workers, *two
     found = lines(*chosen, SPARRING_KERNELS="off")
     gradients = {f"test_gradients_are_the_softmaxs[{name}-True]" for name in ("exact-torch", "exact-kernels")}
     assert passed(found) == {*gradients, "test_without_compiled_kernels_a_mixture_is_refused[exact-torch]"}

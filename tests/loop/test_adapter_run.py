@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from suite import short_of
 
 from sparring.cli.main import main
 from sparring.model.load import load
@@ -60,7 +61,7 @@ def test_one_adapter_goes_through_the_stages_beside_an_untouched_base(whole):
         assert read_config(whole / "tiny" / stage).rank == 4
 
 
-@pytest.mark.parametrize("stages", ['["init", "sft"]', '["init", "sft", "rl"]'])
+@pytest.mark.parametrize("stages", short_of(['["init", "sft"]', '["init", "sft", "rl"]'], ['["init", "sft", "rl"]']))
 def test_a_run_begun_before_keeps_its_start(whole, tmp_path, stages):
     """Such a run has its untrained adapter in the place of the trained one; it may have finished its first stage."""
     folder = tmp_path / "tiny"
@@ -145,6 +146,7 @@ def mixture(family, whole, folder):
     return base, recipe
 
 
+@pytest.mark.full
 def test_experts_learn_in_a_run(whole, tmp_path, capsys):
     """A mixture of experts with factors for its experts and its queries: exact in every step, merged at the end."""
     base, recipe = mixture("qwen3_moe", whole, tmp_path)

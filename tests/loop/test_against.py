@@ -70,6 +70,7 @@ def test_the_difference_to_an_earlier_run_is_in_the_summary(given: Path, capsys:
     assert summary(after)["against"] == ours["against"], "what was compared is kept with the run"
 
 
+@pytest.mark.full
 def test_the_tokens_that_were_imitated_count(given: Path) -> None:
     before = ran(given, "before", *IMITATES)
     store = SqliteStore(before / "store.sqlite", read_only=True)
@@ -96,6 +97,7 @@ def summary_of(tasks: dict[str, list[bool]]) -> float:
     return sum(right for (right,) in tasks.values()) / len(tasks)
 
 
+@pytest.mark.full
 def test_a_run_that_goes_on_needs_the_other_no_more(given: Path) -> None:
     before = ran(given, "before")
     settings = ('run.stages=["init", "eval", "export"]', f'eval.against={{other="{before}"}}')

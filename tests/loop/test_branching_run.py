@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from delegating_client import NUM_TURNS, worth
+from suite import short_of
 
 from sparring.launch.run import opened
 from sparring.observe.hooks import Overlay
@@ -230,7 +231,7 @@ def test_advantages_follow_branches_and_links(given: Path) -> None:
         assert batch.account.sampled == batch.account.trained + batch.account.zero_advantage
 
 
-@pytest.mark.parametrize("token_budget", [60, 8192])
+@pytest.mark.parametrize("token_budget", short_of([60, 8192], [60]))
 def test_a_trajectory_has_one_ratio(given: Path, token_budget: int) -> None:
     """Over all its branches, however they are divided among micro-batches. Every update has two passes, of which the
     first is on policy."""

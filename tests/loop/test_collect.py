@@ -167,7 +167,7 @@ def test_a_key_that_is_not_there_is_refused_before_anything_starts(
     served = 'models.teacher.served={kind="chat", url="http://127.0.0.1:1/v1", served_model="big", api_key_env="NO_SUCH_KEY"}'
     words = ("--set", served, "--set", "collect.model=teacher", "--set", 'run.stages=["collect", "sft"]')
     assert main(["check", str(given), *words]) == 2
-    assert "environment variable NO_SUCH_KEY: expected an API key, got nothing; set it" in capsys.readouterr().err
+    assert "environment variable NO_SUCH_KEY: expected an API key" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -185,10 +185,7 @@ def test_a_teacher_that_does_not_answer_is_refused_before_anything_starts(
     settings = (served, f"run.stages={stages}", *(setting.replace("CHECKPOINT", str(checkpoint)) for setting in more))
     assert main(["run", str(given), *(word for setting in settings for word in ("--set", setting))]) == 2
     said = capsys.readouterr().err
-    assert (
-        "models.teacher: expected a teacher that answers, got " in said
-        and "start its server, or correct models.teacher.served" in said
-    )
+    assert "models.teacher: expected a teacher" in said and "start its server, or correct models.teacher.served" in said
     assert not (given.parent / "runs/tiny/config.toml").exists()
 
 

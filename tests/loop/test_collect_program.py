@@ -230,6 +230,7 @@ def reads(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     return message(tool_calls=[{"id": "c1", "type": "function", "function": call}])
 
 
+@pytest.mark.full
 def test_an_experts_program_is_told_that_its_prompt_is_too_long_for_the_policy(given: Path) -> None:
     """It begins anew, and sft sees both branches, each within the policy's context."""
     settings = (*COMPACTING, 'run.stages=["sft"]', "sft.steps=1", "env.demonstrations=3")
@@ -245,7 +246,7 @@ def test_an_experts_program_is_told_that_its_prompt_is_too_long_for_the_policy(g
     assert all(length <= 512 for _, length in shown)
 
 
-@pytest.mark.parametrize("own", [None, 100], ids=["the policy's", "its own"])
+@pytest.mark.parametrize("own", [None, pytest.param(100, marks=pytest.mark.full)], ids=["the policy's", "its own"])
 def test_a_teachers_program_is_told_that_its_prompt_is_too_long(given: Path, own: int | None) -> None:
     """For the policy, or for the teacher, whose context of so many characters is shorter: nothing is left out."""
     refused = []

@@ -91,8 +91,8 @@ def test_vapo_imitates_what_was_right(given: Path, tmp_path: Path) -> None:
 
 
 REFUSED = [
-    (["algo.credit=gae"], "rl.critic: expected a table, which credit 'gae' needs, got none; write [rl.critic]"),
-    (["rl.critic.clip=0.2"], "rl.critic: expected no table, because only credit 'gae' uses it, got credit 'grpo'"),
+    (["algo.credit=gae"], "rl.critic: expected a table"),
+    (["rl.critic.clip=0.2"], "rl.critic: expected no table"),
     (
         ["rl.critic.clip=0.2", "rl.preference.name=dpo"],
         "rl.critic: expected no table, because only credit 'gae' uses it",
@@ -100,7 +100,7 @@ REFUSED = [
     (["algo.preset=ppo", "rl.critic.model=reward_model"], "rl.critic.model: expected a stage reward_model before rl"),
     (
         ["algo.preset=vapo", "rl.critic.model=judge"],
-        "rl.critic.model: expected one of policy, reward_model, got 'judge'",
+        "rl.critic.model: expected one of policy",
     ),
     (["algo.preset=ppo", "rl.critic.warmup_steps=6"], "critic.warmup_steps must be below steps, got 6 of 6"),
     (["algo.preset=ppo", "rl.critic.train.learning_rat=1"], "rl.critic.train.learning_rat: expected one of"),

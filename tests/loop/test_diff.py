@@ -189,4 +189,4 @@ def test_what_is_no_run_is_refused(run: Path, tmp_path: Path, told: Callable[...
     assert line == f"{tmp_path}/none: expected the folder of a run, got no folder; give one, like runs/quickstart"
     (tmp_path / "config.toml").write_text((run / "config.toml").read_text())
     (line,) = told(tmp_path, run, code=2)
-    assert line.startswith(f"{tmp_path}/store.sqlite: expected the store of a run, got no file; ")
+    assert line.startswith(f"{tmp_path}/store.sqlite: expected the store")

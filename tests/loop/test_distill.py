@@ -207,6 +207,7 @@ def test_it_is_evaluated_beside_its_training(given: Path, teacher: Path) -> None
     assert max(found) == 6 and all(values["tasks"] == 6 for values in found.values()) and set(groups) == {6}
 
 
+@pytest.mark.full
 def test_a_world_that_only_a_second_pass_scores_is_distilled(given: Path, checkpoint: Path) -> None:
     """Nothing leaves its group unscored, and the account says that all was trained."""
     world = Path(__file__).parent / "tiny_world.py:Compared"

@@ -44,7 +44,7 @@ def several(given: Path) -> Path:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("[envs.chance]", "[envs.sums]", "expected TOML, got Cannot declare"),
+        ("[envs.chance]", "[envs.sums]", "expected TOML"),
         ("weight = 3", "weight = -1", "weight must be 0 or more"),
         ("places = 4", "places = 0", "places must be at least 1"),
         ("[envs.chance]", '[envs."a/b"]', "names of letters, digits, _ and -, got 'a/b'"),

@@ -194,6 +194,7 @@ def test_a_killed_run_goes_on_with_the_numbers_of_the_whole_one(
     assert weights(killed) == weights(whole)
 
 
+@pytest.mark.full
 def test_a_run_that_was_begun_with_equal_numbers_keeps_them(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

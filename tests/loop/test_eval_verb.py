@@ -124,22 +124,22 @@ def test_another_environment(given: Path, checkpoint: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("{c}", "--gate", "0.1"), "--gate: expected two checkpoints or endpoints to compare, got one; "),
-        (("{c}", "{c}", "--gate", "-1"), "--gate: expected a margin of 0 or more, got -1.0; "),
-        (("{c}", "{c}", "--gate", "nan"), "--gate: expected a margin of 0 or more, got nan; "),
-        (("{c}", "{c}", "--strict"), "--gate: expected a margin with --figure or --strict, got none; "),
-        (("{c}", "{c}", "--gate", "0", "--figure", "joy"), "--figure: expected one of success, reward, got joy; "),
-        (("{c}", "--k", "2"), "eval: expected ks must be different numbers from 1 to samples = 1, got [2]; "),
-        (("{c}", "--samples", "0"), "eval: expected samples and max_concurrent_rollouts must be at least 1, got "),
-        (("{c}", "--k", "many"), 'eval.ks: expected a list of: an integer, got "[many]"; '),
-        (("{c}", "--tasks", "13"), "eval.tasks: expected at most 12, the held-out tasks, got 13; "),
-        (("no/such",), "no/such: expected a Hugging Face checkpoint folder or the folder of a run, got no folder; "),
-        (("no/such.json",), "no/such.json: expected a result file of sparring eval, such as evaluation.json, got "),
+        (("{c}", "--gate", "0.1"), "--gate: expected two checkpoints"),
+        (("{c}", "{c}", "--gate", "-1"), "--gate: expected a margin"),
+        (("{c}", "{c}", "--gate", "nan"), "--gate: expected a margin"),
+        (("{c}", "{c}", "--strict"), "--gate: expected a margin"),
+        (("{c}", "{c}", "--gate", "0", "--figure", "joy"), "--figure: expected one of success"),
+        (("{c}", "--k", "2"), "eval: expected ks"),
+        (("{c}", "--samples", "0"), "eval: expected samples"),
+        (("{c}", "--k", "many"), "eval.ks: expected a list"),
+        (("{c}", "--tasks", "13"), "eval.tasks: expected at most 12"),
+        (("no/such",), "no/such: expected a Hugging Face checkpoint"),
+        (("no/such.json",), "no/such.json: expected a result"),
         (("http://127.0.0.1:9/v1",), "engine at http://127.0.0.1:9/v1: expected "),
         (("{c}", "--env", "nowhere"), "env.name: expected one of instructions, reasoning_gym, or package.module:Name"),
         (
             ("{c}", "--json", "/no/such/folder/r.json"),
-            "/no/such/folder/r.json: expected a file in a writable folder, got ",
+            "/no/such/folder/r.json: expected a file",
         ),
     ],
 )
@@ -168,7 +168,7 @@ def test_a_baseline_says_which_figures_there_are(
     kept = given.parent / "kept.json"
     before.rename(kept)
     words = (given, kept, checkpoint, "--samples", "2", "--k", "1,2", "--gate", "0", "--figure", "pass@2")
-    assert "--figure: expected one of success, reward, got pass@2; " in said(capsys, *words, code=2)
+    assert "--figure: expected one of success" in said(capsys, *words, code=2)
     assert not before.exists(), "nothing was sampled"
 
 
@@ -178,9 +178,7 @@ def test_evaluations_of_other_tasks_are_not_compared(
     said(capsys, given, checkpoint)
     file = folder_of(given) / "evaluation.json"
     error = said(capsys, given, file, checkpoint, "--set", "run.seed=4", code=2)
-    assert error.startswith(
-        "comparison: expected two evaluations of the same tasks, got two different tasks called Sums/eval/"
-    )
+    assert error.startswith("comparison: expected two evaluations")
 
 
 @pytest.mark.parametrize(
@@ -188,13 +186,13 @@ def test_evaluations_of_other_tasks_are_not_compared(
     [
         (
             'engine.live_kv="drain"',
-            "eval.every: expected 0 where an update waits for every request, evaluation's too, got 3, ",
+            "eval.every: expected 0",
         ),
         (
             'run.stages=["sft", "eval"]',
-            "eval.every: expected 0 without a stage beside which it evaluates (rl, distill), got 3; leave it out",
+            "eval.every: expected 0",
         ),
-        ("eval.every_tasks=13", "eval.every_tasks: expected at most 12, the held-out tasks, got 13; "),
+        ("eval.every_tasks=13", "eval.every_tasks: expected at most 12"),
         ("eval.every=-1", "tasks, no_tool_tasks, every and every_tasks must be 0 or more"),
         ("eval.max_lost=1.5", "max_lost must be a share from 0 to 1, got 1.5"),
         ("eval.share=1.0", "share must be above 0 and below 1, got 1.0"),

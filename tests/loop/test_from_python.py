@@ -23,10 +23,11 @@ from sparring.recipe.run_config import RunConfig
 
 TINY = Path(__file__).parent / "tiny.toml"
 WORLD = Path(__file__).parent / "tiny_world.py:Sums"
+SHORT = ("sft.steps=2", "rl.steps=2")
 
 
-def config(folder: Path) -> RunConfig:
-    return load(TINY, [f"run.directory={folder}", f"env.name={WORLD}", "observe.progress=off"])
+def config(folder: Path, *overrides: str) -> RunConfig:
+    return load(TINY, [f"run.directory={folder}", f"env.name={WORLD}", "observe.progress=off", *overrides])
 
 
 def weights(folder: Path) -> bytes:
@@ -34,11 +35,12 @@ def weights(folder: Path) -> bytes:
 
 
 def test_a_run_from_python_is_the_command_lines_to_the_bit(tmp_path: Path) -> None:
-    overrides = (f"run.directory={tmp_path / 'command'}", f"env.name={WORLD}", "observe.progress=off")
+    overrides = (f"run.directory={tmp_path / 'command'}", f"env.name={WORLD}", "observe.progress=off", *SHORT)
     assert main(["run", str(TINY), *(word for override in overrides for word in ("--set", override))]) == 0
-    assert sparring.run(config(tmp_path / "python")) == tmp_path / "python/tiny"
+    assert sparring.run(config(tmp_path / "python", *SHORT)) == tmp_path / "python/tiny"
     data = tomllib.loads(TINY.read_text())
     data["run"]["directory"], data["env"]["name"] = str(tmp_path / "notebook"), str(WORLD)
+    data["sft"]["steps"] = data["rl"]["steps"] = 2
 
     async def cell() -> Path:
         """Plain code in a loop that is running, on the thread that it runs on."""
@@ -51,16 +53,14 @@ def test_a_run_from_python_is_the_command_lines_to_the_bit(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("given", [str(TINY), TINY, {"run": {"name": "a"}}, None])
 def test_what_is_no_config_is_refused(given: object) -> None:
-    with pytest.raises(
-        BadInput, match=r"sparring.run: expected a recipe \(RunConfig\), got .*load a file with sparring.load_recipe"
-    ):
+    with pytest.raises(BadInput, match=r"sparring.run: expected a recipe"):
         sparring.run(given)  # type: ignore[arg-type]
 
 
 def test_a_struct_with_wrong_types_in_it_is_refused(tmp_path: Path) -> None:
     whole = config(tmp_path)
     wrong = msgspec.structs.replace(whole, rl=msgspec.structs.replace(whole.rl, steps=2.5))
-    with pytest.raises(BadInput, match="sparring.run: rl.steps: expected an integer, got 2.5"):
+    with pytest.raises(BadInput, match="sparring.run: rl.steps: expected an integer"):
         sparring.run(wrong)
     assert list(tmp_path.iterdir()) == []
 
@@ -80,6 +80,7 @@ asyncio.run(cell())
 """
 
 
+@pytest.mark.full
 def test_a_notebook_that_is_interrupted_goes_on_with_the_next_call(tmp_path: Path) -> None:
     """As a kernel does it: a KeyboardInterrupt in the cell, which the loop around it does not see."""
     overrides = (f"run.directory={tmp_path}", f"env.name={WORLD}", "observe.lines_every_s=0")
@@ -115,7 +116,7 @@ def test_an_engine_is_opened_generates_and_closes(checkpoint: Path) -> None:
                 engine.generate(wrong)
         with pytest.raises(EngineError):
             engine.generate("one " * 600)
-    with pytest.raises(BadInput, match="expected an open engine, got a closed one"):
+    with pytest.raises(BadInput, match="expected an open engine"):
         engine.generate("hi")
     engine.close()
 
@@ -127,6 +128,7 @@ Engine(sys.argv[1], threads=1).serve(port=0)
 """
 
 
+@pytest.mark.full
 def test_an_engine_serves_until_it_is_interrupted(checkpoint: Path) -> None:
     words = [sys.executable, "-c", SERVED, str(checkpoint)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -43,6 +43,7 @@ def test_a_run_that_does_not_fit_is_refused_and_says_how_to_go_on(
     assert 'or set run.memory = "warn" to begin all the same' in said
 
 
+@pytest.mark.full
 def test_a_warned_run_that_dies_for_want_of_memory_says_what_it_was_told(given: Path) -> None:
     done = subprocess.run(
         [*COMMAND, *words(given, WARN, *OFFLOAD)], preexec_fn=limited, capture_output=True, text=True, check=False
@@ -77,6 +78,7 @@ MEASURED = "import os, subprocess, sys; print(os.wait4(subprocess.Popen(sys.argv
 """A small process that starts the run and prints its peak in KiB: a child's peak begins at what its parent has."""
 
 
+@pytest.mark.full
 def test_what_is_said_bounds_what_a_run_has(given: Path) -> None:
     run = [*COMMAND, *words(given, "engine.kv_tokens=4096")]
     text = subprocess.run([sys.executable, "-c", MEASURED, *run], capture_output=True, text=True, check=True).stdout

@@ -40,9 +40,7 @@ def test_names_of_models_are_those_of_the_recipe(
     (tmp_path / "agent.py").write_text(AGENT)
     words = ["check", str(given), "--set", f"rollout.harness={tmp_path / 'agent.py'}:agent"]
     assert main(words) == 2
-    assert "expected one of policy, got 'gpt-large'; name one of these, or add the name to rollout.models" in (
-        capsys.readouterr().err
-    )
+    assert "expected one of policy" in (capsys.readouterr().err)
     assert main([*words, "--set", 'rollout.models={"gpt-*" = "policy", "gpt-mini" = "auxiliary"}']) == 0
     capsys.readouterr()
     assert main([*words, "--set", 'rollout.models={"gpt-*" = "teacher"}']) == 2

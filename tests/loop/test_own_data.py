@@ -122,6 +122,7 @@ def test_prompts_are_measured_with_the_tools_of_their_task(
     assert found is not None and int(found[1]) > 60
 
 
+@pytest.mark.full
 def test_a_fresh_model_from_nothing_but_files(given: Path, tmp_path: Path) -> None:
     """No checkpoint and no expert: the tokenizer, the demonstrations and the tasks all come from files."""
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(conversation(2 * number)) + "\n" for number in range(12)))
@@ -144,6 +145,7 @@ def test_a_fresh_model_from_nothing_but_files(given: Path, tmp_path: Path) -> No
     assert summary["logprob_max_abs_diff"] == 0.0 and summary["tokens_trained"] > 0
 
 
+@pytest.mark.full
 def test_a_model_by_its_hub_name(given: Path, checkpoint: Path, tmp_path: Path) -> None:
     """In a cache laid out as the library does it, with the network shut off."""
     model = tmp_path / "hub/models--owner--name"

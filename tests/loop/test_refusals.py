@@ -12,10 +12,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from suite import short_of
 
 from sparring.cli.main import main
 from sparring.launch.run import opened
@@ -29,20 +30,22 @@ COMMAND = (sys.executable, "-m", "sparring.cli.main")
 
 
 @pytest.fixture
-def refused(given: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Refuses the tiny recipe with some overrides, by `check` and by `run`; the message without where it was set."""
+def refused(given: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> Callable[..., str]:
+    """Refuses the tiny recipe with some overrides, by `check` and, in the full suite, by `run`; the message without where
+    it was set. In the short suite `run` refuses what tests of its own give it."""
+    verbs = ("check", "run") if request.config.getoption("--full") else ("check",)
 
-    def said(*overrides: str, text: Callable[[str], str] = str) -> str:
+    def said(*overrides: str, text: Callable[[str], str] = str, verbs: Sequence[str] = verbs) -> str:
         given.write_text(text(given.read_text()))
         arguments = [str(given), *(word for override in overrides for word in ("--set", override))]
         messages = []
-        for verb in ("check", "run"):
+        for verb in verbs:
             capsys.readouterr()
             assert main([verb, *arguments]) == 2
             out, error = capsys.readouterr()
             assert out == ""
             messages.append(error.strip())
-        assert messages[0] == messages[1]
+        assert len(set(messages)) == 1
         assert REFUSAL.fullmatch(messages[0]), messages[0]
         assert nothing_done(given.parent / "runs")
         for source in (f"{given}: ", *(f"--set {override}: " for override in overrides)):
@@ -104,9 +107,9 @@ def test_a_world_without_an_expert_is_told_what_that_would_be_for(
         ("rl.stepps=3", "rl.stepps", "do you mean rl.steps?"),
         ("sft.train.learning_rat=1.0", "sft.train.learning_rat", "do you mean sft.train.learning_rate?"),
         ("rl.train.group_size=4", "rl.train.group_size", "do you mean rollout.group_size?"),
-        ("rl.train.learning_rate=fast", "rl.train.learning_rate", 'expected a number, got "fast"'),
+        ("rl.train.learning_rate=fast", "rl.train.learning_rate", "expected a number"),
         ("rl.train.learning_rate=-1.0", "rl.train", "learning_rate must be above 0, got -1.0"),
-        ("rl.steps=many", "rl.steps", 'expected an integer, got "many"'),
+        ("rl.steps=many", "rl.steps", "expected an integer"),
         ("eval.tasks=-1", "eval", "tasks, no_tool_tasks, every and every_tasks must be 0 or more"),
         ("run.device=tpu", "run.device", 'expected one of "auto", "cpu", "cuda", got "tpu"'),
         ("run.name=..", "run", "name must be one folder name, got '..'"),
@@ -114,18 +117,18 @@ def test_a_world_without_an_expert_is_told_what_that_would_be_for(
         (
             "models.policy.init.digits=2",
             "models.policy",
-            "expected exactly one of `path` and `init` (the shape of a fresh model), got both",
+            "expected exactly one of `path`",
         ),
         (
             "env.name=no_such_package:World",
             "env.name",
-            "expected an installed module no_such_package, got ModuleNotFoundError",
+            "expected an installed module",
         ),
         ("env.name=reasoning_gim", "env.name", "expected one of instructions, reasoning_gym, or package.module:Name"),
-        ("env.name=worlds.py:Sums", "env.name", "expected a Python file worlds.py, got no such file"),
+        ("env.name=worlds.py:Sums", "env.name", "expected a Python file"),
         ("env.args.colour=red", "env.args", "got colour: expected "),
         ("env.held_out=20000", "env Sums", "lower held_out and demonstrations"),
-        ("eval.tasks=13", "eval.tasks", "expected at most 12, the held-out tasks, got 13"),
+        ("eval.tasks=13", "eval.tasks", "expected at most 12"),
         ("eval.no_tool_tasks=7", "eval.no_tool_tasks", "expected at most 6"),
         ("rollout.group_size=1", "rollout.group_size", "expected at least 2"),
         ("rollout.group_size=1000000000", "rollout.group_size", "GiB or more; lower rollout.group_size"),
@@ -145,10 +148,10 @@ def test_a_world_without_an_expert_is_told_what_that_would_be_for(
         (
             "engine.kv_bytes=1000",
             "engine.kv_bytes",
-            "expected prompts of fewer than the 16 tokens of the cache, got more in the demonstration of task Sums/",
+            "expected prompts",
         ),
         ("env.demonstrations=0", "[env]", "expected tasks to demonstrate"),
-        ('run.stages=["rl", "sft"]', "run.stages", "expected sft -> rl, got rl -> sft"),
+        ('run.stages=["rl", "sft"]', "run.stages", "expected sft"),
         ('run.stages=["init", "eval"]', "eval.checkpoints", "expected one of the run's stages"),
         ("sandbox.bwrap=bubblewrapp", "sandbox.bwrap", "do: apt-get install bubblewrap"),
         ("models.policy.path=/no/such/model", "model /no/such/model", "got no such folder"),
@@ -159,6 +162,12 @@ def test_a_wrong_setting(refused: Callable[..., str], override: str, where: str,
     message = refused(override)
     assert message.startswith(f"{where}: ")
     assert said in message
+
+
+@pytest.mark.parametrize("override", ["rl.stepps=3", "eval.tasks=13", "models.policy.path=/no/such/model"])
+def test_a_run_refuses_what_a_check_does(refused: Callable[..., str], override: str) -> None:
+    """What the recipe's fields, its environment and its model refuse."""
+    assert ": expected " in refused(override, verbs=("check", "run"))
 
 
 def test_a_model_that_is_too_short_for_its_prompts(refused: Callable[..., str]) -> None:
@@ -176,9 +185,7 @@ def test_a_given_model_that_is_too_short_for_its_prompts(
 ) -> None:
     folder = broken(config=lambda config: {**config, "max_position_embeddings": 150})
     message = refused(folder, 'run.stages=["rl"]')
-    assert message.startswith(
-        "task Sums/train/0: expected fewer tokens than the 150 positions of the model, got a prompt of "
-    )
+    assert message.startswith("task Sums/train/0: expected fewer tokens")
 
 
 @pytest.fixture
@@ -200,10 +207,10 @@ def broken(checkpoint: Path, tmp_path: Path) -> Callable[..., str]:
     ("without", "said"),
     [
         ("config.json", "or a GGUF file, got a folder without config.json or GGUF file"),
-        ("*.safetensors", "broken: expected weights (*.safetensors), got none in the folder"),
+        ("*.safetensors", "broken: expected weights"),
         (
             "tokenizer.json",
-            "broken/tokenizer.json: expected a tokenizer.json (a fast tokenizer), got a folder without one",
+            "broken/tokenizer.json: expected a tokenizer.json",
         ),
     ],
 )
@@ -216,10 +223,7 @@ def test_a_checkpoint_with_a_piece_missing(
 def test_weights_that_the_library_would_make_up(refused: Callable[..., str], broken: Callable[..., str]) -> None:
     folder = broken(config=lambda config: {**config, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2})
     message = refused(folder)
-    assert (
-        "broken: expected all weights of its config, got none for model.layers.1." in message
-        and "(11 in all)" in message
-    )
+    assert "broken: expected all weights" in message and "(11 in all)" in message
 
 
 def test_weights_of_another_shape(refused: Callable[..., str], broken: Callable[..., str]) -> None:
@@ -229,7 +233,7 @@ def test_weights_of_another_shape(refused: Callable[..., str], broken: Callable[
 
 def test_a_tokenizer_with_more_ids_than_the_model(refused: Callable[..., str], broken: Callable[..., str]) -> None:
     folder = broken(config=lambda config: {**config, "vocab_size": 300})
-    assert "broken/tokenizer.json: expected ids below 300, the rows of the embedding, got " in refused(folder)
+    assert "broken/tokenizer.json: expected ids" in refused(folder)
 
 
 def test_an_architecture_that_is_not_exact(refused: Callable[..., str], broken: Callable[..., str]) -> None:
@@ -237,10 +241,7 @@ def test_an_architecture_that_is_not_exact(refused: Callable[..., str], broken: 
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     folder = broken(config=lambda config: {**config, "rope_parameters": scaling})
     message = refused(folder)
-    assert (
-        "expected rotary frequencies that depend on the position alone, got rope_type 'dynamic'; set numerics"
-        in message
-    )
+    assert "expected rotary frequencies" in message
 
 
 @pytest.mark.parametrize("config", [lambda config: [], lambda config: {"model_type": "resnet"}])
@@ -332,12 +333,12 @@ def test_a_chat_that_asks_for_a_held_out_task(
     ("rows", "said"),
     [
         ('{"prompt": "a", "answer": "1"}\n{"prompt": ', "tasks.jsonl:2: expected one JSON object on the line"),
-        ('{"question": "a", "answer": "1"}\n', "tasks.jsonl:1: expected a column 'prompt', got 'question', 'answer'"),
+        ('{"question": "a", "answer": "1"}\n', "tasks.jsonl:1: expected a column"),
         (
             '{"prompt": "a", "answer": "1"}\n',
-            "expected fewer than the 1 different prompts of env.data, got 1; add rows",
+            "expected fewer than the 1",
         ),
-        ("", "tasks.jsonl: expected prompts for training and others for evaluation, got none"),
+        ("", "tasks.jsonl: expected prompts"),
         ('{"prompt": "a"}\n{"prompt": "b"}\n', "expected a column 'answer' for the reward function"),
     ],
 )
@@ -363,10 +364,10 @@ def test_a_scorer_that_raises_and_one_that_can_be_gamed(refused: Callable[..., s
         "    def reward(self, completion, task):\n        return 1\n"
     )
     message = refused('run.stages=["rl"]', f"env.name={world}:Broken")
-    assert message.startswith("task Broken/train/0: expected an environment that opens it and answers every turn, got ")
+    assert message.startswith("task Broken/train/0: expected an environment")
     assert "Broken.reward: ZeroDivisionError" in message
     message = refused('run.stages=["rl"]', f"env.name={world}:Generous")
-    assert message.startswith("task Generous/train/0: expected no reward for an empty answer, got 1; ")
+    assert message.startswith("task Generous/train/0: expected no reward")
 
 
 def test_a_world_that_never_ends(refused: Callable[..., str], tmp_path: Path) -> None:
@@ -381,12 +382,10 @@ def test_a_world_that_never_ends(refused: Callable[..., str], tmp_path: Path) ->
         "    async def step(self, reply):\n        return Observation(messages=(Message(role='user', content='go on'),))\n"
     )
     message = refused(f"env.name={world}:Endless")
-    assert message.startswith(
-        "task Endless/demonstration/0: expected an expert that succeeds, or earns more than an empty answer, got reward 0.0 "
-    )
+    assert message.startswith("task Endless/demonstration/0: expected an expert")
 
 
-@pytest.mark.parametrize("verb", ["check", "run"])
+@pytest.mark.parametrize("verb", short_of(["check", "run"], ["check"]))
 def test_user_namespaces_blocked(given: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)  # bubblewrap does not run as root
@@ -396,7 +395,7 @@ def test_user_namespaces_blocked(given: Path, capsys: pytest.CaptureFixture[str]
         assert main([verb, str(given), "--set", f"sandbox.bwrap={fake}"]) == 2
     message = capsys.readouterr().err.strip()
     assert REFUSAL.fullmatch(message)
-    assert message.startswith("sandbox: expected a machine where bubblewrap may make user namespaces, got ")
+    assert message.startswith("sandbox: expected a machine")
     assert "uid map: Permission denied" in message
     assert "userns" in message
     assert nothing_done(given.parent / "runs")
@@ -417,14 +416,14 @@ def test_no_bubblewrap_does_not_matter_to_a_world_without_boxes(
     assert "ready to run" in capsys.readouterr().out
 
 
-def test_a_sink_without_its_library(given: Path) -> None:
+@pytest.mark.parametrize("verb", short_of(["check", "run"], ["check"]))
+def test_a_sink_without_its_library(given: Path, verb: str) -> None:
     code = "import sys; sys.modules['wandb'] = None; from sparring.cli.main import main; sys.exit(main())"
-    for verb in ("check", "run"):
-        arguments = [sys.executable, "-c", code, verb, str(given), "--set", 'observe.sinks=["wandb"]']
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 2
-        assert done.stderr.startswith("observe.sinks: expected the wandb package, got none installed; pip install")
-        assert nothing_done(given.parent / "runs")
+    arguments = [sys.executable, "-c", code, verb, str(given), "--set", 'observe.sinks=["wandb"]']
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("observe.sinks: expected the wandb")
+    assert nothing_done(given.parent / "runs")
 
 
 def test_a_run_folder_that_cannot_be_made(refused: Callable[..., str], tmp_path: Path) -> None:
@@ -458,20 +457,22 @@ PATHS = "a path that this machine computes (exact-torch), got exact-tiles: no C+
 @pytest.mark.parametrize(
     ("verb", "environment", "said"),
     [
-        (
+        pytest.param(
             "run",
             {"SPARRING_KERNELS": "exact"},
-            "SPARRING_KERNELS: expected one of off, portable, pairs, tiles, got 'exact'; ",
+            "SPARRING_KERNELS: expected one of off",
+            marks=pytest.mark.full,
         ),
         (
             "check",
             {"SPARRING_KERNELS": "tiles", "CXX": "nothing of that name"},
             f"SPARRING_KERNELS=tiles: expected {PATHS}; ",
         ),
-        (
+        pytest.param(
             "serve",
             {"SPARRING_KERNELS": "tiles", "CXX": "nothing of that name"},
             f"SPARRING_KERNELS=tiles: expected {PATHS}; ",
+            marks=pytest.mark.full,
         ),
     ],
 )
@@ -486,6 +487,7 @@ def test_kernels_that_this_machine_cannot_compute(
     assert nothing_done(given.parent / "runs")
 
 
+@pytest.mark.full
 def test_a_full_disk_loses_nothing(given: Path, tmp_path: Path) -> None:
     """A disk of its own under the run is filled to the last byte in the middle of RL, and freed again."""
     words = [

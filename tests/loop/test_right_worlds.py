@@ -130,8 +130,8 @@ def test_they_pass_the_preflight(recipe: Callable[..., object], world: str, fact
     ("world", "said"),
     [
         ("Hopeless", "or earns more than an empty answer, got reward -1.0 and -1 for an empty answer; "),
-        ("Unscored", "expected a reward of an answer, got None for an empty answer and for .*; return a number"),
-        ("Drifting", "env Drifting: expected the same task whenever it is drawn, got another for Drifting/train/0: "),
+        ("Unscored", "expected a reward"),
+        ("Drifting", "env Drifting: expected the same task"),
         ("Lost", "or earns more than an empty answer, got reward 0.0 and 0 for an empty answer; "),
         ("Keyless", "a new prompt for the eval split at task 1, got 1000 draws .* give it a method key"),
     ],

@@ -196,11 +196,11 @@ def test_what_cannot_be_served_ends_with_2(checkpoint, served, refused_here, tmp
     assert "got a folder without config.json" in refused_here(tmp_path)
     assert "a key of [engine], got another" in refused_here(checkpoint, "--set", "rl.steps=3")
     assert "max_running must be at least 1" in refused_here(checkpoint, "--set", "engine.max_running=0")
-    assert "environment variable NO_SUCH_KEY: expected an API key, got nothing" in refused_here(
+    assert "environment variable NO_SUCH_KEY: expected an API key" in refused_here(
         checkpoint, "--api-key-env", "NO_SUCH_KEY"
     )
     assert "a free address" in refused_here(checkpoint, "--port", "70000")
-    assert "--threads: expected 0 (one per core) or more, got -1" in refused_here(checkpoint, "--threads", "-1")
+    assert "--threads: expected 0" in refused_here(checkpoint, "--threads", "-1")
     assert "a free address" in refused_here(checkpoint, "--host", "host.invalid")
     assert "a free address" in refused_here(checkpoint, "--host", "h" * 70)
     assert 'engine.kind: expected "native", the only kind that this command serves' in refused_here(

@@ -4,6 +4,7 @@ from array import array
 
 import pytest
 import torch
+from suite import short_of
 
 from sparring.errors import BadInput
 from sparring.kernels import ops
@@ -42,9 +43,12 @@ MODELS = {
         "mlp_only_layers": [0],
     },
 }
+SHORT = MODELS.keys() - {"qwen3 heads of 48", "llama", "mistral"}
+"""Of the short suite, which computes on three threads."""
+of_threads = pytest.mark.parametrize("threads", short_of([1, 2, 3], [3]))
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=short_of(MODELS, SHORT))
 def path(request, tmp_path_factory):
     return tiny_model(
         request.param.split()[0], tmp_path_factory.mktemp("model") / "tiny", seed=5, **MODELS[request.param]
@@ -142,7 +146,7 @@ def columns(sampled):
 
 @of_best
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@of_threads
 def test_prompts_generation_and_both_together(path, dtype, threads):
     play = Play(load(path, dtype=dtype), threads)
     play.agree(play.rows({0: 40, 3: 17, 9: 1, 4: 5}, samples=[0, 1, 1, 1]))
@@ -157,7 +161,7 @@ def test_prompts_generation_and_both_together(path, dtype, threads):
 
 
 @of_best
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@of_threads
 def test_a_prefix_that_is_written_and_read_in_one_step(path, threads):
     play = Play(load(path), threads)
     for slot in range(1, 6):
@@ -167,8 +171,8 @@ def test_a_prefix_that_is_written_and_read_in_one_step(path, threads):
 
 
 @of_best
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("count", [1, 5, 70])
+@of_threads
+@pytest.mark.parametrize("count", short_of([1, 5, 70], [5, 70]))
 def test_several_steps_in_one_call(path, threads, count):
     play = Play(load(path), threads)
     play.agree(play.rows({slot: 1 + slot % 23 for slot in range(count)}))
@@ -215,7 +219,7 @@ def test_steps_without_pages_or_positions_are_refused(path):
 
 
 @of_best
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@of_threads
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_any_number_of_rows(path, dtype, threads):
     play = Play(load(path, dtype=dtype), threads)
@@ -249,7 +253,7 @@ def adapt(play, tmp_path, path):
 
 
 @of_best
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@of_threads
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_adapters_of_a_row_each(path, tmp_path, dtype, threads):
     """Prompts, few rows, many, and several steps at once; all rows under one, then all under none."""

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from suite import short_of
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -381,8 +382,13 @@ def trained(model: CausalModel) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
 
-@pytest.mark.parametrize("budget", [16, 10_000])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    short_of(
+        [(name, budget) for name in ALGORITHMS for budget in (16, 10_000)],
+        [("anchored", 10_000), *((name, 16) for name in ALGORITHMS)],
+    ),
+)
 def test_losses_gradient_norms_and_weights_are_those_of_a_loop_by_hand(
     name: str, budget: int, folders: tuple[Path, Path], updates: list[list[Group]]
 ) -> None:

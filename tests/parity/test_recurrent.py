@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from suite import short_of
 from test_families import LENGTHS, error, library, packed, rows, typical_error
 
 from sparring.engine.config import EngineConfig
@@ -27,9 +28,14 @@ from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish
 
 FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h")
+SHORT = ("qwen3_5_text", "nemotron_h")
+"""One with each kind of recurrent layer; what depends on the engine alone has the first in the short suite."""
+families = pytest.mark.parametrize("family", short_of(FAMILIES, SHORT))
+one_family = pytest.mark.parametrize("family", short_of(FAMILIES, SHORT[:1]))
 ROUNDING = 2e-4
 """Largest difference of a log-probability in float32 between the engine and a forward of the whole sequence; 3e-5 are
 found."""
+DTYPES = ("float32", "bfloat16")
 TYPICAL = 0.05
 """That of the median token in bfloat16, where a row near the border between two experts may take the other one."""
 
@@ -76,11 +82,11 @@ def paged(model, *, chunk, forget=()):
 
 @pytest.mark.usefixtures("kernel_path")
 @pytest.mark.kernel_paths(portable=False)
-@pytest.mark.parametrize("chunk", [1, 23, 40, 100])
+@pytest.mark.parametrize("chunk", short_of([1, 23, 40, 100], [23]))
 @pytest.mark.parametrize(
     ("dtype", "error"), [("float32", error), ("bfloat16", typical_error)], ids=["float32", "bfloat16"]
 )
-@pytest.mark.parametrize("family", FAMILIES)
+@families
 def test_logits_in_pieces_are_as_close_to_float64_as_the_librarys(family, dtype, error, chunk, path_of):
     path = path_of(family)
     exact, model = library(path, dtype, wide=True), fast(path, dtype)
@@ -91,8 +97,8 @@ def test_logits_in_pieces_are_as_close_to_float64_as_the_librarys(family, dtype,
 
 
 @pytest.mark.parametrize("forget", ["conv", "recurrent"])
-@pytest.mark.parametrize("chunk", [1, 23])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("chunk", short_of([1, 23], [23]))
+@families
 def test_without_its_state_it_is_another_model(family, chunk, forget, path_of):
     """The comparison above would not pass if either state were not carried."""
     path = path_of(family)
@@ -145,8 +151,10 @@ def agrees(model, asked, answer):
     return bool(found.max() <= ROUNDING if model.dtype is torch.float32 else found.median() <= TYPICAL)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    short_of([(family, dtype) for family in FAMILIES for dtype in DTYPES], [(family, "float32") for family in SHORT]),
+)
 def test_neighbours_and_chunks(family, dtype, path_of):
     model = fast(path_of(family), dtype)
     for settings in ({}, {"max_batch_tokens": 7, "max_running": 3}, {"max_running": 1}):
@@ -154,7 +162,7 @@ def test_neighbours_and_chunks(family, dtype, path_of):
         assert all(agrees(model, request(number), answer) for number, answer in enumerate(answers)), settings
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@one_family
 def test_another_weight_shows(family, path_of):
     """The bound is not so wide that it would let the wrong state through."""
     model = fast(path_of(family))
@@ -164,7 +172,7 @@ def test_another_weight_shows(family, path_of):
     assert not all(agrees(model, request(number), answer) for number, answer in enumerate(answers))
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "nemotron_h"])
+@pytest.mark.parametrize("family", short_of(["qwen3_next", "nemotron_h"], ["nemotron_h"]))
 def test_neighbours_under_other_adapters(family, path_of, tmp_path):
     """Chunks, single tokens and whole prompts in one step, under two adapters and none."""
     targets = {None: None, "a": "all-linear", "b": ("q_proj", "v_proj")}
@@ -182,7 +190,7 @@ def test_neighbours_under_other_adapters(family, path_of, tmp_path):
         assert [agrees(models[name], one, answer) for name in targets] == [name == one.adapter for name in targets]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@one_family
 def test_a_preempted_request_is_prefilled_again(family, path_of):
     async def scenario(engine):
         return await crowd(engine), engine.metrics
@@ -193,7 +201,7 @@ def test_a_preempted_request_is_prefilled_again(family, path_of):
     assert all(agrees(model, request(number), answer) for number, answer in enumerate(answers))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@one_family
 def test_as_many_run_as_there_are_states(family, path_of):
     async def scenario(engine):
         return await crowd(engine), engine.metrics
@@ -208,7 +216,7 @@ def next_turn(asked, answer, *said):
     return replace(asked, tokens=(*asked.tokens, *answer.tokens, *said))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@one_family
 def test_turns_go_on_from_the_state_of_the_last(family, path_of):
     model = fast(path_of(family))
 
@@ -230,7 +238,7 @@ def test_turns_go_on_from_the_state_of_the_last(family, path_of):
     assert all(answer.cached_tokens == 0 and agrees(model, asked, answer) for asked, answer in dropped)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@one_family
 def test_requests_with_a_common_prefix_start_from_a_copy_of_its_state(family, path_of):
     """One after the other: the second learns what is shared, the third finds it; and a group that comes at once."""
     model, system = fast(path_of(family)), tuple((3 * j) % VOCABULARY for j in range(50))
@@ -260,7 +268,7 @@ def test_requests_with_a_common_prefix_start_from_a_copy_of_its_state(family, pa
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@one_family
 def test_a_turn_that_leaves_the_last_one_begins_anew(family, path_of):
     model, first = fast(path_of(family)), request(3, conversation="c")
 
@@ -273,7 +281,7 @@ def test_a_turn_that_leaves_the_last_one_begins_anew(family, path_of):
     assert answer.cached_tokens == 0 and agrees(model, changed, answer)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@one_family
 def test_branches_of_a_request_go_on_from_a_copy_of_its_state(family, path_of):
     model, asked = fast(path_of(family)), request(2, max_tokens=150)
 
@@ -293,7 +301,7 @@ def test_branches_of_a_request_go_on_from_a_copy_of_its_state(family, path_of):
     assert a.tokens == b.tokens == (*asked.tokens, *own.tokens)[: len(a.tokens)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@one_family
 def test_given_tokens_are_scored(family, path_of):
     model, asked = fast(path_of(family)), request(7, temperature=1.0)
 
@@ -307,7 +315,7 @@ def test_given_tokens_are_scored(family, path_of):
 
 
 @pytest.mark.parametrize("live_kv", ["keep", "recompute", "drain"])
-@pytest.mark.parametrize("family", FAMILIES)
+@one_family
 def test_an_update_in_flight(family, live_kv, path_of):
     old, new, asked = fast(path_of(family)), fast(path_of(family)), request(1, max_tokens=200)
     with torch.no_grad():

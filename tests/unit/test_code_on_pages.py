@@ -25,8 +25,6 @@ FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
 NAMED = re.compile(r"# (\S+\.\w+)$")
 BASE = {"run": {"name": "x"}, "models": {"policy": {"path": "/x"}}, "env": {"name": "reasoning_gym"}}
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-TRAINS = ("sparring.run(", "run(config)", "Engine(")
-"""A block of Python with one of these takes long, or needs a run: it is executed by a test of its own."""
 
 
 class Block(NamedTuple):
@@ -76,17 +74,14 @@ def test_indented_code_is_found_and_put_between_fences() -> None:
 
 @pytest.mark.parametrize("block", in_language("python"))
 def test_python_runs(block: Block, tmp_path: Path) -> None:
-    """In a folder with all files that the page names; a block that trains is compiled here, and run by another test."""
+    """In a folder with all files that the page names."""
     for other in BLOCKS:
         if other.page == block.page and other.file is not None:
             (tmp_path / other.file).write_text(other.text)
-    if any(call in block.text for call in TRAINS):
-        assert compile(block.text, block.page, "exec")
-    else:
-        (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-        (tmp_path / "block.py").write_text(block.text)
-        done = subprocess.run([sys.executable, "block.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    (tmp_path / "block.py").write_text(block.text)
+    done = subprocess.run([sys.executable, "block.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("block", in_language("toml"))

@@ -71,12 +71,12 @@ def test_a_verb_refuses_what_is_no_recipe(verb: Any, given: object) -> None:
 @pytest.mark.parametrize(
     ("path", "overrides", "words"),
     [
-        ({"run": {}}, (), "sparring.load_recipe: expected the path of a TOML file, got dict; "),
-        (None, (), "sparring.load_recipe: expected the path of a TOML file, got NoneType; "),
-        (QUICKSTART, "rl.steps=3", "sparring.load_recipe: overrides: expected several overrides, got 'rl.steps=3'; "),
+        ({"run": {}}, (), "sparring.load_recipe: expected the path"),
+        (None, (), "sparring.load_recipe: expected the path"),
+        (QUICKSTART, "rl.steps=3", "sparring.load_recipe: overrides: expected several"),
         (QUICKSTART, {"rl.steps": None}, "sparring.load_recipe: rl.steps: expected a text, a number, "),
         (QUICKSTART, {"rl.stepps": 3}, "--set rl.stepps=3: rl.stepps: expected one of "),
-        ("no such.toml", (), "no such.toml: expected a recipe file, got No such file or directory; "),
+        ("no such.toml", (), "no such.toml: expected a recipe"),
     ],
 )
 def test_load_recipe_refuses_what_it_cannot_read(path: Any, overrides: Any, words: str) -> None:
@@ -103,16 +103,16 @@ def test_load_recipe_replaces_keys() -> None:
 @pytest.mark.parametrize(
     ("checkpoints", "settings", "words"),
     [
-        ((), {}, "sparring.evaluate: expected at least one checkpoint, got none; "),
-        ((3,), {}, "sparring.evaluate: expected paths of checkpoints, got int; "),
-        (("recipes",), {}, "recipes: expected a Hugging Face checkpoint folder or the folder of a run, got a folder "),
+        ((), {}, "sparring.evaluate: expected at least one checkpoint"),
+        ((3,), {}, "sparring.evaluate: expected paths"),
+        (("recipes",), {}, "recipes: expected a Hugging Face checkpoint"),
         (
             ("nowhere",),
             {},
-            "nowhere: expected a Hugging Face checkpoint folder or the folder of a run, got no folder; ",
+            "nowhere: expected a Hugging Face checkpoint",
         ),
-        (("nowhere",), {"samples": "two"}, "sparring.evaluate: eval.samples: expected an integer, got "),
-        (("http://x",), {}, "http://x: expected a tokenizer for the endpoint's tokens, got none; "),
+        (("nowhere",), {"samples": "two"}, "sparring.evaluate: eval.samples: expected an integer"),
+        (("http://x",), {}, "http://x: expected a tokenizer"),
     ],
 )
 def test_evaluate_refuses_what_is_no_checkpoint(
@@ -126,18 +126,18 @@ def test_evaluate_refuses_what_is_no_checkpoint(
 @pytest.mark.parametrize(
     ("given", "settings", "words"),
     [
-        (3, {}, "sparring.Engine: expected the path of a checkpoint, got int; "),
+        (3, {}, "sparring.Engine: expected the path"),
         (
             ROOT / "recipes",
             {},
-            f"{ROOT}/recipes: expected a Hugging Face checkpoint folder or the folder of a run, got",
+            f"{ROOT}/recipes: expected a Hugging Face checkpoint",
         ),
         (
             str(ROOT / "none"),
             {},
-            f"model {ROOT}/none: expected a Hugging Face checkpoint folder or a hub name, got no ",
+            f"model {ROOT}/none: expected a Hugging Face checkpoint",
         ),
-        (".", {"max_running": 0}, "sparring.Engine: max_running: expected 1 or more, got 0; "),
+        (".", {"max_running": 0}, "sparring.Engine: max_running: expected 1"),
     ],
 )
 def test_engine_refuses_what_is_no_checkpoint(given: Any, settings: dict[str, Any], words: str) -> None:
@@ -160,5 +160,5 @@ def test_a_struct_with_wrong_types_is_refused(tmp_path: Path) -> None:
     whole = load_recipe(QUICKSTART, {"run.directory": tmp_path})
     assert isinstance(whole, RunConfig)
     wrong = msgspec.structs.replace(whole, rl=msgspec.structs.replace(whole.rl, steps=2.5))
-    with pytest.raises(BadInput, match=r"sparring.check: rl.steps: expected an integer, got 2\.5"):
+    with pytest.raises(BadInput, match=r"sparring.check: rl.steps: expected an integer"):
         check(wrong)

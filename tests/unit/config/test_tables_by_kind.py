@@ -30,13 +30,13 @@ RECIPE = {
         ),
         ("env.rubric.right.tolerence=1", "do you mean env.rubric.right.tolerance?"),
         ("env.rubric.word.tolerance=1", "env.rubric.word.tolerance: expected one of cap, case, column,"),
-        ("env.rubric.right.tolerance=much", 'env.rubric.right.tolerance: expected a number, got "much"'),
+        ("env.rubric.right.tolerance=much", "env.rubric.right.tolerance: expected a number"),
         (
             "env.rubric.right.tolerance=inf",
-            "env.rubric.right.tolerance: expected a finite number of at most 64 bits, got inf",
+            "env.rubric.right.tolerance: expected a finite number",
         ),
-        ('env.rubric.more={kind="judge", model="m"}', "env.rubric.more.prompt: expected a string, got nothing"),
-        ("env.rubric.right=1", "env.rubric.right: expected a table, got 1"),
+        ('env.rubric.more={kind="judge", model="m"}', "env.rubric.more.prompt: expected a string"),
+        ("env.rubric.right=1", "env.rubric.right: expected a table"),
     ],
 )
 def test_what_is_said_is_about_the_kind_at_hand(override: str, said: str) -> None:

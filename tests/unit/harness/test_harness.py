@@ -230,5 +230,5 @@ def test_a_role_that_the_world_does_not_name_is_refused():
         episode.session()
 
     live = episode(ScriptedEngine(replies(["Hi"], RENDERER.tokenizer.encode)), DebateEnv())
-    with pytest.raises(BadInput, match="episode.session: expected a role of .* \\(policy, critic\\), got none"):
+    with pytest.raises(BadInput, match="episode.session: expected a role"):
         run_virtual(CallableHarness(anybody).run(live))

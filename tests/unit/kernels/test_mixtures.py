@@ -170,5 +170,5 @@ def test_mixture_shapes_that_do_not_fit_are_refused(path: str) -> None:
 def test_without_compiled_kernels_a_mixture_is_refused(path: str) -> None:
     stacks = [ops.PackedStack([random(*shape)] * 3) for shape in ((20, 8), (8, 10))]
     ops.use("exact-torch")
-    with pytest.raises(BadInput, match="mixture: expected the compiled kernels, got exact-torch"):
+    with pytest.raises(BadInput, match="mixture: expected the compiled kernels"):
         ops.mixture(random(4, 8), *stacks, torch.zeros(4, 2, dtype=torch.int32), torch.ones(4, 2))

@@ -59,5 +59,5 @@ def test_a_bare_checkpoint_has_a_python_tool_and_no_tasks() -> None:
 
 
 def test_a_world_that_is_not_there_is_refused() -> None:
-    with pytest.raises(BadInput, match="env.name: expected a Python file none.py, got no such file"):
+    with pytest.raises(BadInput, match="env.name: expected a Python file"):
         setting_of(recipe("env.name=none.py:World"))

@@ -76,7 +76,7 @@ def test_an_unknown_name_is_refused_without_a_network(tmp_path: Path, name: str)
         port = closed.getsockname()[1]
     for settings in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": f"http://127.0.0.1:{port}"}):
         done = found(name, tmp_path, **settings)
-        assert f"BadInput: model {name}: expected a folder here or a model on the hub, got hub: " in done.stderr
+        assert f"BadInput: model {name}: expected a folder" in done.stderr
 
 
 @pytest.mark.slow

@@ -82,5 +82,5 @@ def test_a_resumed_run_goes_on_in_the_same_wandb_run(tmp_path: Path) -> None:
 
 def test_a_run_without_a_wandb_login_is_refused(tmp_path: Path) -> None:
     said = one_life(tmp_path, 1, 2, "online").splitlines()[-1]
-    assert said.startswith("observe.sinks: expected wandb to open a run, got UsageError: ")
+    assert said.startswith("observe.sinks: expected wandb")
     assert said.endswith("; run `wandb login`, set WANDB_MODE=offline, or remove wandb")

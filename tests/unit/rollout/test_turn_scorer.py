@@ -109,15 +109,11 @@ def test_who_never_spoke_earned_nothing() -> None:
 
 
 def test_rewards_of_other_turns_than_were_sampled_are_the_worlds_mistake() -> None:
-    with pytest.raises(
-        BadInput, match="rollout r: expected rewards of 1 turns, as many as were sampled, got 2; correct the env"
-    ):
+    with pytest.raises(BadInput, match="rollout r: expected rewards"):
         scored([rollout((context(0, None, 1), turn(1, 0, 2)))], [Score(reward=0.0, per_turn=(0.0, 1.0))])
 
 
 def test_turns_of_several_roles_are_refused() -> None:
     both = ((context(0, None, 1), turn(1, 0, 2)),) * 2
-    with pytest.raises(
-        BadInput, match="rl.reward_by: expected a world of one role with 'turn' or 'step', got role 0, role 1"
-    ):
+    with pytest.raises(BadInput, match="rl.reward_by: expected a world"):
         scored([rollout(*both)], [Score(reward=0.0)])

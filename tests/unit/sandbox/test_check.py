@@ -68,12 +68,12 @@ def test_user_namespaces_blocked(folder: Path, message: str) -> None:
 
 
 def test_a_program_that_is_not_bubblewrap(folder: Path) -> None:
-    with pytest.raises(BadInput, match="expected a box that runs a command, got .*what is this"):
+    with pytest.raises(BadInput, match="expected a box"):
         check_sandbox(failing(folder, "what is this"))
 
 
 def test_no_interpreter(folder: Path) -> None:
-    with pytest.raises(BadInput, match="sandbox.python: expected an interpreter, got no file '/no/python'"):
+    with pytest.raises(BadInput, match="sandbox.python: expected an interpreter"):
         check_sandbox(SandboxConfig(python="/no/python"))
     unreadable = folder / "bin" / "python3"
     unreadable.parent.mkdir()

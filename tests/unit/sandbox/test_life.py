@@ -195,9 +195,9 @@ def test_a_parent_killed_with_signal_9_leaves_nothing(family: Family) -> None:
 
 def test_boxes_have_one_image_and_no_network() -> None:
     async def work(boxes: BubblewrapBoxes) -> None:
-        with pytest.raises(BadInput, match="box.image: expected 'python', got 'debian'"):
+        with pytest.raises(BadInput, match="box.image: expected 'python'"):
             await boxes.take(BoxSpec(image="debian"))
-        with pytest.raises(BadInput, match="box.network: expected false, got true"):
+        with pytest.raises(BadInput, match="box.network: expected false"):
             await boxes.take(BoxSpec(network=True))
 
     with_boxes(SandboxConfig(), work)

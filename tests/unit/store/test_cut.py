@@ -129,9 +129,7 @@ def test_reading_a_run_that_has_just_begun_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     with closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA journal_mode = WAL")
-    with pytest.raises(
-        BadInput, match="expected the store of a run, got one in which nothing was recorded; wait until"
-    ):
+    with pytest.raises(BadInput, match="expected the store"):
         SqliteStore(path, read_only=True)
 
 

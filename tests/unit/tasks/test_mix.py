@@ -132,7 +132,7 @@ def test_weights_that_do_not_fit_are_refused(weights: list[float]) -> None:
 
 def test_the_state_of_another_mixture_is_refused() -> None:
     state = mixed(finite("a", 1), weights=[1]).state()
-    with pytest.raises(BadInput, match="mix: expected the state of the environments a, b, got one of a"):
+    with pytest.raises(BadInput, match="mix: expected the state"):
         mixed(finite("a", 1), finite("b", 1), weights=[1, 1]).restore(state)
 
 

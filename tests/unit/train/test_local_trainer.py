@@ -294,9 +294,7 @@ def test_a_loss_with_an_unsupported_unit_is_refused(make_model):
     class Grouped(ImitateLoss):
         needs = replace(ImitateLoss.needs, unit="group")
 
-    with pytest.raises(
-        BadInput, match="expected one of the units token, turn, sequence, pair, got 'group', which micro-batches"
-    ):
+    with pytest.raises(BadInput, match="expected one of the units"):
         LocalTrainer(make_model(), TrainConfig(), [Grouped()], name="policy", total_steps=1)
 
 

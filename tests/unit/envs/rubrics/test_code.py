@@ -194,7 +194,7 @@ async def failure(boxes: BubblewrapBoxes, program: str, tests: Any, shared: bool
         (
             "def double(x): return x",
             ASSERTS,
-            "column answer: expected a program that passes the row's tests, got test 1: AssertionError;",
+            "column answer: expected a program",
         ),
         (
             "def double(x): return iter([x])",
@@ -275,7 +275,7 @@ def test_tests_that_an_idle_program_passes_are_refused(
         (["assert (double(2) == 4, 'message')", "if False: assert double(2)"], "expected a test that asserts"),
         ([{"stdin": "", "stdout": ""}, {"stdin": "1", "stdout": " \n"}], "expected a test with an output"),
         ("def test(x): assert double(x)", "without parameters"),
-        ("assert double(2) ==", "column tests: expected Python, got invalid syntax"),
+        ("assert double(2) ==", "column tests: expected Python"),
         (
             "assert pow(2, 2) == 4",
             "column tests: expected a test that calls a function of the answer, whose names are never those of",
@@ -286,7 +286,7 @@ def test_tests_that_an_idle_program_passes_are_refused(
         ([], "column tests: expected a list of"),
         ([{"stdin": "1"}], "column tests: expected a list of"),
         ([" "], "column tests: expected a list of"),
-        ([{"stdout": "x" * 5000}], "env.box.output_bytes: expected at least 5000, a test's output, got 4096"),
+        ([{"stdout": "x" * 5000}], "env.box.output_bytes: expected at least 5000"),
     ],
 )
 def test_rows_without_usable_tests_are_refused(tests: Any, said: str) -> None:

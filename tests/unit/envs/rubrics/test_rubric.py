@@ -110,7 +110,7 @@ def test_functions_are_called_by_the_names_of_their_parameters(workers: Workers,
     ("name", "said"),
     [
         ("broken", "env.rubric.f: KeyError: 'x'"),
-        ("nothing", "env.rubric.f: expected a finite number as value, got None"),
+        ("nothing", "env.rubric.f: expected a finite number"),
         ("slow", "env.rubric.f.function: no answer after 0.01 s"),
     ],
 )
@@ -203,7 +203,7 @@ def test_a_world_of_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        ({"kind": "exact", "domains": ["words"]}, "task rubric/train/1, domain: expected one of words, got 'sums'"),
+        ({"kind": "exact", "domains": ["words"]}, "task rubric/train/1, domain: expected one of words"),
         (
             {"kind": "regex", "pattern": "x", "gate": 1, "weight": 0},
             "task rubric/train/1: expected a part of env.rubric with a weight",
