@@ -1,13 +1,13 @@
 """The lints of the house: what breaks a rule in the source, the tests and the pages, a line each.
 
-    python tests/house          exit status 1 where something does
+python tests/house          exit status 1 where something does
 """
 
 import importlib
 import sys
 from concurrent.futures import ProcessPoolExecutor
 
-LINTS = ("structure", "annotations", "architecture", "clocks", "cxx", "one_token", "pages", "rules")
+LINTS = ("structure", "annotations", "architecture", "clocks", "cxx", "one_token", "pages", "rules", "typed")
 """Modules of this folder, each with `findings()`; the one that takes longest comes first."""
 
 

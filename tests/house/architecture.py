@@ -38,7 +38,10 @@ def absent(page: str, source: Path) -> Iterator[str]:
 
 def layers(page: str, expected: tuple[str, ...]) -> Iterator[str]:
     """Yield the rows of the table of layers that differ from the rule."""
-    rows = {int(number): set(re.findall(r"\w+", re.sub(r"\([^)]*\)|`\(.*", "", names))) for number, names in ROW.findall(page)}
+    rows = {
+        int(number): set(re.findall(r"\w+", re.sub(r"\([^)]*\)|`\(.*", "", names)))
+        for number, names in ROW.findall(page)
+    }
     for number, names in enumerate(expected):
         if rows.get(number) != set(names.split()):
             yield f"design/architecture.md: layer {number} is {' '.join(sorted(names.split()))}"

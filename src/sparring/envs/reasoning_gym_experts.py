@@ -217,8 +217,7 @@ def _calendar(question: str, *, year: int) -> str:
     if len(dates) == 2:
         weekday = re.search(rf"How many ({_DAYS})s|occurrences of ({_DAYS})|does ({_DAYS}) occur", question)
         wanted = "<5" if weekday is None else f"=={list(calendar.day_name).index(next(filter(None, weekday.groups())))}"
-        first, last = dates
-        span = f"range({_source(first)}.toordinal(),{_source(last)}.toordinal()+1)"
+        span = f"range({_source(dates[0])}.toordinal(),{_source(dates[1])}.toordinal()+1)"
         return f"from datetime import *\nprint(sum((d+6)%7{wanted} for d in {span}))"
     offset = re.search(r"(\d+)[- ]days?", question)
     if offset is None:

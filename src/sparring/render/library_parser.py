@@ -225,7 +225,8 @@ class LibraryParser:
             return ids
         begin, end = self._added[channel.begin], self._added[channel.end]
         spelled = {self._added[tag]: self._plain[tag] for tag in channel.calls}
-        made, inside = [], self.thinks(prompt)
+        made: list[int] = []
+        inside = self.thinks(prompt)
         for token in ids:
             inside = token == begin or inside and token != end
             made += spelled.get(token, (token,)) if inside or not calls else (token,)

@@ -159,7 +159,7 @@ def _exactly(file: int, count: int) -> bytes:
 def lend(program: str) -> None:
     """Run a program, whose output nobody reads, and answer calls to its functions until the borrower ends."""
     sys.setrecursionlimit(sys.getrecursionlimit() + 8)  # our frames are not the program's
-    sys.stdout = open(os.devnull, "w")
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
     scope = {"__name__": "__main__"}
     exec(compile(program, "answer.py", "exec"), scope)
     names, constants = [], []
@@ -219,7 +219,7 @@ def borrow(code: str, defined: tuple = ()) -> None:
 
     A builtin, a name with two underscores before it, and whatever `code` itself defines are never the lender's.
     """
-    out, sys.stdout = os.dup(1), open(os.devnull, "w")
+    out, sys.stdout = os.dup(1), open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
     scope = {name: sys.modules[name] for name in MODULES}
     try:
         names, constants = _receive(ASKED)

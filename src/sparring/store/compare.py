@@ -238,8 +238,8 @@ def group_difference(where: str, left: Group, right: Group) -> RecordDifference 
         difference = difference or score_difference(at, *(of.get(place) for of in scores))
         if difference is not None:
             return difference
-    for first, second in zip_longest(left.baselines, right.baselines):
-        if (difference := score_difference(f"{where}/baseline", first, second)) is not None:
+    for baseline, other in zip_longest(left.baselines, right.baselines):
+        if (difference := score_difference(f"{where}/baseline", baseline, other)) is not None:
             return difference
     return None
 
@@ -311,8 +311,10 @@ def segment_difference(where: str, left: Segment, right: Segment) -> RecordDiffe
 
 def _columns(segment: Segment) -> tuple[Sequence[Any] | None, ...]:
     """Return the values of `COLUMNS` for every token; None of what is not recorded."""
-    versions = (runs and runs.expand() for runs in (segment.versions, segment.kv_versions))
-    return (segment.tokens, segment.logprobs, *versions, segment.kept and segment.kept.rows)
+    runs = (segment.versions, segment.kv_versions)
+    versions, kv_versions = (None if each is None else each.expand() for each in runs)
+    kept = None if segment.kept is None else segment.kept.rows
+    return (segment.tokens, segment.logprobs, versions, kv_versions, kept)
 
 
 def score_difference(where: str, left: Score | None, right: Score | None) -> RecordDifference | None:

@@ -192,7 +192,8 @@ class SqliteStore:
         rollouts: tuple[list[Rollout], list[Rollout]] = ([], [])
         for failed, data in self._rows("SELECT failed, data FROM rollouts WHERE in_group = ? ORDER BY row", row):
             rollouts[failed].append(self._decoded(data, StoredRollout).rollout(stored.task))
-        return stored.group(*rollouts)
+        group: Group = stored.group(*rollouts)
+        return group
 
     def load(self, rollout: str) -> Rollout:
         """Return a rollout of an appended group, the latest one where a resumed run did it again.
@@ -213,7 +214,8 @@ class SqliteStore:
                 else f"{rollout!r} in a run without rollouts"
             )
             raise refusal(str(self._path), "the id of a recorded rollout", got, "take one from the report")
-        return self._decoded(rows[0][0], StoredRollout).rollout(self._decoded(rows[0][1], StoredGroup).task)
+        stored: StoredRollout = self._decoded(rows[0][0], StoredRollout)
+        return stored.rollout(self._decoded(rows[0][1], StoredGroup).task)
 
     # --- the log ---
 
@@ -243,7 +245,7 @@ class SqliteStore:
             + (f" AND kind IN ({', '.join('?' * len(wanted))})" if kinds is not None else "")
             + f" ORDER BY row LIMIT {READ_AT_ONCE}"
         )
-        rows = [(after,)] if self._has_log else []
+        rows: list[Any] = [(after,)] if self._has_log else []
         while rows:
             rows = self._rows(query, rows[-1][0], stage, *([] if name is None else [name]), *wanted)
             for row, kind, about, data in rows:

@@ -128,7 +128,10 @@ class PolicyLoss:
             objective = self._objective(old, tokens, self._weights(micro_batch))
             [slope] = torch.autograd.grad(objective.parts.sum(), logprob)
         columns = objective.columns
-        measured = {Annotation.RATIO: columns["ratio"], Annotation.STOPPED: columns["clip_fraction"]}
+        measured: dict[str, torch.Tensor] = {
+            Annotation.RATIO: columns["ratio"],
+            Annotation.STOPPED: columns["clip_fraction"],
+        }
         if not self._config.correction_rule.does_nothing:
             measured |= {
                 Annotation.CORRECTION_WEIGHT: columns["correction_weight"],
@@ -167,7 +170,7 @@ class PolicyLoss:
 
     def _weights(self, micro_batch: Any) -> torch.Tensor:
         """Return the weights of the tokens that count, [M]."""
-        weights = micro_batch.weights[self.term]
+        weights: torch.Tensor = micro_batch.weights[self.term]
         if self._config.correction_rule.denominator == "kept":
             weights = weights * micro_batch.annotations[Annotation.RECOUNTED]
         return weights

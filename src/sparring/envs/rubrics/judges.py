@@ -207,7 +207,8 @@ class Judges:
         self._metrics.add("judge/questions", 1, "sum")
         self._metrics.add("judge/cache_hits", float(task is not None or recorded is not None))
         if recorded is not None:
-            return recorded["reply"]
+            reply: str | None = recorded["reply"]
+            return reply
         if task is None:
             task = asyncio.get_running_loop().create_task(self._recorded(key, part, messages, sampling))
             self._replies[key] = task

@@ -111,7 +111,8 @@ def _whole(text: str) -> list[Any]:
 
 def _parsed(text: str) -> list[Any]:
     extractions = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
-    return parse(_rewritten(text), extractions, parsing_timeout=None)
+    answers: list[Any] = parse(_rewritten(text), extractions, parsing_timeout=None)
+    return answers
 
 
 def _rewritten(text: str) -> str:

@@ -31,8 +31,8 @@ def last_match(pattern: str, text: str) -> str | None:
     if not pattern:
         return text.strip()
     last = None
-    for last in re.finditer(pattern, text):
-        pass
+    for match in re.finditer(pattern, text):
+        last = match
     matched = None if last is None else last[1] if last.re.groups else last[0]
     return None if matched is None else matched.strip()
 
@@ -219,7 +219,7 @@ def _same(a: Any, b: Any) -> bool:
         return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(_same, a, b))
-    return a == b
+    return bool(a == b)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from sparring.algo.loss.preference.config import DpoConfig, OrpoConfig, PreferenceLoss
+from sparring.recipe.sections.overrides import TrainOverrides
 
 NAMED = {("preference", "loss"): "dpo", ("reward_model", "loss"): "bradley_terry", ("rl", "preference"): "dpo"}
 """Tables of several kinds, and the kind of one that does not say its name; a name alone stands for a table of
 defaults."""
-
-from sparring.recipe.sections.overrides import TrainOverrides
 
 
 class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -39,7 +39,7 @@ def json_schema(format: CallFormat, schema: Any, root: Mapping[str, Any]) -> str
     if ends:
         pattern = pattern_without(ends)
         held = _plain(held, pattern, ends)
-        anything = {"type": _TYPES, "pattern": pattern, "items": _reference()}
+        anything: dict[str, Any] = {"type": _TYPES, "pattern": pattern, "items": _reference()}
         anything |= {"patternProperties": {pattern: _reference()}, "additionalProperties": False}
         held["$defs"] = {**held.get("$defs", {}), _ANYTHING: anything}
     if format.sorts:

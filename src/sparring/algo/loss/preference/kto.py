@@ -66,7 +66,7 @@ class Kto:
         weights = micro_batch.weights[self.term]
         of_row = weights.new_zeros(len(label)).index_add(0, micro_batch.rows, weights)
         loss = (of_row * (scale - value))[there].sum() / micro_batch.denominators[self.term]
-        metrics = {"kto_shift": (float(shift) * int(there.sum()), int(there.sum()))}
+        metrics: dict[str, tuple[float, float]] = {"kto_shift": (float(shift) * int(there.sum()), int(there.sum()))}
         for name, side in (("reward_chosen", there & (label > 0)), ("reward_rejected", there & (label < 0))):
             metrics[name] = (self.beta * float(reward.detach()[side].double().sum()), int(side.sum()))
         return LossResult(loss=loss, metrics=metrics)
