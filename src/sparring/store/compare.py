@@ -157,7 +157,9 @@ def _events(
         {g.index: g for g in store.groups(stage=stage, first=span[0], end=span[-1] + 1)} for store in (left, right)
     ]
     for index in span:
-        first, second = (_admission(store, stage, index, of.get(index)) for store, of in zip((left, right), groups))
+        first, second = (
+            _admission(store, stage, index, of.get(index)) for store, of in zip((left, right), groups, strict=True)
+        )
         yield f"admission of {stage}/{index}", (first, second)
     for index in span:
         yield "group", (groups[0].get(index), groups[1].get(index))
