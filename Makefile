@@ -1,4 +1,5 @@
 # make quickstart    install, run recipes/quickstart.toml, print the result
+# make check         ruff, mypy and the rules of tests/house, all at once; installs what they need
 # make test          install, pass the short suite: 8 minutes on two idle cores, and a budget for each folder
 # make test-full     the whole suite, on two kernel paths: before a release, and after a change of kernels or models
 # make test-mutations small wrong changes, each of which the short suite must notice; an hour on two cores
@@ -19,7 +20,7 @@
 # make test-gpu      the same and more on a GPU; ends with status 2 without one
 # make bench         the figures we claim
 # make bench-gpu     tokens per second on a GPU
-# make check         what would stop the quickstart
+# make preflight     what would stop the quickstart
 # make docs          the site of these pages and of the Python names, into build/site (installs zensical)
 # make clean         remove what the others made
 
@@ -34,14 +35,27 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart test test-full test-mutations test-near test-slow test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning check docs install clean
+.PHONY: quickstart check check-lint check-types check-house preflight test test-full test-mutations test-near test-slow test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
 	$(BIN)/sparring run recipes/quickstart.toml
 
-check: install
+preflight: install
 	$(BIN)/sparring check recipes/quickstart.toml
+
+# neither a kernel nor a browser is built for it
+check: $(VENV)/.stamp-dev
+	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j 3 check-lint check-types check-house
+
+check-lint: $(VENV)/.stamp-dev
+	@$(BIN)/ruff check --quiet src tests benchmarks docs recipes
+
+check-types: $(VENV)/.stamp-dev
+	@$(BIN)/mypy
+
+check-house: $(VENV)/.stamp-dev
+	@$(BIN)/python tests/house
 
 # two files at once, in the order of the tree: the long ones come first, a thread each. All other tests run one after another: they fill the machine.
 # A test that hangs is a failure that says where every thread stands; its worker starts anew once.
@@ -200,8 +214,12 @@ $(VENV)/.stamp-torch: | $(BIN)/python
 	$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH)
 	@touch $@
 
-$(VENV)/.stamp-packages: pyproject.toml $(VENV)/.stamp-torch
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test]'
+$(VENV)/.stamp-packages: pyproject.toml constraints.txt $(VENV)/.stamp-torch
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(VENV)/.stamp-dev: $(VENV)/.stamp-packages
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 $(VENV)/.stamp-kernels: $(wildcard src/sparring/kernels/compiled/*.cpp src/sparring/kernels/compiled/*.h src/sparring/kernels/compiled/build.py) $(VENV)/.stamp-torch | $(VENV)/.stamp-packages
@@ -209,5 +227,5 @@ $(VENV)/.stamp-kernels: $(wildcard src/sparring/kernels/compiled/*.cpp src/sparr
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .real .bfcl build .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) .real .bfcl build .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

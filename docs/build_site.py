@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import tomli_w
@@ -121,7 +120,8 @@ def title(root: Path, page: str) -> str:
 
 def site_config(root: Path) -> dict[str, object]:
     """Return zensical's settings."""
-    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    package = (root / "src/sparring/__init__.py").read_text(encoding="utf-8")
+    (version,) = re.findall(r'^__version__ = "(.+)"$', package, flags=re.MULTILINE)
     sections = navigation(root).items()
     nav = [{name: [{title(root, page): site_path(page)} for page in pages]} for name, pages in sections]
     handler = {

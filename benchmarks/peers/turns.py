@@ -56,7 +56,7 @@ class Side:
     """
 
     def __init__(self, command: Sequence[object], variables: Mapping[str, str]) -> None:
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (until the process ends)
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
         self._process = subprocess.Popen([*map(str, command)], env=dict(variables), text=True, **pipes)
 

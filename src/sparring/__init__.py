@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from sparring.launch.from_python import check, evaluate, load_recipe, run
     from sparring.types import Message, Score, Task, ToolCall
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Engine",
     "Env",

@@ -17,5 +17,6 @@ def retry_pause_s(first_s: float, retry: int, *key: object) -> float:
         key: identity of the work, such as the seed of a rollout; the pause is a function of it and of `retry`, never of
             a clock.
     """
-    drawn = xxhash.xxh3_64_intdigest("\x1f".join(map(str, ("pause", *key, retry))).encode("utf-8", "surrogatepass"))
-    return min(first_s * 2 ** (retry - 1), LONGEST_PAUSE_S) * drawn / 2**64
+    text = "\x1f".join(map(str, ("pause", *key, retry)))
+    drawn: int = xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
+    return float(min(first_s * 2 ** (retry - 1), LONGEST_PAUSE_S) * drawn / 2**64)

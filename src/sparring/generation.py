@@ -85,7 +85,7 @@ class NumberRow(Sequence[N]):
     __slots__ = ("_numbers",)
 
     def __init__(self, numbers: array[N]) -> None:
-        self._numbers = numbers
+        self._numbers: Any = numbers
 
     @staticmethod
     def of_tokens(tokens: Sequence[int]) -> NumberRow[int]:
@@ -104,7 +104,8 @@ class NumberRow(Sequence[N]):
 
     def tolist(self) -> list[N]:
         """Return the numbers as a list."""
-        return self._numbers.tolist()
+        numbers: list[N] = self._numbers.tolist()
+        return numbers
 
     def count(self, value: Any) -> int:
         """Return the number of occurrences of a value."""
@@ -122,10 +123,10 @@ class NumberRow(Sequence[N]):
     def __getitem__(self, at: Any) -> Any:
         return tuple(self._numbers[at]) if isinstance(at, slice) else self._numbers[at]
 
-    def __add__(self, other: Sequence[N]) -> tuple[N, ...]:
+    def __add__(self, other: Any) -> tuple[N, ...]:
         return (*self._numbers, *other) if isinstance(other, (tuple, NumberRow)) else NotImplemented
 
-    def __radd__(self, other: Sequence[N]) -> tuple[N, ...]:
+    def __radd__(self, other: Any) -> tuple[N, ...]:
         return (*other, *self._numbers) if isinstance(other, tuple) else NotImplemented
 
     def __eq__(self, other: object) -> bool:

@@ -184,7 +184,7 @@ def _number(kind: declared.Type, data: int | float, keys: tuple[Key, ...]) -> in
 
 
 def _struct(kind: declared.StructType, data: Mapping[str, Any], keys: tuple[Key, ...]) -> Any:
-    values = _fields(kind, {kind.tag_field} if kind.tag is not None else set(), data, keys)
+    values = _fields(kind, {str(kind.tag_field)} if kind.tag is not None else set(), data, keys)
     if kind.tag is not None and kind.tag_field in data:
         _chosen([kind], data, keys)
     try:
@@ -225,7 +225,7 @@ def _chosen(
     options: Sequence[declared.StructType], data: Mapping[str, Any], keys: tuple[Key, ...]
 ) -> declared.StructType:
     """Pick the struct that the tag in `data` names."""
-    field = options[0].tag_field
+    field = str(options[0].tag_field)
     tags = declared.LiteralType(tuple(option.tag for option in options))
     if field not in data:
         raise InvalidValue((*keys, field), in_words(tags), "nothing", f"add {field} to [{dotted(keys)}]")

@@ -383,9 +383,10 @@ def test_m2po_masks_what_its_algorithm_says() -> None:
         a = [
             x for sign, path, peer in ((1, *paths), (-1, *paths)) for x in [sign * (path.reward - peer.reward) / 2] * 2
         ]
-        away = sorted((at for at in range(4) if logs[at] * a[at] > 0), key=lambda at: float(logs[at] ** 2))
+        squares = [log**2 for log in logs.tolist()]
+        away = sorted((at for at in range(4) if logs[at] * a[at] > 0), key=squares.__getitem__)
         gone = []
-        while away and sum(float(logs[at] ** 2) for at in away) / len(away) > bound:
+        while away and sum(squares[at] for at in away) / len(away) > bound:
             gone.append(away.pop())
         masked.add(len(gone))
         chance = prod(path.chance(sampling).item() for path in paths)

@@ -21,7 +21,7 @@ FLOATS = st.lists(st.floats(allow_nan=False)).map(tuple)
 @given(IDS, IDS, st.slices(8))
 def test_a_row_of_ids_does_what_the_tuple_does(ids: tuple[int, ...], others: tuple[int, ...], cut: slice) -> None:
     row = NumberRow.of_tokens(ids)
-    assert row == ids and ids == row and not row != ids and row == NumberRow.of_tokens([*ids])
+    assert row == ids and ids == row and not (row != ids) and row == NumberRow.of_tokens([*ids])  # noqa: SIM202
     assert hash(row) == hash(ids) and {ids: 1}[row] == 1  # type: ignore[index]
     assert (row == others) == (ids == others) and row != [*ids]
     assert [len(row), *row, *map(type, row)] == [len(ids), *ids, *map(type, ids)]

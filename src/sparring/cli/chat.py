@@ -47,7 +47,7 @@ class Answering(Protocol):
         ...
 
 
-def add(subparsers: argparse._SubParsersAction) -> None:
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the verb."""
     parser = subparsers.add_parser(
         "chat", help="talk to a checkpoint in the terminal", description=f"Talk to a checkpoint, tools included. {HELP}"

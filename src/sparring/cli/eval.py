@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sparring.launch.evaluate import Gate
 
 
-def add(subparsers: argparse._SubParsersAction) -> None:
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the verb."""
     from sparring.cli.recipe import add_recipe
 

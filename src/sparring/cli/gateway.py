@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 
-def add(subparsers: argparse._SubParsersAction) -> None:
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the verb."""
     parser = subparsers.add_parser(
         "gateway",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 
-def add(subparsers: argparse._SubParsersAction) -> None:
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the verb."""
     from sparring.cli.recipe import add_recipe
 

@@ -204,7 +204,7 @@ def _evaluation(summary: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _overall(summary: Mapping[str, Any], stage: str) -> tuple[float, float, float] | None:
-    ends = [summary.get(f"{stage}_success_{end}") for end in ("low", "high")]
+    ends: list[Any] = [summary.get(f"{stage}_success_{end}") for end in ("low", "high")]
     return _rate(summary.get(f"{stage}_success"), None if None in ends else ends)
 
 

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -435,7 +436,7 @@ class NativeEngine:
             if update.claim():
                 started = time.perf_counter()
                 self._answer_with(
-                    update.reply, WeightsError, where(update.ref), lambda: self._commit(update.ref, update.staged)
+                    update.reply, WeightsError, where(update.ref), partial(self._commit, update.ref, update.staged)
                 )
                 stall_s = time.perf_counter() - started
                 self._metrics["update_s"] += stall_s

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import msgspec
 
@@ -68,7 +68,7 @@ class Env:
 
     Args: ClassVar[type[msgspec.Struct]] = NoArgs
     functions: ClassVar[Sequence[Callable[..., Any]]] = ()
-    needs_box: ClassVar[bool] = False
+    needs_box: bool = False
     success_at: ClassVar[float | None] = 1.0
     shared_thread: ClassVar[bool] = False
     roles: tuple[str, ...] = DEFAULT_ROLES
@@ -79,7 +79,7 @@ class Env:
         self.args = self.Args() if args is None else args
         self.box: Sandbox | None = None
         self.scorer: Scorer | None = None
-        self._tools = _tools_of(type(self))
+        self._tools = _tools_of(cast("Any", type(self)))
 
     # What an author writes.
 
@@ -89,7 +89,8 @@ class Env:
 
     def prompt(self, task: Task) -> str | Sequence[Message]:
         """Return the question to the model; `task.data["prompt"]` by default."""
-        return task.data["prompt"]
+        prompt: str | Sequence[Message] = task.data["prompt"]
+        return prompt
 
     def key(self, task: Task) -> str | None:
         """Return a deduplication key for tasks with identical prompts: a game with one prompt and many seeds returns

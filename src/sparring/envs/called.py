@@ -125,7 +125,8 @@ def _batch(completion: str, task: Task, ids: Sequence[int]) -> dict[str, Any]:
     columns: Mapping[str, Any] = {name: [value] for name, value in task.data.items()}
     last = task.messages[-1].content if task.messages else None
     if task.data.get("prompt") == last:
-        prompt, reply = last, completion
+        prompt: Any = last
+        reply: Any = completion
     else:
         prompt = [{"role": message.role, "content": message.content} for message in task.messages]
         reply = [{"role": "assistant", "content": completion}]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -189,7 +189,7 @@ class WorldFactory:
         if isinstance(prompt, str):
             return (Message(role="user", content=prompt),)
         if isinstance(prompt, Sequence) and prompt and all(isinstance(message, Message) for message in prompt):
-            return prompt
+            return cast("Sequence[Message]", prompt)
         do = "return a text, or messages: Message(role='user', content=...)"
         raise refusal(where, f"a text or messages from {self.name}.prompt", repr(prompt)[:80], do)
 

@@ -68,7 +68,7 @@ def load_env(
     if not callable(world):
         raise refusal("env.name", expected, repr(world)[:80], "name one")
     with boundary(BadInput, "env.name", expected, do):
-        factory = world(config)
+        factory: EnvFactory = world(config)
     if not all(callable(getattr(factory, method, None)) for method in ("make", "tasks", "expert", "prove")):
         raise refusal("env.name", expected, f"{config.name}, which gave {factory!r:.80}", do)
     return factory

@@ -71,7 +71,7 @@ def find_program(preset: AgentProgram, folder: Path) -> Installation:
     at = next((path for path in places if os.access(folder / path / name, os.X_OK)), None)
     if at is not None:
         program = f"{INSIDE}/{at}/{name}"
-        start = (program,)
+        start: tuple[str, ...] = (program,)
         if at == "venv/bin":
             for linked in links(folder / at / "python"):
                 mounts |= {} if linked.is_relative_to(folder) else mounts_of_program(linked, KEY)

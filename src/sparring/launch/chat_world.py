@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from sparring.envs.base import Env
@@ -46,7 +46,7 @@ class ChatSetting:
     make: Callable[[], AnyEnv]
     tasks: tuple[Task, ...] = ()
     blank: Task
-    sandbox: SandboxConfig = SandboxConfig()
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
 
 
 def bare_setting() -> ChatSetting:

@@ -79,7 +79,7 @@ def compare_runs(left: Path, right: Path) -> ComparedRuns:
         settings = config_differences(*(msgspec.to_builtins(run.config) for run in runs))
         settings = [setting for setting in settings if not setting.startswith(tuple(f"{key} (" for key in PLACES))]
         lines = [f"settings that differ: {', '.join(settings)}"] if settings else []
-        equal = []
+        equal: list[str] = []
         for stage, comparison in _comparisons(*runs):
             if comparison is not None:
                 lines += [f"the same: {', '.join(equal)}"] if equal else []
@@ -98,9 +98,9 @@ def _store(folder: Path) -> SqliteStore:
 
 def _comparisons(left: RecordedRun, right: RecordedRun) -> Iterator[tuple[str, Comparison]]:
     """Yield the stages in their order, each with how its records and its weights compare, to the first that differs."""
-    starts = (_start(left), _start(right))
-    if starts[0] is not None and starts[1] is not None:
-        yield "the weights at the start", _weights_difference("start", *starts)
+    start, other = _start(left), _start(right)
+    if start is not None and other is not None:
+        yield "the weights at the start", _weights_difference("start", start, other)
     stages = (left.config.run.stages, right.config.run.stages)
     for stage in [*stages[0], *(stage for stage in stages[1] if stage not in stages[0])]:
         if any(stage not in named for named in stages):

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import xxhash
@@ -314,7 +315,7 @@ def _reward_model(config: RunConfig) -> dict[str, ModelConfig]:
 
 def _served(engine: EngineConfig, url: str) -> ServedConfig:
     """Return the server at an endpoint: OpenAI's completions if the address ends in /v1, else `sparring serve`."""
-    kind = "openai" if url.rstrip("/").endswith("/v1") else "remote"
+    kind: Literal["openai", "remote"] = "openai" if url.rstrip("/").endswith("/v1") else "remote"
     return ServedConfig(kind=kind, url=url, api_key_env=engine.api_key_env, served_model=engine.served_model)
 
 

@@ -90,7 +90,7 @@ class _WatchedGateway(Gateway):
 
     def __init__(self, note: Callable[[_Exchange], None]) -> None:
         super().__init__()
-        self._note = note
+        self._show = note
 
     def application(self) -> ASGIApp:
         application = super().application()
@@ -119,7 +119,7 @@ class _WatchedGateway(Gateway):
             try:
                 await application(scope, receiving, sending)
             finally:
-                self._note(exchange)
+                self._show(exchange)
 
         return watched
 

@@ -181,10 +181,9 @@ def read_config(where: str, numerics: str) -> Any:
         BadInput: the config is missing, or its model cannot run with these numerics.
     """
     looks_local = where.startswith((".", "/", "~")) or where.count("/") > 1
-    if Path(where).is_dir() or looks_local:
-        if not (Path(where) / "config.json").is_file():
-            got = "a folder without one" if Path(where).is_dir() else "no such folder"
-            raise refusal(where, "a checkpoint folder with config.json", got, "check the model's path")
+    if (Path(where).is_dir() or looks_local) and not (Path(where) / "config.json").is_file():
+        got = "a folder without one" if Path(where).is_dir() else "no such folder"
+        raise refusal(where, "a checkpoint folder with config.json", got, "check the model's path")
     with boundary(BadInput, where, "a Hugging Face causal LM", "check the model's path"):
         config = transformers.AutoConfig.from_pretrained(where)
     _refuse_unservable(where, config, numerics)

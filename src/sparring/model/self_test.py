@@ -116,7 +116,7 @@ def _find_logits(model: CausalModel, row: torch.Tensor, wanted: torch.Tensor) ->
     for name in ("logit_scale", "logits_scaling", "lm_head_multiplier"):
         value = getattr(text, name, None)
         scales += [float(value), 1.0 / float(value)] if value else []
-    for model.logit_cap in dict.fromkeys((model.logit_cap, None)):
+    for model.logit_cap in dict.fromkeys((model.logit_cap, None)):  # noqa: B020
         outputs = []
         for model.logit_scale in scales:
             outputs.append(_outputs(model, [row]))

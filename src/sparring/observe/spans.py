@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -20,7 +20,7 @@ class Spans:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._active: Counter[str] = Counter()
-        self._seconds: Counter[frozenset[str]] = Counter()
+        self._seconds: defaultdict[frozenset[str], float] = defaultdict(float)
         self._since = clock()
 
     def enter(self, name: str) -> None:
@@ -49,7 +49,7 @@ class Spans:
     def lap(self) -> dict[frozenset[str], float]:
         """Return the seconds since the last call by set of concurrent activities, and reset them."""
         self._turn()
-        seconds = dict(self._seconds)
+        seconds: dict[frozenset[str], float] = dict(self._seconds)
         self._seconds.clear()
         return seconds
 

@@ -108,7 +108,8 @@ def _converted(data: dict[str, Any]) -> RunConfig:
         if isinstance(value, (str, dict)):
             table = {"name": value} if isinstance(value, str) else {"name": name, **value}
             complete[section] = {**complete[section], key: table}
-    return convert(complete, RunConfig)
+    config: RunConfig = convert(complete, RunConfig)
+    return config
 
 
 def _refused(wrong: InvalidValue, source: str) -> BadInput:

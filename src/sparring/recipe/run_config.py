@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from sparring.algo.config import INEXACT, AlgoConfig, Correction
+from sparring.algo.config import INEXACT, AlgoConfig
+from sparring.algo.correction.rule import Correction
 from sparring.engine.config import EngineConfig
 from sparring.envs.config import EnvConfig
 from sparring.envs.rubrics.config import judging

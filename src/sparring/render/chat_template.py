@@ -97,7 +97,7 @@ def read_chat_template(path: str | Path, special: Mapping[str, str]) -> ChatTemp
 class _Generation(jinja2.ext.Extension):
     """Jinja tag `{% generation %}`, which marks assistant text for Hugging Face's masks; here it has no effect."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 
     def parse(self, parser: Any) -> Any:
         """Replace the block by its body."""

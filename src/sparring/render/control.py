@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -117,7 +118,7 @@ def _any_of(texts: Iterable[str]) -> str:
     return _expression(tree)
 
 
-def _expression(tree: dict[str, dict]) -> str:
+def _expression(tree: dict[str, Any]) -> str:
     ends = "" in tree
     branches = [re.escape(letter) + _expression(below) for letter, below in sorted(tree.items()) if letter]
     if not branches:

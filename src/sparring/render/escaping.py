@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
@@ -43,7 +43,7 @@ class TextEscaper:
                 do = "leave it out: text of tools and environments must not begin or end a turn"
                 raise refusal("render.control_tokens", "system, user or both", repr(role), do)
         self._tokens = tokens
-        self._marked = tokens.marked
+        self._marked: Callable[[str], str] = tokens.marked
         self._allowed = frozenset(allowed)
         self._around = ("<tool_call>\n", "\n</tool_call>")
         self._latest: tuple[tuple[ToolSpec, ...], list[dict[str, Any]]] = ((), [])

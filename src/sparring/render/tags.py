@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sparring.render.hermes import CLOSE, OPEN, THINK, THINK_END
 
@@ -134,7 +134,7 @@ class Marks:
         """Return the marks with the tags of calls as plain text, for a request without tools."""
         tags = replace(self.tags, call=None, section=None, opens=(), middle=None, goes_on=False, spelled=())
         undecided = tuple(beginning for beginning in self.undecided if beginning not in self.tags.undecided)
-        none = {"head": (), "call": None, "middle": None, "call_end": None, "section_end": None}
+        none: dict[str, Any] = {"head": (), "call": None, "middle": None, "call_end": None, "section_end": None}
         return replace(self, tags=tags, opens=frozenset(), undecided=undecided, **none)
 
     def thought(self, ids: Sequence[int], thinking: bool, decode: Callable[[Sequence[int]], str]) -> Thought | None:

@@ -15,7 +15,7 @@ import resource
 import signal
 import socket
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NEW_NAMESPACES = 0x00020000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000  # mount, ipc, user, pid, net
 MS_NOSUID, MS_NOSUID_NODEV, MS_NOEXEC, MS_BIND, MS_REC_PRIVATE = 0x2, 0x2 | 0x4, 0x8, 0x1000, 0x4000 | 0x40000
@@ -101,14 +101,16 @@ def _write(path: str, text: str) -> None:
         os.close(file)
 
 
-def _filter() -> tuple[ctypes.Array, bytes]:
+def _filter() -> tuple[ctypes.Array[Any], bytes]:
     """Return a seccomp program (struct sock_fprog) that answers EPERM to the refused calls, and the memory that it
     points to."""
     machine = MACHINES[platform.machine()]
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
     number, audit, first_argument = 0, 4, 16  # offsets in struct seccomp_data
+    body: list[tuple[int, int, str | None, str | None]]
     body = [(equal, call, "refuse", None) for call in machine.memory + machine.doors]
     body += [(equal, machine.prlimit64, "prlimit", None), (answer, 0x7FFF0000, None, None)]  # SECCOMP_RET_ALLOW
+    head: list[tuple[int, int, str | None, str | None]]
     head = [(load, audit, None, None), (equal, machine.audit, None, "refuse")]
     head += [(load, number, None, None), (at_least, 0x40000000, "refuse", None)]  # the x32 numbering
     steps = (

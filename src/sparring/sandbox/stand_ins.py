@@ -218,7 +218,7 @@ def borrow(code: str, defined: tuple = ()) -> None:
 
     Builtins, names with two leading underscores, and definitions of `code` itself never come from the lender.
     """
-    out, sys.stdout = os.dup(1), open(os.devnull, "w")
+    out, sys.stdout = os.dup(1), open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
     scope = {name: sys.modules[name] for name in MODULES}
     try:
         names, constants = _receive(ASKED)

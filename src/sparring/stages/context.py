@@ -15,7 +15,7 @@ from sparring.model.hub import base_folder, model_folder
 from sparring.observe.sinks.sink import Sink
 from sparring.protocols import Boxes, Cluster, EnvFactory, Harness, Store
 from sparring.recipe.run_config import RunConfig
-from sparring.types import POLICY
+from sparring.types import POLICY as POLICY
 
 if TYPE_CHECKING:
     from sparring.loop import ServesWeights

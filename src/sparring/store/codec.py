@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -143,11 +143,12 @@ def decode(data: bytes, kind: type[T]) -> T:
     Raises:
         msgspec.MsgspecError: the bytes are not a `kind`.
     """
-    return _decoder(kind).decode(data)
+    value: T = _decoder(cast("Any", kind)).decode(data)
+    return value
 
 
 @cache
-def _decoder(kind: Any) -> msgspec.msgpack.Decoder:
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(kind, ext_hook=_extension)
 
 

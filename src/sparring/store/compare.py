@@ -157,7 +157,9 @@ def _events(
         {g.index: g for g in store.groups(stage=stage, first=span[0], end=span[-1] + 1)} for store in (left, right)
     ]
     for index in span:
-        first, second = (_admission(store, stage, index, of.get(index)) for store, of in zip((left, right), groups))
+        first, second = (
+            _admission(store, stage, index, of.get(index)) for store, of in zip((left, right), groups, strict=True)
+        )
         yield f"admission of {stage}/{index}", (first, second)
     for index in span:
         yield "group", (groups[0].get(index), groups[1].get(index))
@@ -239,8 +241,8 @@ def group_difference(where: str, left: Group, right: Group) -> RecordDifference 
         difference = difference or score_difference(at, *(of.get(place) for of in scores))
         if difference is not None:
             return difference
-    for first, second in zip_longest(left.baselines, right.baselines):
-        if (difference := score_difference(f"{where}/baseline", first, second)) is not None:
+    for baseline, other in zip_longest(left.baselines, right.baselines):
+        if (difference := score_difference(f"{where}/baseline", baseline, other)) is not None:
             return difference
     return None
 

@@ -57,7 +57,7 @@ def is_blank(path: Path) -> bool:
         return True
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            return database.execute("PRAGMA user_version").fetchone()[0] == 0
+            return bool(database.execute("PRAGMA user_version").fetchone()[0] == 0)
     except sqlite3.Error as error:
         raise StoreError(f"{path}: expected a database, got {error}; {DAMAGED}") from error
 

@@ -20,7 +20,7 @@ class Shared(NamedTuple):
     """
 
     last: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides a method of tuples, which nothing calls
 
 
 def without_shared(segments: Sequence[Segment]) -> tuple[tuple[Segment, ...], dict[int, Shared]]:

@@ -233,7 +233,7 @@ class SqliteStore:
             + (f" AND kind IN ({', '.join('?' * len(kind_names))})" if kinds is not None else "")
             + f" ORDER BY row LIMIT {READ_AT_ONCE}"
         )
-        rows = [(after,)] if self._has_log else []
+        rows: list[Any] = [(after,)] if self._has_log else []
         while rows:
             rows = self._rows(query, rows[-1][0], stage, *([] if name is None else [name]), *kind_names)
             for row, kind, about, data in rows:

@@ -129,7 +129,8 @@ def _text(row: Mapping[str, Any], name: str, names: Mapping[str, str], where: st
     if not row[name].strip():
         do = "correct or remove the row"
         raise refusal(f"{where}, column {names[name]!r}", "a text that says something", repr(row[name])[:80], do)
-    return row[name]
+    text: str = row[name]
+    return text
 
 
 def messages_of(value: Any, where: str) -> tuple[Message, ...]:

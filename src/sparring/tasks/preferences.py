@@ -157,7 +157,7 @@ def _turns(row: Mapping[str, Any], where: str) -> JudgedTurns:
 def _prompt(row: Mapping[str, Any], where: str) -> Messages:
     value = row.get("messages") if row.get("prompt") is None else row["prompt"]
     if isinstance(value, str):
-        prompt = (Message(role="user", content=value),)
+        prompt: Messages = (Message(role="user", content=value),)
         check_said(prompt, where)
         return prompt
     if value is None:

@@ -39,7 +39,7 @@ def _hash(state: Mapping[str, torch.Tensor], digest: xxhash.xxh3_128, by_name: d
         content = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         own = None if by_name is None else xxhash.xxh3_64()
         for begin in range(0, len(content), PIECE):
-            piece = content[begin : begin + PIECE]
+            piece = content[begin : begin + PIECE].data
             digest.update(piece)
             if own is not None:
                 own.update(piece)

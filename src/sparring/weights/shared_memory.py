@@ -153,7 +153,7 @@ def _layout(segment: str, state: Mapping[str, torch.Tensor]) -> Location:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _write(descriptor: int, offset: int, data: memoryview) -> None:
@@ -170,7 +170,7 @@ def _read(path: Path, size: int, where: str) -> torch.Tensor:
             with open(path, "rb") as file:
                 if os.fstat(file.fileno()).st_size == max(1, size):
                     data = torch.empty(size, dtype=torch.uint8)
-                    file.readinto(data.numpy())
+                    file.readinto(data.numpy().data)
         except FileNotFoundError:
             raise WeightsError(
                 f"{where}: expected the segment {path.name}, got none: its publisher has removed it or has ended; "

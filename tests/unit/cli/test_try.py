@@ -37,6 +37,7 @@ post(chat, {"model": "gpt-4o", "messages": [user], "logit_bias": {"1": 2}}, **ke
 key = {"x-api-key": os.environ["ANTHROPIC_API_KEY"]}
 body = {"model": "claude", "max_tokens": 9, "messages": [{"role": "user", "content": "What is here?"}]}
 post(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", body, **key)
+post(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages/count_tokens", {"model": "claude"}, **key)
 key = {"x-goog-api-key": os.environ["GEMINI_API_KEY"]}
 path = os.environ["GOOGLE_GEMINI_BASE_URL"] + "/v1beta/models/gemini-3:generateContent"
 post(path, {"contents": [{"parts": [{"text": "Who?"}]}]}, **key)
@@ -58,7 +59,8 @@ def test_trial_prints_each_request_and_the_outcome(capsys: pytest.CaptureFixture
         "3. POST /v1/chat/completions: 400\n   refused: logit_bias: expected a field that can be obeyed",
         "4. POST /v1/messages: 200\n   model claude",
         "begins a branch: tools, message 0",
-        "5. POST /v1beta/models/gemini-3:generateContent: 200\n   model gemini-3",
+        "5. POST /v1/messages/count_tokens: 400\n   refused: messages: ",
+        "6. POST /v1beta/models/gemini-3:generateContent: 200\n   model gemini-3",
         "4 turns, 3 branches; the prompts of 4 are, id for id, what the engine was given",
         "completed: the program ended with status 0",
     ):

@@ -51,7 +51,7 @@ async def beside(engine, bad):
     begun = asyncio.Event()
 
     async def watched(request):
-        async for piece in engine.stream(request):
+        async for piece in engine.stream(request):  # noqa: B007
             begun.set()
         return piece
 

@@ -148,7 +148,8 @@ def test_idle_conversations_give_way_least_recently_used_first():
     for name in "abc":
         park(kv, name, [1, 2], kv.take(1), 0)
     assert kv.take(1, spare=3) is None
-    assert len(taken := kv.take(2)) == 2
+    taken = kv.take(2)
+    assert len(taken) == 2
     kv.drop(taken)
     assert resume(kv, "a", [1, 2, 3], 0, []) == resume(kv, "b", [1, 2, 3], 0, []) == ([], 0)
     assert resume(kv, "c", [1, 2, 3], 0, [])[1] == 2

@@ -29,7 +29,7 @@ def search(
     exact: bool = False,
     tags: list[str] | None = None,
     order: Literal["new", "old"] = "new",
-    filters: Optional[dict[str, int]] = None,
+    filters: Optional[dict[str, int]] = None,  # noqa: UP045
 ) -> str:
     """Search the archive.
     Fast, in one sentence.

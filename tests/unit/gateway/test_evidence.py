@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from sparring.types import Evidence
 HI = [{"role": "user", "content": "Hi"}]
 
 
-def evidence(dialect: Dialect, body: dict[str, Any], headers: dict[str, str] = {}) -> Evidence:
+def evidence(dialect: Dialect, body: dict[str, Any], headers: Mapping[str, str] = MappingProxyType({})) -> Evidence:
     return dialect.read(ClientCall(body=body, headers=headers)).evidence
 
 

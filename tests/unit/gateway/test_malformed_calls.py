@@ -185,7 +185,10 @@ def test_a_call_without_arguments_is_one_call_in_all_its_forms(dialect: str) -> 
     field, forms = BLANK[dialect]
     following = DIALECTS[dialect][1]
     for form in forms:
-        back = lambda answer, form=form: called_with(following(answer), field, form)
+
+        def back(answer, form=form):
+            return called_with(following(answer), field, form)
+
         session, engine, answer = recorded(dialect, [CALLS_NOTHING, "Bye."], begins, back)
         assert [segment.parent for segment in session.segments] == [None, 0, 1, 2] and ids_agree(session, engine), form
         told = [called_with(following(answer), field, one) for one in (form, *forms)]

@@ -58,7 +58,7 @@ class Longer(TorchPath):
 
     def tanh(self, x: torch.Tensor, slowly: bool) -> torch.Tensor:
         """Takes one parameter more."""
-        return x if slowly else x
+        return x if slowly else x  # noqa: RUF034
 
 
 class Richer(TorchPath):

@@ -47,11 +47,11 @@ def test_wilson_is_a_sound_interval(n: int, data: st.DataObject) -> None:
 
 def test_wilson_covers_as_often_as_it_says() -> None:
     n = 60
-    for rate in (0.1, 0.5, 0.8):
+    for true in (0.1, 0.5, 0.8):
         covered = sum(
-            math.comb(n, k) * rate**k * (1 - rate) ** (n - k)
+            math.comb(n, k) * true**k * (1 - true) ** (n - k)
             for k in range(n + 1)
-            if wilson(k, n)[0] <= rate <= wilson(k, n)[1]
+            if wilson(k, n)[0] <= true <= wilson(k, n)[1]
         )
         assert 0.92 < covered < 0.98
 

@@ -267,7 +267,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             difference
         )
         together = getattr(tokens, self.reject_by)(divergences, self.reject_unit)
-        rejected = together > self.reject_above
+        rejected: torch.Tensor = together > self.reject_above
         if self.reject_below is not None:
             rejected = rejected | (together < self.reject_below)
         return rejected & (tokens.advantages < 0) if self.only_negative else rejected

@@ -46,7 +46,7 @@ class Hierarchical(BaseCredit, frozen=True, kw_only=True, tag="hierarchical"):
                 family = m.trajectory.role.partition("/")[0]
                 key = (family, m.rollout) if family in self.inside else (m.trajectory.role, "")
                 peers.setdefault(key, []).append(m)
-            advantages = {}
+            advantages: dict[str, float] = {}
             for compared in peers.values():
                 if len(compared) > 1:
                     advantages |= {

@@ -50,7 +50,7 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
         credited = []
         for group, rows in zip(groups, samples, strict=True):
             everyone = members(group, rows)
-            values = {}
+            values: dict[str, list[float]] = {}
             for role in by_role(everyone).values():
                 values |= self._role_advantages([m for m in role if m.rows])
             credits = ((m, values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)

@@ -77,7 +77,7 @@ class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
         credited = []
         for group, rows in zip(groups, samples, strict=True):
             everyone = members(group, rows)
-            values = {}
+            values: dict[str, list[float]] = {}
             for role in by_role(everyone).values():
                 values |= self._role_advantages([m for m in role if m.rows])
             credits = ((self._with_label(m), values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)

@@ -61,7 +61,9 @@ class ImplicitReward:
 
 def _metrics(reward: torch.Tensor, label: torch.Tensor) -> dict[str, tuple[float, float]]:
     side = reward * label
-    metrics = {"accuracy": (float((side > 0).double().sum() + 0.5 * (side == 0).double().sum()), len(label))}
+    metrics: dict[str, tuple[float, float]] = {
+        "accuracy": (float((side > 0).double().sum() + 0.5 * (side == 0).double().sum()), len(label))
+    }
     for name, chosen in (("reward_chosen", label > 0), ("reward_rejected", label < 0)):
         metrics[name] = (float(reward[chosen].sum()), int(chosen.sum()))
     return metrics

@@ -136,7 +136,10 @@ class PolicyLoss:
             objective = self._objective(old, tokens, self._weights(micro_batch))
             [slope] = torch.autograd.grad(objective.parts.sum(), logprob)
         columns = objective.columns
-        measured = {Annotation.RATIO: columns["ratio"], Annotation.STOPPED: columns["clip_fraction"]}
+        measured: dict[str, torch.Tensor] = {
+            Annotation.RATIO: columns["ratio"],
+            Annotation.STOPPED: columns["clip_fraction"],
+        }
         if not self._config.correction_rule.does_nothing:
             measured |= {
                 Annotation.CORRECTION_WEIGHT: columns["correction_weight"],

@@ -37,7 +37,8 @@ class ReadTest:
             self._tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError) as error:
             raise refusal(where, "Python", f"{error} in {text[:80]!r}", "correct the row") from error
-        read, own = set(), set(vars(builtins))
+        read: set[str] = set()
+        own = set(vars(builtins))
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Name):
                 (read if isinstance(node.ctx, ast.Load) else own).add(node.id)

@@ -200,7 +200,8 @@ class Judges:
         self._metrics.add("judge/questions", 1, "sum")
         self._metrics.add("judge/cache_hits", float(task is not None or recorded is not None))
         if recorded is not None:
-            return recorded["reply"]
+            reply: str | None = recorded["reply"]
+            return reply
         if task is None:
             task = asyncio.get_running_loop().create_task(self._ask_and_record(key, part, messages, sampling))
             self._replies[key] = task

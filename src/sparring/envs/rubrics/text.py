@@ -31,8 +31,8 @@ def last_match(pattern: str, text: str) -> str | None:
     if not pattern:
         return text.strip()
     last = None
-    for last in re.finditer(pattern, text):
-        pass
+    for match in re.finditer(pattern, text):
+        last = match
     matched = None if last is None else last[1] if last.re.groups else last[0]
     return None if matched is None else matched.strip()
 

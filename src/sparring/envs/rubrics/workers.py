@@ -45,7 +45,8 @@ class Workers:
         Raises:
             JudgeError: the check failed for another reason, or its process hung or was killed.
         """
-        return (await self._answer(part, completion, target))["value"]
+        value: float = (await self._answer(part, completion, target))["value"]
+        return value
 
     async def unread(self, part: Mathematics, target: str) -> str:
         """Return the part of a right answer that the check cannot read, as a reason; "" if it can read everything
@@ -54,7 +55,8 @@ class Workers:
         Raises:
             JudgeError: see `worth`.
         """
-        return (await self._answer(part, None, target))["unread"]
+        unread: str = (await self._answer(part, None, target))["unread"]
+        return unread
 
     async def _answer(self, part: Text, completion: str | None, target: Any) -> dict[str, Any]:
         request = {"part": msgspec.to_builtins(part), "completion": completion, "target": target}
@@ -72,7 +74,8 @@ class Workers:
             process = self._own.process = LineProcess([sys.executable, "-m", "sparring.envs.rubrics.worker"])
         answer = process.answer(line, wall_s)
         if answer is not None:
-            return json.loads(answer)
+            values: dict[str, Any] = json.loads(answer)
+            return values
         hangs, status = not process.ended, process.end()
         if status == -signal.SIGVTALRM:
             return {"value": 0.0, "unread": "more than its time allows"}

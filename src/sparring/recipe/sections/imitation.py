@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from sparring.algo.annotate.domain import ANY
+from sparring.recipe.sections.overrides import TrainOverrides
 
 
 class CollectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,9 +41,6 @@ class CollectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def by_domain(self) -> dict[str, str]:
         """Teachers by domain."""
         return self.teachers or {ANY: self.model}
-
-
-from sparring.recipe.sections.overrides import TrainOverrides
 
 
 class SftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

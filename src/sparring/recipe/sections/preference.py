@@ -5,11 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from sparring.algo.loss.preference.config import DpoConfig, OrpoConfig, PreferenceLoss
+from sparring.recipe.sections.overrides import TrainOverrides
 
 NAMED = {("preference", "loss"): "dpo", ("reward_model", "loss"): "bradley_terry", ("rl", "preference"): "dpo"}
 """Tables of several kinds, with the default kind. A kind's name instead of the table stands for its defaults."""
-
-from sparring.recipe.sections.overrides import TrainOverrides
 
 
 class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,6 +8,8 @@ from typing import Literal
 import msgspec
 
 from sparring.algo.loss.preference.config import ComparingLoss
+from sparring.recipe.sections.overrides import TrainOverrides
+from sparring.recipe.sections.stop import StopConfig
 from sparring.tasks.pools import DifficultyPools
 
 
@@ -31,10 +33,6 @@ class CriticConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if not 0 <= self.clip < math.inf or self.warmup_steps < 0:
             raise ValueError("clip and warmup_steps must be 0 or more")
-
-
-from sparring.recipe.sections.overrides import TrainOverrides
-from sparring.recipe.sections.stop import StopConfig
 
 
 class ImplicitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

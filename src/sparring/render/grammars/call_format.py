@@ -301,7 +301,7 @@ def _derive(renderer: Renderer, writing: Writing) -> CallFormat | None:
     if parts is None or bool(quote) != bool(writing.quote):
         return None
     head, tags, behind, end, separators = parts
-    between = {}
+    between: dict[str, Any] = {}
     for content in ("", _CONTENT):
         several, first = text(2, reasoning, content), (text(1, reasoning, content) or "").removesuffix(end)
         last = f"{NAME}{behind}{end}"

@@ -106,9 +106,9 @@ class _Call:
         format, number = self._format, self._number
         head = _terms(format, self._name + format.head.replace(NAME, self._name))
         if format.quote is not None:
-            values = QuotedValues(format, self._parameters, f"value_{number}", partial(_terms, format))
-            made = values.rule({**self._parameters, "type": "object"})
-            return [f"call_{number}: {head} {made}", *values.rules]
+            quoted = QuotedValues(format, self._parameters, f"value_{number}", partial(_terms, format))
+            made = quoted.rule({**self._parameters, "type": "object"})
+            return [f"call_{number}: {head} {made}", *quoted.rules]
         if format.tags is None:
             object_schema = {**self._parameters, "type": "object"}
             written = json_schema(format, object_schema, self._parameters)
@@ -132,7 +132,8 @@ class _Call:
         assert tags is not None
         root = self._parameters
         kind = reads_as(schema, root, tags.text != tags.json)
-        values, rules = [], []
+        values: list[str] = []
+        rules: list[str] = []
         if kind != "json":
             texts = texts_of(schema, root)
             terminal = either_terminal(schema, root, ends)

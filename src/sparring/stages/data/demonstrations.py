@@ -288,9 +288,9 @@ class Demonstrations:
                 raise _unanswered(task, self._config.harness, error)
             if error is not None:
                 raise error
-        if self._imitator is not None and self._fits:
-            if any(each.outcome.reason == "context_length" for each in played.rollout.trajectories):
-                raise _no_room(self._context, task, self._imitator.max_context)
+        outcomes = [each.outcome.reason for each in played.rollout.trajectories]
+        if self._imitator is not None and self._fits and "context_length" in outcomes:
+            raise _no_room(self._context, task, self._imitator.max_context)
         if not played.transcripts and self._imitator is not None and not self._fits:
             return await Demonstrations(self._context).played(task, replies)  # not even its first prompt does
         if not played.transcripts:

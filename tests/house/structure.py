@@ -1,4 +1,4 @@
-"""The house keeps its own rules (design/architecture.md, section 2): checked on the source, without importing it."""
+"""The rules of the house (design/architecture.md, section 2), checked on the source without importing it."""
 
 import ast
 import re
@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "sparring"
@@ -138,7 +136,7 @@ def layer_rules(modules: list[Module]) -> Iterator[str]:
         for name, line, _ in imports(module):
             if not name.startswith("sparring."):
                 continue
-            _, target, *rest = name.split(".")
+            target = name.split(".")[1]
             if target == module.package or target not in LAYER or module.path == "__init__.py":
                 continue
             same_ground = LAYER[target] == LAYER[module.package] == 0
@@ -434,163 +432,26 @@ RULES = (
     one_name_one_place, machine_paths, full_packages, small_packages, one_class_one_name, protocol_methods,
 )  # fmt: skip
 
-
-@pytest.fixture(scope="module")
-def house() -> list[Module]:
-    return read({str(path.relative_to(SOURCE)): path.read_text() for path in SOURCE.rglob("*.py")})
+TEST_RULES = (real_objects, whole_tests)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_the_house_keeps(rule, house: list[Module]) -> None:
-    assert len(house) > 60
-    findings = list(rule(house))
-    assert not findings, "\n".join(["", *findings])
+def sources(folder: Path) -> dict[str, str]:
+    """Return every Python file below a folder, by its path there."""
+    return {str(path.relative_to(folder)): path.read_text(encoding="utf-8") for path in folder.rglob("*.py")}
 
 
-@pytest.mark.parametrize("rule", [real_objects, whole_tests], ids=lambda rule: rule.__name__)
-def test_the_tests_keep(rule) -> None:
-    tests = ROOT / "tests"
-    findings = list(rule(read({str(path.relative_to(tests)): path.read_text() for path in tests.rglob("*.py")})))
-    assert not findings, "\n".join(["", *findings])
+def one_file_one_name(tests: Path) -> Iterator[str]:
+    """Yield the names that two test files share: pytest imports files by name, and finds only the first of two."""
+    files = Counter(path.name for path in tests.rglob("test_*.py"))
+    yield from (f"tests: {count} files are called {name}" for name, count in files.items() if count > 1)
 
 
-def test_tests_have_names_of_their_own() -> None:
-    """pytest imports them by their file's name, so of two that share one only the first is found."""
-    files = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
-    assert not [name for name, count in files.items() if count > 1]
-
-
-LONG = "def f() -> None:\n    '''d'''\n" + "    x = 1\n" * 60
-BITES = [
-    (layer_rules, {"engine/a.py": "from sparring.train.trainer import T"}, "engine may not import train"),
-    (layer_rules, {"batch/a.py": "def f():\n    import sparring.loop"}, "batch may not import loop"),
-    (layer_rules, {"stages/rl.py": "from sparring.cluster.inline import C"}, "stages may not import cluster"),
-    (layer_rules, {"recipe/load.py": "from sparring.stages.context import Context"}, "recipe may not import stages"),
-    (layer_rules, {"cli/a.py": "from sparring.testing.toy import T"}, "cli may not import testing"),
-    (layer_rules, {"attic/a.py": ""}, "attic has no layer"),
-    (import_cycles, {"a.py": "import sparring.b", "b.py": "from sparring.a import f"}, "a: imports itself"),
-    (import_cycles, {"a.py": "import sparring.b", "b.py": "def f():\n    import sparring.a"}, "a: imports itself"),
-    (
-        import_cycles,
-        {"a.py": "import sparring.b", "b.py": "if TYPE_CHECKING:\n    import sparring.a"},
-        "a: imports itself",
-    ),
-    (
-        package_circles,
-        {
-            "a/b/c.py": "import sparring.a.d",
-            "a/d.py": "def f():\n    import sparring.a.e.f",
-            "a/e/f.py": "from sparring.a.b.g import h",
-            "a/b/g.py": "",
-        },
-        "a.b.c: leads back to a/b over a.d",
-    ),
-    (heavy_imports, {"rollout/a.py": "import torch.nn"}, "imports torch.nn"),
-    (heavy_imports, {"stages/a.py": "def f():\n    import torch"}, "imports torch"),
-    (heavy_imports, {"observe/a.py": "import wandb"}, "imports wandb"),
-    (heavy_imports, {"model/config.py": "import torch"}, "imports torch"),
-    (heavy_imports, {"cluster/a.py": "from ray import remote"}, "imports ray.remote"),
-    (light_inits, {"model/__init__.py": "'''d'''\nfrom x import y"}, "docstring and nothing else"),
-    (light_inits, {"model/__init__.py": ""}, "docstring and nothing else"),
-    (sizes, {"a.py": "x = 1\n" * 501}, "501 lines"),
-    (sizes, {"a.py": LONG}, "f has 62 lines"),
-    (sizes, {"a.py": "def f(a, b, c, d, e, *, g, h, i, j): ..."}, "f has 9 parameters"),
-    (sizes, {"a.py": "@functools.cache\ndef f(a, b, c, d, e, *, g, h, i, j): ..."}, "f has 9 parameters"),
-    (sizes, {"a.py": "@triton.jit\n" + LONG}, "f has 62 lines"),
-    (heavy_imports, {"kernels/torch/a.py": "import triton"}, "imports triton"),
-    (sizes, {"a.py": "#" * 121}, "121 characters wide"),
-    (documentation, {"a.py": "x = 1"}, "a.py: no docstring"),
-    (documentation, {"a.py": "class A: ..."}, "class A has no docstring"),
-    (documentation, {"a.py": "def f(a) -> int:\n    '''d'''"}, "f lacks types (a)"),
-    (
-        documentation,
-        {"a.py": "class A:\n    '''d'''\n    async def f(self):\n        '''d'''"},
-        "f lacks types (return)",
-    ),
-    (documentation, {"a.py": "def f() -> int: ..."}, "f has no docstring"),
-    (
-        documentation,
-        {"a.py": "class A(B):\n    '''Implements `c.C`.'''\n    def f(self) -> int: ..."},
-        "A implements C, which is not there",
-    ),
-    (
-        documentation,
-        {
-            "a.py": "class B(Protocol):\n    def f(self) -> int: ...\nclass A:\n    '''Implements `B`.'''\n    def f(self) -> int: ..."
-        },
-        "f has no docstring",
-    ),
-    (names, {"model/utils.py": ""}, "utils names nothing"),
-    (names, {"helpers/a.py": ""}, "helpers names nothing"),
-    (broad_excepts, {"a.py": "try: ...\nexcept (KeyError, Exception): ..."}, "catches everything"),
-    (broad_excepts, {"a.py": "try: ...\nexcept: ..."}, "catches everything"),
-    (broad_excepts, {"a.py": "try: ...\nexcept BaseException: ..."}, "catches everything"),
-    (one_name_one_place, {"a.py": "class A:\n    def f(self): ...\n    def f(self): ..."}, "f is defined twice"),
-    (one_name_one_place, {"a.py": "def f(): ...\nclass f: ..."}, "f is defined twice"),
-    (machine_paths, {"a.py": "x = '/home/me/model'"}, "exists on one machine"),
-    (real_objects, {"a.py": "from unittest.mock import Mock"}, "a mock"),
-    (real_objects, {"a.py": "def test_a(monkeypatch): ..."}, "monkeypatch"),
-    (real_objects, {"a.py": "@pytest.mark.skipif(True)\ndef test_a(): ..."}, "skipif"),
-    (real_objects, {"a.py": "pytestmark = pytest.mark.xfail(strict=True)"}, "xfail"),
-    (real_objects, {"a.py": "torch = pytest.importorskip('torch')"}, "importorskip"),
-    (real_objects, {"a.py": "def test_a():\n    pytest.skip('no GPU')"}, "skip"),
-    (real_objects, {"a.py": "from pytest import skip"}, "pytest.skip"),
-    (real_objects, {"a.py": "from unittest.case import SkipTest"}, "SkipTest"),
-    (
-        whole_tests,
-        {"a.py": "def test_a(path):\n    if path == 'exact-torch':\n        return\n    assert path"},
-        "test_a returns",
-    ),
-    (
-        whole_tests,
-        {"a.py": "class TestA:\n    async def test_a(self):\n        with self:\n            return None"},
-        "test_a returns",
-    ),
-    (small_packages, {f"engine/a{n}.py": "" for n in range(26)}, "engine: 26 modules"),
-    (one_class_one_name, {"a.py": "class A: ...", "b.py": "class A: ..."}, "class A is in a.py:1 and b.py:1"),
-    (protocol_methods, {"a.py": "class A(Protocol):\n    def f(self) -> int: ..."}, "A.f has no docstring"),
-    (protocol_methods, {"a.py": "class A(Protocol[T]):\n    async def f(self) -> int: ..."}, "A.f has no docstring"),
-    (full_packages, {"attic/__init__.py": "'''d'''", "a.py": ""}, "attic: an empty package"),
-]
-
-
-@pytest.mark.parametrize(("rule", "sources", "finding"), BITES, ids=lambda value: getattr(value, "__name__", ""))
-def test_the_rule_bites(rule, sources, finding) -> None:
-    assert any(finding in found for found in rule(read(sources)))
-
-
-WHOLE = """
-def test_a():
-    def one():
-        return 1
-    async def scenario(engine):
-        if engine is None:
-            return
-        return await engine
-    assert [lambda: 2, one, scenario]
-def of_a_test():
-    return
-"""
-
-
-def test_what_stands_in_a_test_may_return() -> None:
-    assert not list(whole_tests(read({"a.py": WHOLE})))
-
-
-CLEAN = {
-    "types.py": "'''d'''\n",
-    "protocols.py": "'''d'''\nfrom sparring.types import T\nif TYPE_CHECKING:\n    import torch\n",
-    "errors.py": "'''d'''\ntry: ...\nexcept Exception: ...\n",
-    "train/__init__.py": "'''d'''\n",
-    "train/config.py": "'''d'''\n",
-    "train/a.py": "'''d'''\nimport torch\nfrom sparring.types import T\ndef _f(x): ...\n",
-    "rollout/a.py": "'''d'''\ndef f() -> None:\n    '''d'''\n    import wandb\n",
-    "recipe/load.py": "'''d'''\nfrom sparring.train.config import C\nfrom sparring.errors import E\n",
-    "store/a.py": "'''d'''\nclass S(Protocol):\n    '''d'''\n    def f(self) -> int:\n        '''d'''\n"
-    "class B:\n    '''Implements `S`.'''\nclass A(B):\n    '''d'''\n    def f(self) -> int: ...\n",
-}
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_the_rule_lets_the_good_pass(rule) -> None:
-    assert not list(rule(read(CLEAN)))
+def findings() -> Iterator[str]:
+    """Yield what breaks a rule in the source and in the tests."""
+    house, tests = read(sources(SOURCE)), read(sources(ROOT / "tests"))
+    assert len(house) > 60, f"expected the source in {SOURCE}, got {len(house)} files"
+    for rule in RULES:
+        yield from rule(house)
+    for rule in TEST_RULES:
+        yield from (f"tests/{finding}" for finding in rule(tests))
+    yield from one_file_one_name(ROOT / "tests")
