@@ -58,6 +58,11 @@ class Domains:
         return proven, rows
 
 
+def factory_of(factory: EnvFactory, task: Task) -> EnvFactory:
+    """Return the factory of a task's environment: `factory` itself, or one of the several that it stands for."""
+    return factory.of(task) if isinstance(factory, Domains) else factory
+
+
 class _DomainScorer:
     """Second passes of several environments. Implements `protocols.Scorer`."""
 
