@@ -10,7 +10,8 @@ M_ARENA_MAX = -8
 
 def share_freed_memory() -> None:
     """Let all threads allocate from one pool: what a micro-batch, an update or a step of generation has freed, the next
-    phase takes, whichever thread computes it, with pages that are there already. Call it before other threads begin.
+    phase takes, whichever thread computes it, with pages that are there already. A thread that has allocated before the
+    call keeps the pool that it has.
 
     By default each thread has a pool of its own and keeps what is freed in it. Where the C library is another than
     glibc nothing changes.
