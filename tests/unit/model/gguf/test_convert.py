@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -120,12 +121,19 @@ def test_llama_3_s_scaled_positions_are_read(tmp_path):
     [
         ("'mamba'", {"arch": "mamba"}),
         ("llama.attention.scale", {"settings": {"llama.attention.scale": 0.5}}),
+        ("llama.attention.layer_norm_rms_epsilon", {"settings": {"llama.attention.layer_norm_rms_epsilon": math.nan}}),
+        ("llama.rope.freq_base", {"settings": {"llama.rope.freq_base": 0.0}}),
+        ("rope.dimension_count 32", {"settings": {"llama.rope.dimension_count": 16}}),
+        ("llama.block_count", {"settings": {"llama.block_count": 2**31}}),
+        ("llama.context_length", {"settings": {"llama.context_length": 0}}),
         ("'longrope'", {"settings": {"llama.rope.scaling.type": "longrope"}}),
         ("attention.value_length 64", {"settings": {"llama.attention.key_length": 64}}),
         ("blk.0.attn_sinks.weight", {"tensors": {"blk.0.attn_sinks.weight": np.zeros(8, np.float32)}}),
         ("'own-split'", {"pre": "own-split"}),
         ("a tokenizer in its head", {"pre": None}),
         ("a part of one", {"settings": {"split.count": 2}}),
+        ("a part of one", {"settings": {"split.count": "2"}}),
+        ("divisors above 0", {"tensors": {"rope_freqs.weight": np.zeros(16, np.float32)}}),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(tmp_path, said, changes):
