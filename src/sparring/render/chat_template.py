@@ -110,6 +110,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
+    del environment.filters["random"], environment.globals["lipsum"]  # a prompt is a function of its messages
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _TODAY.strftime
     return environment

@@ -44,3 +44,10 @@ def test_a_list_that_is_none_of_templates_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"name": "default"}]}))
     with pytest.raises(BadInput):
         read_chat_template(tmp_path, {})
+
+
+@pytest.mark.parametrize("drawn", ["{{ ['a', 'b']|random }}", "{{ lipsum() }}"])
+def test_a_template_that_draws_is_refused(tmp_path: Path, drawn: str) -> None:
+    (tmp_path / "chat_template.jinja").write_text(drawn)
+    with pytest.raises(BadInput):
+        texts(tmp_path)
