@@ -109,7 +109,8 @@ def _config(reader: gguf.GGUFReader, fields: Mapping[str, Any], where: str) -> A
 
 def _settings(reader: gguf.GGUFReader) -> bytes:
     """Return the head of a file without vocabulary and weights, which the library takes seconds to walk through."""
-    kept = [field for name, field in reader.fields.items() if not name.startswith(("GGUF.", "tokenizer."))]
+    lists = {name for name, field in reader.fields.items() if name.startswith("tokenizer.") and len(field.types) > 1}
+    kept = [field for name, field in reader.fields.items() if name not in lists and not name.startswith("GGUF.")]
     head = struct.pack("<4sIQQ", b"GGUF", 3, 0, len(kept))
     return head + b"".join(part.tobytes() for field in kept for part in field.parts)
 

@@ -78,6 +78,18 @@ def test_weights_equal_the_library_s_own(tmp_path, arch, kind):
         assert tensor.dtype == torch.float32 and torch.equal(tensor, expected[name]), name
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_settings_are_those_that_the_library_reads_of_the_whole_file(tmp_path, tied):
+    from transformers import AutoConfig
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    file = written.write_model(tmp_path / "m.gguf", tied=tied)
+    theirs = load_gguf_checkpoint(str(file))["config"]
+    ours = AutoConfig.from_pretrained(local_folder(str(file)))
+    assert theirs["tie_word_embeddings"] is tied and {"pad_token_id", "eos_token_id"} <= theirs.keys()
+    assert {key for key, value in theirs.items() if getattr(ours, key, None) != value} <= {"rope_theta"}
+
+
 def test_the_tokenizer_gives_the_ids_that_its_own_file_gives(tmp_path):
     folder = local_folder(str(written.write_model(tmp_path / "m.gguf", "qwen2")))
     original = Tokenizer.from_file(str(tmp_path / "tokenizer" / "tokenizer.json"))
