@@ -415,6 +415,7 @@ def test_user_namespaces_blocked(given: Path, capsys: pytest.CaptureFixture[str]
     assert REFUSAL.fullmatch(message)
     assert message.startswith("sandbox: expected a machine where bubblewrap may make user namespaces, got ")
     assert "uid map: Permission denied" in message
+    assert not (given.parent / "runs" / "tiny").exists()
     assert "userns" in message
     assert nothing_done(given.parent / "runs")
 

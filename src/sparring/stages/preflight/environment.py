@@ -48,12 +48,12 @@ async def check_environment(
     for first in firsts:
         if rehearsal is not None and not rehearsal.command and config.harness_of(first.env) == WORKERS:
             await check_idle(context, first, rehearsal)
-    if _demonstrates(context):
+    if _experts_show(context):
         facts, held, shown = await _proven(context, rehearsal)
         firsts = [first for first in firsts if first.env not in {each.task.env for each in held if each.task}]
     else:
-        facts, held, shown = [], [], [] if config.sft.data is None else given_conversations(context)
-        facts += [] if config.sft.data is None else [f"sft: {len(shown)} conversations in {config.sft.data}"]
+        facts, held, shown = [], [], given_conversations(context) if _file_shows(context) else []
+        facts += [f"sft: {len(shown)} conversations in {config.sft.data}"] if _file_shows(context) else []
     for first in firsts:
         held += await _empty(context, first)
         facts.append(f"env: {first.env} opens and does not reward an empty answer")
@@ -62,13 +62,21 @@ async def check_environment(
     return facts, held, shown
 
 
-def _demonstrates(context: Context) -> bool:
+def _experts_show(context: Context) -> bool:
     """Return whether experts of the environments show something: to the sft stage, or to the tokenizer of a fresh
     model."""
     config = context.config
-    fresh = "init" in config.run.stages and context.given() is None
     imitates = "sft" in config.run.stages and "collect" not in config.run.stages
-    return config.sft.data is None and (fresh or imitates)
+    return config.sft.data is None and (_is_fresh(context) or imitates)
+
+
+def _file_shows(context: Context) -> bool:
+    """Return whether `[sft] data` does."""
+    return context.config.sft.data is not None and (_is_fresh(context) or "sft" in context.config.run.stages)
+
+
+def _is_fresh(context: Context) -> bool:
+    return "init" in context.config.run.stages and context.given() is None
 
 
 async def _proven(

@@ -25,13 +25,13 @@ async def check_expert(context: Context, imitator: Imitator | None) -> list[Conv
         imitator: as `imitator_of` has it.
 
     Returns:
-        The conversations that solve their task; none where the run plays no demonstration, or workers play them.
+        The conversations that solve their task; none where no stage imitates the expert, or workers play for it.
 
     Raises:
         BadInput: the expert solves fewer than nine in ten tasks, or a task cannot be played.
     """
-    config = context.config
-    if "sft" not in config.run.stages or config.sft.data is not None or WORKERS in config.harnesses:
+    config, stages = context.config, context.config.run.stages
+    if "sft" not in stages or "collect" in stages or WORKERS in config.harnesses:
         return []
     tasks = demonstrated_tasks(context)
     every = -(-len(tasks) // TRIED)
