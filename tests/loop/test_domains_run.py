@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from conftest import WORLD
 
+from sparring.cli.main import main
 from sparring.errors import BadInput
 from sparring.recipe.load import load
 from sparring.recipe.run_config import dump, resolve
@@ -64,6 +66,46 @@ def test_what_makes_no_sense_is_refused(several: Path, old: str, new: str, messa
 def test_weights_that_sum_to_nothing_are_refused(several: Path) -> None:
     with pytest.raises(BadInput, match="a weight above 0 in one of them"):
         load(several, ["envs.sums.weight=0", "envs.chance.weight=0"])
+
+
+ASKS = """
+from sparring import Env
+from sparring.types import Observation, ToolSpec
+
+
+class Asks(Env):
+    def generate(self, random):
+        return {"prompt": "Look it up.", "words": random.randint(1, 99)}
+
+    def key(self, task):
+        return str(task.data["words"])
+
+    @property
+    def tools(self):
+        words = 0 if self._task is None else self._task.data["words"]
+        spec = ToolSpec(name="look", description="deep " * words, parameters={"type": "object", "properties": {}})
+        return (spec,) if words else ()
+
+    async def step(self, reply):
+        return Observation(done=True)
+
+    def reward(self, completion, task):
+        return float(completion == "nothing")
+"""
+
+
+def test_prompts_of_every_environment_are_measured_with_their_tools(
+    several: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The longest of a hundred tasks, each of which has tools of its own, in the second environment of two."""
+    (tmp_path / "asks.py").write_text(ASKS)
+    text = several.read_text()
+    several.write_text(text.replace(str(WORLD).replace("Sums", "Chance"), f"{tmp_path}/asks.py:Asks"))
+    assert main(["check", str(several), "--set", 'run.stages=["rl"]']) == 0, capsys.readouterr()
+    said = capsys.readouterr().out
+    found = re.search(r"context: prompts of up to (\d+) tokens leave", said)
+    assert found is not None and int(found[1]) > 90
+    assert [said.count(f"env: {name} opens and does not reward") for name in ("sums", "chance")] == [1, 1]
 
 
 def test_no_environment_is_refused(several: Path) -> None:

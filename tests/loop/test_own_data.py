@@ -116,7 +116,8 @@ def test_prompts_are_measured_with_the_tools_of_their_task(
     given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "asks.py").write_text(TOOLS_OF_A_TASK)
-    words = ("env.name=" + str(tmp_path / "asks.py") + ":Asks", 'run.stages=["rl"]')
+    unread = "sft.data=nowhere.jsonl"  # of a stage that the run does not have
+    words = ("env.name=" + str(tmp_path / "asks.py") + ":Asks", 'run.stages=["rl"]', unread)
     assert main(["check", str(given), *(part for word in words for part in ("--set", word))]) == 0, capsys.readouterr()
     found = re.search(r"context: prompts of up to (\d+) tokens leave", capsys.readouterr().out)
     assert found is not None and int(found[1]) > 60

@@ -385,6 +385,23 @@ def test_a_world_that_never_ends(refused: Callable[..., str], tmp_path: Path) ->
     assert message.startswith("task Endless/demonstration/0: expected an expert")
 
 
+def test_an_expert_that_fails_often(refused: Callable[..., str], tmp_path: Path) -> None:
+    """Right for the first task, which alone would not tell, and for no other after the tenth."""
+    world = tmp_path / "worlds.py"
+    world.write_text(
+        "from sparring.envs.base import Env\n"
+        "from sparring.types import Message\n"
+        "class Tires(Env):\n"
+        "    def generate(self, random):\n        return {'prompt': str(random.random())}\n"
+        "    def reward(self, completion, task):\n        return completion == 'right'\n"
+        "    def expert(self, task):\n"
+        "        said = 'right' if int(task.id.rpartition('/')[2]) < 10 else 'wrong'\n"
+        "        return lambda messages: Message(role='assistant', content=said)\n"
+    )
+    message = refused(f"env.name={world}:Tires", "env.demonstrations=40")
+    assert message.startswith("[env]: expected an expert that solves nine in ten tasks, got 10 of 40; ")
+
+
 @pytest.mark.parametrize("verb", short_of(["check", "run"], ["check"]))
 def test_user_namespaces_blocked(given: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -397,6 +414,7 @@ def test_user_namespaces_blocked(given: Path, capsys: pytest.CaptureFixture[str]
     assert REFUSAL.fullmatch(message)
     assert message.startswith("sandbox: expected a machine")
     assert "uid map: Permission denied" in message
+    assert not (given.parent / "runs" / "tiny").exists()
     assert "userns" in message
     assert nothing_done(given.parent / "runs")
 

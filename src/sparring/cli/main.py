@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from sparring.cli import chat, check, convert, diff, eval, export, gateway, replay, report, run, serve, try_
-from sparring.cli.allocator import share_freed_memory
+from sparring.launch.allocator import share_freed_memory
 from sparring.errors import BadInput, SparringError
 from sparring.observe.terminal import guard_terminal, printable, say
 

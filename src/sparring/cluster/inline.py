@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-import msgspec
 
 from sparring.engine.config import EngineConfig
 from sparring.model.config import ModelConfig, ServedConfig
@@ -60,7 +59,7 @@ class InlineCluster:
             gradient_checkpointing=spec.gradient_checkpointing,
             head=plan.head,
         )
-        config = msgspec.structs.replace(self._train, **plan.overrides)
+        config = self._train.replaced(plan.overrides)
         moving = {
             teacher: self._model(teacher if teacher in self._models else name, folder or path)
             for teacher, folder in plan.teachers.items()

@@ -56,6 +56,11 @@ class Domains:
         return proven, rows
 
 
+def factory_of(factory: EnvFactory, task: Task) -> EnvFactory:
+    """Return the factory of a task's environment: `factory` itself, or one of the several that it stands for."""
+    return factory.of(task) if isinstance(factory, Domains) else factory
+
+
 class _DomainScorer:
     """Second scoring pass that leaves each group to its environment's scorer. Implements `protocols.Scorer`."""
 

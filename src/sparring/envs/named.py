@@ -22,7 +22,7 @@ def named(name: str, where: str) -> Any:
         raise refusal(where, "path/to/file.py:name or package.module:name", repr(name), "add the part after the colon")
     module = _from_file(Path(source), where) if source.endswith(".py") else _from_package(source, where)
     if not hasattr(module, attribute):
-        names = [n for n, v in vars(module).items() if isinstance(v, Callable) and v.__module__ == module.__name__]
+        names = [n for n, v in vars(module).items() if callable(v) and v.__module__ == module.__name__]
         raise refusal(
             where, f"a name defined in {source}", repr(attribute), f"use one of: {', '.join(names) or 'none'}"
         )

@@ -186,7 +186,7 @@ def _trained(config: RunConfig, stage: str) -> dict[str, TrainConfig]:
     others = {role: section.train for role, section in beside.items() if section is not None}
     return {
         "the policy": train_of(config, stage),
-        **{f"the {role}": msgspec.structs.replace(config.train, **train) for role, train in others.items()},
+        **{f"the {role}": config.train.replaced(train) for role, train in others.items()},
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from sparring.errors import refusal
+from sparring.launch.allocator import share_freed_memory
 from sparring.launch.evaluate import evaluate_subjects, evaluated_as
 from sparring.launch.run import check_recipe, run_with_earlier
 from sparring.observe.results import Results
@@ -59,6 +60,7 @@ def run(config: RunConfig) -> Path:
     """
     from sparring.dashboard.report import write_report
 
+    share_freed_memory()
     folder = run_with_earlier(_validated(config, "sparring.run"))
     write_report(folder)
     return folder
@@ -113,6 +115,7 @@ def evaluate(
     if wrong:
         do = "name a Hugging Face folder, the folder of a run, or an endpoint"
         raise refusal("sparring.evaluate", "paths of checkpoints", type(wrong[0]).__name__, do)
+    share_freed_memory()
     options = {"tasks": tasks, "samples": samples, "ks": None if ks is None else list(ks)}
     changed = {key: value for key, value in options.items() if value is not None}
     config = _validated(config, "sparring.evaluate", eval=changed)

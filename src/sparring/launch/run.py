@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import time
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from sparring.envs.splits import Same, identity
-from sparring.errors import naming_memory, refusal
+from sparring.errors import BadInput, naming_memory, refusal
 from sparring.launch.begun import as_begun, claim, compare, raised
 from sparring.launch.block import block
 from sparring.launch.checkpoint import CONFIG, STORE
@@ -27,6 +27,7 @@ from sparring.recipe.run_config import RunConfig, resolve
 from sparring.stages.context import CHOSEN, TOLD, Context
 from sparring.stages.data.contamination import SHOWN, note_shown
 from sparring.stages.runtime.baselines import remember_others
+from sparring.stages.runtime.elapsed import elapsing
 from sparring.stages.runtime.summary import write_summary
 
 if TYPE_CHECKING:
@@ -86,12 +87,19 @@ def _earlier(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
 
 
 async def _run(config: RunConfig) -> Path:
+    there = (Path(config.run.directory) / config.run.name).exists()
     async with opened(config) as context:
         changes = raised(context.folder, config)
         if changes or any(context.done(stage) is None for stage in config.run.stages):
             from sparring.stages.preflight.run import check  # not before a folder in use or a wrong world is refused
 
-            for fact in await rehearse(context, check):
+            try:
+                facts = await rehearse(context, check)
+            except BadInput:
+                if not there:
+                    shutil.rmtree(context.folder, ignore_errors=True)  # while its lock is held
+                raise
+            for fact in facts:
                 context.sink.event("check", fact)
         claim(context, changes)  # not before: a run that was refused may be corrected and started again
         remember_others(context)
@@ -126,17 +134,15 @@ def _telling_memory(context: Context) -> Iterator[None]:
 
 
 async def _stage(context: Context, name: str) -> None:
-    """Run one stage and record its result; its wall clock is kept even when it is stopped."""
+    """Run one stage and record its result; its wall clock is kept even when it is stopped or killed."""
     from sparring.stages.models.adapters import show_adapter
 
     module = importlib.import_module(f"sparring.stages.{name}")
-    started = time.monotonic()
-    before = context.store.get(f"wall/{name}") or 0.0
     try:
-        result = await module.run(context)
-        show_adapter(context, name)
+        async with elapsing(context.store, name):
+            result = await module.run(context)
+            show_adapter(context, name)
     finally:
-        context.store.put(f"wall/{name}", before + time.monotonic() - started)
         try:
             await context.judges.close()
         finally:

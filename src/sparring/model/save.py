@@ -16,6 +16,8 @@ from transformers.core_model_loading import revert_weight_conversion
 from sparring.model.library import NonTextParts, class_of, text_model
 
 SCALAR = "ForSequenceClassification"
+NAMED_TEMPLATES = "additional_chat_templates"
+"""Folder of chat templates by name, as the library writes it."""
 COPIED = (".json", ".jinja", ".txt", ".model", ".py")
 
 
@@ -43,6 +45,8 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
             and file.resolve() != (out / file.name).resolve()
         ):
             shutil.copyfile(file, out / file.name)
+    if (named := source / NAMED_TEMPLATES).is_dir() and named.resolve() != (out / NAMED_TEMPLATES).resolve():
+        shutil.copytree(named, out / NAMED_TEMPLATES, dirs_exist_ok=True)
     dtype = next(iter(model_state.values())).dtype
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)

@@ -42,12 +42,14 @@ class Pace:
     """Progress of a stage, with its remaining time at the mean pace of this process's steps.
 
     Args:
-        total_steps: number of steps of the stage.
-        clock: monotonic clock, in seconds.
+        total_steps: of the stage.
+        clock: seconds, monotonic.
+        at_once: steps that are under way at a time: the first one's end says nothing of the pace of all.
     """
 
-    def __init__(self, total_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, total_steps: int, clock: Callable[[], float] = time.monotonic, at_once: int = 1) -> None:
         self.total_steps = total_steps
+        self._at_once = at_once
         self.step = 0
         self._clock = clock
         self._began = clock()
@@ -65,8 +67,12 @@ class Pace:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds to the stage's end; None before the first step."""
-        return self.elapsed_s / self._done * max(0, self.total_steps - self.step) if self._done else None
+        """Seconds to the stage's end; None before as many steps as are under way at a time have ended, or half of those
+        that were left when this process began."""
+        left = max(0, self.total_steps - self.step)
+        if left and self._done < min(self._at_once, max(1, (self._done + left) // 2)):
+            return None
+        return self.elapsed_s / self._done * left if self._done else None
 
 
 def clock_text(seconds: float | None) -> str:

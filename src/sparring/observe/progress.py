@@ -46,9 +46,10 @@ class LiveProgress:
         self._live = Live(console=console, get_renderable=self._view, refresh_per_second=4, transient=True)
         self._live.start()
 
-    def start(self, stage: str, total_steps: int) -> None:
+    def start(self, stage: str, total_steps: int, at_once: int = 1) -> None:
+        """Show a new stage; what the one before came to stays above as a line."""
         self._finish()
-        self._stage, self._pace, self._values = stage, Pace(total_steps), {}
+        self._stage, self._pace, self._values = stage, Pace(total_steps, at_once=at_once), {}
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         """Show a step. Other stages that run meanwhile report by events."""

@@ -18,6 +18,8 @@ from sparring.render.tokenizer import read_json
 # Templates that print today's date print this one, so that a resumed run does not differ from an uninterrupted one.
 _TODAY = datetime.datetime(2025, 1, 1)
 
+NAMED = "additional_chat_templates"
+"""Folder, in a checkpoint's, of templates by name."""
 _CHOICE = "{{% if tools +%}}{}{{%+ else +%}}{}{{%+ endif %}}"
 
 
@@ -78,20 +80,33 @@ class ChatTemplate:
 
 
 def read_chat_template(path: str | Path, special: Mapping[str, str]) -> ChatTemplate | None:
-    """Read the template of a checkpoint folder from chat_template.jinja, or else from `chat_template` in
-    tokenizer_config.json; None if it has neither."""
+    """Read the template of a checkpoint folder, where the transformers library has it: chat_template.jinja and the
+    named ones of `NAMED` beside it, else `chat_template` in tokenizer_config.json. Where tools are given, the one named
+    `tool_use` takes the place of the default; others are for who asks for them by name. None: there is none.
+
+    Raises:
+        BadInput: a template is no text, or no Jinja.
+    """
     folder = Path(path)
-    file = folder / "chat_template.jinja"
+    file, where = folder / "chat_template.jinja", f"{folder / 'tokenizer_config.json'}: chat_template"
+    named = {each.stem: _text(each) for each in sorted((folder / NAMED).glob("*.jinja"))}
+    if named:
+        where = str(folder / NAMED)
     if file.is_file():
-        return ChatTemplate(file.read_text(encoding="utf-8"), special, where=str(file))
-    where = f"{folder / 'tokenizer_config.json'}: chat_template"
-    value = read_json(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(value, list):  # several named templates
-        named = {entry["name"]: entry["template"] for entry in value}
-        default = named.get("default", next(iter(named.values()), None))
-        if default is not None:
-            return ChatTemplate(default, special, for_tools=named.get("tool_use"), where=where)
-    return ChatTemplate(value, special, where=where) if isinstance(value, str) else None
+        named["default"], where = _text(file), str(file)
+    if not named:
+        value = read_json(folder / "tokenizer_config.json").get("chat_template")
+        named = {"default": value} if isinstance(value, str) else {}
+        if isinstance(value, list):
+            with boundary(BadInput, where, "templates, each {name, template}", "correct it"):
+                named = {str(entry["name"]): str(entry["template"]) for entry in value}
+    default = named.get("default", next(iter(named.values()), None))
+    return None if default is None else ChatTemplate(default, special, for_tools=named.get("tool_use"), where=where)
+
+
+def _text(file: Path) -> str:
+    with boundary(BadInput, str(file), "a text file in Jinja", "correct it"):
+        return file.read_text(encoding="utf-8")
 
 
 class _Generation(jinja2.ext.Extension):
@@ -110,6 +125,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
+    del environment.filters["random"], environment.globals["lipsum"]  # a prompt is a function of its messages
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _TODAY.strftime
     return environment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sparring.types import Message, ToolCall, ToolSpec
@@ -14,6 +14,9 @@ _NAME = re.compile(r'\s*(?:\{\s*"name"\s*:\s*"([^"\\\s]{1,128})"|<function=([^<>
 
 _CALL = re.compile(r'\s*(?:\{\s*"name"\s*:|<function=|<invoke name=|function<｜tool▁sep｜>|functions\.|call:)')
 """Beginning of the text of a whole call, in the formats that write the name inside that text."""
+
+DEEPEST = 100
+"""Levels of lists and objects in a call's arguments; whatever compares or writes them again goes down by recursion."""
 
 UNREAD = "INVALID_JSON"
 """Name of the argument that holds arguments which did not parse."""
@@ -47,15 +50,30 @@ def message_dicts(
 
 
 def tool_call(id: str, name: Any, arguments: Any, raw: str) -> ToolCall:
-    """Make a call of parsed parts. A call without a name, with arguments that are no JSON object, or with text that
-    UTF-8 cannot carry, is malformed: `arguments` is None, `raw` keeps the written text, and `name` is the name at its
-    beginning, if it has one."""
+    """Make a call of parsed parts. A call that no tool could be given (no name, arguments that are no JSON object or
+    are nested deeper than `DEEPEST`, text that UTF-8 cannot carry) is malformed: `arguments` is None, `raw` keeps what
+    was written, and `name` is what that begins with, where it names a tool."""
     named = isinstance(name, str) and bool(name) and _encodes(name)
-    if named and isinstance(arguments, Mapping) and _encodes(json.dumps(arguments, ensure_ascii=False, default=str)):
+    if named and isinstance(arguments, Mapping) and _can_be_given(arguments):
         return ToolCall(id=id, name=name, arguments=arguments)
     begun = None if named else _NAME.match(raw)
     written = "" if begun is None else begun[1] or begun[2]
     return ToolCall(id=id, name=name if named else written, arguments=None, raw=raw)
+
+
+def _can_be_given(arguments: Mapping[str, Any]) -> bool:
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, default=str)
+    except (ValueError, RecursionError):  # a number of thousands of digits, which no text has
+        return False
+    level: list[Any] = [arguments] if text.count("[") + text.count("{") > DEEPEST else []
+    for _ in range(DEEPEST):
+        level = [inner for outer in level if isinstance(outer, (Mapping, list, tuple)) for inner in _inside(outer)]
+    return not level and _encodes(text)
+
+
+def _inside(outer: Any) -> Iterable[Any]:
+    return outer.values() if isinstance(outer, Mapping) else outer
 
 
 def _arguments(call: ToolCall) -> Mapping[str, Any] | None:

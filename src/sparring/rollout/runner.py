@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from sparring.backoff import retry_pause_s
-from sparring.envs.domains import Domains
+from sparring.envs.domains import Domains, factory_of
 from sparring.envs.executor import Executor, InlineExecutor
 from sparring.errors import (
     BadInput,
@@ -236,7 +236,7 @@ class RolloutRunner:
         task = self._limited(task)
         before = attempts or Attempts(rollout_id, 0, WorldCalls(self._successes[task.env]))
         watch = Watch(before.record, before.calls, self.log.entries_of(rollout_id))
-        factory = self._factory.of(task) if isinstance(self._factory, Domains) else self._factory
+        factory = factory_of(self._factory, task)
         executor = self.executors(shared=getattr(factory, "shared_thread", False))
         env = GuardedEnv(
             factory.make,
@@ -455,5 +455,3 @@ class RolloutRunner:
                 if retry == self.config.retries or episode.env.abandoned:
                     raise
         raise AssertionError("the last try returns or raises")
-
-

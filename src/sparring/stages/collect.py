@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from sparring.algo.annotate.domain import teacher_of
+from sparring.envs.domains import factory_of
 from sparring.envs.roles import roles_of
 from sparring.envs.splits import identity
 from sparring.envs.threads import THREADS
@@ -57,7 +59,7 @@ async def run(context: Context) -> dict[str, Any]:
     config = context.config.collect
     source = context.factory.tasks("train", context.config.run.seed)
     tasks = [task for task in (source.next() for _ in range(config.tasks)) if task is not None]
-    context.sink.start("collect", len(tasks))
+    context.sink.start("collect", len(tasks), min(len(tasks), config.max_concurrent_rollouts))
     if context.store.get(FRESH) is None:  # what was begun before tasks had fresh seeds goes on without them
         context.store.put(FRESH, all(context.store.get(f"collect/{index}") is None for index in range(len(tasks))))
     async with AsyncExitStack() as stack:
@@ -67,8 +69,9 @@ async def run(context: Context) -> dict[str, Any]:
             stack.push_async_callback(engine.close)
         runners = {name: await stack.enter_async_context(_teacher(context, name, others)) for name in teachers}
         gate = asyncio.Semaphore(config.max_concurrent_rollouts)
+        ended = count(1)
         pending = (
-            _task(context, runners[teacher_of(config.by_domain, task)], gate, index, task)
+            _task(context, runners[teacher_of(config.by_domain, task)], gate, index, task, ended)
             for index, task in enumerate(tasks)
         )
         done = await asyncio.gather(*pending)
@@ -102,9 +105,10 @@ def _nothing(totals: Mapping[str, int], failure: str) -> BadInput:
 
 
 async def _task(
-    context: Context, teacher: RolloutRunner, gate: asyncio.Semaphore, index: int, task: Task
+    context: Context, teacher: RolloutRunner, gate: asyncio.Semaphore, index: int, task: Task, ended: Iterator[int]
 ) -> dict[str, Any]:
-    """Roll one task out, unless the run has its result already, and return the result."""
+    """Roll one task out, unless the run has its result already, and return the result. `ended` counts tasks that
+    are."""
     collected = context.store.get(f"collect/{index}")
     if collected is None:
         finished = await _rolled_out(context, teacher, gate, index, task)
@@ -112,7 +116,9 @@ async def _task(
         if not collected["failed"]:
             context.store.put(f"collect/{index}", collected)
         metrics = {"collect/traces": float(len(collected["traces"])), "collect/unscored": float(collected["unscored"])}
-        context.sink.log("collect", index + 1, metrics)
+        context.sink.log("collect", next(ended), metrics)
+    else:
+        next(ended)  # the run has all of these before a rollout ends
     return collected
 
 
@@ -133,8 +139,8 @@ def _kept(task: Task, finished: Sequence[Finished], context: Context) -> dict[st
     """Return the traces of one task: of each role of the policy those of the first `keep` rollouts that earned
     `min_reward`, one for each branch of its agents; rollouts that were cut short have none. A trace of a world of
     several roles says whose it is."""
-    config, world = context.config.collect, context.factory.make()
-    several = len(roles_of(world)) > 1
+    config, tools = context.config.collect, context.factory.make().tools
+    several = len(roles_of(factory_of(context.factory, task).make())) > 1
     by_role: dict[str, list[list[dict[str, Any]]]] = {}
     for rollout in finished:
         completed = {t.role for t in rollout.rollout.trajectories if t.outcome.kind == "completed"}
@@ -143,7 +149,7 @@ def _kept(task: Task, finished: Sequence[Finished], context: Context) -> dict[st
             earns = reward is not None and reward >= config.min_reward
             if earns and role in completed and context.config.rollout.speaks(role):
                 earned = {"task": task.id, "reward": reward, **({"role": role} if several else {})}
-                traces = [{**trace_row(branch, world.tools), **earned} for branch in branches]
+                traces = [{**trace_row(branch, tools), **earned} for branch in branches]
                 by_role.setdefault(role, []).append(traces)
     kept = [trace for of_role in by_role.values() for of_rollout in of_role[: config.keep] for trace in of_rollout]
     counts = {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparring.model.hub import base_folder, local_folder
+from sparring.render.chat_template import NAMED
 from sparring.stages.context import POLICY, Context
 from sparring.stages.data.demonstrations import Conversation, conversations
 
@@ -55,6 +56,8 @@ def copied_tokenizer(folder: Path, out: Path) -> None:
     for name in TOKENIZER_FILES:
         if (folder / name).exists():
             shutil.copy(folder / name, out / name)
+    if (folder / NAMED).is_dir():
+        shutil.copytree(folder / NAMED, out / NAMED, dirs_exist_ok=True)
 
 
 def trained_tokenizer(shown: Sequence[Conversation], vocab_size: int, out: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
 
@@ -43,7 +44,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     token_budget: int = 0
     """Number of distinct tokens computed at once (a prefix that rows share counts once). It changes memory, speed and
     the last bits of a gradient, so a run keeps its first value. 0 chooses the largest, up to 8192, for which the run
-    takes at most half of the machine's memory."""
+    takes at most half of the memory of the machine or container; in the `train` of a stage or a model, 0 is the value of
+    `[train]`."""
 
     save_every: int = 20
     """Steps between checkpoints; 0 writes only the last one of a stage."""
@@ -70,6 +72,12 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError("warmup_steps must not be below 0, min_ratio must lie in [0, 1]")
         if self.token_budget < 0 or self.save_every < 0 or self.keep_last < 1:
             raise ValueError("keep_last must be at least 1, token_budget and save_every not below 0")
+
+    def replaced(self, keys: Mapping[str, Any]) -> TrainConfig:
+        """Return these settings with some keys of a stage or a model. One that leaves the token budget open, by a 0,
+        has this one's: the machine chooses once for a run."""
+        left = {"token_budget"} if keys.get("token_budget") == 0 else set()
+        return msgspec.structs.replace(self, **{key: value for key, value in keys.items() if key not in left})
 
     @property
     def tokens_at_once(self) -> int:

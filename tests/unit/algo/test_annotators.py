@@ -15,7 +15,7 @@ from sparring.errors import BadInput
 from sparring.generation import Scores
 from sparring.render.demonstrate import reply_tokens
 from sparring.render.tokenizer import load_tokenizer
-from sparring.types import Message, ToolCall
+from sparring.types import Message, ToolCall, ToolSpec
 
 
 def said(renderer, text, calls=()):
@@ -63,7 +63,7 @@ def test_the_teacher_is_shown_a_success_and_reads_the_same_tokens(renderers):
     renderer = renderers[0]
     texts = ("the answer is not five", "the answer is five", "five")
     watch, rows = watched([group([answering(renderer, i, text) for i, text in enumerate(texts)], [False, True, False])])
-    reading = sibling_feedback(watch, renderer, ())
+    reading = sibling_feedback(watch, renderer)
     found = reading(rows[0])
     prompt = renderer.render(TASK.messages, ()).tokens
     told = renderer.decode(found.tokens[: len(prompt) + found.shift])
@@ -73,11 +73,30 @@ def test_the_teacher_is_shown_a_success_and_reads_the_same_tokens(renderers):
     assert "the answer is five" in renderer.decode(reading(rows[2]).tokens)
 
 
-def test_feedback_to_another_first_prompt_is_refused(renderers):
+def with_a_tool_of_its_own(renderer, text):
+    """A rollout of one turn of a task that brings a tool along."""
+    tools = (ToolSpec(name="look", description="Looks.", parameters={"type": "object", "properties": {}}),)
+    tokens, reply = said(renderer, text)
+    begin = segment(0, None, "prompt", renderer.render(TASK.messages, tools).tokens, TASK.messages[-1])
+    return tools, lambda index: rollout(index, [replace(begin, tools=tools), segment(1, 0, "policy", tokens, reply)])
+
+
+def test_a_teacher_reads_the_tools_of_the_task(folders, renderers):
+    tools, played = with_a_tool_of_its_own(renderers[0], "the answer is five")
+    watch, rows = watched([group([played(0), played(1)], [False, True])])
+    found = sibling_feedback(watch, renderers[0])(rows[0])
+    assert "look" in renderers[0].decode(found.tokens)
+    engine = Uniform()
+    across(folders, renderers, [played(0)], engine)
+    [request] = engine.asked
+    assert request.tokens[: request.first] == renderers[1].render(TASK.messages, tools).tokens
+
+
+def test_a_world_that_opens_otherwise_cannot_be_told(renderers):
     changed = [segment(0, None, "prompt", (1, 2)), segment(1, 0, "policy", (3,))]
     watch, rows = watched([group([rollout(0, changed), answering(renderers[0], 1, "five")], [False, True])])
     with pytest.raises(BadInput, match="distill.feedback"):
-        sibling_feedback(watch, renderers[0], ())(rows[0])
+        sibling_feedback(watch, renderers[0])(rows[0])
 
 
 class Uniform:

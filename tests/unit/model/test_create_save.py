@@ -42,6 +42,8 @@ def test_saved_folder_is_plain_hugging_face(tmp_path, tied, dtype):
     source = create(init, 50, tmp_path / "source", 7, eos_token_id=3)
     (source / "tokenizer.json").write_text("{}")
     (source / "chat_template.jinja").write_text("hello")
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("hello, tools")
     model = load(source, dtype=dtype)
     with torch.no_grad():
         model.state()["model.norm.weight"].mul_(1.25)
@@ -49,6 +51,7 @@ def test_saved_folder_is_plain_hugging_face(tmp_path, tied, dtype):
     assert {"tokenizer.json", "chat_template.jinja", "generation_config.json", "config.json"} <= {
         f.name for f in out.iterdir()
     }
+    assert (out / "additional_chat_templates" / "tool_use.jinja").read_text() == "hello, tools"
     theirs = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
     assert theirs.dtype == model.dtype
     saved = dict(theirs.named_parameters())

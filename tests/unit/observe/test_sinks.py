@@ -175,6 +175,23 @@ def test_a_resumed_stage_knows_its_pace() -> None:
     assert pace.remaining_s == 80.0
 
 
+def test_the_first_of_many_at_once_does_not_say_when_the_last_ends() -> None:
+    """Eight of forty at a time, ten seconds each: what the first one took, forty would not take."""
+    stream, clock = io.StringIO(), Clock()
+    sink = ConsoleSink(stream, every_s=0.0, clock=clock)
+    sink.start("eval", 40, 8)
+    for number in range(1, 41):
+        clock.now += 10.0 if number % 8 == 1 else 0.0
+        sink.log("eval", number, {})
+    told = [line.split()[-1] for line in stream.getvalue().splitlines()[1:]]
+    assert told[:8] == ["-:--"] * 7 + ["0:40"] and told[-1] == "0:00"
+    few = Pace(6, clock, 32)
+    for number in range(1, 7):
+        clock.now += 1
+        few.advance(number)
+        assert (few.remaining_s is None) == (number < 3)
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(None, "-:--"), (0, "0:00"), (59.6, "1:00"), (3723, "1:02:03")])
 def test_times_read_like_times(seconds: float | None, text: str) -> None:
     assert clock_text(seconds) == text

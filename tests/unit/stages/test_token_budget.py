@@ -8,6 +8,7 @@ from sparring.model.outline import outline
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.preflight.memory import Held
 from sparring.stages.preflight.token_budget import LEAST_TOKENS, chosen, sized
+from sparring.stages.runtime.saved import train_of
 from sparring.train.config import MOST_TOKENS
 
 GIB = 1 << 30
@@ -64,3 +65,12 @@ def test_where_nobody_chooses_it_is_the_most(tokens: int) -> None:
     assert msgspec.structs.replace(recipe().train, token_budget=tokens).tokens_at_once == (tokens or MOST_TOKENS)
     config, why = sized(recipe(device="cuda"))
     assert (config.train.token_budget, why) == (MOST_TOKENS, "")
+
+
+def test_a_stage_that_leaves_it_open_has_the_runs() -> None:
+    config = recipe()
+    config = msgspec.structs.replace(config, rl=msgspec.structs.replace(config.rl, train={"token_budget": 0}))
+    for given, expected in ((0, MOST_TOKENS), (512, 512)):
+        train = msgspec.structs.replace(config.train, token_budget=given)
+        assert train_of(msgspec.structs.replace(config, train=train), "rl").tokens_at_once == expected
+    assert chosen(config, SHAPES, 2 * total(512))[0].train.token_budget == 512

@@ -25,7 +25,7 @@ from sparring.annotations import Annotation
 from sparring.errors import refusal
 from sparring.generation import ScoreRequest
 from sparring.protocols import Renderer
-from sparring.types import Message, Sample, Segment, ToolSpec
+from sparring.types import Sample, Segment
 
 Span = tuple[range, range]
 """Token ranges of the student and of the teacher that cover the same text."""
@@ -55,7 +55,7 @@ class AcrossTokenizers:
     Args:
         teachers: names of models by domain, as for `TeacherRows`.
         student: renderer of the student.
-        tokenizers: text formats of the teachers, by model name.
+        tokenizers: of the teachers, by model name.
     """
 
     def __init__(
@@ -67,11 +67,10 @@ class AcrossTokenizers:
         *,
         student: Renderer,
         tokenizers: Mapping[str, TeacherTokenizer],
-        tools: Sequence[ToolSpec] = (),
     ) -> None:
         self._provenance, self._client = provenance, client
         self._teachers, self._engines = dict(teachers), dict(engines)
-        self._student, self._tokenizers, self._tools = student, dict(tokenizers), tools
+        self._student, self._tokenizers = student, dict(tokenizers)
 
     async def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the rows, in order, with their teachers' names and scores.
@@ -86,7 +85,8 @@ class AcrossTokenizers:
         task = self._provenance.group(row).task
         name = teacher_of(self._teachers, task)
         branch = self._provenance.branches(row)[-1]
-        if self._student.render(task.messages, self._tools).tokens != branch[0].tokens:
+        tools = branch[0].tools or ()
+        if self._student.render(task.messages, tools).tokens != branch[0].tokens:
             expected = "an environment whose first prompt is the task's messages"
             do = "take a teacher that has the student's tokenizer"
             raise refusal(f"task {task.id}", expected, "another prompt", do)
@@ -94,8 +94,10 @@ class AcrossTokenizers:
         messages, start, can_render = list(task.messages), len(branch[0].tokens), True
         for segment in branch[1:]:
             end = start + len(segment.tokens)
+            tools = tools if segment.tools is None else segment.tools
             if can_render and any(row.weights["policy"][start:end]):
-                logprobs[start:end] = await self._turn(row, name, messages, segment, logprobs[start:end])
+                prompt = self._tokenizers[name].renderer.render(messages, tools).tokens
+                logprobs[start:end] = await self._turn(row, name, prompt, segment, logprobs[start:end])
             if segment.message is not None:
                 messages.append(segment.message)
                 # the record keeps only the last of several tool answers to one turn
@@ -104,8 +106,9 @@ class AcrossTokenizers:
         return replace(row.annotated(Annotation.TEACHER, tuple(logprobs)), teacher=name)
 
     async def _turn(
-        self, row: Sample, name: str, messages: Sequence[Message], segment: Segment, behaviour: list[float]
+        self, row: Sample, name: str, prompt: tuple[int, ...], segment: Segment, behaviour: list[float]
     ) -> list[float]:
+        """Return the formula's values for one turn, one per token of the student. `prompt` is the teacher's."""
         teacher, tokens = self._tokenizers[name], segment.tokens
         has_end = tokens[-1] in self._student.stop_ids
         body = tokens[:-1] if has_end else tokens
@@ -118,7 +121,6 @@ class AcrossTokenizers:
             spans.append((range(len(body), len(tokens)), range(len(encoded), len(encoded) + 1)))
         if not spans:
             return behaviour
-        prompt = teacher.renderer.render(messages, self._tools).tokens
         teacher_tokens = prompt + encoded + ((teacher.end,) if has_end else ())
         if len(teacher_tokens) > teacher.max_tokens:
             return behaviour

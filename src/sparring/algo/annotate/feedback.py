@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from sparring.algo.annotate.provenance import SampleProvenance
 from sparring.algo.annotate.teacher import TeacherInput
 from sparring.errors import refusal
 from sparring.protocols import Renderer
-from sparring.types import Group, Message, Rollout, Sample, ToolSpec
+from sparring.types import Group, Message, Rollout, Sample
 
 FEEDBACK = "\n\nA correct solution of this:\n\n{solution}\n\nNow solve the task yourself."
 """Text added to the last message of the task."""
 
 
-def sibling_feedback(
-    provenance: SampleProvenance, renderer: Renderer, tools: Sequence[ToolSpec]
-) -> Callable[[Sample], TeacherInput | None]:
-    """Return a function that builds the input of a teacher which sees a solution.
+def sibling_feedback(provenance: SampleProvenance, renderer: Renderer) -> Callable[[Sample], TeacherInput | None]:
+    """Return a function that makes the input of a teacher which is shown a solution: the first rollout of the same
+    group that succeeded, another than the row's (SDPO, arXiv 2601.20802, section 3, with the group's own successes as
+    feedback). The row's tokens follow as they are.
 
     The solution is the first other rollout of the row's group that succeeded (SDPO, arXiv 2601.20802, section 3, with
     the group's own successes as feedback). It is added to the task's last message; the row's sampled tokens follow
@@ -34,7 +34,8 @@ def sibling_feedback(
         solution = _solution(group, besides=number)
         if solution is None:
             return None
-        root = provenance.branches(row)[-1][0].tokens
+        begin = provenance.branches(row)[-1][0]
+        root, tools = begin.tokens, begin.tools or ()
         messages = group.task.messages
         if renderer.render(messages, tools).tokens != root:
             expected = "an environment whose first prompt is the task's messages, to which feedback can be added"

@@ -25,9 +25,11 @@ def _plan_title(plan: ReplyPlan, params: Params) -> None:
 
 
 def _is_title(reply: ReplyText, params: Params) -> bool:
-    """Return True if every word begins with a capital, but the text is not all capitals."""
+    """Return True if every word begins with a capital, and most of longer ones go on in small letters: a name or a
+    short form may not."""
     begin = all(word[0].isupper() or word[0].isdigit() for word in reply.spelled)
-    return bool(reply.spelled) and begin and not reply.plain.isupper()
+    longer = [word for word in reply.spelled if len(word) > 1]
+    return begin and 2 * sum(word[1:].islower() for word in longer) > len(longer)
 
 
 def _draw_shout(random: Random, scope: Scope) -> dict[str, Any]:

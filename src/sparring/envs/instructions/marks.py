@@ -50,6 +50,10 @@ def _ends(mark: str, text: str) -> bool:
     return text.rstrip("\"”’')]").endswith(mark)
 
 
+def _has_letters(inside: str) -> bool:
+    return any(not word.isdigit() for word in words_of(inside))
+
+
 def _is_quoted(reply: ReplyText, params: Params) -> bool:
     """Return True if one pair of quotation marks encloses the whole text."""
     text = reply.plain
@@ -95,7 +99,7 @@ KINDS = (
             "Include a remark in round brackets.",
             "Use round brackets around a part of a sentence.",
         ),
-        kept=lambda reply, params: any(words_of(inside) for inside in _BRACKETS.findall(reply.plain)),
+        kept=lambda reply, params: any(map(_has_letters, _BRACKETS.findall(reply.plain))),
         plan=_plan_brackets,
     ),
     InstructionKind(

@@ -49,8 +49,9 @@ class ReplyText:
 
     @cached_property
     def plain(self) -> str:
-        """Visible text: composed letters, without marks of emphasis."""
-        return _EMPHASIS.sub("", unicodedata.normalize("NFC", self.text).replace("\u00a0", " ")).strip()
+        """The text as one reads it: composed letters, lines that end in one way, without marks of emphasis."""
+        composed = unicodedata.normalize("NFC", self.text).replace("\u00a0", " ")
+        return _EMPHASIS.sub("", re.sub(r"\r\n?", "\n", composed)).strip()
 
     @cached_property
     def spelled(self) -> tuple[str, ...]:
@@ -88,11 +89,6 @@ class ReplyText:
         first = self.lines[0] if self.lines else ""
         is_heading = _HEADING.fullmatch(first) and 0 < len(words_of(first)) <= MAX_HEADING
         return first[1:-1].strip() if is_heading else ""
-
-    @cached_property
-    def bullets(self) -> tuple[bool, ...]:
-        """Truth value of each line: whether it is a list item with a dash, a star or a dot."""
-        return tuple(bool(_BULLET.match(line)) for line in self.lines)
 
     @cached_property
     def numbers(self) -> tuple[int | None, ...]:

@@ -50,6 +50,10 @@ def _has_paragraphs(reply: ReplyText, params: Params) -> bool:
     return len(texts) == params["n"] and all(any(s.closed for s in sentences) for sentences in read)
 
 
+def _is_dashed(line: str) -> bool:
+    return line.startswith("- ")
+
+
 def _has_own_lines(reply: ReplyText, params: Params) -> bool:
     """Return True if there are at least two lines, not counting a heading, with one finished sentence each."""
     lines = reply.lines[bool(reply.heading) :]
@@ -63,7 +67,7 @@ KINDS = (
             'Answer with a list of {n} points, each on a line that begins with "- ".',
             'Write {n} bullet points and nothing else; begin each with "- ".',
         ),
-        kept=lambda reply, params: len(reply.bullets) == params["n"] and all(reply.bullets),
+        kept=lambda reply, params: len(reply.lines) == params["n"] and all(map(_is_dashed, reply.lines)),
         plan=_plan_bullets,
         draw=_draw_points,
         claims=_LIST,

@@ -17,7 +17,7 @@ FEWEST_WORDS = 3
 """Minimum number of distinct words of a sentence; one less for a list item."""
 
 MOST_REPEATED = 0.5
-"""Maximum share of repetitions among a sentence's words."""
+"""Share of a sentence's words that may be repetitions, single letters or have digits."""
 
 MOST_ALIKE = 0.6
 """Maximum share of words that two sentences may have in common: three of five."""
@@ -33,14 +33,18 @@ PLAIN = frozenset(" \n\t\r.,;:!?'\"()[]-*_#/&%$+=@“”‘’«»–—…•·
 
 _LETTERS = frozenset("æœø")
 _JOINERS = frozenset("\u200d\ufe0f")
-_HIDDEN = re.compile(r"&#?\w+;|\]\(|[^\W_]_+[^\W_]|[^\W_](?:-[^\W_]+){2}-[^\W_]")
+_HIDDEN = re.compile(
+    r"&#?\w+;|\]\(|[^\W_]_+[^\W_]|[^\W_](?:['’-][^\W_]+){2}['’-][^\W_]"
+    r"|[a-z][A-Z][a-z]+[A-Z]|[^\W_]{29}"  # the longest word of a dictionary has 28 letters
+)
 
 
 def is_plain(text: str) -> bool:
     """Return True if a text has only visible content: Latin letters, digits, common punctuation and pictures.
 
-    Code, HTML, entities, links and characters without width hide text or break words; words joined by many hyphens or
-    underscores count as one; letters and commas of other scripts look like Latin ones.
+    Code, HTML, entities and links hide text or break words, and so do characters without width; many words joined by
+    hyphens, apostrophes, underscores, capitals or nothing pass for one; letters and commas of other scripts look like
+    ours, and so do signs made of letters.
     """
     composed = unicodedata.normalize("NFC", text)
     pairs = zip(" " + composed, composed, strict=False)
@@ -59,7 +63,9 @@ def _is_plain(character: str, before: str) -> bool:
         of_latin = unicodedata.name(character, "").startswith("LATIN ")
         return of_latin and base.isalpha() and (base.isascii() or base in _LETTERS)
     name = unicodedata.name(character, "LETTER")
-    return unicodedata.category(character) == "So" and not {"LATIN", "LETTER", "INDICATOR"} & {*name.split()}
+    shows_letters = any(map(str.isalnum, unicodedata.normalize("NFKD", character)))
+    is_sign = unicodedata.category(character) == "So" and not shows_letters
+    return is_sign and not {"LATIN", "LETTER", "INDICATOR"} & {*name.split()}
 
 
 def says_something(reply: ReplyText, prompt: str, family: Collection[str]) -> bool:
@@ -90,7 +96,8 @@ def _base_words(words: Sequence[str]) -> set[str]:
 def _has_words(sentence: Sentence) -> bool:
     real = {word for word in sentence.words if len(word) > 1 or word in "ai"}
     enough = len(real) >= FEWEST_WORDS - sentence.item
-    return enough and len(set(sentence.words)) >= (1 - MOST_REPEATED) * len(sentence.words)
+    spoken = {word for word in real if not any(map(str.isdigit, word))}
+    return enough and len(spoken) >= (1 - MOST_REPEATED) * len(sentence.words)
 
 
 def _repeats(sentences: Sequence[Sentence]) -> bool:

@@ -8,6 +8,8 @@ blocks. Both are slower than reading a folder, so the result is cached: see `pla
 from __future__ import annotations
 
 import json
+import struct
+import tempfile
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -29,9 +31,8 @@ from sparring.model.library import class_of
 from sparring.model.load import refuse_incomplete
 
 CAUSAL = ("llama", "qwen2", "qwen3", "gemma3")
-"""Supported architectures (`general.architecture`): those whose converted weights are tested against transformers'
-own."""
-EMBEDDING = "token_embd.weight"
+"""Architectures (`general.architecture`) that are read: those whose weights are held against the library's own."""
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
 
 def convert(file: Path, other: Path | None, out: Path) -> None:
@@ -54,7 +55,7 @@ def convert(file: Path, other: Path | None, out: Path) -> None:
     _check(reader, fields, where)
     rows = next((int(tensor.shape[1]) for tensor in reader.tensors if tensor.name == EMBEDDING), None)
     check_tokenizer(file, fields, rows, other)
-    config = _config(file, reader, fields)
+    config = _config(reader, fields, where)
     with torch.device("meta"), boundary(BadInput, where, "settings that the library makes a model of", "take another"):
         module = class_of(config).from_config(config)
     state = _weights(file, reader, module)
@@ -64,7 +65,7 @@ def convert(file: Path, other: Path | None, out: Path) -> None:
     }
     written.pop("_name_or_path", None)
     (out / "config.json").write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    write_tokenizer(file, fields, other, out)
+    write_tokenizer(file, fields, other, out, config.model_type)
     save_torch_state_dict(revert_weight_conversion(module, state), out)
 
 
@@ -75,25 +76,43 @@ def _check(reader: gguf.GGUFReader, fields: Mapping[str, Any], where: str) -> No
         if begin < end:
             do = "copy or download it again"
             raise refusal(where, "weights that lie apart", f"{following} inside of {name}", do)
-    if fields.get("split.count", 1) > 1:
+    if fields.get("split.count", 1) not in (0, 1):
         raise refusal(where, "a whole model in one file", "a part of one", "merge it: llama-gguf-split --merge")
     arch = fields.get("general.architecture")
     if arch not in CAUSAL:
         do = "take the model's Hugging Face folder"
         raise refusal(where, f"an architecture that is read ({', '.join(CAUSAL)})", repr(arch), do)
+    there = {tensor.name.split(".")[1] for tensor in reader.tensors if tensor.name.startswith("blk.")}
+    if (layers := fields.get(f"{arch}.block_count")) != len(there):
+        expected = f"weights of as many layers as {arch}.block_count says, {layers}"
+        raise refusal(where, expected, str(len(there)), "copy or download it again")
 
 
-def _config(file: Path, reader: gguf.GGUFReader, fields: Mapping[str, Any]) -> Any:
-    arch, where = fields["general.architecture"], str(file)
-    with boundary(BadInput, where, "settings that the library reads", "take the model's Hugging Face folder"):
-        settings = library.load_gguf_checkpoint(str(file))["config"]
+def _config(reader: gguf.GGUFReader, fields: Mapping[str, Any], where: str) -> Any:
+    arch = fields["general.architecture"]
+    with (
+        tempfile.NamedTemporaryFile(suffix=".gguf") as short,
+        boundary(BadInput, where, "settings that the library reads", "take the model's Hugging Face folder"),
+    ):
+        short.write(_settings(reader))
+        short.flush()
+        settings = library.load_gguf_checkpoint(short.name)["config"]
     tensors = {tensor.name: tensor for tensor in reader.tensors}
+    settings["tie_word_embeddings"] = OUTPUT not in tensors
     if EMBEDDING in tensors:
         settings["vocab_size"] = int(tensors[EMBEDDING].shape[1])  # a padded embedding has more rows than tokens
     complete(settings, arch, fields, tensors[FREQUENCIES].data if FREQUENCIES in tensors else None, where)
     settings.pop("_model_name_or_path", None)
     with boundary(BadInput, where, "settings that the library knows", "take the model's Hugging Face folder"):
         return transformers.AutoConfig.for_model(**settings)
+
+
+def _settings(reader: gguf.GGUFReader) -> bytes:
+    """Return the head of a file without vocabulary and weights, which the library takes seconds to walk through."""
+    lists = {name for name, field in reader.fields.items() if name.startswith("tokenizer.") and len(field.types) > 1}
+    kept = [field for name, field in reader.fields.items() if name not in lists and not name.startswith("GGUF.")]
+    head = struct.pack("<4sIQQ", b"GGUF", 3, 0, len(kept))
+    return head + b"".join(part.tobytes() for field in kept for part in field.parts)
 
 
 def _weights(file: Path, reader: gguf.GGUFReader, module: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:

@@ -18,6 +18,8 @@ from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 from sparring.errors import refusal
 
 HARMLESS = {"tensor_data_layout", "pooling_type", "vocab_size", "context_length", "block_count"}
+POSITIVE = {"attention.layer_norm_rms_epsilon", "rope.freq_base", "context_length", "attention.head_count"}
+"""Settings whose value would be taken, whatever it is, and make a model that computes nothing."""
 FREQUENCIES = "rope_freqs.weight"
 """Tensor with a divisor for each rotary frequency: the position scaling of converted Llama 3 models."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -41,9 +43,13 @@ def complete(
         BadInput: a setting is unknown, or its value is not supported.
     """
     own = {key.removeprefix(f"{arch}."): value for key, value in fields.items() if key.startswith(f"{arch}.")}
+    for key in POSITIVE & own.keys():
+        if not (isinstance(own[key], (int, float)) and 0 < own[key] < math.inf):
+            raise refusal(where, f"a number above 0 as {arch}.{key}", str(own[key])[:40], DO)
     names = (str(config.get("model_type", arch)).removesuffix("_text"), arch)
     taken = {key: name for arch_name in names for key, name in GGUF_CONFIG_MAPPING.get(arch_name, {}).items()}
-    own = {key: value for key, value in own.items() if taken.get(key) is None and key not in HARMLESS}
+    rotated = {key: own[key] for key in ("rope.dimension_count",) if key in own}  # taken, and yet to be checked
+    own = {key: value for key, value in own.items() if taken.get(key) is None and key not in HARMLESS} | rotated
     _head_size(config, own, where)
     _positions(config, own, divisors, where)
     if arch == "gemma3":
@@ -92,6 +98,8 @@ def _positions(config: dict[str, Any], own: dict[str, Any], divisors: np.ndarray
 def _llama3(divisors: np.ndarray, config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return Llama 3's scaling; refuse other divisors."""
     factor = float(divisors.max())
+    if not 0 < factor < math.inf:
+        raise refusal(where, f"divisors above 0 in {FREQUENCIES}", f"{factor:g} as the largest", DO)
     size, theta = config["head_dim"], config.get("rope_theta", 10000.0)
     low, high, original = LLAMA3.values()
     expected = []

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, pre_tokenizers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, TokenizersBackend
 from transformers.integrations.gguf import gguf_tokenizer_mapping
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from sparring.errors import BadInput, boundary, refusal
 
@@ -66,22 +67,16 @@ def check_tokenizer(file: Path, fields: Mapping[str, Any], rows: int | None, oth
         raise refusal(str(file), f"{len(tokens)} kinds of tokens (tokenizer.ggml.token_type)", str(len(kinds)), do)
 
 
-def write_tokenizer(file: Path, fields: Mapping[str, Any], other: Path | None, out: Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json, the chat template and generation_config.json of a GGUF file.
-
-    Args:
-        file: the GGUF file.
-        fields: fields of its head.
-        other: tokenizer.json that replaces the file's tokenizer.
-        out: folder to write into.
+def write_tokenizer(file: Path, fields: Mapping[str, Any], other: Path | None, out: Path, kind: str) -> None:
+    """Write tokenizer.json, tokenizer_config.json, the chat template and generation_config.json of a GGUF file into
+    `out`. The tokenizer.json `other` takes the place of the file's tokenizer; `kind` is the library's `model_type`.
 
     Raises:
         BadInput: the file's tokenizer or its pre-tokenizer is unknown.
     """
     if "tokenizer.ggml.tokens" in fields:
         with boundary(BadInput, str(file), "a tokenizer that the library reads", "put its tokenizer.json beside it"):
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-            tokenizer.save_pretrained(out)
+            _library_s(file, kind).save_pretrained(out)
         if other is None:
             _split(out / "tokenizer.json", fields, str(file))
             _added(out / "tokenizer.json", fields, str(file))
@@ -94,6 +89,14 @@ def write_tokenizer(file: Path, fields: Mapping[str, Any], other: Path | None, o
     named = {"bos_token_id": ids["bos"], "eos_token_id": ends or None, "pad_token_id": ids["padding"]}
     text = json.dumps({key: value for key, value in named.items() if value is not None}, indent=2)
     (out / "generation_config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _library_s(file: Path, kind: str) -> Any:
+    """Return the library's tokenizer of a file. Of a kind of model that it has no own class for, it reads all settings
+    of the file, for seconds, in order to find that out."""
+    if kind in TOKENIZER_MAPPING_NAMES:
+        return AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, tokenizer_type=kind)
+    return TokenizersBackend.from_pretrained(file.parent, gguf_file=file.name)
 
 
 def _split(file: Path, fields: Mapping[str, Any], where: str) -> None:

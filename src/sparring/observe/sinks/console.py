@@ -29,8 +29,9 @@ class ConsoleSink:
         self._stage, self._pace = "", Pace(0, clock)
         self._printed = -math.inf
 
-    def start(self, stage: str, total_steps: int) -> None:
-        self._stage, self._pace = stage, Pace(total_steps, self._clock)
+    def start(self, stage: str, total_steps: int, at_once: int = 1) -> None:
+        """Print that a stage begins."""
+        self._stage, self._pace = stage, Pace(total_steps, self._clock, at_once)
         self._printed = -math.inf
         self._print(f"{stage}: {total_steps} steps" if total_steps else stage)
 

@@ -36,7 +36,8 @@ class JsonlSink:
                 if self._file.read(1) != b"\n":
                     self._file.write(b"\n")
 
-    def start(self, stage: str, total_steps: int) -> None:
+    def start(self, stage: str, total_steps: int, at_once: int = 1) -> None:
+        """Write a line."""
         self._write({"stage": stage, "total_steps": total_steps})
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:

@@ -21,8 +21,9 @@ class SampleRow:
 class Sink(Protocol):
     """Receiver of a run's metrics and events. Calls come from one thread, with a stage's steps in order."""
 
-    def start(self, stage: str, total_steps: int) -> None:
-        """Begin a stage of `total_steps` steps; a resumed run may have done some of them."""
+    def start(self, stage: str, total_steps: int, at_once: int = 1) -> None:
+        """Begin a stage of `total_steps` steps in all, of which a resumed run may have done some, and of which
+        `at_once` are under way at a time."""
         ...
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
@@ -48,9 +49,10 @@ class Fanout:
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = tuple(sinks)
 
-    def start(self, stage: str, total_steps: int) -> None:
+    def start(self, stage: str, total_steps: int, at_once: int = 1) -> None:
+        """Pass on."""
         for sink in self._sinks:
-            sink.start(stage, total_steps)
+            sink.start(stage, total_steps, at_once)
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         for sink in self._sinks:

@@ -25,8 +25,8 @@ class TensorboardSink:
         self._text = lambda tag, cells: Summary.Value(tag=tag, metadata=text, tensor=TensorProto(**_table(cells)))
         self._writer = EventFileWriter(str(folder))
 
-    def start(self, stage: str, total_steps: int) -> None:
-        """Write nothing: TensorBoard has no stages."""
+    def start(self, stage: str, total_steps: int, at_once: int = 1) -> None:
+        """Write nothing: TensorBoard has no notion of a stage."""
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         """Write the finite values as scalars."""

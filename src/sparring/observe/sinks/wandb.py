@@ -46,8 +46,8 @@ class WandbSink:
                 settings=quiet,
             )
 
-    def start(self, stage: str, total_steps: int) -> None:
-        """Plot the stage's values over its own steps."""
+    def start(self, stage: str, total_steps: int, at_once: int = 1) -> None:
+        """Let the stage's values be drawn over its own steps."""
         self._run.define_metric(f"{stage}/step")
         self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
 

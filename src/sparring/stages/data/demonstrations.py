@@ -169,13 +169,30 @@ async def conversations(context: Context, most: int | None, imitator: Imitator |
     """
     if given_data(context) is not None:
         return given_conversations(context)[:most]
+    return await demonstrated(context, demonstrated_tasks(context)[:most], imitator)
+
+
+def demonstrated_tasks(context: Context) -> list[Task]:
+    """Return the tasks that experts demonstrate.
+
+    Raises:
+        BadInput: there is none.
+    """
     source = context.factory.tasks("demonstration", context.config.run.seed)
-    tasks: list[Task] = []
-    while (most is None or len(tasks) < most) and (task := source.next()) is not None:
-        tasks.append(task)
+    tasks = list(iter(source.next, None))
     if not tasks:
         way = without_expert(context, "give the environment demonstrations", "leave out the sft stage")
         raise refusal("[env]", "tasks to demonstrate", "none", way)
+    return tasks
+
+
+async def demonstrated(context: Context, tasks: Sequence[Task], imitator: Imitator | None) -> list[Conversation]:
+    """Let experts do tasks, as many at once as the run allows. Return the conversations of the roles of the policy.
+
+    Raises:
+        BadInput: the environment has no expert for a task, or as `Demonstrations.played`.
+        InfraError: likewise.
+    """
     gate = asyncio.Semaphore(min(AT_ONCE, context.config.rollout.max_concurrent_rollouts))
     stage = Demonstrations(context, imitator, lambda sentence: context.sink.event("demonstrations", sentence))
 

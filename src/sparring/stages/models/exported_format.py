@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from sparring.protocols import Renderer, Store
 from sparring.recipe.run_config import RunConfig
 from sparring.record.order import conversation, tools_of
-from sparring.render.chat_template import read_chat_template
+from sparring.render.chat_template import NAMED, read_chat_template
 from sparring.render.exported import Prompt, TemplateComparison, settled
 from sparring.render.tokenizer import load_tokenizer, read_json
 from sparring.rollout.replay import prompt_of
@@ -107,6 +108,8 @@ def _said(comparison: TemplateComparison, text: str, renderer: Renderer) -> Iter
 
 
 def _write_template(out: Path, text: str) -> None:
+    """Write the template into both places that other tools read it from; it takes the place of all named ones."""
+    shutil.rmtree(out / NAMED, ignore_errors=True)
     (out / TEMPLATE).write_text(text, encoding="utf-8")
     settings = read_json(out / TOKENIZER)
     if settings and settings.get("chat_template") != text:

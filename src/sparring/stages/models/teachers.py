@@ -47,19 +47,17 @@ def teacher_annotator(
     asker = ScoreClient(
         max_concurrent=stage.max_concurrent_scores, retries=stage.retries, retry_delay_s=stage.retry_delay_s
     )
-    student, tools = context.renderer(source), context.factory.make().tools
+    student = context.renderer(source)
     if stage.tokenizers == "any":
         tokenizers = {name: tongue(context, name) for name in engines}
-        return AcrossTokenizers(
-            watch, stage.teachers, engines, asker, student=student, tokenizers=tokenizers, tools=tools
-        )
+        return AcrossTokenizers(watch, stage.teachers, engines, asker, student=student, tokenizers=tokenizers)
     return TeacherRows(
         watch,
         stage.teachers,
         engines,
         asker,
         top_k=stage.top_k if stage.over == "top_k" else 0,
-        reading=sibling_feedback(watch, student, tools) if stage.feedback == "sibling" else None,
+        reading=sibling_feedback(watch, student) if stage.feedback == "sibling" else None,
         max_tokens=min(
             room_of(context, POLICY, source) if name in OWN else room_of(context, name)
             for name in stage.teachers.values()

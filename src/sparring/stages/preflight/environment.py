@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sparring.envs.domains import factory_of
 from sparring.errors import BadInput, refusal
+from sparring.harness.load import BUILT_IN
 from sparring.harness.workers import NAME as WORKERS
+from sparring.record.identity import tools_key
 from sparring.record.imitated import Imitator
 from sparring.rollout.seeds import digest
 from sparring.stages.context import Context
 from sparring.stages.data.demonstrations import Conversation, converse, demonstrate, given_conversations, without_expert
 from sparring.stages.models.imitator import imitator_of
+from sparring.stages.preflight.expert import check_expert
 from sparring.stages.preflight.harness import play_silently, playable
 from sparring.stages.preflight.rendering import SOME
 from sparring.stages.preflight.workers import Rehearsal, check_idle
@@ -18,17 +22,21 @@ from sparring.types import Message, Score, Task
 
 DRAWN_AGAIN = 8
 """Tasks that are drawn a second time."""
+LONGEST = 3
+"""Tasks with tools of their own that are opened, in order to measure their prompts."""
 LOOKED_AT = 1000
 """Tasks of a split that are looked at for a field, until one has it."""
 
 
 async def check_environment(
-    context: Context, task: Task, rehearsal: Rehearsal | None = None
+    context: Context, tasks: Sequence[Task], rehearsal: Rehearsal | None = None
 ) -> tuple[list[str], list[Conversation], list[Conversation]]:
-    """Open one world of each kind of task; an empty answer must not be rewarded, and its expert must succeed or earn
-    more. A worker that asks for nothing has no rollout that counts.
+    """Open one world of each environment and of each kind of task that is demonstrated; an empty answer must not be
+    rewarded, and its expert must succeed or earn more. A worker that asks for nothing has no rollout that counts.
 
     Args:
+        context: of the run.
+        tasks: the first of training.
         rehearsal: who plays the rollouts of workers; None where the run has none.
 
     Returns:
@@ -36,16 +44,45 @@ async def check_environment(
         data`.
     """
     config = context.config
-    if rehearsal is not None and not rehearsal.command and config.harness_of(task.env) == WORKERS:
-        await check_idle(context, task, rehearsal)
-    fresh = "init" in config.run.stages and context.given() is None
-    if not fresh and ("sft" not in config.run.stages or "collect" in config.run.stages and config.sft.data is None):
-        silent = await _empty(context, task)
-        return [f"env: {context.factory.name} opens and does not reward an empty answer"], silent, []
-    if config.sft.data is not None:
-        silent = await _empty(context, task)
-        rows = given_conversations(context)
-        return [f"sft: {len(rows)} conversations in {config.sft.data}"], silent, rows
+    firsts = list({task.env: task for task in reversed(tasks)}.values())[::-1]
+    for first in firsts:
+        if rehearsal is not None and not rehearsal.command and config.harness_of(first.env) == WORKERS:
+            await check_idle(context, first, rehearsal)
+    if _experts_show(context):
+        facts, held, shown = await _proven(context, rehearsal)
+        firsts = [first for first in firsts if first.env not in {each.task.env for each in held if each.task}]
+    else:
+        facts, held, shown = [], [], given_conversations(context) if _file_shows(context) else []
+        facts += [f"sft: {len(shown)} conversations in {config.sft.data}"] if _file_shows(context) else []
+    for first in firsts:
+        held += await _empty(context, first)
+        facts.append(f"env: {first.env} opens and does not reward an empty answer")
+    for task in _with_tools_of_their_own(context, tasks, held):
+        held += await _empty(context, task)
+    return facts, held, shown
+
+
+def _experts_show(context: Context) -> bool:
+    """Return whether experts of the environments show something: to the sft stage, or to the tokenizer of a fresh
+    model."""
+    config = context.config
+    imitates = "sft" in config.run.stages and "collect" not in config.run.stages
+    return config.sft.data is None and (_is_fresh(context) or imitates)
+
+
+def _file_shows(context: Context) -> bool:
+    """Return whether `[sft] data` does."""
+    return context.config.sft.data is not None and (_is_fresh(context) or "sft" in context.config.run.stages)
+
+
+def _is_fresh(context: Context) -> bool:
+    return "init" in context.config.run.stages and context.given() is None
+
+
+async def _proven(
+    context: Context, rehearsal: Rehearsal | None
+) -> tuple[list[str], list[Conversation], list[Conversation]]:
+    """Let experts do one task of each kind. Returns as `check_environment`."""
     facts, held, shown, imitator = [], [], [], imitator_of(context)
     for example in _one_of_each(context):
         silent = await _empty(context, example)
@@ -66,7 +103,21 @@ async def check_environment(
         held += conversations
         facts.append(f"env: {example.tag or example.env}: expert {earned:g}, empty answer {nothing:g}")
         shown += conversations
-    return facts, held, shown
+    played = await check_expert(context, imitator)
+    return facts, held + played, shown + played
+
+
+def _with_tools_of_their_own(context: Context, tasks: Sequence[Task], held: Sequence[Conversation]) -> list[Task]:
+    """Return the tasks with the most to say of each environment that sets the tools when it knows the task: how long
+    their prompts are shows only where they are opened."""
+    longest: list[Task] = []
+    own = {task.env: tools_key(factory_of(context.factory, task).make().tools) for task in tasks}
+    others = {each.task.env for each in held if each.task and tools_key(each.tools) != own.get(each.task.env)}
+    for env in sorted(others):
+        if context.config.harness_of(env) in BUILT_IN:  # another brings tools of its own
+            of_env = {task.id: task for task in tasks if task.env == env}.values()
+            longest += sorted(of_env, key=lambda task: len(repr((task.messages, task.data))))[-LONGEST:]
+    return longest
 
 
 async def _demonstrated(

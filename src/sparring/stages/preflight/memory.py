@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
 
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
@@ -18,6 +17,7 @@ from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.rl import CriticConfig, ImplicitConfig
 from sparring.stages.context import CHOSEN, LIVE, POLICY, TOLD, Context
 from sparring.stages.models.reference import AVERAGE, is_averaging, is_held, reference_model
+from sparring.stages.preflight.machine import machine_memory
 from sparring.stages.runtime.saved import train_of
 
 if TYPE_CHECKING:
@@ -86,11 +86,6 @@ def resident() -> int:
         return 0
 
 
-def machine_memory() -> int:
-    """Return the bytes of memory that this machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def shapes_of(config: RunConfig, start: Path | None) -> dict[str, Outline]:
     """Return every model that is computed in this process, by its name in `[models]`: the policy, which begins as the
     folder `start` or afresh, and those with a checkpoint of their own. A model without one is as large as the policy.
@@ -144,7 +139,7 @@ def _held(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process:
     every = [*trainers, *map(model, [*frozen, *engines])]
     every += [] if trainers or engines else [policy]  # init and export hold what they write
     trains = [train_of(config, stage) if stage in TRAINING else config.train]
-    trains += [msgspec.structs.replace(config.train, **section.train)] if section is not None else []
+    trains += [config.train.replaced(section.train)] if section is not None else []
     sizes = [(one, _micro_batch(config, one, train)) for one, train in zip(trainers, trains, strict=False)]
     # the sums of the gradients, of all trainers; what micro-batches take is given back before another trainer's
     sums = sum(parameter.numel() * FLOAT for one, _ in sizes for parameter in one.trained)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from sparring.envs.domains import factory_of
 from sparring.errors import BadInput, refusal
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.hub import local_folder
@@ -45,29 +46,25 @@ def check_rendering(
     """
     from sparring.render.round_trip import check_round_trip
 
-    tools = context.factory.make().tools
+    demonstrated = [conversation.task for conversation in shown if conversation.task is not None]
+    own = _own_tools(context, [*tasks, *demonstrated])
+    tools = list({tool.name: tool for of_env in own.values() for tool in of_env}.values())
     with _renderer(context, shape, shown) as renderer:
         proven = check_round_trip(renderer, tools, context.config.render.control_tokens)
         facts = [f"render: {fact}" for fact in proven]
         facts += _thinks(context, renderer)
         facts += [f"render: {fact}" for fact in _brought(held, tools, renderer)] + _sampling(context, shape, renderer)
         _compiles(held, renderer)
-        demonstrated = [conversation.task for conversation in shown if conversation.task is not None]
         prompted = demonstrated if demonstrated and context.given() is None else tasks
         prompted = list({task.id: task for task in prompted}.values())  # a short file comes again and again
-        lengths = [len(renderer.render(task.messages, tools).tokens) for task in prompted]
+        lengths = [len(renderer.render(task.messages, own[task.env]).tokens) for task in prompted]
         others = _asked(held, renderer, shape)
         room = max_context(shape, context.config.engine, context.config.models[POLICY].dtype)
         if min(lengths) >= shape.max_positions:
             raise too_long(f"task {prompted[0].id}", shape.max_positions, f"a prompt of {lengths[0]}, tools included")
         if min(lengths) >= room:
-            got = f"a prompt of {min(lengths)}, tools included"
-            raise refusal(
-                "engine.kv_bytes",
-                f"prompts of fewer than the {room} tokens of the cache",
-                got,
-                "raise it, or kv_tokens",
-            )
+            got, expected = f"a prompt of {min(lengths)}, tools included", f"prompts of fewer than the {room} tokens"
+            raise refusal("engine.kv_bytes", f"{expected} of the cache", got, "raise it, or kv_tokens")
         for conversation in shown[:SOME]:
             rendered(conversation, renderer, shape.max_positions)
     fitting = [length for length in lengths if length < room]
@@ -78,6 +75,11 @@ def check_rendering(
             f"context: {len(lengths) - len(fitting)} of {len(lengths)} prompts do not fit and cannot be trained"
         )
     return facts
+
+
+def _own_tools(context: Context, tasks: Sequence[Task]) -> dict[str, Sequence[ToolSpec]]:
+    """Return the tools that the world of each environment has before it knows its task, by the environment's name."""
+    return {env: factory_of(context.factory, task).make().tools for env, task in {t.env: t for t in tasks}.items()}
 
 
 def _thinks(context: Context, renderer: Renderer) -> list[str]:
@@ -101,15 +103,15 @@ def _brought(held: Sequence[Conversation], own: Sequence[ToolSpec], renderer: Re
     brought: list[ToolSpec] = []
     for conversation in held:
         brought += [tool for tool in conversation.tools if tool not in own and tool not in brought]
-    return [f"{check_tool_calls(renderer, brought)} (the agent's own)"] if brought else []
+    return [f"{check_tool_calls(renderer, brought)} (of a task or an agent)"] if brought else []
 
 
 def _asked(held: Sequence[Conversation], renderer: Renderer, shape: Outline) -> list[int]:
     """Return the length, in tokens, of what was asked first in each conversation that was played, as its agent asked
-    it: a task may have tools of its own.
+    it: a task may have tools of its own. One that is too long is no error unless all are.
 
     Raises:
-        BadInput: the format refuses it, or it does not fit into the model.
+        BadInput: the format refuses one, or none fits into the model.
     """
     lengths: list[int] = []
     for conversation in held:
@@ -118,9 +120,9 @@ def _asked(held: Sequence[Conversation], renderer: Renderer, shape: Outline) -> 
             length = len(renderer.render(messages, conversation.tools).tokens) if messages else 0
         except BadInput as cause:
             raise BadInput(f"{conversation.name}: {cause}", cause.where) from cause
-        if length >= shape.max_positions:
-            raise too_long(conversation.name, shape.max_positions, f"a prompt of {length}, tools included")
         lengths.append(length)
+    if lengths and min(lengths) >= shape.max_positions:
+        raise too_long(held[0].name, shape.max_positions, f"a prompt of {lengths[0]}, tools included")
     return lengths
 
 

@@ -104,17 +104,10 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
 async def _played(
     context: Context, tasks: Sequence[Task], rehearsal: Rehearsal | None
 ) -> tuple[list[str], list[Conversation], list[Conversation]]:
-    """Play a task of each environment. Return what was found, and of the first task's environment the conversations
-    that were held and those to imitate."""
-    config, first = context.config, tasks[0]
-    facts, held, shown = await check_environment(context, first, rehearsal)
-    played = list(held)
-    for other in {each.env: each for each in reversed(tasks)}.values():
-        if other.env != first.env:
-            more, conversations, _ = await check_environment(context, other, rehearsal)
-            facts, played = facts + more, played + conversations
+    """Play tasks of each environment. Return what was found, the conversations that were held and those to imitate."""
+    facts, held, shown = await check_environment(context, tasks, rehearsal)
     rendered = context.given() is not None
-    facts += players_of(config, played, rehearsal, rendered=rendered) + check_parts(config, played)
+    facts += players_of(context.config, held, rehearsal, rendered=rendered) + check_parts(context.config, held)
     return facts, held, shown
 
 

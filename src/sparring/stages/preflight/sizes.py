@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 from sparring.errors import refusal
 from sparring.model.outline import Outline
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import LIVE
+from sparring.stages.preflight.machine import machine_memory
 from sparring.stages.preflight.memory import GIB
 
 ROLLOUT, TOKEN = 2048, 16
@@ -27,7 +26,7 @@ def check_sizes(config: RunConfig, shape: Outline) -> list[str]:
         expected = f"at most {shape.max_positions}, the positions of the model"
         do = "lower it: a turn ends with the context anyway"
         raise refusal("rollout.max_turn_tokens", expected, str(rollout.max_turn_tokens), do)
-    here, warnings = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), []
+    here, warnings = machine_memory(), []
     for stage in LIVE:
         if stage not in config.run.stages:
             continue

@@ -11,7 +11,8 @@ from sparring.model.hub import model_folder
 from sparring.model.outline import Outline
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import POLICY
-from sparring.stages.preflight.memory import GIB, Held, machine_memory, resident, shapes_of
+from sparring.stages.preflight.machine import machine_memory
+from sparring.stages.preflight.memory import GIB, Held, resident, shapes_of
 from sparring.train.config import MOST_TOKENS
 
 LEAST_TOKENS = 256

@@ -91,7 +91,7 @@ async def _sampled(
         context.sink.log(name, number, {"rollout/success": successes / ended})
 
     ended = 0
-    context.sink.start(name, len(plan))
+    context.sink.start(name, len(plan), context.config.eval.max_concurrent_rollouts)
     return await evaluate(
         ScoredRunner(rollout_runner(context, engine, folder, others), scorers(context)),
         plan,

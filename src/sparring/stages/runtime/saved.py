@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 
 from sparring.errors import refusal
 from sparring.model.peft import is_adapter
@@ -31,7 +30,7 @@ MANIFEST = "trainer.json"
 
 def train_of(config: RunConfig, stage: str) -> TrainConfig:
     """Return `[train]` with the keys that a stage replaces."""
-    return msgspec.structs.replace(config.train, **getattr(config, stage).train)
+    return config.train.replaced(getattr(config, stage).train)
 
 
 def is_held_out(stage: str, metric: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from sparring.observe.evaluation import Evaluation, compare, narrowed, retained_
 from sparring.observe.whole_file import write_whole
 from sparring.stages.context import LIVE, Context
 from sparring.stages.runtime.baselines import last_evaluated, others
+from sparring.stages.runtime.elapsed import peak_rss, wall_s
 from sparring.stages.runtime.raised import raises_key
 
 EVALUATED = ("init", "sft", "preference", "rl", "distill")
@@ -53,8 +53,8 @@ def write_summary(context: Context) -> dict[str, Any]:
         "ended_early": _of_stages(context, "ended_early"),
         "raised": {stage: _raises(context, stage) for stage in LIVE if _raises(context, stage)},
         "overlap_share": rl["overlap_s"] / rl["step_s"] if rl.get("step_s") else None,
-        "wall_s": {stage: context.store.get(f"wall/{stage}") or 0.0 for stage in context.config.run.stages},
-        "peak_rss_bytes": _peak_rss(context),
+        "wall_s": {stage: wall_s(context.store, stage) for stage in context.config.run.stages},
+        "peak_rss_bytes": peak_rss(context.store),
     }
     write_whole(context.folder / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
     return summary
@@ -153,11 +153,3 @@ def _by_dataset(context: Context, results: Mapping[str, Any]) -> dict[str, Any]:
         }
         for tag in sorted(set().union(*by_stage.values()))
     }
-
-
-def _peak_rss(context: Context) -> int:
-    """Return the peak resident memory of this process and the earlier ones of the run, in bytes, and store it."""
-    now = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    peak = max(now, context.store.get("peak_rss_bytes") or 0)
-    context.store.put("peak_rss_bytes", peak)
-    return peak

@@ -192,7 +192,29 @@ def test_plain_text_of_all_sorts_has_substance(text: str) -> None:
     assert says_something(ReplyText(text), PROMPT, TOPICS["rivers"])
 
 
-def test_pathological_texts_are_checked_fast() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Rivers are water'flows'down'the'hill'to'the'sea.",
+        "Rivers are water-flows'down-the'hill always.",
+        "Rivers are flowDownTheHillToTheSea always.",
+        "Rivers are thewaterthatflowsdownthehilltothesea always.",
+    ],
+)
+def test_many_words_that_pass_for_one_earn_nothing(text: str) -> None:
+    assert earned(text, {"kind": "at_most_words", "n": 10}) == 0.0
+
+
+@pytest.mark.parametrize("filler", ["1 2 3 4 5 6 7 8 9 10 11 12", "a b c d e f g h j k l m", "x1 x2 x3 x4 x5 x6 x7 x8"])
+def test_words_that_fill_a_sentence_without_being_any_earn_nothing(filler: str) -> None:
+    assert earned(f"Rivers flow down there by {filler}.", {"kind": "at_least_words", "n": 12}) == 0.0
+
+
+def test_signs_made_of_letters_do_not_hide_one() -> None:
+    assert earned("Rivers carry 5 \u338f of sand down.", {"kind": "avoid_letter", "letter": "k"}) == 0.0
+
+
+def test_odd_texts_are_checked_in_no_time() -> None:
     for text in (
         "a-" * 20_000,
         "." * 20_000,

@@ -90,7 +90,12 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("avoid_letter", {"letter": "z"}, ["Rivers are long."], ["A zoo.", "ZOO", "a ž here"]),
     ("lowercase", {}, ["rivers are long. i know 2."], ["Rivers are long.", "rivers ARE", "123", ""]),
     ("uppercase", {}, ["RIVERS ARE LONG. I KNOW 2."], ["RIVERS ARE LONG. i know", "123", ""]),
-    ("title_case", {}, ["Rivers Are Long.", "Don't Go 2 Times"], ["Rivers are Long.", "RIVERS ARE LONG.", ""]),
+    (
+        "title_case",
+        {},
+        ["Rivers Are Long.", "Don't Go 2 Times"],
+        ["Rivers are Long.", "RIVERS ARE LONG.", "RIVERS ARE Long.", ""],
+    ),
     (
         "shout_word",
         {"word": "LAMP"},
@@ -100,7 +105,12 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("no_commas", {}, [TWO], ["Rivers, lakes.", "1,000 rivers"]),
     ("ask_question", {}, ["Is it so? It is.", '"Is it so?" Yes.'], [TWO, "It is ?so."]),
     ("exclaim", {}, ["Rivers are long! They flow!", '"It flows!"'], [TWO, "Rivers are long! They flow", "It! is."]),
-    ("brackets", {}, ["It is (in a way) so."], ["It is so.", "It is () so.", "It is (...) so.", "It is :( so.", "[a]"]),
+    (
+        "brackets",
+        {},
+        ["It is (in a way) so."],
+        ["It is so.", "It is () so.", "It is (...) so.", "It is :( so.", "[a]", "(1) It is so."],
+    ),
     ("semicolon", {}, ["It is old; it is good."], ["It is old.", "; it is", "It is;", "a;b"]),
     ("colon", {}, ["One thing: it is.", 'He said: "Yes."'], ["It is.", "It is:", ": it", "At 12:30 it is."]),
     (
@@ -118,11 +128,12 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     (
         "bullets",
         {"n": 2},
-        ["- Rivers flow\n- They end", "* Rivers flow\n\n* They end"],
+        ["- Rivers flow\n- They end", "- Rivers flow\n\n- They end"],
         [
             "- Rivers flow",
             "Points:\n- Rivers flow\n- They end",
             "-Rivers\n-Lakes",
+            "* Rivers flow\n* They end",
             "- a\n- b\n- c",
             "Rivers - and - lakes",
         ],
@@ -136,7 +147,7 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     (
         "paragraphs",
         {"n": 2},
-        ["Rivers are long.\n\nThey flow.", "[Rivers]\n\nRivers are long.\n \nThey flow."],
+        ["Rivers are long.\n\nThey flow.", "[Rivers]\n\nRivers are long.\n \nThey flow.", "Rivers are.\r\n\r\nSo."],
         [
             "Rivers are long.\nThey flow.",
             TWO,

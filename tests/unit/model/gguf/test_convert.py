@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -77,6 +78,18 @@ def test_weights_equal_the_library_s_own(tmp_path, arch, kind):
         assert tensor.dtype == torch.float32 and torch.equal(tensor, expected[name]), name
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_settings_are_those_that_the_library_reads_of_the_whole_file(tmp_path, tied):
+    from transformers import AutoConfig
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    file = written.write_model(tmp_path / "m.gguf", tied=tied)
+    theirs = load_gguf_checkpoint(str(file))["config"]
+    ours = AutoConfig.from_pretrained(local_folder(str(file)))
+    assert theirs["tie_word_embeddings"] is tied and {"pad_token_id", "eos_token_id"} <= theirs.keys()
+    assert {key for key, value in theirs.items() if getattr(ours, key, None) != value} <= {"rope_theta"}
+
+
 def test_the_tokenizer_gives_the_ids_that_its_own_file_gives(tmp_path):
     folder = local_folder(str(written.write_model(tmp_path / "m.gguf", "qwen2")))
     original = Tokenizer.from_file(str(tmp_path / "tokenizer" / "tokenizer.json"))
@@ -120,12 +133,19 @@ def test_llama_3_s_scaled_positions_are_read(tmp_path):
     [
         ("'mamba'", {"arch": "mamba"}),
         ("llama.attention.scale", {"settings": {"llama.attention.scale": 0.5}}),
+        ("llama.attention.layer_norm_rms_epsilon", {"settings": {"llama.attention.layer_norm_rms_epsilon": math.nan}}),
+        ("llama.rope.freq_base", {"settings": {"llama.rope.freq_base": 0.0}}),
+        ("rope.dimension_count 32", {"settings": {"llama.rope.dimension_count": 16}}),
+        ("llama.block_count", {"settings": {"llama.block_count": 2**31}}),
+        ("llama.context_length", {"settings": {"llama.context_length": 0}}),
         ("'longrope'", {"settings": {"llama.rope.scaling.type": "longrope"}}),
         ("attention.value_length 64", {"settings": {"llama.attention.key_length": 64}}),
         ("blk.0.attn_sinks.weight", {"tensors": {"blk.0.attn_sinks.weight": np.zeros(8, np.float32)}}),
         ("'own-split'", {"pre": "own-split"}),
         ("a tokenizer in its head", {"pre": None}),
         ("a part of one", {"settings": {"split.count": 2}}),
+        ("a part of one", {"settings": {"split.count": "2"}}),
+        ("divisors above 0", {"tensors": {"rope_freqs.weight": np.zeros(16, np.float32)}}),
     ],
 )
 def test_unsupported_settings_and_weights_are_refused_by_name(tmp_path, said, changes):

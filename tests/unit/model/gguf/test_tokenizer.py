@@ -23,7 +23,7 @@ def _made(folder: Path, tokenizer: dict) -> tuple[Path, dict]:
     check_tokenizer(file, fields, written.IDS, None)
     out = folder / "out"
     out.mkdir()
-    write_tokenizer(file, fields, None, out)
+    write_tokenizer(file, fields, None, out, "llama")
     return out, fields
 
 

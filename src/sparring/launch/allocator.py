@@ -9,9 +9,9 @@ M_ARENA_MAX = -8
 
 
 def share_freed_memory() -> None:
-    """Let all threads allocate from one arena, so that memory freed in one phase (a micro-batch, an update, a
-    generation step) serves the next one on whatever thread, with its pages already mapped. Call it before starting
-    threads.
+    """Let all threads allocate from one pool: what a micro-batch, an update or a step of generation has freed, the next
+    phase takes, whichever thread computes it, with pages that are there already. A thread that has allocated before the
+    call keeps the pool that it has.
 
     By default each thread keeps freed memory in an arena of its own. Other C libraries than glibc are unaffected.
     """

@@ -1,0 +1,42 @@
+"""Memory that a run may take on its machine: all of it, or what its container or service is allowed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def machine_memory(root: Path = Path("/")) -> int:
+    """Return the bytes of memory that this process may have: those of the machine, or the least limit of its control
+    groups, beyond which the kernel ends it.
+
+    Source: Linux, Documentation/admin-guide/cgroup-v2.rst (memory.max) and cgroup-v1/memory.rst.
+
+    Args:
+        root: of the file system in which `proc` and `sys` are.
+    """
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits(root)])
+
+
+def _limits(root: Path) -> Iterator[int]:
+    """Yield the limits of the control groups that the process is in, and of those around them."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, group = (*line.split(":", 2), "", "")[:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base = root / "sys/fs/cgroup" / ("memory" if controllers else "")
+        inner = base / group.lstrip("/")
+        for folder in (inner, *inner.parents):
+            written = _read(folder / ("memory.limit_in_bytes" if controllers else "memory.max")).strip()
+            if written.isdecimal() and int(written):  # else "max"
+                yield int(written)
+            if folder == base:  # a container may see its own group there, under another path
+                break
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return ""
