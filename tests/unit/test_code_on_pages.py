@@ -25,6 +25,18 @@ FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
 NAMED = re.compile(r"# (\S+\.\w+)$")
 BASE = {"run": {"name": "x"}, "models": {"policy": {"path": "/x"}}, "env": {"name": "reasoning_gym"}}
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+RUN_ALL = """
+import os, runpy, sys
+for program in sys.argv[1:]:
+    sys.path[0] = folder = os.path.dirname(program)
+    os.chdir(folder)
+    runpy.run_path(program, run_name="__main__")
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(folder):
+            del sys.modules[name]
+    print("ran", program)
+"""
+"""A program that runs others one after another; the next one imports nothing of the folder of the one before."""
 
 
 class Block(NamedTuple):
@@ -72,16 +84,23 @@ def test_indented_code_is_found_and_put_between_fences() -> None:
     assert fenced.endswith("```text\nx -> y\n```\n") and WRAP["fenced"](fenced) == fenced
 
 
-@pytest.mark.parametrize("block", in_language("python"))
-def test_python_runs(block: Block, tmp_path: Path) -> None:
-    """In a folder with all files that the page names."""
-    for other in BLOCKS:
-        if other.page == block.page and other.file is not None:
-            (tmp_path / other.file).write_text(other.text)
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    (tmp_path / "block.py").write_text(block.text)
-    done = subprocess.run([sys.executable, "block.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+def test_python_runs(tmp_path: Path) -> None:
+    """Every block as a program, in a folder with all files that its page names; one process runs them all."""
+    programs = []
+    for block in BLOCKS:
+        folder = tmp_path / block.page.replace("/", "_")
+        if not folder.exists():
+            folder.mkdir()
+            (folder / "recipes").symlink_to(ROOT / "recipes")
+        if block.file is not None:
+            (folder / block.file).write_text(block.text)
+        if block.language == "python":
+            programs.append(str(folder / f"block_{block.number}.py"))
+            Path(programs[-1]).write_text(block.text)
+    command = [sys.executable, "-c", RUN_ALL, *programs]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    ran = [line.removeprefix("ran ") for line in done.stdout.splitlines() if line.startswith("ran ")]
+    assert (done.returncode, ran) == (0, programs), done.stderr
 
 
 @pytest.mark.parametrize("block", in_language("toml"))

@@ -65,6 +65,7 @@ def test_the_library_brings_no_openmp_runtime_of_its_own() -> None:
     assert len(loaded) <= 1
 
 
+@pytest.mark.full
 def test_avx2_gives_the_bits_of_the_native_build() -> None:
     """The fallback for processors without AVX-512, less optimised too, run here: every kernel, bit by bit."""
     wide = build()
