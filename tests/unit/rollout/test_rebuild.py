@@ -25,7 +25,7 @@ from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ADD, ToyEnv, ToyWorld, toy_renderer, toy_task
-from sparring.types import Group, Message, Observation, Outcome, Rollout, Score, Task, ToolCall, Trajectory
+from sparring.types import Message, Observation, Outcome, Rollout, Score, Task, ToolCall, Trajectory
 
 RENDERER = toy_renderer()
 
