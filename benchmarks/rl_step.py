@@ -220,8 +220,8 @@ def scheduler_of(spec: Mapping[str, Any], engine: Any, store: Any, boxes: Any) -
 async def train(spec: Mapping[str, Any]) -> None:
     """Train as `stages/runtime/online.py` does, and print what every step took."""
     from sparring.algo.config import AlgoConfig
-    from sparring.algo.pipeline import load_credit
     from sparring.algo.loss.policy import PolicyLoss
+    from sparring.algo.pipeline import load_credit
     from sparring.batch.batches import batches
     from sparring.cluster.inline import InlineCluster
     from sparring.engine.config import EngineConfig

@@ -18,8 +18,8 @@ import torch
 from test_branched_bandit import BANDITS, PULLS, SUM, TASK, Bandit, Pulls, chance, policy, recorded, reward
 
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.pipeline import load_credit
 from sparring.algo.loss.policy import PolicyLoss
+from sparring.algo.pipeline import load_credit
 from sparring.batch.batches import Plan, assemble
 from sparring.batch.flatten import flatten
 from sparring.batch.tensors import MicroBatch, micro_batch

@@ -21,8 +21,8 @@ import pytest
 import torch
 
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.pipeline import load_credit
 from sparring.algo.loss.policy import PolicyLoss
+from sparring.algo.pipeline import load_credit
 from sparring.batch.batches import Plan, assemble
 from sparring.batch.tensors import micro_batch
 from sparring.testing.groups import Plain, nouns

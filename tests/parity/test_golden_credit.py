@@ -1,6 +1,5 @@
 """Every credit rule against its golden vectors, and the vectors against a wrong sign."""
 
-
 import msgspec
 import numpy as np
 import pytest

@@ -15,9 +15,9 @@ import torch
 from sparring.algo.annotate.provenance import SampleProvenance
 from sparring.algo.annotate.teacher import ScoreClient, TeacherRows
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.pipeline import load_credit
 from sparring.algo.loss.distill import SampledDistillLoss
 from sparring.algo.loss.policy import PolicyLoss
+from sparring.algo.pipeline import load_credit
 from sparring.algo.rules import CreditRule
 from sparring.batch.batches import assemble
 from sparring.batch.flatten import flatten

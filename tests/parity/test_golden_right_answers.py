@@ -13,9 +13,9 @@ from golden.mutants import mutants, with_rest
 from golden.preference import gradients
 
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.pipeline import load_credit
 from sparring.algo.loss.imitate import ImitateLoss
 from sparring.algo.loss.policy import PolicyLoss
+from sparring.algo.pipeline import load_credit
 from sparring.batch.denominators import denominators
 from sparring.batch.packing import pack
 from sparring.batch.tensors import micro_batch

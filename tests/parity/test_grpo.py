@@ -12,8 +12,8 @@ import torch
 
 from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.grpo import Grpo
-from sparring.algo.pipeline import load_credit
 from sparring.algo.loss.policy import PolicyLoss
+from sparring.algo.pipeline import load_credit
 from sparring.batch.batches import assemble
 from sparring.batch.flatten import flatten
 from sparring.batch.packing import pack

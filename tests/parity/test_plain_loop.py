@@ -27,8 +27,8 @@ from transformers import AutoModelForCausalLM
 
 from sparring.algo.annotate.trainer_quantity import TrainerQuantity
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.pipeline import load_credit
 from sparring.algo.loss.policy import PolicyLoss
+from sparring.algo.pipeline import load_credit
 from sparring.batch.batches import Plan, assemble
 from sparring.batch.flatten import flatten
 from sparring.generation import Runs, Sampling

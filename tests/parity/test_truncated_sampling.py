@@ -8,8 +8,8 @@ import torch
 from suite import short_of
 
 from sparring.algo.config import AlgoConfig
-from sparring.algo.pipeline import load_credit
 from sparring.algo.loss.policy import PolicyLoss
+from sparring.algo.pipeline import load_credit
 from sparring.batch.batches import assemble
 from sparring.batch.flatten import flatten
 from sparring.engine.config import EngineConfig

@@ -8,9 +8,9 @@ import pytest
 from sparring.algo.config import AlgoConfig
 from sparring.algo.correction.rule import Correction
 from sparring.algo.credit.grpo import Grpo
-from sparring.algo.pipeline import CreditPipeline, load_credit
 from sparring.algo.credit.shuffled import Shuffled
 from sparring.algo.gate.clip import Clip
+from sparring.algo.pipeline import CreditPipeline, load_credit
 from sparring.types import Group, Outcome, Rollout, Sample, Score, Task, Trajectory
 
 TASK = Task(id="t", env="e", messages=())

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.pipeline import load_credit
 from sparring.algo.credit.pairs import Pairs
+from sparring.algo.pipeline import load_credit
 from sparring.batch.batches import Plan, assemble, batches
 from sparring.batch.critic import value_rows
 from sparring.batch.flatten import flatten

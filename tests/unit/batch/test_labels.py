@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sparring.algo.aggregation import aggregated, denominator
 from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.distilled import Distilled
-from sparring.algo.pipeline import load_credit
 from sparring.algo.credit.pairs import Pairs
+from sparring.algo.pipeline import load_credit
 from sparring.batch.batches import assemble
 from sparring.batch.flatten import flatten
 from sparring.generation import Runs
