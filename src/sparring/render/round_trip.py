@@ -29,7 +29,6 @@ def check_round_trip(
     """Round-trip texts, tool calls and bridges through a renderer, and try to forge control tokens.
 
     Args:
-        renderer: renderer of the run.
         tools: tools that the run offers; without any, tool calls are not tried.
         control_tokens: roles that may write control tokens before the first reply.
 
@@ -60,7 +59,6 @@ def check_tool_calls(renderer: Renderer, tools: Sequence[ToolSpec]) -> str:
     """Round-trip calls of tools that an agent program brings, and check that a prompt names these tools.
 
     Args:
-        renderer: renderer of the run.
         tools: tools of the agent's requests, at least one.
 
     Returns:

@@ -15,7 +15,6 @@ class StepSplitter:
     model.
 
     Args:
-        renderer: renderer of the policy.
         separator: text between two steps.
     """
 
@@ -38,7 +37,6 @@ def step_ends(renderer: Renderer, tokens: Sequence[int], start: int, texts: Sequ
     belongs to the first.
 
     Args:
-        renderer: renderer of the policy.
         tokens: ids of the conversation.
         start: index at which the reply begins.
         texts: the reply up to the end of each step, so that each text begins with the one before it.

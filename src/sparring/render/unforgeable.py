@@ -26,7 +26,6 @@ def unforgeable(
     prompt and in a bridge with the number for a harmless word.
 
     Args:
-        renderer: renderer of the run.
         tools: tools that the run offers; without any, quotes of tools are not tried.
         control_tokens: roles that may write control tokens before the first reply; these places are not tried.
         text: text to quote; without it, all control tokens of the renderer, one after the other.

@@ -90,7 +90,6 @@ def _positions(config: dict[str, Any], own: dict[str, Any], divisors: np.ndarray
 
 
 def _llama3(divisors: np.ndarray, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return Llama 3's scaling; refuse other divisors."""
     factor = float(divisors.max())
     size, theta = config["head_dim"], config.get("rope_theta", 10000.0)
     low, high, original = LLAMA3.values()

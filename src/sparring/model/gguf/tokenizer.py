@@ -37,7 +37,6 @@ def check_tokenizer(file: Path, fields: Mapping[str, Any], rows: int | None, oth
 
     Args:
         file: the GGUF file.
-        fields: fields of its head.
         rows: number of rows of the embedding.
         other: tokenizer.json that replaces the file's tokenizer.
 
@@ -71,7 +70,6 @@ def write_tokenizer(file: Path, fields: Mapping[str, Any], other: Path | None, o
 
     Args:
         file: the GGUF file.
-        fields: fields of its head.
         other: tokenizer.json that replaces the file's tokenizer.
         out: folder to write into.
 

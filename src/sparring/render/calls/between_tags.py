@@ -108,7 +108,6 @@ class TaggedCalls:
     """Parser of the calls of one format.
 
     Args:
-        layout: layout of the format.
         added: added tokens of the tokenizer, text -> id.
         decode: ids -> text.
     """
@@ -125,7 +124,6 @@ class TaggedCalls:
 
         Args:
             ids: ids between the tags.
-            tools: tools of the request.
             before: number of earlier calls of the reply.
             closed: whether the closing tag follows; a call without it is malformed.
         """

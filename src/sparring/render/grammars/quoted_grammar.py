@@ -49,7 +49,6 @@ class QuotedValues:
     """Grammar rules of the values of one schema, in Lark's notation.
 
     Args:
-        format: format of the calls.
         root: schema in which references are looked up.
         name: lower-case prefix of the rules' names.
         terms: writes a text of the format as terms of a grammar.
@@ -77,7 +76,6 @@ class QuotedValues:
         return name
 
     def _values(self, schema: Any) -> str:
-        """Return an expression of the values of a schema."""
         if schema is True or schema == {}:
             return self._once("anything", lambda name: self._anything())
         if not isinstance(schema, Mapping):
@@ -96,7 +94,6 @@ class QuotedValues:
         return " | ".join(self._typed(type, schema) for type in types)
 
     def _combined(self, key: str, schema: Mapping[str, Any]) -> str:
-        """Return an expression of the values of a schema that only combines others."""
         beside = sorted(schema.keys() - _NOTES - {key, "format"})
         branches = schema[key] if isinstance(schema[key], list) else [schema[key]]
         types = [branch.get("type") for branch in branches if isinstance(branch, Mapping)]
@@ -119,7 +116,6 @@ class QuotedValues:
         return self._named[what]
 
     def _definition(self, pointer: str) -> Any:
-        """Return the schema that a reference names."""
         schema: Any = self._root
         for part in pointer.removeprefix("#").split("/")[1:]:
             part = unquote(part).replace("~1", "/").replace("~0", "~")
@@ -129,7 +125,6 @@ class QuotedValues:
         return schema
 
     def _typed(self, type: str, schema: Mapping[str, Any]) -> str:
-        """Return an expression of the values of one type that a schema allows."""
         if type == "string":
             return self._text(schema)
         if type == "object":
@@ -142,7 +137,6 @@ class QuotedValues:
         return self._put(f"%json {json.dumps({'type': type, **limits})}")
 
     def _text(self, schema: Mapping[str, Any]) -> str:
-        """Return an expression of a text between its quotes."""
         quote = self._terms(self._quote)
         if schema.get("maxLength") == 0:
             return self._put(f"{quote} {quote}")
@@ -204,7 +198,6 @@ class QuotedValues:
         return base
 
     def _open_object(self, value: str) -> str:
-        """Return an expression of an object with any keys."""
         key = f"{self._name}_key_{len(self.rules)}".upper()
         self.rules.append(f"{key}: /{_KEY}/")
         return self._put(f'"{{}}" | "{{" {key} ":" {value} ("," {key} ":" {value})* "}}"')
@@ -214,7 +207,6 @@ class QuotedValues:
 
 
 def _is_of(value: Any, types: Sequence[str]) -> bool:
-    """Return whether a value has one of the JSON types."""
     if isinstance(value, bool):
         return "boolean" in types
     if isinstance(value, int) or isinstance(value, float) and value.is_integer():

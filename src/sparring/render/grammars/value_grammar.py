@@ -27,8 +27,6 @@ def json_schema(format: CallFormat, schema: Any, root: Mapping[str, Any]) -> str
     value.
 
     Args:
-        format: format of the calls.
-        schema: schema of the value.
         root: schema whose definitions it may name.
 
     Raises:
@@ -64,7 +62,6 @@ def reads_as(schema: Any, root: Mapping[str, Any], flagged: bool) -> str:
     type that the schema allows, or else text (`calls/kinds.py`).
 
     Args:
-        schema: schema of the value.
         root: schema whose definitions it may name.
         flagged: whether the tags tell texts from JSON.
     """
@@ -83,7 +80,6 @@ def text_terminal(schema: Mapping[str, Any], ends: Sequence[str]) -> str:
     """Return a terminal, in Lark's notation, of the texts of a schema that contain none of `ends`.
 
     Args:
-        schema: schema of strings.
         ends: tags that no text may contain.
 
     Raises:
@@ -173,7 +169,6 @@ def _branches(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _slashed(expression: str) -> str:
-    """Return a regular expression between slashes."""
     return "/" + re.sub(r"(?<!\\)/", r"\\/", expression) + "/"
 
 
