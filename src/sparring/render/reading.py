@@ -158,7 +158,7 @@ class TaggedReader:
         elif state == "call":
             self._add_to_call(token, pieces)
         elif state == "after":
-            self._after(token)
+            self._add_tag_after_text(token)
         elif state == "thought":
             self._add_tag_to_thought(token, pieces)
         elif token in marks.opens:
@@ -178,9 +178,9 @@ class TaggedReader:
         blanks = self._texts["text"].rest()
         if blanks:
             pieces.append(ReplyPiece(kind="text", text=blanks))
-        self._after(token)
+        self._add_tag_after_text(token)
 
-    def _after(self, token: int) -> None:
+    def _add_tag_after_text(self, token: int) -> None:
         marks = self._marks
         self._state = "after"
         if token == marks.call:
