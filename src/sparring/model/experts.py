@@ -101,7 +101,7 @@ class RowExperts(nn.Module):
         numbers = order // per_row
         adapted = self.adapted(numbers.split(loads.tolist())) if adds else None
         rows = x.index_select(0, numbers)
-        outputs = (self._each if training else self._together)(rows, loads, adapted)
+        outputs = (self._one_by_one if training else self._grouped)(rows, loads, adapted)
         outputs = outputs.index_select(0, order.argsort()).view(count, per_row, -1).float()
         weighed = (outputs * shares.float().unsqueeze(-1)).unbind(1)
         total = weighed[0]
@@ -109,7 +109,7 @@ class RowExperts(nn.Module):
             total = total + term
         return total.to(x.dtype)
 
-    def _together(self, x: torch.Tensor, loads: torch.Tensor, adapted: Sequence[AdaptedExpert] | None) -> torch.Tensor:
+    def _grouped(self, x: torch.Tensor, loads: torch.Tensor, adapted: Sequence[AdaptedExpert] | None) -> torch.Tensor:
         """Compute x[P, D] -> [P, D] without gradients, all experts in one call. The rows are sorted by expert; loads[E]
         counts them."""
         stacked = (self.gate_up_proj_bias, self.down_proj_bias)
@@ -121,8 +121,10 @@ class RowExperts(nn.Module):
             x = y if place else self._gate(y)
         return x
 
-    def _each(self, x: torch.Tensor, loads: torch.Tensor, adapted: Sequence[AdaptedExpert] | None) -> torch.Tensor:
-        """Compute the same as `_together` with gradients, expert by expert."""
+    def _one_by_one(
+        self, x: torch.Tensor, loads: torch.Tensor, adapted: Sequence[AdaptedExpert] | None
+    ) -> torch.Tensor:
+        """Compute the same as `_grouped` with gradients, expert by expert."""
         # one graph node per stacked parameter: the gradient of each slice would be as large as the whole parameter
         pairs = zip(*self._weights(), *(stack.matrices for stack in self.stacks), strict=True)
         packed = [(gate_up.with_weights(one), down.with_weights(other)) for one, other, gate_up, down in pairs]

@@ -76,7 +76,6 @@ def with_template(folder: Path, template: str | None) -> Path:
     template, and for an adapter, whose base has the template, return `folder` itself.
 
     Args:
-        folder: folder of the checkpoint.
         template: Jinja file, or None.
 
     Raises:

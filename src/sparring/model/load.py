@@ -52,7 +52,6 @@ def load(
         path: checkpoint folder or hub name; or an adapter folder, which is loaded with its base and applied to every
             row.
         dtype: "float32" or "bfloat16".
-        device: torch device.
         numerics: "exact": a row's bits do not depend on the batch, or the model is refused; "fast": our compiled layers
             if available, otherwise transformers' own, without any guarantee of bits.
         head: "tokens"; "scalar": one number per row, from a sequence classifier checkpoint with one label; "new
@@ -135,7 +134,6 @@ def build_model(module: nn.Module, where: str, *, numerics: str, gradient_checkp
     On torch's meta device nothing is verified: the model gets the parts that a verified one would have.
 
     Args:
-        module: module of transformers.
         where: name of the model in refusals.
         numerics: numerics of `load`.
         gradient_checkpointing: setting of `load`.

@@ -50,7 +50,6 @@ class Adapter:
         state: `<layer>.lora_A.weight` [R, K], `<layer>.lora_B.weight` [M, R] and the float64 number `lora_scale`; for
             stacked experts [E, R, K] and [E, M, R]. Copied.
         dtype: dtype of the model.
-        device: device of the model.
 
     Raises:
         BadInput: a factor lacks its partner, or their ranks differ.

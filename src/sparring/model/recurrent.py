@@ -45,10 +45,9 @@ class MixerLayout(NamedTuple):
     """Batches of all sequences of a forward.
 
     Attributes:
-        batches: the batches.
+        batches: groups of sequences of one length.
         order: [N] int64, index of each token in the concatenated outputs of the batches.
         states: states of the sequences; None in training.
-        adapters: adapters of the model.
     """
 
     batches: list[MixerBatch]

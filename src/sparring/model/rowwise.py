@@ -124,7 +124,7 @@ class RowWise(TorchFunctionMode):
             self.replaced.add(name)
             return complex_product(*args)
         if args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
-            result = self._another_way(name, function, args, named)
+            result = self._replacement(name, function, args, named)
             if result is not None:
                 self.replaced.add(name)
                 return result
@@ -143,7 +143,7 @@ class RowWise(TorchFunctionMode):
         return result
 
     @staticmethod
-    def _another_way(
+    def _replacement(
         name: str, function: Callable[..., torch.Tensor], args: tuple[Any, ...], named: Mapping[str, Any]
     ) -> torch.Tensor | None:
         if named.get("inplace"):

@@ -29,7 +29,6 @@ def verify_against_library(model: CausalModel, where: str, *, exact: bool) -> No
     inconsistently.
 
     Args:
-        model: freshly loaded model.
         where: path of the model, for refusals.
         exact: whether results must be equal to the bit.
 

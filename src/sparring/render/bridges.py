@@ -18,7 +18,6 @@ def without_bridge(renderer: Renderer, tools: Sequence[ToolSpec]) -> list[str]:
     that the format can write.
 
     Args:
-        renderer: renderer under test.
         tools: tools that a reply may call; without any, bridges over a tool's answer are not tried.
     """
     prompt = renderer.render([Message(role="user", content="Who?")], tools).tokens

@@ -43,7 +43,6 @@ def message_dicts(
     that text as its one argument, or with none if the text is blank.
 
     Args:
-        messages: messages of a conversation.
         around: text before and after a malformed call.
     """
     return [_message_dict(message, around) for message in messages]

@@ -36,7 +36,6 @@ class TemplateRenderer:
 
     Args:
         template: the checkpoint's template.
-        tokenizer: tokenizer of the checkpoint.
         escaper: marks control tokens in the text of messages.
         thinking: value of the template's thinking switch.
         keeps_thoughts: whether thoughts of earlier replies stay in the prompt even if the template drops them.
@@ -167,7 +166,6 @@ class TemplateRenderer:
         return self._text_rules.bind(request)
 
     def _ends_in_thought(self, prompt: Sequence[int], completion: Sequence[int]) -> bool:
-        """Return whether a reply ends inside its thought."""
         reply = self.decode(completion)
         return (self._opens_thought(prompt) or reply.lstrip().startswith(THINK)) and THINK_END not in reply
 

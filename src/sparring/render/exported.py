@@ -111,7 +111,6 @@ class Prompt:
     Attributes:
         name: name of the turn, for messages; empty for a made-up prompt.
         messages: the conversation.
-        tools: tools of the request.
         tokens: ids of the prompt.
     """
 
@@ -199,9 +198,7 @@ def compare(
 
     Args:
         template: template as transformers would read it.
-        prompts: prompts of the run.
         encode: text -> ids, as the tokenizer of the folder encodes.
-        renderer: renderer of the run.
     """
     same = spelt = replies = 0
     other: list[str] = []
@@ -254,8 +251,6 @@ def tried_prompts(renderer: Renderer, tools: Sequence[ToolSpec], *, thinking: bo
     after calls with one or several answers.
 
     Args:
-        renderer: renderer of the run.
-        tools: tools of the environment.
         thinking: whether replies have thoughts.
     """
     for messages in _conversations(tools, "I think." if thinking else None):
@@ -311,10 +306,8 @@ def settled(
         source: the checkpoint's template.
         special: named special tokens of the checkpoint.
         prompts: prompts of the run; may be empty.
-        renderer: renderer of the run.
         encode: text -> ids.
         thinking: whether the run's model thinks.
-        tools: tools of the environment.
     """
     own, ends = own_source(source), ends_of(renderer)
     first = prompts[:DECIDING]

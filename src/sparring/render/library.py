@@ -44,7 +44,6 @@ class LibraryRenderer:
 
     Args:
         library: renderer of the library.
-        tokenizer: tokenizer of the checkpoint.
         name: the library's name of the renderer.
         escaper: marks control tokens in the text of messages.
         keeps_thoughts: whether thoughts of earlier replies stay in the prompt even if the format drops them.

@@ -60,7 +60,6 @@ class LibraryParser:
 
     Args:
         library: renderer of the library.
-        tokenizer: tokenizer of the model.
         name: the library's name of the format.
         stop_ids: ids that end a turn.
     """

@@ -158,7 +158,7 @@ class TaggedReader:
         elif state == "call":
             self._add_to_call(token, pieces)
         elif state == "after":
-            self._after(token)
+            self._add_tag_after_text(token)
         elif state == "thought":
             self._add_tag_to_thought(token, pieces)
         elif token in marks.opens:
@@ -169,7 +169,6 @@ class TaggedReader:
             self._add([token], pieces)
 
     def _end_text(self, token: int, pieces: list[ReplyPiece]) -> None:
-        """Handle a tag that ends the text."""
         self._end_run("text", pieces)
         if self._state == "held":
             return
@@ -179,10 +178,9 @@ class TaggedReader:
         blanks = self._texts["text"].rest()
         if blanks:
             pieces.append(ReplyPiece(kind="text", text=blanks))
-        self._after(token)
+        self._add_tag_after_text(token)
 
-    def _after(self, token: int) -> None:
-        """Handle a tag after the text."""
+    def _add_tag_after_text(self, token: int) -> None:
         marks = self._marks
         self._state = "after"
         if token == marks.call:
@@ -240,7 +238,6 @@ class TaggedReader:
             self._add([token], pieces)
 
     def _end_run(self, kind: str, pieces: list[ReplyPiece]) -> None:
-        """Emit the text that waited for a tag."""
         text = self._decoding.rest()
         if self._state == "start":
             text, self._beginning = self._beginning + text, ""
@@ -251,7 +248,6 @@ class TaggedReader:
             self._piece(kind, waiting, pieces)
 
     def _add(self, tokens: Sequence[int], pieces: list[ReplyPiece]) -> None:
-        """Add ids that are plain text."""
         text = self._decoding.add(tokens)
         if self._state == "start":
             text = self._begin(text)

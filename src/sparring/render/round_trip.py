@@ -29,7 +29,6 @@ def check_round_trip(
     """Round-trip texts, tool calls and bridges through a renderer, and try to forge control tokens.
 
     Args:
-        renderer: renderer of the run.
         tools: tools that the run offers; without any, tool calls are not tried.
         control_tokens: roles that may write control tokens before the first reply.
 
@@ -43,7 +42,7 @@ def check_round_trip(
     facts = [_turn_ends(renderer, reply), _texts(renderer, tools), unforgeable(renderer, tools, control_tokens)]
     if tools:
         facts.append(_tool_calls(renderer, tools))
-        reply = _calling(renderer, tools[0], next(iter(sample_arguments(tools[0].parameters))))
+        reply = _calling_reply(renderer, tools[0], next(iter(sample_arguments(tools[0].parameters))))
         facts.append(_several_answers(renderer, reply, tools))
     missing = without_bridge(renderer, tools)
     if missing:
@@ -60,7 +59,6 @@ def check_tool_calls(renderer: Renderer, tools: Sequence[ToolSpec]) -> str:
     """Round-trip calls of tools that an agent program brings, and check that a prompt names these tools.
 
     Args:
-        renderer: renderer of the run.
         tools: tools of the agent's requests, at least one.
 
     Returns:
@@ -88,7 +86,7 @@ def _writable(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec] = ()
     return reply
 
 
-def _calling(renderer: Renderer, tool: ToolSpec, arguments: Mapping[str, Any]) -> Message:
+def _calling_reply(renderer: Renderer, tool: ToolSpec, arguments: Mapping[str, Any]) -> Message:
     """Return a reply that calls a tool, with the call id that the format writes."""
     call = ToolCall(id=call_id(renderer.name, tool.name, 0), name=tool.name, arguments=arguments)
     return _writable(renderer, Message(role="assistant", tool_calls=(call,)), (tool,))
@@ -97,10 +95,10 @@ def _calling(renderer: Renderer, tool: ToolSpec, arguments: Mapping[str, Any]) -
 def _turn_ends(renderer: Renderer, answer: Message) -> str:
     reply = reply_tokens(renderer, answer)
     if not renderer.stop_ids or reply[-1] not in renderer.stop_ids or set(reply[:-1]) & set(renderer.stop_ids):
-        raise _failed("a reply that ends with one stop token", renderer.decode(reply))
+        raise _failure("a reply that ends with one stop token", renderer.decode(reply))
     parsed = renderer.parse(reply, (), prompt=renderer.render([Message(role="user", content="Who?")], ()).tokens)
     if parsed != answer:
-        raise _failed(f"a reply that parses to {answer.content!r}", repr(parsed))
+        raise _failure(f"a reply that parses to {answer.content!r}", repr(parsed))
     return f"a reply ends with {renderer.decode(reply[-1:])!r} and parses to the message"
 
 
@@ -108,7 +106,7 @@ def _texts(renderer: Renderer, tools: Sequence[ToolSpec]) -> str:
     text = renderer.decode(renderer.render([Message(role="user", content=_TRICKY)], tools).tokens)
     for part in (_TRICKY, *(tool.name for tool in tools)):
         if part not in text:
-            raise _failed(f"a prompt that contains {part!r}", repr(text[-400:]))
+            raise _failure(f"a prompt that contains {part!r}", repr(text[-400:]))
     return f"a prompt carries its text unchanged{' and names every tool' if tools else ''}"
 
 
@@ -118,12 +116,12 @@ def _tool_calls(renderer: Renderer, tools: Sequence[ToolSpec]) -> str:
     for tool in tools:
         prompt = renderer.render([Message(role="user", content=_TRICKY)], (tool,)).tokens
         for arguments in sample_arguments(tool.parameters):
-            reply = _calling(renderer, tool, arguments)
+            reply = _calling_reply(renderer, tool, arguments)
             parsed = renderer.parse(reply_tokens(renderer, reply, (tool,)), (tool,), prompt=prompt)
             if [(call.name, call.arguments) for call in parsed.tool_calls] != [(tool.name, arguments)]:
                 got = repr([call.raw if call.arguments is None else call.arguments for call in parsed.tool_calls])
                 expected = f"a call that parses to the same name and arguments, {arguments!r}"
-                raise _failed(expected, got if parsed.tool_calls else repr(parsed.content), f"tool {tool.name}")
+                raise _failure(expected, got if parsed.tool_calls else repr(parsed.content), f"tool {tool.name}")
     names = f"calls of {len(tools)} tools" if len(tools) > 1 else f"calls of the tool {tools[0].name}"
     return f"{names}, with values of their own schemas, parse to the same names and arguments"
 
@@ -135,13 +133,13 @@ def _bridges(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -> s
     reply_ids = reply_tokens(renderer, reply, tools)
     bridged = renderer.bridge(prompt, reply_ids, new, tools)
     if bridged is None or bridged[: len(prompt) + len(reply_ids)] != (*prompt, *reply_ids):
-        raise _failed("a next prompt that begins with the ids so far", "none" if bridged is None else "other ids")
+        raise _failure("a next prompt that begins with the ids so far", "none" if bridged is None else "other ids")
     added = renderer.decode(bridged[len(prompt) + len(reply_ids) :])
     full = renderer.render([question, reply, *new], tools).tokens
     # some formats quote a tool's answer
     said_all = all(m.content in added or json.dumps(m.content, ensure_ascii=False) in added for m in new)
     if not said_all or not renderer.decode(full).endswith(added):
-        raise _failed(f"a bridge that ends like {renderer.decode(full)[-200:]!r}", repr(added[-200:]))
+        raise _failure(f"a bridge that ends like {renderer.decode(full)[-200:]!r}", repr(added[-200:]))
     if bridged == full:
         return "a bridge keeps the ids so far and equals the full render"
     return "a bridge keeps the ids so far (a full render rewrites the reply; sessions bridge)"
@@ -172,7 +170,7 @@ def _truncated(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec], be
     closing = set() if bridged is None else set(bridged[len(before) : len(before) + _CLOSING])
     if bridged is None or bridged[: len(before)] != before or not closing & set(renderer.stop_ids):
         got = "none" if bridged is None else repr(renderer.decode(bridged[len(prompt) :]))
-        raise _failed("a bridge that closes a reply cut short", got)
+        raise _failure("a bridge that closes a reply cut short", got)
     return "a bridge closes a reply that was cut short"
 
 
@@ -182,7 +180,7 @@ def _demonstrates(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec])
     rendered = demonstration_tokens(renderer, messages, tools)
     marked = [token for token, sampled in zip(rendered.tokens, rendered.sampled, strict=True) if sampled]
     if marked != [*reply_tokens(renderer, reply, tools), *reply_tokens(renderer, answer, tools)]:
-        raise _failed("a demonstration that marks exactly its replies", repr(renderer.decode(marked)))
+        raise _failure("a demonstration that marks exactly its replies", repr(renderer.decode(marked)))
     return "a demonstration of two replies marks exactly what a model would sample"
 
 
@@ -196,6 +194,6 @@ def _next(reply: Message) -> list[Message]:
     return [Message(role="user", content="Are you sure? é")]
 
 
-def _failed(expected: str, got: str, where: str = "renderer") -> Exception:
+def _failure(expected: str, got: str, where: str = "renderer") -> Exception:
     do = "name a renderer that knows this model, or repair its chat template"
     return refusal(where, expected, got, do)

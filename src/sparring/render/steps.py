@@ -15,7 +15,6 @@ class StepSplitter:
     model.
 
     Args:
-        renderer: renderer of the policy.
         separator: text between two steps.
     """
 
@@ -38,7 +37,6 @@ def step_ends(renderer: Renderer, tokens: Sequence[int], start: int, texts: Sequ
     belongs to the first.
 
     Args:
-        renderer: renderer of the policy.
         tokens: ids of the conversation.
         start: index at which the reply begins.
         texts: the reply up to the end of each step, so that each text begins with the one before it.
@@ -49,7 +47,7 @@ def step_ends(renderer: Renderer, tokens: Sequence[int], start: int, texts: Sequ
     counts = []
     for text in texts:
         # text lengths are not monotonic: half a character decodes to more characters than a complete one
-        count = bisect_left(range(len(tokens) - start + 1), True, key=partial(_says, renderer, tokens[start:], text))
+        count = bisect_left(range(len(tokens) - start + 1), True, key=partial(_spells, renderer, tokens[start:], text))
         if count > len(tokens) - start:
             got = repr(renderer.decode(tokens[start:])[:40])
             raise refusal("steps", repr(text[:40]), got, "write the steps without blanks around them")
@@ -57,6 +55,6 @@ def step_ends(renderer: Renderer, tokens: Sequence[int], start: int, texts: Sequ
     return counts
 
 
-def _says(renderer: Renderer, tokens: Sequence[int], text: str, count: int) -> bool:
+def _spells(renderer: Renderer, tokens: Sequence[int], text: str, count: int) -> bool:
     """Return whether the first `count` tokens spell `text`, and possibly more."""
     return renderer.decode(tokens[:count]).startswith(text)

@@ -97,7 +97,6 @@ class Marks:
     """Ids of a format's tags in one tokenizer; None for a tag that the format lacks or that is no single id.
 
     Attributes:
-        tags: tags of the format.
         think: begins a thought.
         think_end: ends a thought.
         opens: ids that end a text.

@@ -26,7 +26,6 @@ def unforgeable(
     prompt and in a bridge with the number for a harmless word.
 
     Args:
-        renderer: renderer of the run.
         tools: tools that the run offers; without any, quotes of tools are not tried.
         control_tokens: roles that may write control tokens before the first reply; these places are not tried.
         text: text to quote; without it, all control tokens of the renderer, one after the other.
@@ -116,7 +115,7 @@ def _bridges(renderer: Renderer, messages: Sequence[Message], tools: Sequence[To
     forged = renderer.bridge(prompt, reply, [dataclasses.replace(answer, content=f"{answer.content} {text}")], tools)
     if plain is None or forged is None:
         if plain is not forged:
-            raise _failed(f"{role} message that is bridged", "a bridge that depends on the text of the message")
+            raise _failure(f"{role} message that is bridged", "a bridge that depends on the text of the message")
         return
     _compare(renderer, f"{role} message that is bridged", _controls(renderer, forged) - _controls(renderer, plain))
 
@@ -132,15 +131,15 @@ def _count(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Tool
 def _controls(renderer: Renderer, tokens: Sequence[int]) -> Counter[int]:
     ids = set(renderer.control_ids.values())
     if MARK[1:-1] in renderer.decode(tokens):
-        raise _failed("a text that contains control tokens", "a text that the template has changed")
+        raise _failure("a text that contains control tokens", "a text that the template has changed")
     return Counter(token for token in tokens if token in ids)
 
 
 def _compare(renderer: Renderer, where: str, added: Counter[int]) -> None:
     if added:
-        raise _failed(where, f"the control tokens {renderer.decode(list(added))[:80]!r}")
+        raise _failure(where, f"the control tokens {renderer.decode(list(added))[:80]!r}")
 
 
-def _failed(where: str, got: str) -> BadInput:
+def _failure(where: str, got: str) -> BadInput:
     do = "name a renderer that knows this model, or repair its tokenizer or its chat template"
     return refusal(f"renderer: {where}", "message text encoded as plain text", got, do)

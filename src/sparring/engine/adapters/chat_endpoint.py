@@ -82,7 +82,6 @@ class ChatEndpoint:
 
 
 def _failure(where: str, answer: httpx.Response) -> EngineError:
-    """Return the error for an answer with an error status."""
     status, text = answer.status_code, answer.text
     problem = f"{where}: {status}: {text[:300]}"
     if not is_refusal(status):

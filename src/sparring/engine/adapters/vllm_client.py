@@ -14,11 +14,7 @@ from sparring.errors import EngineError
 
 
 class VllmClient:
-    """Client of a vLLM server, for one event loop.
-
-    Args:
-        server: server to call.
-    """
+    """Client of a vLLM server, for one event loop."""
 
     def __init__(self, server: VllmServer) -> None:
         self._server = server

@@ -50,7 +50,6 @@ def generate_body(
     """Write a request for one turn.
 
     Args:
-        request: checked request.
         name: unique id.
         max_new: most tokens to sample.
         vocab_size: size of the model's vocabulary.

@@ -160,7 +160,6 @@ class CompiledPath:
         return dx, dw
 
     def _transposed_panels(self, matrix: torch.Tensor) -> torch.Tensor:
-        """Pack the transpose of matrix[M, K] for tiles."""
         narrow, (rows, columns) = matrix.dtype is torch.bfloat16, matrix.shape
         panels = torch.empty(-(-columns // PANEL), *_tile_panel(rows, 1 if narrow else PLANES), dtype=torch.bfloat16)
         call = self._f["pack_bf16_transposed" if narrow else "pack_split_transposed"]

@@ -72,7 +72,6 @@ def write(file: Path, folder: Path, seen: os.stat_result | None = None) -> None:
 
     Args:
         file: the GGUF file.
-        folder: folder to create.
         seen: size and time of the file at its first inspection; None for now.
 
     Raises:
@@ -121,7 +120,6 @@ def _staging(folder: Path) -> Iterator[Path]:
 
 
 def _find_tokenizer(file: Path) -> Path | None:
-    """Return the tokenizer.json next to a GGUF file, or None."""
     other = file.parent / "tokenizer.json"
     return other if other.is_file() else None
 

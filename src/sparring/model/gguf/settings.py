@@ -96,7 +96,6 @@ def _positions(config: dict[str, Any], own: dict[str, Any], divisors: np.ndarray
 
 
 def _llama3(divisors: np.ndarray, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return Llama 3's scaling; refuse other divisors."""
     factor = float(divisors.max())
     if not 0 < factor < math.inf:
         raise refusal(where, f"divisors above 0 in {FREQUENCIES}", f"{factor:g} as the largest", DO)

@@ -38,7 +38,6 @@ def check_tokenizer(file: Path, fields: Mapping[str, Any], rows: int | None, oth
 
     Args:
         file: the GGUF file.
-        fields: fields of its head.
         rows: number of rows of the embedding.
         other: tokenizer.json that replaces the file's tokenizer.
 

@@ -155,7 +155,6 @@ def _until_stop(tokens: np.ndarray, stops: np.ndarray) -> int:
 
 
 def _pointers_of(model: CausalModel) -> list[int]:
-    """Return the addresses of all tensors that a graph reads."""
     decoder: LlamaDecoder = model.decoder
     norms = [decoder.norm, *(norm for layer in decoder.layers for norm in layer.norms)]
     products: list[Product] = [model.head.product, *(product for layer in decoder.layers for product in layer.products)]

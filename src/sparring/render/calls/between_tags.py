@@ -108,7 +108,6 @@ class TaggedCalls:
     """Parser of the calls of one format.
 
     Args:
-        layout: layout of the format.
         added: added tokens of the tokenizer, text -> id.
         decode: ids -> text.
     """
@@ -125,7 +124,6 @@ class TaggedCalls:
 
         Args:
             ids: ids between the tags.
-            tools: tools of the request.
             before: number of earlier calls of the reply.
             closed: whether the closing tag follows; a call without it is malformed.
         """
@@ -136,7 +134,7 @@ class TaggedCalls:
             number = before + len(calls)
             name, arguments, end = self._call(text, at, tools)
             parsed = closed and arguments is not None and (end == len(text) or self._layout.several)
-            raw = self._spelled(text[at:]).strip()
+            raw = self._spell_out(text[at:]).strip()
             calls.append(tool_call(f"call_{number}", name or None, arguments if parsed else None, raw))
             if not parsed or end == len(text):
                 return calls
@@ -158,7 +156,7 @@ class TaggedCalls:
             if end < 0 or argument in arguments:
                 return name, None, at
             try:
-                written = self._spelled(self._inner(text[key.end() : end]))
+                written = self._spell_out(self._inner(text[key.end() : end]))
                 arguments[argument] = value_of(written, (properties or {}).get(argument), schema, self._layout.words)
             except ValueError:
                 return name, None, at
@@ -183,7 +181,7 @@ class TaggedCalls:
                 plain.append(token)
         return "".join((*parts, self._decode(plain)))
 
-    def _spelled(self, text: str) -> str:
+    def _spell_out(self, text: str) -> str:
         """Replace the characters of single-id tags by the tags' text."""
         for place, tag in enumerate(self._layout.ids):
             text = text.replace(chr(_ID + place), tag)

@@ -42,7 +42,6 @@ def kinds_of(schema: Any, root: Any = None, depth: int = 0) -> frozenset[str]:
     """Return the JSON types that a schema allows: `number` includes `integer`; all types if the schema names none.
 
     Args:
-        schema: schema of a value.
         root: schema in which references are looked up.
         depth: nesting depth of `schema`.
     """
@@ -87,7 +86,6 @@ def value_of(written: str, schema: Any, root: Any, words: Mapping[str, Any]) -> 
 
     Args:
         written: text between the tags.
-        schema: schema of the value.
         root: schema in which references are looked up.
         words: literals of the format that are not JSON, with their values.
 

@@ -170,7 +170,6 @@ class CallFormat:
         """Return whether a prompt ends with the text that this format writes before a thought.
 
         Args:
-            renderer: renderer of the format.
             prompt: ids that the reply continues.
         """
         before = "" if self.thought is None else self.spelled(self.thought[0])
@@ -194,10 +193,6 @@ def call_id(format: str, name: str, number: int) -> str:
 
 def call_format(renderer: Renderer, tokenizer: FileTokenizer) -> CallFormat:
     """Derive the format of calls from a renderer.
-
-    Args:
-        renderer: renderer of the format.
-        tokenizer: tokenizer of the renderer.
 
     Raises:
         BadInput: the format of arguments is unknown, or rendered calls are not parsed back.
@@ -226,11 +221,7 @@ def reads_back(
     """Return whether written calls are parsed back with the same names and arguments.
 
     Args:
-        renderer: renderer of the format.
-        tokenizer: tokenizer of the renderer.
-        format: format of the calls.
         calls: name and arguments of each call.
-        tools: tools of the request.
         begun: text before the first name, and the thought in it; None for the first opening.
         between: text between two calls.
     """
@@ -341,7 +332,6 @@ def quoted(value: Any, quote: str, marked: Callable[[str], str] = str) -> str:
     """Write a value in a dialect of JSON: texts between quotes of their own, bare keys in alphabetical order.
 
     Args:
-        value: JSON value.
         quote: text before and after each text.
         marked: function applied to texts and keys.
     """
@@ -409,7 +399,6 @@ def _thought(text: str | None, mark: str) -> tuple[str, str] | None:
 
 
 def _holds_blanks(opening: str, thought: tuple[str, str]) -> bool:
-    """Return whether an opening contains a blank or empty thought."""
     before, after = thought
     held = opening[len(before) : len(opening) - len(after)]
     return opening.startswith(before) and opening.endswith(after) and not held.strip()

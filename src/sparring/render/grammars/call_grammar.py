@@ -36,7 +36,6 @@ def call_grammar(format: CallFormat, source: str) -> str:
     may be text, also text before the calls or instead of them.
 
     Args:
-        format: format of the calls.
         source: JSON with `tools` (each with `name` and `parameters`), `parallel` (whether several calls are allowed)
             and `text` (whether the reply may be text).
 
@@ -75,9 +74,6 @@ def check_calls(renderer: Renderer, tokenizer: FileTokenizer, format: CallFormat
     """Check that a format reads back the names of the tools and of their arguments.
 
     Args:
-        renderer: renderer of the format.
-        tokenizer: tokenizer of the renderer.
-        format: format of the calls.
         source: JSON of `call_grammar`.
 
     Raises:
@@ -96,8 +92,6 @@ def check_calls(renderer: Renderer, tokenizer: FileTokenizer, format: CallFormat
 
 
 class _Call:
-    """Grammar rules of a call of one tool."""
-
     def __init__(self, format: CallFormat, number: int, name: str, parameters: Mapping[str, Any]) -> None:
         self._format, self._number, self._name, self._parameters = format, number, name, parameters
 
@@ -201,7 +195,6 @@ def _text_or(format: CallFormat, ways: Sequence[tuple[CallFormat, str]], rules: 
     """Return the rule of a reply of text, of calls, or of both.
 
     Args:
-        format: format of the calls.
         ways: ways to write the calls: a format, and its calls without their opening.
         rules: list to which the rules that this one uses are added.
     """

@@ -49,7 +49,6 @@ class QuotedValues:
     """Grammar rules of the values of one schema, in Lark's notation.
 
     Args:
-        format: format of the calls.
         root: schema in which references are looked up.
         name: lower-case prefix of the rules' names.
         terms: writes a text of the format as terms of a grammar.
@@ -77,9 +76,8 @@ class QuotedValues:
         return name
 
     def _values(self, schema: Any) -> str:
-        """Return an expression of the values of a schema."""
         if schema is True or schema == {}:
-            return self._once("anything", lambda name: self._anything())
+            return self._shared_rule("anything", lambda name: self._anything())
         if not isinstance(schema, Mapping):
             raise refusal("tool call", "a schema that allows a value", repr(schema), "change it")
         left_out = sorted(_LEFT_OUT & {key for key, value in schema.items() if value not in (False, [], {})})
@@ -87,16 +85,15 @@ class QuotedValues:
             expected = "a schema whose limits can be kept outside JSON"
             raise refusal("tool call", expected, left_out[0], "leave it out, or leave the tool choice to the policy")
         if "enum" in schema or "const" in schema:
-            return self._listed(schema)
+            return self._choice(schema)
         for key in ("$ref", "allOf", "anyOf", "oneOf"):
             if key in schema:
-                return self._combined(key, schema)
+                return self._combination(key, schema)
         named = schema.get("type", [type for type, hints in _HINTS.items() if schema.keys() & set(hints)] or _TYPES)
         types = [named] if isinstance(named, str) else list(named)
-        return " | ".join(self._typed(type, schema) for type in types)
+        return " | ".join(self._values_of_type(type, schema) for type in types)
 
-    def _combined(self, key: str, schema: Mapping[str, Any]) -> str:
-        """Return an expression of the values of a schema that only combines others."""
+    def _combination(self, key: str, schema: Mapping[str, Any]) -> str:
         beside = sorted(schema.keys() - _NOTES - {key, "format"})
         branches = schema[key] if isinstance(schema[key], list) else [schema[key]]
         types = [branch.get("type") for branch in branches if isinstance(branch, Mapping)]
@@ -108,10 +105,10 @@ class QuotedValues:
             raise refusal("tool call", expected, got, "write one schema, or leave the tool choice to the policy")
         if key == "$ref":
             pointer = str(schema["$ref"])
-            return self._once(pointer, lambda name: self._values(self._definition(pointer)))
+            return self._shared_rule(pointer, lambda name: self._values(self._definition(pointer)))
         return " | ".join(self.rule(branch) for branch in branches)
 
-    def _once(self, what: str, made: Callable[[str], str]) -> str:
+    def _shared_rule(self, what: str, made: Callable[[str], str]) -> str:
         """Return the name of a rule that is made once, and may refer to itself."""
         if what not in self._named:
             name = self._named[what] = f"{self._name}_of_{len(self._named)}"
@@ -119,7 +116,6 @@ class QuotedValues:
         return self._named[what]
 
     def _definition(self, pointer: str) -> Any:
-        """Return the schema that a reference names."""
         schema: Any = self._root
         for part in pointer.removeprefix("#").split("/")[1:]:
             part = unquote(part).replace("~1", "/").replace("~0", "~")
@@ -128,8 +124,7 @@ class QuotedValues:
             raise refusal("tool call", "a reference into the tool's own schema", repr(pointer), "correct it")
         return schema
 
-    def _typed(self, type: str, schema: Mapping[str, Any]) -> str:
-        """Return an expression of the values of one type that a schema allows."""
+    def _values_of_type(self, type: str, schema: Mapping[str, Any]) -> str:
         if type == "string":
             return self._text(schema)
         if type == "object":
@@ -142,7 +137,6 @@ class QuotedValues:
         return self._put(f"%json {json.dumps({'type': type, **limits})}")
 
     def _text(self, schema: Mapping[str, Any]) -> str:
-        """Return an expression of a text between its quotes."""
         quote = self._terms(self._quote)
         if schema.get("maxLength") == 0:
             return self._put(f"{quote} {quote}")
@@ -152,7 +146,7 @@ class QuotedValues:
         empty = "?" if may_be_empty({**schema, "type": "string"}) else ""
         return self._put(f"{quote} {name}{empty} {quote}")
 
-    def _listed(self, schema: Mapping[str, Any]) -> str:
+    def _choice(self, schema: Mapping[str, Any]) -> str:
         """Return an expression of the values of an enum, without those that the format cannot write."""
         types = schema.get("type", [])
         types = [types] if isinstance(types, str) else types
@@ -204,17 +198,15 @@ class QuotedValues:
         return base
 
     def _open_object(self, value: str) -> str:
-        """Return an expression of an object with any keys."""
         key = f"{self._name}_key_{len(self.rules)}".upper()
         self.rules.append(f"{key}: /{_KEY}/")
         return self._put(f'"{{}}" | "{{" {key} ":" {value} ("," {key} ":" {value})* "}}"')
 
     def _anything(self) -> str:
-        return " | ".join(self._typed(type, {}) for type in _TYPES)
+        return " | ".join(self._values_of_type(type, {}) for type in _TYPES)
 
 
 def _is_of(value: Any, types: Sequence[str]) -> bool:
-    """Return whether a value has one of the JSON types."""
     if isinstance(value, bool):
         return "boolean" in types
     if isinstance(value, int) or isinstance(value, float) and value.is_integer():

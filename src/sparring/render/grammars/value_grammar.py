@@ -27,8 +27,6 @@ def json_schema(format: CallFormat, schema: Any, root: Mapping[str, Any]) -> str
     value.
 
     Args:
-        format: format of the calls.
-        schema: schema of the value.
         root: schema whose definitions it may name.
 
     Raises:
@@ -64,7 +62,6 @@ def reads_as(schema: Any, root: Mapping[str, Any], flagged: bool) -> str:
     type that the schema allows, or else text (`calls/kinds.py`).
 
     Args:
-        schema: schema of the value.
         root: schema whose definitions it may name.
         flagged: whether the tags tell texts from JSON.
     """
@@ -83,7 +80,6 @@ def text_terminal(schema: Mapping[str, Any], ends: Sequence[str]) -> str:
     """Return a terminal, in Lark's notation, of the texts of a schema that contain none of `ends`.
 
     Args:
-        schema: schema of strings.
         ends: tags that no text may contain.
 
     Raises:
@@ -102,13 +98,13 @@ def text_terminal(schema: Mapping[str, Any], ends: Sequence[str]) -> str:
         pattern = schema["pattern"]
         begun, ended = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
         inner = pattern[begun : len(pattern) - ended]
-        parts.append(_slashed(f"{'' if begun else '(?s:.*)'}({inner}){'' if ended else '(?s:.*)'}"))
+        parts.append(_in_slashes(f"{'' if begun else '(?s:.*)'}({inner}){'' if ended else '(?s:.*)'}"))
     return " & ".join(parts) + without(ends)
 
 
 def without(ends: Sequence[str]) -> str:
     """Return a suffix of a terminal, in Lark's notation, that excludes texts that contain one of `ends`."""
-    return " & ~" + _slashed(f"(?s:.*)({'|'.join(map(re.escape, ends))})(?s:.*)") if ends else ""
+    return " & ~" + _in_slashes(f"(?s:.*)({'|'.join(map(re.escape, ends))})(?s:.*)") if ends else ""
 
 
 def is_limited(schema: Mapping[str, Any]) -> bool:
@@ -127,7 +123,7 @@ def may_be_empty(schema: Mapping[str, Any]) -> bool:
 def either_terminal(schema: Any, root: Mapping[str, Any], ends: Sequence[str]) -> str:
     """Return a terminal of the texts and of the JSON literals that a schema of both allows. A text that looks like JSON
     is excluded, except in quotes, which belong to the text."""
-    no_json = ["~" + _slashed(_LITERAL), r"~/[{\[](?s:.)*/"]
+    no_json = ["~" + _in_slashes(_LITERAL), r"~/[{\[](?s:.)*/"]
     parts = [" & ".join((f"({text_terminal(branch, ends)})", *no_json)) for branch in texts_of(schema, root)]
     for branch in _branches(schema, root):
         if branch.get("type") in list(_SCALARS) and "enum" in branch:
@@ -172,8 +168,7 @@ def _branches(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [schema] if isinstance(named, str) else [{**schema, "type": type} for type in named]
 
 
-def _slashed(expression: str) -> str:
-    """Return a regular expression between slashes."""
+def _in_slashes(expression: str) -> str:
     return "/" + re.sub(r"(?<!\\)/", r"\\/", expression) + "/"
 
 
@@ -219,10 +214,10 @@ def _plain(schema: Any, pattern: str, ends: Sequence[str]) -> Any:
         return out
     if out.keys() - {"$defs", "definitions"} <= _NOTES - {"type"}:
         return {**out, **_reference()}
-    return _typed(out, inner, pattern, ends)
+    return _with_pattern(out, inner, pattern, ends)
 
 
-def _typed(out: dict[str, Any], inner: Any, pattern: str, ends: Sequence[str]) -> dict[str, Any]:
+def _with_pattern(out: dict[str, Any], inner: Any, pattern: str, ends: Sequence[str]) -> dict[str, Any]:
     types = out.setdefault("type", next((t for key, t in _KEYS.items() if key in out), _TYPES))
     if "string" in types:
         if "pattern" in out:
