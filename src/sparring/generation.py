@@ -109,7 +109,8 @@ class NumberRow(Sequence[N]):
 
     def count(self, value: Any) -> int:
         """Return the number of occurrences of a value."""
-        return self._numbers.count(value)
+        number: int = self._numbers.count(value)
+        return number
 
     def __len__(self) -> int:
         return len(self._numbers)

@@ -107,4 +107,5 @@ RULES_BY_KEY = {"credit": rules(CreditRule), "ratio": rules(RatioRule), "gate": 
 
 def credits_with(fact: Callable[[type[BaseCredit]], bool]) -> list[str]:
     """List the names of the credit rules for which `fact` holds, sorted."""
-    return sorted(name_of(rule) for rule in rules(CreditRule) if fact(rule))
+    credits: tuple[Any, ...] = rules(CreditRule)
+    return sorted(name_of(rule) for rule in credits if fact(rule))

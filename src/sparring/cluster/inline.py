@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-
 from sparring.engine.config import EngineConfig
 from sparring.model.config import ModelConfig, ServedConfig
 from sparring.protocols import Engine, Trainer, TrainPlan, ValueModel

@@ -220,8 +220,7 @@ def _calendar(question: str, *, year: int) -> str:
         condition = (
             "<5" if weekday is None else f"=={list(calendar.day_name).index(next(filter(None, weekday.groups())))}"
         )
-        first, last = dates
-        span = f"range({_source(first)}.toordinal(),{_source(last)}.toordinal()+1)"
+        span = f"range({_source(dates[0])}.toordinal(),{_source(dates[1])}.toordinal()+1)"
         return f"from datetime import *\nprint(sum((d+6)%7{condition} for d in {span}))"
     offset = re.search(r"(\d+)[- ]days?", question)
     if offset is None:

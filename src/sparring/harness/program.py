@@ -227,7 +227,7 @@ class ProgramHarness:
         messages = (*episode.task.messages, *observation.messages)
         calls = SampledCalls(episode.task.limits.max_tool_calls, from_code=self._preset.calls_from_code)
         requests, tools = ProgramRequests(episode.session(), calls), WorldTools(episode.env, calls)
-        own = await box.beside(self._widened(BoxSpec())) if episode.env.tools else box
+        own = await box.beside(self._with_program_limits(BoxSpec())) if episode.env.tools else box
         try:
             async with AsyncExitStack() as stack:
                 stack.enter_context(requests.session.layered(requests))

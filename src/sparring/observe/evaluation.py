@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from sparring.errors import refusal
@@ -120,12 +121,12 @@ class Comparison:
 def success_rate(tasks: Sequence[TaskResult]) -> Estimate:
     """Return the share of samples that solve their task, averaged over tasks."""
     scored = [task for task in tasks if task.solved]
-    return rate([_success_of(task) for task in scored], sum(len(task.solved) for task in scored))
+    return rate([sum(task.solved) / len(task.solved) for task in scored], sum(len(task.solved) for task in scored))
 
 
 def mean_reward(tasks: Sequence[TaskResult]) -> Estimate:
     """Return the mean reward, averaged over tasks."""
-    return mean([_reward_of_task(task) for task in tasks if task.rewards])
+    return mean([sum(task.rewards) / len(task.rewards) for task in tasks if task.rewards])
 
 
 def passes(tasks: Sequence[TaskResult], k: int, estimator: Callable[[int, int, int], float]) -> Estimate:
@@ -185,12 +186,12 @@ def compare(before: Evaluation, after: Evaluation) -> Comparison:
     if rewards[0]:
         changes["reward"] = paired_mean_difference(*rewards)
     for role in before.by_role:
-        rewards_of_role = _paired_values(before, after, lambda task, role=role: _reward_of(task, role))
+        rewards_of_role = _paired_values(before, after, partial(_reward_of, role=role))
         if rewards_of_role[0]:
             changes[f"reward/{role}"] = paired_mean_difference(*rewards_of_role)
     for sign, estimator, figures in (("@", pass_at_k, before.pass_at), ("^", pass_hat_k, before.pass_hat)):
         for k in sorted(map(int, figures)):
-            pair = _paired_values(before, after, lambda task, estimator=estimator, k=k: _passes(task, k, estimator))
+            pair = _paired_values(before, after, partial(_passes, k=k, estimator=estimator))
             if pair[0]:
                 changes[f"pass{sign}{k}"] = paired_difference(*pair, _samples(before, after, k))
     if not changes:

@@ -215,9 +215,9 @@ class RecordedSession(OpenSession):
             entries = () if self.replies is None else self.replies.take_entries()
             await self._recorder.turns.put(self.id, new, entries)
         if completion.finish_reason == "abort" and recorded is None:
-            error = self._gave_up(request_id(self.id, turn), len(completion.tokens))
+            gave_up = self._gave_up(request_id(self.id, turn), len(completion.tokens))
             if not left:
-                raise error
+                raise gave_up
         if left or completion.finish_reason == "abort":
             return
         if reader is not None:

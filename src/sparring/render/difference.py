@@ -212,8 +212,8 @@ class TemplateRenderer:
         return (min(places)[0], min(places)[2]) if places else None
 
     def _bridge_text(self, new: Sequence[dict[str, Any]], tools: Sequence[ToolSpec]) -> str | None:
-        plain = {"role": "assistant", "content": PLACEHOLDER}
-        calling = {"role": "assistant", "content": "", "tool_calls": [_call(m) for m in new if m["role"] == "tool"]}
+        plain: dict[str, Any] = {"role": "assistant", "content": PLACEHOLDER}
+        calling: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [_call(m) for m in new if m["role"] == "tool"]}
         for dummy in [calling, plain] if calling["tool_calls"] else [plain]:
             try:
                 text = self._text([_user("hi"), dummy, *new], tools, True)

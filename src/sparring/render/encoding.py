@@ -68,7 +68,8 @@ class TextEncoder:
         """Return the ids of a text that UTF-8 can carry."""
         if self._fast is not None:
             try:
-                return self._fast.encode(text, add_special_tokens=False).ids
+                ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
+                return ids
             except ValueError:  # its regular expression gave up on this text
                 return self._slow(text)
         before, self._left = self._left, self._left - len(text)

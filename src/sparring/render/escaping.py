@@ -101,7 +101,8 @@ class TextEscaper:
         }
         if all(value == getattr(message, key) for key, value in marked.items()):
             return message  # most messages write no control token
-        return dataclasses.replace(message, **marked)
+        changed: dict[str, Any] = dict(marked)
+        return dataclasses.replace(message, **changed)
 
     def _call(self, call: ToolCall) -> ToolCall:
         return dataclasses.replace(

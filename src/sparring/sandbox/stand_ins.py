@@ -102,7 +102,7 @@ def _read(value: object) -> object:
         parts = list(map(_read, items))
         if len(parts) % 2:
             raise Broken("a dict without its last value")
-        return dict(zip(parts[::2], parts[1::2]))
+        return dict(zip(parts[::2], parts[1::2], strict=False))
     (text, *more) = items
     if name == "int" and not more:
         return int(text, 16)
@@ -159,7 +159,7 @@ def _exactly(file: int, count: int) -> bytes:
 def lend(program: str) -> None:
     """Run a program with its output discarded, and answer calls to its functions until the borrower ends."""
     sys.setrecursionlimit(sys.getrecursionlimit() + 8)  # our frames do not count
-    sys.stdout = open(os.devnull, "w")
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # open until the process ends
     scope = {"__name__": "__main__"}
     exec(compile(program, "answer.py", "exec"), scope)
     names, constants = [], []

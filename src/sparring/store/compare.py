@@ -314,8 +314,10 @@ def segment_difference(where: str, left: Segment, right: Segment) -> RecordDiffe
 
 def _columns(segment: Segment) -> tuple[Sequence[Any] | None, ...]:
     """Return the values of `COLUMNS` for every token; None for unrecorded ones."""
-    versions = (runs and runs.expand() for runs in (segment.versions, segment.kv_versions))
-    return (segment.tokens, segment.logprobs, *versions, segment.kept and segment.kept.rows)
+    runs = (segment.versions, segment.kv_versions)
+    versions, kv_versions = (None if row is None else row.expand() for row in runs)
+    kept = None if segment.kept is None else segment.kept.rows
+    return (segment.tokens, segment.logprobs, versions, kv_versions, kept)
 
 
 def score_difference(where: str, left: Score | None, right: Score | None) -> RecordDifference | None:

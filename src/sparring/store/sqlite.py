@@ -186,7 +186,8 @@ class SqliteStore:
         rollouts: tuple[list[Rollout], list[Rollout]] = ([], [])
         for failed, data in self._rows("SELECT failed, data FROM rollouts WHERE in_group = ? ORDER BY row", row):
             rollouts[failed].append(self._decode(data, StoredRollout).rollout(stored.task))
-        return stored.group(*rollouts)
+        group: Group = stored.group(*rollouts)
+        return group
 
     def load(self, rollout: str) -> Rollout:
         """Return a rollout of a recorded group, the latest one if a resumed run repeated it.
@@ -207,7 +208,9 @@ class SqliteStore:
                 else f"{rollout!r} in a run without rollouts"
             )
             raise refusal(str(self._path), "the id of a recorded rollout", got, "take one from the report")
-        return self._decode(rows[0][0], StoredRollout).rollout(self._decode(rows[0][1], StoredGroup).task)
+        task = self._decode(rows[0][1], StoredGroup).task
+        loaded: Rollout = self._decode(rows[0][0], StoredRollout).rollout(task)
+        return loaded
 
     # --- the log ---
 

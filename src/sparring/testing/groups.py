@@ -99,7 +99,8 @@ def _trajectory_id(group: str, member: Plain) -> str:
 
 
 def _first(member: Plain) -> int:
-    return FIRST_TOKEN * (1 + member["said"])
+    said: int = member["said"]
+    return FIRST_TOKEN * (1 + said)
 
 
 def _group(id: str, index: int, plain: Plain) -> Group:

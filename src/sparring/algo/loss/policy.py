@@ -178,7 +178,7 @@ class PolicyLoss:
 
     def _weights(self, micro_batch: Any) -> torch.Tensor:
         """Return the token weights [M], corrected for the number of kept tokens if the denominator is "kept"."""
-        weights = micro_batch.weights[self.term]
+        weights: torch.Tensor = micro_batch.weights[self.term]
         if self._config.correction_rule.denominator == "kept":
             weights = weights * micro_batch.annotations[Annotation.RECOUNTED]
         return weights

@@ -108,7 +108,8 @@ def _parse_as_one(text: str) -> list[Any]:
 
 def _parse(text: str) -> list[Any]:
     extractions = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
-    return parse(_rewrite(text), extractions, parsing_timeout=None)
+    answers: list[Any] = parse(_rewrite(text), extractions, parsing_timeout=None)
+    return answers
 
 
 def _rewrite(text: str) -> str:

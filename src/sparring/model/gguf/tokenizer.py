@@ -117,8 +117,8 @@ def _added(file: Path, fields: Mapping[str, Any], where: str) -> None:
     """Give the tokens of a byte-level vocabulary the spelling and the ids of the file; check the ids of any other
     vocabulary.
 
-    transformers spells tokens with letters beyond the byte alphabet (`<｜User｜>`, two blanks) in that alphabet, and then
-    omits them from the added tokens, or adds them again after the last id.
+    transformers spells tokens with letters beyond the byte alphabet (`<｜User｜>`, two blanks) in that alphabet, and
+    then omits them from the added tokens, or adds them again after the last id.
     """
     tokens, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     written = json.loads(file.read_text(encoding="utf-8"))

@@ -38,7 +38,7 @@ def json_schema(format: CallFormat, schema: Any, root: Mapping[str, Any]) -> str
     if ends:
         pattern = pattern_without(ends)
         restricted = _plain(restricted, pattern, ends)
-        anything = {"type": _TYPES, "pattern": pattern, "items": _reference()}
+        anything: dict[str, Any] = {"type": _TYPES, "pattern": pattern, "items": _reference()}
         anything |= {"patternProperties": {pattern: _reference()}, "additionalProperties": False}
         restricted["$defs"] = {**restricted.get("$defs", {}), _ANYTHING: anything}
     if format.sorts:

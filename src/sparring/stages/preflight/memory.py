@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.model.hub import model_folder

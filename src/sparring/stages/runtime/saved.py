@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-
 from sparring.errors import refusal
 from sparring.model.peft import is_adapter
 from sparring.protocols import Store

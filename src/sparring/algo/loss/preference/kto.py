@@ -65,7 +65,9 @@ class Kto:
         weights = micro_batch.weights[self.term]
         of_row = weights.new_zeros(len(label)).index_add(0, micro_batch.rows, weights)
         loss = (of_row * (scale - value))[trained_rows].sum() / micro_batch.denominators[self.term]
-        metrics = {"kto_shift": (float(shift) * int(trained_rows.sum()), int(trained_rows.sum()))}
+        metrics: dict[str, tuple[float, float]] = {
+            "kto_shift": (float(shift) * int(trained_rows.sum()), int(trained_rows.sum()))
+        }
         for name, side in (
             ("reward_chosen", trained_rows & (label > 0)),
             ("reward_rejected", trained_rows & (label < 0)),
