@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import statistics
 import tempfile
@@ -91,7 +92,7 @@ async def measure(engine: NativeEngine, refs: list[WeightRef], arguments: argpar
     await asyncio.gather(*streams)
     elsewhere, across = [], [0.0] * len(pulls)
     for times in arrivals:
-        for before, after in zip(times, times[1:], strict=False):
+        for before, after in itertools.pairwise(times):
             held = [i for i, (begin, end) in enumerate(pulls) if before < end and after > begin]
             for i in held:
                 across[i] = max(across[i], after - before)

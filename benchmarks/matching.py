@@ -25,8 +25,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from sparring.gateway.dialects.chat_completions import ChatCompletions
 from sparring.gateway.dialects.dialect import ClientCall, ClientRequest, body_of
 from sparring.gateway.dialects.messages import Messages
@@ -140,9 +138,7 @@ def foreign(read: Callable[[ClientCall], ClientRequest], size: int, repeats: int
     return reading * 1e9 / len(data), matching * 1e9 / len(data)
 
 
-def growing(
-    read: Callable[[ClientCall], ClientRequest], size: int, repeats: int
-) -> tuple[float, float, float, float]:
+def growing(read: Callable[[ClientCall], ClientRequest], size: int, repeats: int) -> tuple[float, float, float, float]:
     """Microseconds a kB in which the request of a late turn is read, and is matched; and the microseconds of an early
     and of a late turn in which it is matched, without those that the digests of its messages take."""
     columns: list[list[float]] = []
@@ -188,9 +184,7 @@ def turn_bytes() -> list[tuple[str, float, float]]:
         talk += [reply, Message(role="user", content=numbers(turn, 5 * TOLD))]
     tracemalloc.stop()
     pairs = (("in the store", stored), ("in memory", held))
-    return [
-        (name, statistics.mean(sizes[1:EARLY]), statistics.mean(sizes[LATE - AROUND :])) for name, sizes in pairs
-    ]
+    return [(name, statistics.mean(sizes[1:EARLY]), statistics.mean(sizes[LATE - AROUND :])) for name, sizes in pairs]
 
 
 async def rollouts(count: int) -> int:
@@ -201,7 +195,9 @@ async def rollouts(count: int) -> int:
     prompt = word * round(PROMPT / ids_a_word)
     said = tuple(renderer.tokenizer.encode(word * SAID))[: SAID - 1]
     limits = Limits(max_turns=1000, max_tokens=10**9, max_tool_calls=1000)
-    recorder = Recorder(Forgetful(lambda request: said), renderer, sampling=Sampling(max_tokens=SAID), max_context=1 << 16)
+    recorder = Recorder(
+        Forgetful(lambda request: said), renderer, sampling=Sampling(max_tokens=SAID), max_context=1 << 16
+    )
     sessions = [recorder.open(toy_task(), rollout_id=f"r{at}", seed=at, limits=limits) for at in range(count)]
     talks = [[{"role": "system", "content": prompt}, {"role": "user", "content": "Begin."}] for _ in range(count)]
     gc.collect()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import json
 import runpy
 import typing
@@ -215,7 +216,7 @@ def _lines(settings: Mapping[str, Any]) -> Iterator[str]:
 def _literal(module: ModuleType, name: str) -> str:
     """The literal under a module's name."""
     body = ast.parse(inspect.getsource(module)).body
-    for node, after in zip(body, body[1:], strict=False):
+    for node, after in itertools.pairwise(body):
         target = (
             node.target
             if isinstance(node, ast.AnnAssign)

@@ -84,7 +84,7 @@ def _check(wanted, salt):
     words = ["ok", *(f"{word}:_{name}" for name in NAMES for word in ("missing", "extra"))]
     table = []
     for present in itertools.product((False, True), repeat=len(NAMES)):
-        state = dict(zip(NAMES, present))
+        state = dict(zip(NAMES, present, strict=False))
         first = next((name for name in wanted if state[name] != wanted[name]), None)
         said = "ok" if first is None else f"{'missing' if wanted[first] else 'extra'}:_{first}"
         names = " ".join(name for name in NAMES if state[name])

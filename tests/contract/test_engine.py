@@ -362,7 +362,7 @@ def test_scores_are_of_the_distribution_that_was_sampled_from(serve, exact):
     assert len(scores.entropies) == len(scores.top_ids) == len(scores.top_logprobs) == len(answer.tokens)
     assert all(
         len(set(ids)) == 3 and list(tops) == sorted(tops, reverse=True)
-        for ids, tops in zip(scores.top_ids, scores.top_logprobs)
+        for ids, tops in zip(scores.top_ids, scores.top_logprobs, strict=False)
     )
 
 

@@ -213,7 +213,7 @@ def play(
     replies: Sequence[Reply] | Callable[[str], Reply],
     *,
     tools: tuple[ToolSpec, ...] = (),
-    limits: Limits = Limits(max_turns=40, max_tokens=100_000, max_tool_calls=80),  # noqa: B008
+    limits: Limits = Limits(max_turns=40, max_tokens=100_000, max_tool_calls=80),
     max_context: int = 400_000,
     prompt: str = "Do it.",
     native: Any = None,

@@ -226,7 +226,7 @@ def test_control_c_stops_an_answer_and_the_talk_goes_on(run: Path, tmp_path: Pat
             assert any("thinking" in line for line in process.stdout)
             process.send_signal(signal.SIGINT)
             assert any("(stopped; say something else)" in line for line in process.stdout)
-        out, error = process.communicate("/quit\n", timeout=60)
+        _out, error = process.communicate("/quit\n", timeout=60)
     assert process.returncode == 0, error
     assert error == ""
 

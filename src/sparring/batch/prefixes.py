@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ def walk(sequences: Sequence[Sequence[int] | np.ndarray]) -> tuple[list[int], li
     """
     keys = [_words(sequence) for sequence in sequences]
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    return order, [0, *(_common(keys[a], keys[b]) for a, b in zip(order, order[1:], strict=False))][: len(order)]
+    return order, [0, *(_common(keys[a], keys[b]) for a, b in itertools.pairwise(order))][: len(order)]
 
 
 def lay_out(sequences: Sequence[np.ndarray]) -> PrefixLayout:

@@ -228,7 +228,7 @@ class NativeEngine:
         deadline = clock() + self._config.update_timeout_s
         try:
             staged = await asyncio.wait_for(asyncio.to_thread(stage, self._model, ref), self._config.update_timeout_s)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise late from None
         update = Update(ref, staged)
         self._ask(lambda: self._updates.append(update))

@@ -52,7 +52,7 @@ class LeaseEnd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     answer: str | None = None
     """Last words to the world; None: the policy's latest reply that called nothing."""
 
-    reward: float | None | msgspec.UnsetType = msgspec.UNSET
+    reward: float | msgspec.UnsetType | None = msgspec.UNSET
     """Reward of the rollout, the last one; None: it is not scored, which is not 0."""
 
     reason: str = ""

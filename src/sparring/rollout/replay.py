@@ -112,7 +112,7 @@ def compare(trajectory: str, segment: Segment, again: Completion) -> Difference 
 
     recorded = zip(segment.tokens, segment.logprobs or (), strict=True)
     for position, ((token, logprob), (token_again, logprob_again)) in enumerate(
-        zip(recorded, zip(again.tokens, again.logprobs, strict=True))
+        zip(recorded, zip(again.tokens, again.logprobs, strict=True), strict=False)
     ):
         if token != token_again:
             return difference(position, "token", str(token), str(token_again))

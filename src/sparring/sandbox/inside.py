@@ -192,7 +192,7 @@ class Run:
         self.deadline = self.started + request["timeout"]
         self.poll_s = PROGRAM_POLL_S if request["op"] == "program" else POLL_S
         self.truncated = self.timed_out = self.out_of_memory = False
-        inner, outer = zip(os.pipe(), os.pipe()[::-1], os.pipe()[::-1], os.pipe()[::-1])
+        inner, outer = zip(os.pipe(), os.pipe()[::-1], os.pipe()[::-1], os.pipe()[::-1], strict=False)
         self.pid = os.fork()
         if self.pid == 0:
             command(request, body, limits, inner[:3], inner[3])
@@ -333,7 +333,7 @@ def box(connection: socket.socket, joined: list) -> None:
     the socket by which the parent gets the ports of programs. Never returns."""
     try:
         ports = socket.socket(fileno=joined.pop()) if len(joined) == 1 else None
-        for target, file in zip((ASKED, ANSWERED), joined):
+        for target, file in zip((ASKED, ANSWERED), joined, strict=False):
             os.dup2(file, target)
             os.close(file)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

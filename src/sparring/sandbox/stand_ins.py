@@ -101,7 +101,7 @@ def _read(value: object) -> object:
         parts = list(map(_read, items))
         if len(parts) % 2:
             raise Broken("a dict without its last value")
-        return dict(zip(parts[::2], parts[1::2]))
+        return dict(zip(parts[::2], parts[1::2], strict=False))
     (text, *more) = items
     if name == "int" and not more:
         return int(text, 16)

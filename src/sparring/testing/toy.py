@@ -16,8 +16,8 @@ import xxhash
 
 from sparring.generation import GenerateRequest
 from sparring.protocols import Boxes, Renderer, Sandbox
-from sparring.render.demonstrate import reply_tokens
 from sparring.render.config import Thoughts
+from sparring.render.demonstrate import reply_tokens
 from sparring.render.difference import TemplateRenderer
 from sparring.render.library import LibraryRenderer
 from sparring.render.load import load_renderer

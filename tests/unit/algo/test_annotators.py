@@ -108,10 +108,10 @@ def across(folders, renderers, rollouts, engine, student=0, room=999):
 
 
 def test_spans_end_where_tokens_of_both_end():
-    assert aligned([2, 5, 9], [1, 2, 9]) == [(range(0, 1), range(0, 2)), (range(1, 3), range(2, 3))]
+    assert aligned([2, 5, 9], [1, 2, 9]) == [(range(1), range(2)), (range(1, 3), range(2, 3))]
     assert aligned([1, 2, 3], [1, 2, 3]) == [(range(i, i + 1), range(i, i + 1)) for i in range(3)]
-    assert aligned([3, 3, 4], [4]) == [(range(0, 3), range(0, 1))]
-    assert aligned([None, 2], [1, 2]) == [(range(0, 2), range(0, 2))], "not inside of a character"
+    assert aligned([3, 3, 4], [4]) == [(range(3), range(1))]
+    assert aligned([None, 2], [1, 2]) == [(range(2), range(2))], "not inside of a character"
     assert aligned([], []) == []
 
 

@@ -2,6 +2,7 @@
 waiting."""
 
 import asyncio
+import itertools
 from dataclasses import replace
 from functools import cache
 
@@ -148,7 +149,7 @@ def test_kv_across_turns_saves_prefill_and_does_not_show(serve):
     assert all(a.cached_tokens == 0 for talk in dropped for a in talk)
     for talk in kept:
         length = 9
-        for before, after in zip(talk, talk[1:], strict=False):
+        for before, after in itertools.pairwise(talk):
             assert after.cached_tokens == length + len(before.tokens) - 1
             length += len(before.tokens) + 3
 

@@ -136,7 +136,7 @@ def test_probabilities_of_another_distribution_are_refused_where_the_server_tell
     async def scenario(engine):
         with pytest.raises(RequestRefused, match="--logprobs-mode processed_logprobs"):
             await engine.generate(ask(**changed))
-        return await engine.generate(ask()), await engine.generate(ask(temperature=0.0, **{"top_k": 1}))
+        return await engine.generate(ask()), await engine.generate(ask(temperature=0.0, top_k=1))
 
     assert all(len(answer.tokens) == 8 for answer in on(opened(processed=False), scenario))
 

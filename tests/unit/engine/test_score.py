@@ -156,7 +156,7 @@ def test_scores_on_the_way_at_an_update_are_all_of_the_new_weights(serve, model)
     async def scenario(engine):
         crowd = [asyncio.create_task(engine.generate(sample(number, max_tokens=150))) for number in range(8)]
         scoring = [asyncio.create_task(engine.score(request)) for _ in range(20)]
-        done, waiting = await asyncio.wait(scoring, return_when=asyncio.FIRST_COMPLETED)
+        _done, waiting = await asyncio.wait(scoring, return_when=asyncio.FIRST_COMPLETED)
         await engine.pull(publish("policy", 1, changed.state()))
         after = await engine.score(request)
         scores = await asyncio.gather(*scoring)

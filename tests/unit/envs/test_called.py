@@ -111,7 +111,7 @@ def test_what_cannot_be_called_is_refused() -> None:
         ByName(min, "env.reward")
     for wrong in (0.0, [0.0, 1.0], []):
         with pytest.raises(EnvError, match="expected a list of one reward, for one completion, got"):
-            scored(lambda completions: wrong, TASK, "7")  # noqa: B023
+            scored(lambda completions: wrong, TASK, "7")
 
 
 NUMBERS = [

@@ -91,7 +91,7 @@ def test_golden_schema_of_records_unions_and_bare_containers() -> None:
     }
 
 
-def no_hint(x) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+def no_hint(x) -> None:  # type: ignore[no-untyped-def]
     pass
 
 

@@ -89,7 +89,7 @@ def test_claude_codes_habits_are_one_line_of_sampled_ids() -> None:
         third = (await client.post("/v1/messages", json=request(*history, system="Be brief."))).json()
         return [first, second, third]
 
-    first, second, third = through(session, talk)
+    _first, second, third = through(session, talk)
     assert (second["stop_reason"], third["content"]) == ("end_turn", [{"type": "text", "text": "Bye."}])
     assert [segment.parent for segment in session.segments] == [None, 0, 1, 2, 3, 4] and ids_agree(session, engine)
     prompt = RENDERER.decode(engine.requests[1].tokens)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy
 import msgspec
+import numpy
 import pytest
 from sessions import RENDERER, opened, said, says
 

@@ -131,7 +131,7 @@ class Client:
     async def breaks(self, body: Any, noted: bool = True) -> None:
         """Send a request and break its connection when the tool runs; `noted`: and wait until the server knows."""
         place = httpx.URL(self._door.url)
-        reader, writer = await asyncio.open_connection(place.host, place.port)
+        _reader, writer = await asyncio.open_connection(place.host, place.port)
         data = json.dumps(body).encode()
         headers = {"Host": "here", "x-api-key": self._door.key, "Content-Length": len(data), **self._headers}
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())

@@ -20,7 +20,6 @@ from sparring.observe.sinks.jsonl import JsonlSink
 from sparring.observe.sinks.load import load_sinks
 from sparring.observe.sinks.sink import Fanout, SampleRow, Sink
 
-
 SAMPLES = [
     SampleRow(rollout="rl/4/0", task="gcd:1", conversation="user: | a\n\n# b\ud800", reward=0.5, outcome="completed"),
     SampleRow(rollout="rl/4/1", task="gcd:1", conversation="", reward=None, outcome="truncated"),

@@ -15,8 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparring.generation import Completion, GenerateRequest, Sampling
-from sparring.record.order import conversation, settled, tools_of
 from sparring.record.identity import UNREAD, shown_arguments
+from sparring.record.order import conversation, settled, tools_of
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.reply import SampledReply
 from sparring.store.sqlite import SqliteStore

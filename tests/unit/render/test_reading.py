@@ -281,7 +281,7 @@ def test_a_call_that_breaks_the_parser_is_malformed_and_no_other_is(name: str, v
 @pytest.mark.parametrize("value", ["[" * 3000, "1" * 5000], ids=["deep", "long"])
 def test_a_call_that_breaks_the_parser_takes_no_text_back(name: str, value: str) -> None:
     renderer = renderer_of(name, False)
-    message, tokens = reply_of(renderer, "I add.", CALL, replace(CALL, id="call_1", arguments={"a": 3}))
+    _message, tokens = reply_of(renderer, "I add.", CALL, replace(CALL, id="call_1", arguments={"a": 3}))
     tokens = renderer.tokenizer.encode(renderer.decode(tokens).replace("3", value))
     pieces = check(renderer, tokens, range(0, len(tokens), 997))
     prompt = prompt_of(renderer)

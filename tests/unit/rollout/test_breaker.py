@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 from fates import EmptyBox, FatedBoxes, FatedWorld, Fates, Stack, make_stack
@@ -132,7 +132,7 @@ def test_probes_are_one_at_a_time_and_rarer_and_rarer() -> None:
     stack = make_stack(dead(0.0, 100.0, knocks), group_size=4, max_concurrent_rollouts=16, retries=2)
     run_virtual(collected(scheduled(stack, 2).groups()))
     probes = [at for at in knocks if 1.0 < at <= 130.0]
-    gaps = [later - earlier for earlier, later in zip(probes, probes[1:], strict=False) if later < 100]
+    gaps = [later - earlier for earlier, later in pairwise(probes) if later < 100]
     assert gaps == sorted(gaps) and gaps[-1] == 30.0
 
 

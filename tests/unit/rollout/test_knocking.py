@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -79,4 +80,4 @@ def test_what_failed_together_comes_again_apart(all_ask: Callable[[list[float]],
 
     run_virtual(main())
     again = sorted(knocks[-MANY:])
-    assert again[-1] - again[0] > 0.3 and max(b - a for a, b in zip(again, again[1:], strict=False)) < 0.1
+    assert again[-1] - again[0] > 0.3 and max(b - a for a, b in itertools.pairwise(again)) < 0.1

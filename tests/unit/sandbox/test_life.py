@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import select
 import signal
@@ -140,7 +141,7 @@ def test_commands_beyond_the_concurrency_wait_in_order() -> None:
         return [[float(word) for word in result.stdout.split()] for result in results]
 
     spans = with_boxes(SandboxConfig(servers=2, concurrency=1), work)
-    assert all(earlier[1] < later[0] for earlier, later in zip(spans, spans[1:], strict=False))
+    assert all(earlier[1] < later[0] for earlier, later in itertools.pairwise(spans))
 
 
 def test_a_server_closed_while_it_starts_leaves_nothing(family: Family) -> None:

@@ -101,7 +101,7 @@ def test_sampled_under_each_pushed_version_is_trained_with_difference_zero(folde
             rows = tuple(row(request, answer, step) for request, answer in zip(asked, answers, strict=True))
             batch = Batch(step=step, model="policy", rows=rows, denominators={"policy": 72})
             if step == 4:
-                name, factor = next(iter(trainer._trained.parameters().items()))
+                _name, factor = next(iter(trainer._trained.parameters().items()))
                 with torch.no_grad():
                     factor[0, 0] += 1e-2
                 trainer._trained.refresh()

@@ -168,7 +168,7 @@ def test_a_teacher_computes_its_own_rows_alone(make_model, teachers):
 
 def test_a_student_that_is_its_teacher_has_nothing_to_learn(make_model):
     samples = [replace(row, teacher="a") for row in rows()]
-    found, weights = trained(make_model, DistillLoss(Divergence()), samples, teachers={"a": make_model()})
+    found, _weights = trained(make_model, DistillLoss(Divergence()), samples, teachers={"a": make_model()})
     assert found[0]["divergence"] == 0.0 and found[0]["loss_distill"] == 0.0
 
 

@@ -398,7 +398,7 @@ def test_the_mismatch_of_an_engine_that_differs_by_hand(make_model, make_batch):
     assert metrics["logprob_max_abs_diff"] == pytest.approx(0.5, abs=1e-6)
     assert metrics["logprob_mean_abs_diff"] == pytest.approx(sum(map(abs, moves)) / len(moves), abs=1e-6)
     assert metrics["mismatch_k3"] == pytest.approx(
-        sum(w - 1 - d for w, d in zip(weights, moves)) / len(moves), abs=1e-6
+        sum(w - 1 - d for w, d in zip(weights, moves, strict=False)) / len(moves), abs=1e-6
     )
     assert metrics["mismatch_ess"] == pytest.approx(
         sum(weights) ** 2 / len(weights) / sum(w * w for w in weights), abs=1e-6

@@ -13,7 +13,6 @@ from sparring.gateway.dialects.sampled_ids import logprobs_written
 from sparring.reply import ReplyHead, SampledReply, pieces_of
 from sparring.types import ReplyPiece
 
-
 FUNCTION: Mapping[str, Any] = {"description": None, "parameters": None, "strict": None}
 """Fields that a tool has in a response, also where its request left them out."""
 

@@ -160,7 +160,7 @@ class QuotedValues:
         written = [value for value in listed if self._is_writable(value)]
         beside = sorted(schema.keys() - _NOTES - {"enum", "const", "type", "format"})
         if beside or not written:
-            got = f"{repr(listed)}{f' beside {beside[0]}' if beside else ''}"
+            got = f"{listed!r}{f' beside {beside[0]}' if beside else ''}"
             raise refusal("tool call", "a list of values that the format can write, alone", got, "change the enum")
         return " | ".join(self._terms(quoted(value, self._quote)) for value in written)
 

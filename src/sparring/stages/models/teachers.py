@@ -20,8 +20,8 @@ from sparring.render.load import load_renderer
 from sparring.render.tokenizer import load_tokenizer
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.context_length import max_context, outline_of
-from sparring.stages.models.teacher_format import check_format, student_folder
 from sparring.stages.models.reference import AVERAGE, HeldTeacher, check_name
+from sparring.stages.models.teacher_format import check_format, student_folder
 from sparring.stages.preflight.judges import check_answers
 from sparring.types import Message
 
