@@ -1,5 +1,6 @@
 # make quickstart    install, run recipes/quickstart.toml, print the result
 # make check         ruff, mypy and the rules of tests/house, all at once; installs what they need
+# make pythons       compile every file on the newer Pythons that are there (PYTHONS=..., python3.12 python3.13)
 # make test          install, pass the tests
 # make test-near     the tests that a change can touch, nearest first (BASE=COMMIT: since when; origin/main)
 # make test-slow     the long proofs
@@ -33,7 +34,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart check check-lint check-types check-house preflight test test-near test-slow test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
+.PHONY: quickstart check check-lint check-types check-house pythons preflight test test-near test-slow test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -54,6 +55,10 @@ check-types: $(VENV)/.stamp-dev
 
 check-house: $(VENV)/.stamp-dev
 	@$(BIN)/python tests/house
+
+PYTHONS ?= python3.12 python3.13
+pythons:
+	$(PYTHON) tests/house/pythons.py $(PYTHONS)
 
 # two files at once, in the order of the tree: the long ones come first, a thread each. All other tests run one after another: they fill the machine.
 # A test that hangs is a failure that says where every thread stands; its worker starts anew once.
