@@ -4,6 +4,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,8 +96,13 @@ class Import(NamedTuple):
     when: str
 
 
-def imports(module: Module) -> Iterator[Import]:
-    """Yield everything that a module imports, in functions and under TYPE_CHECKING too."""
+@cache
+def imports(module: Module) -> tuple[Import, ...]:
+    """Return everything that a module imports, in functions and under TYPE_CHECKING too."""
+    return tuple(_imports(module))
+
+
+def _imports(module: Module) -> Iterator[Import]:
     waiting: list[tuple[ast.AST, str]] = [(module.tree, "import")]
     while waiting:
         node, when = waiting.pop()
