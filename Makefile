@@ -1,13 +1,9 @@
 # make quickstart    install, run recipes/quickstart.toml, print the result
 # make check         ruff, mypy and the rules of tests/house, all at once; installs what they need
-<<<<<<< HEAD
+# make pythons       compile every file on the newer Pythons that are there (PYTHONS=..., python3.12 python3.13)
 # make test          install, pass the short suite: 8 minutes on two idle cores, and a budget for each folder
 # make test-full     the whole suite, on two kernel paths: before a release, and after a change of kernels or models
 # make test-mutations small wrong changes, each of which the short suite must notice; an hour on two cores
-=======
-# make pythons       compile every file on the newer Pythons that are there (PYTHONS=..., python3.12 python3.13)
-# make test          install, pass the tests
->>>>>>> habits
 # make test-near     the tests that a change can touch, nearest first (BASE=COMMIT: since when; origin/main)
 # make test-slow     the long proofs
 # make test-extra    tests of optional packages, which it installs (wandb, peft, zensical, anthropic)
@@ -40,11 +36,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-<<<<<<< HEAD
-.PHONY: quickstart check check-lint check-types check-house preflight test test-full test-mutations test-near test-slow test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
-=======
-.PHONY: quickstart check check-lint check-types check-house pythons preflight test test-near test-slow test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
->>>>>>> habits
+.PHONY: quickstart check check-lint check-types check-house pythons preflight test test-full test-mutations test-near test-slow test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install

@@ -213,7 +213,8 @@ class TemplateRenderer:
 
     def _bridge_text(self, new: Sequence[dict[str, Any]], tools: Sequence[ToolSpec]) -> str | None:
         plain: dict[str, Any] = {"role": "assistant", "content": PLACEHOLDER}
-        calling: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [_call(m) for m in new if m["role"] == "tool"]}
+        calls = [_call(message) for message in new if message["role"] == "tool"]
+        calling: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": calls}
         for dummy in [calling, plain] if calling["tool_calls"] else [plain]:
             try:
                 text = self._text([_user("hi"), dummy, *new], tools, True)
