@@ -139,7 +139,7 @@ SOURCES: dict[str, Callable[[Path], TaskSource]] = {
     "domains": lambda folder: domains(folder).tasks("eval", 1),
     "lost tasks again": lambda folder: LostTasksAgain(function(folder).tasks("train", 1), 2),
 }
-FINITE = {"generated eval", "file in order", "domains"}
+FINITE = {"generated eval", "in order", "domains"}
 
 
 @pytest.fixture(params=FACTORIES)

@@ -133,7 +133,7 @@ MUTATIONS = {
         "logsumexp(1, keepdim=True) - log_z",
         "logsumexp(1, keepdim=True) + log_z",
     ),
-    "top_k/jensen_shannon": ("model/divergence.py", "ids.where(there, 0)) - log_z", "ids.where(there, 0)) + log_z"),
+    "top_k/jensen_shannon": ("model/divergence.py", "ids.where(valid, 0)) - log_z", "ids.where(valid, 0)) + log_z"),
     "vocabulary/reverse": ("model/divergence.py", "(a - b)", "(a + b)"),
     "vocabulary/forward": ("model/divergence.py", "(a - b)", "(b - a)"),
     "vocabulary/jensen_shannon": ("model/divergence.py", "(1.0 - form.beta)", "(1.0 + form.beta)"),

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from sparring.allocator import share_freed_memory
 from sparring.cli import chat, check, convert, diff, eval, export, gateway, replay, report, run, serve, try_
 from sparring.errors import BadInput, SparringError
-from sparring.launch.allocator import share_freed_memory
 from sparring.observe.terminal import guard_terminal, printable, say
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from sparring.allocator import share_freed_memory
 from sparring.errors import refusal
-from sparring.launch.allocator import share_freed_memory
 from sparring.launch.evaluate import evaluate_subjects, evaluated_as
 from sparring.launch.run import check_recipe, run_with_earlier
 from sparring.observe.results import Results

@@ -99,8 +99,8 @@ def _trajectory_id(group: str, member: Plain) -> str:
 
 
 def _first(member: Plain) -> int:
-    said: int = member["said"]
-    return FIRST_TOKEN * (1 + said)
+    num_said: int = member["said"]
+    return FIRST_TOKEN * (1 + num_said)
 
 
 def _group(id: str, index: int, plain: Plain) -> Group:

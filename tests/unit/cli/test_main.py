@@ -37,7 +37,7 @@ except SystemExit as end:
     print("code", end.code)
 roots = {name.split(".")[0] for name in sys.modules}
 print("heavy", sorted(roots & {"torch", "transformers", "numpy", "msgspec", "tokenizers", "pyarrow", "rich", "asyncio"}))
-print("parts", sorted(n for n in sys.modules if n.startswith("sparring.") and n.split(".")[1] not in ("annotations", "cli", "errors", "generation", "types") and not "sparring.observe.terminal".startswith(n)))
+print("parts", sorted(n for n in sys.modules if n.startswith("sparring.") and n.split(".")[1] not in ("allocator", "annotations", "cli", "errors", "generation", "types") and not "sparring.observe.terminal".startswith(n)))
 """
     done = _sparring(code=code)
     for verb in ("run", "check", "eval", "export", "chat", "serve", "gateway", "replay", "diff", "report"):

@@ -20,7 +20,7 @@ KINDS = [kind for _, _, kinds in WRITER["SECTIONS"] for kind in kinds]
 def test_the_page_is_what_its_writer_writes() -> None:
     written = WRITER["page"]()
     assert (DOCS / "algorithms.md").read_text() == written, "run: python docs/write_algorithms.py"
-    assert "### `rloo`\n\nRLOO: a rollout is judged against the mean of its siblings." in written
+    assert "### `rloo`\n\nRLOO: a rollout's reward less the mean of its siblings'." in written
     assert "| `lambda_policy` | number | `0.95` | TRL's PPO; " in written
     assert '### preset `gspo`\n\n`ratio = "sequence"`, ' in written and "*From*: arXiv 2507.18071, " in written
 

@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, sys, threading
-from sparring.launch.allocator import share_freed_memory
+from sparring.allocator import share_freed_memory
 if sys.argv[1] == "shared":
     share_freed_memory()
 if sys.argv[1] == "from Python":
