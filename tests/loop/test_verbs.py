@@ -268,7 +268,7 @@ def test_chat_refuses_a_broken_checkpoint(
         (("--max-tokens", "0"), "argument --max-tokens: expected 1 or more, got 0"),
         (("--temperature", "-1"), "argument --temperature: expected 0 or more, got -1"),
         (("--temperature", "nan"), "argument --temperature: expected 0 or more, got nan"),
-        (("--temperature", "warm"), "argument --temperature: "),
+        (("--temperature", "warm"), "argument --temperature: expected a value of type float, got 'warm'"),
     ],
 )
 def test_chat_refuses_numbers_that_make_no_sense(

@@ -10,6 +10,7 @@ import errno
 import gc
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -28,10 +29,22 @@ objects that stay; to walk them again and again took a third of a start."""
 VERBS = (run, check, eval, export, convert, chat, serve, gateway, try_, replay, diff, report)
 
 
+REFUSALS = (
+    (r"the following arguments are required: (.+)", r"expected \1, got nothing"),
+    (r"unrecognized arguments: (.+)", r"expected no more arguments, got \1"),
+    (r"argument (\S+): invalid choice: (.+) \(choose from (.+)\)", r"argument \1: expected one of \3, got \2"),
+    (r"argument (\S+): invalid (\w+) value: (.+)", r"argument \1: expected a value of type \2, got \3"),
+    (r"argument (\S+): expected one argument", r"argument \1: expected a value, got nothing"),
+)
+"""Messages of argparse, as patterns, each with its wording as a refusal."""
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong and where help is, without the whole usage."""
 
     def error(self, message: str) -> NoReturn:
+        for pattern, refused in REFUSALS:
+            message = re.sub(f"^{pattern}$", refused, message)
         self.exit(2, printable(f"{self.prog}: {message}; see {self.prog} --help\n"))
 
 
