@@ -13,9 +13,9 @@ from sparring.generation import Completion, Delta, GenerateRequest, Sampling
 from sparring.protocols import Engine, Renderer, Store
 from sparring.record.branches import Transcript
 from sparring.record.budget import Budget
+from sparring.record.journal import RecordedReply, RecordedTurns, SessionJournal
 from sparring.record.lines import Turn
 from sparring.record.rendering import Binder, Planner
-from sparring.record.replies import RecordedPlaces, RecordedReplies, RecordedReply
 from sparring.record.request import (
     Rank,
     at_most,
@@ -90,7 +90,7 @@ class Recorder:
         priority: int = 0,
         admission: int = 0,
         limits: Limits | None = None,
-        replies: RecordedReplies | None = None,
+        journal: SessionJournal | None = None,
     ) -> RecordedSession:
         """Open a session for one role of one rollout.
 
@@ -102,14 +102,14 @@ class Recorder:
             priority: of its requests at the engine.
             admission: of its rollout, by which the engine ranks requests of one priority.
             limits: replaces the task's.
-            replies: recorded replies of this rollout, if it is played again: they answer the requests that they
-                answered before, and are not written into the store again.
+            journal: journal of this rollout. Its recorded replies answer the requests that they answered before, and
+                are not written again; new turns are appended to it.
         """
         rank = Rank(priority, admission)
         session = RecordedSession(
             self, task, rollout_id=rollout_id, seed=seed, role=role, rank=rank, limits=limits or task.limits
         )
-        session.replies = replies
+        session.journal = journal
         return session
 
 
@@ -144,7 +144,7 @@ class RecordedSession(OpenSession):
         self._tree = Tree(recorder.renderer, recorder.tool_lists)
         self._planner = Planner()
         self._budget = Budget(self.id, limits)
-        self._places: RecordedPlaces | None = None
+        self._recorded_turns: RecordedTurns | None = None
         self._closed = False
         self._under_way: dict[str, str] = {}  # requests at the engine, by the ids of their replies
         self._ended: set[str] = set()
@@ -183,8 +183,8 @@ class RecordedSession(OpenSession):
         granted, recorded, reader, left = 0, None, self._reader(turn, request), False
         try:
             sampling = self._sampling(turn, request)
-            if self.replies is not None:
-                recorded = await self.replies.take(self._role, turn.prompt, sampling)
+            if self.journal is not None:
+                recorded = await self.journal.reply(self._role, turn.prompt, sampling)
             if recorded is None:
                 granted = await self._budget.grant(sampling.max_tokens)
                 sampling = at_most(sampling, granted)
@@ -211,9 +211,8 @@ class RecordedSession(OpenSession):
             if granted:
                 self._budget.give_back(granted, self.usage)
         tool_calls = self.usage.tool_calls
-        if self._recorder.turns is not None and recorded is None:  # a task cancelled here leaves a whole record
-            entries = () if self.replies is None else self.replies.take_entries()
-            await self._recorder.turns.put(self.id, new, entries)
+        if recorded is None:
+            await self._keep(new)
         if completion.finish_reason == "abort" and recorded is None:
             gave_up = self._gave_up(request_id(self.id, turn), len(completion.tokens))
             if not left:
@@ -267,13 +266,13 @@ class RecordedSession(OpenSession):
     async def _planned(self, request: ReplyRequest) -> Turn:
         """Return the turn that a request is; one of a record that comes again has its place there. Raises LimitReached
         where its messages are too long by far."""
-        if self.replies is not None and self._places is None:
-            self._places = self.replies.places(self._role)
-            self._tree.reserve(self._places.inputs, self._places.all)
-        places = self._places
+        if self.journal is not None and self._recorded_turns is None:
+            self._recorded_turns = self.journal.turns(self._role)
+            self._tree.reserve(self._recorded_turns.inputs, self._recorded_turns.places)
+        turns = self._recorded_turns
 
         def recorded(prompt: bytes, repeat: int) -> int | None:
-            return None if places is None else places.of(prompt, self._seed_of(repeat))
+            return None if turns is None else turns.place_of(prompt, self._seed_of(repeat))
 
         steps = self._tree.planning(request.messages, request.tools, request.evidence, recorded)
         check = far_check(self.id, request.messages, self._recorder.renderer, self.max_context)
@@ -291,7 +290,11 @@ class RecordedSession(OpenSession):
 
     def _delivered(self, reply: str, delivered: bool) -> None:
         segment = self._tree.deliver(reply, delivered)
-        if segment is not None and self._recorder.turns is not None and not self._closed:
+        if segment is None or self._closed:
+            return
+        if self.journal is not None:
+            self.journal.sampled(self._role, (segment,))
+        if self._recorder.turns is not None:
             self._recorder.turns.note(self.id, segment)
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
@@ -386,6 +389,15 @@ class RecordedSession(OpenSession):
             self._ended.discard(request)
             return RequestEnded(f"{request}: ended after {tokens} tokens")
         return EngineError(f"{request}: the engine gave up after {tokens} tokens")
+
+    async def _keep(self, new: Sequence[Segment]) -> None:
+        """Append the segments of a new turn to the journal and the store. A task that is cancelled here leaves a whole
+        record."""
+        if self.journal is not None:
+            self.journal.sampled(self._role, new)
+        if self._recorder.turns is not None:
+            entries = () if self.journal is None else self.journal.unwritten()
+            await self._recorder.turns.put(self.id, new, entries)
 
     def _write(
         self,

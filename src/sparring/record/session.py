@@ -10,8 +10,8 @@ from functools import partial
 from sparring.errors import BadInput, LimitReached
 from sparring.generation import Constraint
 from sparring.record.branches import Transcript
+from sparring.record.journal import SessionJournal
 from sparring.record.order import conversation_of, last_words
-from sparring.record.replies import RecordedReplies
 from sparring.record.rewards import OutsideRewards
 from sparring.reply import NO_EVIDENCE, ReplyRequest, ReplyStream, SampledReply, SessionLayer, whole_reply
 from sparring.types import UNTRAINED, Evidence, Message, Outcome, Segment, Timing, ToolSpec, Trajectory
@@ -67,15 +67,15 @@ class OpenSession(ABC):
         id: id of the trajectory.
         account: account of the requests.
         rewards: rewards of the rollout from outside; None if the run takes none.
-        replies: recorded replies that answer before the engine does, of a rollout that is played again; None of a new
-            one.
+        journal: journal of the rollout, whose recorded replies answer before the engine does; None for a session
+            outside a rollout.
     """
 
     def __init__(self, trajectory: str) -> None:
         self.id = trajectory
         self.account = RequestAccount()
         self.rewards: OutsideRewards | None = None
-        self.replies: RecordedReplies | None = None
+        self.journal: SessionJournal | None = None
         self._layers: list[SessionLayer] = []
 
     @property

@@ -33,11 +33,11 @@ APART = ("collect", "reward_model", "eval")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Repetition:
-    """Repetition of recorded steps of a live stage, in a copy of its run.
+class Replay:
+    """Replay of recorded steps of a live stage, in a copy of its run.
 
     Attributes:
-        last_step: steps after it are not repeated.
+        last_step: last step that is replayed.
         updates: makes the part that the loop publishes to, of the policy's engine and the checkpoint folder that it
             serves.
     """
@@ -111,7 +111,7 @@ class Context(RunFiles):
     """The parts that all stages of a run share. Whoever made it closes them.
 
     Attributes:
-        repetition: of recorded steps, where a stage runs for that; None where it trains.
+        replay: replay of recorded steps; None if the stage trains.
     """
 
     sink: Sink
@@ -120,7 +120,7 @@ class Context(RunFiles):
     factory: EnvFactory
     harness: Harness
     judges: Judges
-    repetition: Repetition | None = None
+    replay: Replay | None = None
 
     def with_boxes(self, boxes: Boxes) -> Context:
         """Return the same run with other boxes (such as a tool host that is switched off)."""

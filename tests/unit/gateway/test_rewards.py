@@ -25,8 +25,8 @@ from sparring.recipe.run_config import RunConfig
 from sparring.record.recorder import Recorder
 from sparring.record.rewards import OutsideReward, OutsideRewards
 from sparring.rewards import RewardRefused, send
-from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.config import RolloutConfig
+from sparring.rollout.journal import Journals
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
@@ -65,7 +65,7 @@ class Outside:
         config = RolloutConfig(group_size=1, retries=0, rewards_within_s=within_s)
         recorder = Recorder(engine, RENDERER, store=store, max_context=3000)
         self.runner = RolloutRunner(
-            ToyWorld(), NoBoxes(), recorder, CallableHarness(agent, "agent"), config, log=AttemptLog(store)
+            ToyWorld(), NoBoxes(), recorder, CallableHarness(agent, "agent"), config, log=Journals(store)
         )
 
     async def run(self) -> Finished:

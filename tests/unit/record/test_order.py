@@ -8,12 +8,12 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
+from unit.record.played import playback
 
 from sparring.errors import EngineError
 from sparring.generation import GenerateRequest, Sampling
 from sparring.record.order import conversation, settled, tools_of
 from sparring.record.recorder import RecordedSession, Recorder
-from sparring.record.replies import RecordedReplies
 from sparring.reply import ReplyRequest, whole_reply
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
@@ -46,10 +46,10 @@ class Delayed(ScriptedEngine):
         return await super().generate(request)
 
 
-def session(engine: ScriptedEngine, store: SqliteStore | None = None, replies=None) -> RecordedSession:
+def session(engine: ScriptedEngine, store: SqliteStore | None = None, journal=None) -> RecordedSession:
     """A session with room for many turns."""
     recorder = Recorder(engine, RENDERER, store, sampling=Sampling(max_tokens=64), max_context=20_000)
-    return recorder.open(toy_task(limits=LIMITS), rollout_id="r", seed=7, replies=replies)
+    return recorder.open(toy_task(limits=LIMITS), rollout_id="r", seed=7, journal=journal)
 
 
 async def siblings(session: RecordedSession) -> list[object]:
@@ -133,7 +133,7 @@ def test_siblings_that_end_out_of_order_and_a_kill_between_leave_a_record_that_g
     again = SqliteStore(tmp_path / "again.sqlite")
     again.append_turns([("r", rows[: sampled[ended - 1] + 1])])
     engine = Delayed(by_id=delays_s)
-    second = session(engine, again, RecordedReplies({"policy": left}))
+    second = session(engine, again, playback(left))
     run_virtual(siblings(second))
     assert len(engine.requests) == 8 - ended, "what is durable is not sampled again"
     assert second.segments == whole.segments, "bitwise what nobody killed"
@@ -195,7 +195,7 @@ def test_a_reply_that_its_client_never_got_is_lost_and_the_store_says_so(tmp_pat
     assert states == [("lost", False), ("agent", True), ("agent", True)]
     stored = [(s.label, s.delivered) for s in settled(store.turns("r")) if s.model]
     assert stored == [("lost", False), ("agent", True), ("agent", None)], "what nobody says is delivered"
-    again = session(ScriptedEngine(script), None, RecordedReplies({"policy": settled(store.turns("r"))}))
+    again = session(ScriptedEngine(script), None, playback(settled(store.turns("r"))))
 
     async def rebuild() -> None:
         for text in "abc":

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from unit.record.played import playback
 
 from sparring.errors import EngineError
 from sparring.generation import Completion, Delta, GenerateRequest
 from sparring.record.recorder import RecordedSession, Recorder
-from sparring.record.replies import RecordedReplies
 from sparring.render.demonstrate import reply_tokens
 from sparring.reply import ReplyHead, ReplyRequest, SampledReply, whole_reply
+from sparring.rollout.journal import Playback
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ADD, toy_renderer, toy_task
@@ -50,10 +51,10 @@ class Stepping(ScriptedEngine):
 
 
 def session_of(
-    engine: Any, store: SqliteStore | None = None, replies: RecordedReplies | None = None
+    engine: Any, store: SqliteStore | None = None, journal: Playback | None = None
 ) -> RecordedSession:
     recorder = Recorder(engine, RENDERER, store)
-    return recorder.open(toy_task(), rollout_id="r", seed=7, limits=LIMITS, replies=replies)
+    return recorder.open(toy_task(), rollout_id="r", seed=7, limits=LIMITS, journal=journal)
 
 
 def shown(parts: Sequence[Any]) -> Message:
@@ -176,7 +177,7 @@ def test_an_engine_that_gives_up_leaves_what_it_sampled_and_a_rebuilt_rollout_go
         recorded = store.turns("r")
         assert recorded[-1].finish_reason == "abort" and recorded[-1].label == "lost"
 
-        replies = RecordedReplies({"policy": recorded})
+        replies = playback(recorded)
         plain = ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,)))
         rebuilt = session_of(plain, store, replies)
         reply = await whole_reply(rebuilt.reply(ReplyRequest([USER], (ADD,))))
@@ -194,7 +195,7 @@ def test_a_recorded_reply_is_shown_whole(tmp_path: Path) -> None:
         engine = ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,)))
         session = session_of(engine)
         whole = await whole_reply(session.reply(ReplyRequest([USER], (ADD,))))
-        replies = RecordedReplies({"policy": session.segments})
+        replies = playback(session.segments)
         parts = [
             part async for part in session_of(engine, None, replies).reply(ReplyRequest([USER], (ADD,), in_pieces=True))
         ]

@@ -14,7 +14,7 @@ from sparring.record.order import conversation, tools_of
 from sparring.render.chat_template import NAMED, read_chat_template
 from sparring.render.exported import Prompt, TemplateComparison, settled
 from sparring.render.tokenizer import load_tokenizer, read_json
-from sparring.rollout.replay import prompt_of
+from sparring.rollout.resample import prompt_of
 from sparring.stages.context import LIVE, ORDER, POLICY, renderer_of
 from sparring.types import Trajectory
 

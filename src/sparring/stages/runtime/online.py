@@ -125,7 +125,7 @@ class OnlineTraining:
             `Totals` of the whole stage and `model`, the folder.
         """
         context, stage, config = self._context, self._stage, self._context.config
-        last_step = self._section.steps if context.repetition is None else context.repetition.last_step
+        last_step = self._section.steps if context.replay is None else context.replay.last_step
         window = Window(self._section.groups_per_step, config.rollout.max_lag, last_step)
         judges = scorers(context)
         log = GroupLog(context.store, stage, data_files(context))
@@ -173,7 +173,7 @@ class OnlineTraining:
                 except (Outage, WeightsError):
                     await checkpoints.save_last()
                     raise
-        if context.repetition is None:
+        if context.replay is None:
             await write_model(self.trainers[POLICY], self.source, context.output(stage))
         model = {"model": str(context.output(stage))}
         return {**totals.as_dict(), **model, **stopping.result(), **checkpoints.finish()}
@@ -185,7 +185,7 @@ class OnlineTraining:
 
     def _stopping(self) -> Stopping:
         context = self._context
-        config = self._section.stop if context.repetition is None else None
+        config = self._section.stop if context.replay is None else None
         return Stopping(config, self._stage, context.store, lambda text: context.sink.event(self._stage, text))
 
     def _beside(
@@ -201,8 +201,8 @@ class OnlineTraining:
 
     def _updates(self) -> ServesWeights:
         context = self._context
-        if context.repetition is not None:
-            return context.repetition.updates(self.engine, self.source)
+        if context.replay is not None:
+            return context.replay.updates(self.engine, self.source)
         return RetriedUpdates(self.engine, context.config.engine, lambda text: context.sink.event(self._stage, text))
 
     def _rewind(self, log: GroupLog, done: int) -> int:
@@ -211,7 +211,7 @@ class OnlineTraining:
         recipe says so."""
         context, first_group = self._context, done * self._section.groups_per_step
         trained = log.last_published(done)
-        again = context.config.run.redo == "sample" and context.repetition is None
+        again = context.config.run.redo == "sample" and context.replay is None
         if again and trained > done:
             steps = f"steps {done + 1} to {trained}"
             context.sink.event(self._stage, f"{steps} are sampled and trained again: run.redo is sample")
@@ -271,7 +271,7 @@ class OnlineTraining:
             store=context.store,
             stage=self._stage,
             folder=context.folder / self._stage,
-            keeping=Keeping.of(context.config, train, last_step, saves=context.repetition is None),
+            keeping=Keeping.of(context.config, train, last_step, saves=context.replay is None),
             beside={role: trainer for role, trainer in self.trainers.items() if role != POLICY},
             say=lambda text: context.sink.event(self._stage, text),
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from sparring.envs.threads import THREADS
 from sparring.protocols import Engine
 from sparring.record.recorder import Recorder
-from sparring.rollout.attempt_log import AttemptLog
+from sparring.rollout.journal import Journals
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.context_length import policy_context
@@ -49,6 +49,6 @@ def rollout_runner(
         context.harness,
         context.config.rollout,
         executors=THREADS.executor,
-        log=AttemptLog(context.store if rebuilds else None, begins=True),
+        log=Journals(context.store if rebuilds else None, begins=True),
         report=lambda sentence: context.sink.event("rollout", sentence),
     )

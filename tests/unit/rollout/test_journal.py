@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from unit.record.played import playback
 
 from sparring.errors import EngineError, LimitReached, NotRebuildable
 from sparring.generation import Constraint, GenerateRequest, Sampling
 from sparring.record.recorder import RecordedSession, Recorder
-from sparring.record.replies import PATIENCE_S, RecordedReplies
+from sparring.rollout.journal import PATIENCE_S, Playback
 from sparring.testing.clock import run_virtual
 from sparring.testing.conversations import TOOL, say, user
 from sparring.testing.scripted_engine import ScriptedEngine
@@ -48,11 +49,11 @@ class SlowFirst(ScriptedEngine):
 
 
 def session(
-    engine: ScriptedEngine, replies: RecordedReplies | None = None, store: TurnList | None = None, **limits: int
+    engine: ScriptedEngine, journal: Playback | None = None, store: TurnList | None = None, **limits: int
 ) -> RecordedSession:
     """A session, from a record if there is one."""
     recorder = Recorder(engine, RENDERER, store, sampling=Sampling(max_tokens=256), max_context=1500)
-    return recorder.open(toy_task(), rollout_id="r", seed=7, limits=Limits(**limits), replies=replies)
+    return recorder.open(toy_task(), rollout_id="r", seed=7, limits=Limits(**limits), journal=journal)
 
 
 async def branches(one: RecordedSession, count: int = 3) -> list[Message]:
@@ -65,10 +66,10 @@ async def branches(one: RecordedSession, count: int = 3) -> list[Message]:
     return await asyncio.gather(*(talk(text) for text in ("a", "a", "b")[:count]))
 
 
-def recorded(one: RecordedSession, turns: int | None = None) -> RecordedReplies:
+def recorded(one: RecordedSession, turns: int | None = None) -> Playback:
     """The record of a session's first turns."""
     last = len(one.segments) if turns is None else [s.index for s in one.segments if s.model][turns - 1] + 1
-    return RecordedReplies({"policy": one.segments[:last]})
+    return playback(one.segments[:last])
 
 
 @pytest.mark.parametrize("turns", range(1, 7))
@@ -93,7 +94,7 @@ def test_a_reply_that_was_cut_short_hits_the_same_limit() -> None:
     with pytest.raises(LimitReached, match="cut short"):
         run_virtual(first.complete([user("Hi")]))
     for segments in (first.segments, [replace(s, finish_reason=None) for s in first.segments]):
-        second = session(engine, RecordedReplies({"policy": segments}), max_tokens=4)
+        second = session(engine, playback(segments), max_tokens=4)
         with pytest.raises(LimitReached, match="cut short") as caught:
             run_virtual(second.complete([user("Hi")]))
         assert caught.value.reason == "max_tokens" and engine.requests == []
