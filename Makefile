@@ -6,6 +6,7 @@
 # make test-mutations small wrong changes, each of which the short suite must notice; an hour on two cores
 # make test-near     the tests that a change can touch, nearest first (BASE=COMMIT: since when; origin/main)
 # make test-slow     the long proofs
+# make test-kills    a hundred kills of synchronous, asynchronous and streaming runs and of the gateway; an hour on two cores
 # make test-extra    tests of optional packages, which it installs (wandb, peft, zensical, anthropic)
 # make real          train SmolLM2-135M-Instruct, which a package ships, on instructions that can be checked, and report
 # make real-calls    train it on BFCL's function calls, scored by BFCL's own checker, and report (make bfcl brings that alone)
@@ -36,7 +37,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart check check-lint check-types check-house pythons preflight test test-full test-mutations test-near test-slow test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
+.PHONY: quickstart check check-lint check-types check-house pythons preflight test test-full test-mutations test-near test-slow test-kills test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -84,6 +85,9 @@ test-near: install $(VENV)/.stamp-chromium
 
 test-slow: install $(VENV)/.stamp-chromium
 	$(BIN)/python -m pytest $(FULL) -m slow
+
+test-kills: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m kills
 
 test-extra: install
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[wandb,peft,docs,clients]"

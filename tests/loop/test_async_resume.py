@@ -419,6 +419,7 @@ def test_a_run_that_dies_at_random_commits_goes_on_to_the_same_weights(
     assert ledger.rebuilt > 0
 
 
+@pytest.mark.kills
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(10))
 def test_a_run_dies_at_every_commit(tmp_path: Path, num_commits: int, first: int) -> None:
