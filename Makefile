@@ -63,9 +63,10 @@ PYTHONS ?= python3.12 python3.13
 pythons:
 	$(PYTHON) tests/house/pythons.py $(PYTHONS)
 
-# two files at once, in the order of the tree: the long ones come first, a thread each. All other tests run one after another: they fill the machine.
+# Three files at once on two cores, in the order of the tree: the long ones come first, a thread each, and a quarter of the
+# time of a file is waiting. All other tests run one after another: they fill the machine.
 # A test that hangs is a failure that says where every thread stands; its worker starts anew once.
-SUITE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 \
+SUITE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 \
 	-o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 # tests/conftest.py: with the tests that shorter ones stand for in make test, and on the portable kernels too
 FULL := --full --kernel-paths two
