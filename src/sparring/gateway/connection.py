@@ -1,4 +1,4 @@
-"""Connections: an exchange is sent to a client as it comes, for as long as the client stays."""
+"""HTTP responses that read an exchange: whole or streamed, for as long as the client stays connected."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from sparring.types import Message
 
 T = TypeVar("T")
 PING_S = 10.0
-"""Seconds after which a client that waits for events is sent one that says nothing, unless its door says another
-number."""
+"""Default interval of keep-alive events on a stream, in seconds; a door may set another."""
 
 
 class Connection:
     """Connection of one client, which reads an exchange from its beginning while the context lasts.
 
     Attributes:
-        exchange: what is read.
-        delivered: whether the client got the answer to its end.
+        exchange: exchange that is read.
+        delivered: whether the client received the complete answer.
     """
 
     def __init__(self, exchange: ReadExchange, receive: Receive) -> None:
@@ -57,7 +56,8 @@ class Connection:
         self.exchange.deliver(self.delivered)
 
     async def parts(self, patience_s: float | None = None) -> Sequence[tuple[int, ReplyPart]]:
-        """Return the parts that were not read yet; none where none come in time, or the exchange is over.
+        """Return the parts that arrived since the last call; empty if `patience_s` passed first or the exchange is
+        over.
 
         Raises:
             ClientDisconnect: the client left.
@@ -68,7 +68,7 @@ class Connection:
             self._waiting = loop.create_future()
             if patience_s is not None:
                 self._patient_until = loop.time() + patience_s
-                if self._timer is None:  # one for many waits: parts come a thousand times as often
+                if self._timer is None:  # one timer for many waits, since parts come a thousand times as often
                     self._timer = loop.call_at(self._patient_until, self._lose_patience)
             await self._waiting
         self.check()
@@ -77,11 +77,11 @@ class Connection:
         return new
 
     async def whole(self) -> list[SampledReply]:
-        """Return the replies when they are whole.
+        """Wait for the complete replies and return them.
 
         Raises:
             ClientDisconnect: the client left.
-            SparringError: there are none.
+            SparringError: the exchange failed.
         """
         while not self.exchange.over:
             await self.parts()
@@ -106,15 +106,15 @@ class Connection:
 
 
 class ExchangeResponse(Response):
-    """Answer to one request: an exchange in the words of a dialect, sent as it comes where the client wants that.
+    """Response to one request: an exchange in the client's dialect, streamed if the client asked for a stream.
 
     Args:
-        exchange: what is sent.
-        dialect: of the client.
-        client_request: what it asked for.
-        bytes_of: ids to bytes.
-        headers: of the answer.
-        ping_s: seconds after which a client that waits for events is sent one that says nothing.
+        exchange: exchange that is sent.
+        dialect: dialect of the client.
+        client_request: request that the exchange answers.
+        bytes_of: function from a token id to its bytes.
+        headers: headers of the response.
+        ping_s: interval of keep-alive events on a stream, in seconds.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class ExchangeResponse(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer for as long as the client stays."""
+        """Send the response until it is complete or the client leaves."""
         scope[WHEN_BROKEN] = self._when_broken
         try:
             with Connection(self._exchange, receive) as connection:
@@ -146,12 +146,12 @@ class ExchangeResponse(Response):
             await refused(self._dialect, error)(scope, receive, send)
 
     def _when_broken(self) -> None:
-        """Take note that nobody knows whether the client read the answer, which was sent to its end."""
+        """Report that delivery is unknown, if the connection broke after the response was sent completely."""
         if self._sent:
             self._exchange.deliver(None)
 
     async def _send(self, connection: Connection, send: Send) -> None:
-        """Send a whole answer. Raises SparringError where there is none."""
+        """Send a response that is not streamed. Raises SparringError if the exchange failed."""
         replies = await connection.whole()
         body = encoded(self._dialect.answer(self._client_request, replies, self._bytes_of))
         await self._start(send, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))])
@@ -160,7 +160,7 @@ class ExchangeResponse(Response):
         connection.delivered = True
 
     async def _stream(self, connection: Connection, send: Send) -> None:
-        """Send events. Raises SparringError where there is no answer, and none was begun."""
+        """Send the answer as events. Raises SparringError if the exchange failed before its first part."""
         exchange = connection.exchange
         writer = self._dialect.writer(self._client_request, self._bytes_of)
         parts = await connection.parts(self._ping_s)
@@ -186,7 +186,7 @@ class ExchangeResponse(Response):
 
 
 async def while_there(receive: Receive, answering: asyncio.Future[T]) -> T:
-    """Return what answers a request whose body was read; it is cancelled when the client leaves before.
+    """Wait for the result of `answering`, after the body of its request was read; cancel it if the client leaves first.
 
     Raises:
         ClientDisconnect: the client left.
@@ -204,7 +204,7 @@ async def while_there(receive: Receive, answering: asyncio.Future[T]) -> T:
 
 
 def _written(writer: AnswerWriter, sample: int, part: ReplyPart, begun: bool) -> bytes:
-    """Return a part of an exchange as events. Only the first head is written."""
+    """Write a part of an exchange as events. Of several heads only the first is written."""
     if isinstance(part, ReplyHead):
         return b"" if begun else writer.begin(part)
     if isinstance(part, SampledReply):
@@ -219,13 +219,13 @@ async def _left(receive: Receive) -> None:
 
 
 def unsampled(dialect: Dialect, client_request: ClientRequest, id: str, headers: Mapping[str, str]) -> Response:
-    """Return the answer to a request for which nothing is sampled.
+    """Return the response to a request that samples nothing: an empty reply.
 
     Args:
-        dialect: of the request.
-        client_request: as it was read.
-        id: by which a later request continues it.
-        headers: of the answer.
+        dialect: dialect of the request.
+        client_request: request, which was read already.
+        id: id by which a later request continues the conversation.
+        headers: headers of the response.
     """
 
     def bytes_of(token: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Recorded replies, given again to the conversations of a rollout that is rebuilt, in the place of an engine's."""
+"""Recorded replies, which answer the requests of a rollout that is played again, instead of an engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RecordedReply:
         return self.segment.sampling
 
     def completion(self) -> Completion:
-        """Return what the engine answered. No prompt token counts as cached: no engine was asked."""
+        """Return the recorded completion of the engine. Its number of cached tokens is 0, since no engine was asked."""
         segment = self.segment
         return Completion(
             tokens=segment.tokens,
@@ -46,14 +46,14 @@ class RecordedReply:
 
 
 class RecordedPlaces:
-    """Places of the segments of one role's record: the turns that come again take them again.
+    """Places of the segments of one role's record, which the same turns get again.
 
     Args:
-        segments: of a role, in the order of the record.
+        segments: segments of the role, in the order of the record.
 
     Attributes:
-        inputs: of each input its parent's place, its ids and its own place.
-        all: of all segments.
+        inputs: input segments, each as the place of its parent, its ids and its own place.
+        all: places of all segments.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
@@ -69,25 +69,24 @@ class RecordedPlaces:
         }
 
     def of(self, prompt: bytes, seed: int) -> int | None:
-        """Return the place of the reply to a prompt, by its digest, that was drawn with a seed; None where there is
-        none."""
+        """Return the place of the reply to a prompt (by digest) that was drawn with a seed, or None."""
         return self._replies.get((prompt, seed))
 
 
 class RecordedReplies:
-    """The recorded replies of one rollout, each given once, to the request that it answered.
+    """Recorded replies of one rollout; each answers the request that it answered before.
 
-    A request is the recorded one if its prompt has the same ids and its sampling is the same; the seed tells requests
-    with the same prompt apart. Each role's replies are given in the order in which they were recorded, so the record
-    that is made from them is the same, with several requests at once too. A request that the record does not have is
-    answered by the engine, once every recorded reply was given.
+    A request matches if its prompt has the same ids and its sampling settings are equal; the seed distinguishes
+    requests with the same prompt. Each role's replies are given in recorded order, so that the new record is equal even
+    with concurrent requests. A request that the record does not have is answered by the engine, after all recorded
+    replies.
 
     Args:
-        segments: the recorded segments by role, in the order of the record.
+        segments: recorded segments by role, in the order of the record.
 
     Attributes:
-        difference: what the rollout did otherwise than its record; None as long as it did the same.
-        entries: of the log, about what the world answered since the last turn; they are written with the next one.
+        difference: first difference between the rollout and its record; None as long as they agree.
+        entries: log entries about answers of the world since the last turn, which are written with the next turn.
     """
 
     def __init__(self, segments: Mapping[str, Sequence[Segment]] = {}) -> None:
@@ -100,7 +99,7 @@ class RecordedReplies:
 
     @property
     def num_left(self) -> int:
-        """Replies that have not been given yet."""
+        """Number of replies that have not been given."""
         return sum(map(len, self._left.values()))
 
     def places(self, role: str) -> RecordedPlaces:
@@ -108,16 +107,16 @@ class RecordedReplies:
         return RecordedPlaces(self._segments.get(role, ()))
 
     async def take(self, role: str, prompt: bytes, sampling: Sampling) -> RecordedReply | None:
-        """Return the reply that answered a request, when it is its turn; None where the engine must answer.
+        """Wait for the recorded reply of a request, and return it; None if the engine must answer.
 
         Args:
-            role: whose conversation asks.
-            prompt: the digest of the prompt's ids.
-            sampling: of the request. The tokens that it may have are those of the record, because they hang on what
-                else was under way.
+            role: role that makes the request.
+            prompt: digest of the prompt's ids.
+            sampling: sampling settings of the request. The maximum of tokens is not compared, because it depends on
+                concurrent requests.
 
         Raises:
-            NotRebuildable: the rollout does something else than its record, now or in another of its requests.
+            NotRebuildable: this request, or another of the rollout, differs from the record.
         """
         if self.num_left and not self._in_line:
             await asyncio.sleep(0)  # requests that were made at once are made at once again, before any is answered
@@ -133,7 +132,7 @@ class RecordedReplies:
         return None
 
     def differ(self, difference: str) -> None:
-        """Note what the rollout did otherwise than its record, and end every request that waits.
+        """Record a difference and end all waiting requests.
 
         Raises:
             NotRebuildable: always.
@@ -143,17 +142,17 @@ class RecordedReplies:
         self.check()
 
     def check(self) -> None:
-        """Raise NotRebuildable if the rollout did something else than its record."""
+        """Raise NotRebuildable if the rollout differs from its record."""
         if self.difference is not None:
             raise NotRebuildable(f"rebuild: {self.difference}")
 
     def take_entries(self) -> list[LogEntry]:
-        """Return the entries of the log that are to be written, once."""
+        """Return the log entries to write, and forget them."""
         entries, self.entries = self.entries, []
         return entries
 
     def progress(self) -> None:
-        """Let waiting requests look again: something went on."""
+        """Wake waiting requests after a reply was given."""
         if self._progress is not None:
             self._progress.set()
             self._progress = None
@@ -170,7 +169,7 @@ class RecordedReplies:
         return reply
 
     async def _wait(self, role: str) -> None:
-        """Wait for progress of other requests, or note that there is none."""
+        """Wait until another request gets a reply; record a difference after `PATIENCE_S`."""
         try:
             self._progress = self._progress or asyncio.Event()
             await asyncio.wait_for(self._progress.wait(), PATIENCE_S)
@@ -179,7 +178,7 @@ class RecordedReplies:
             self.differ(f"{role}: a request is not in the record, {waited}, {self._left_of(role)}")
 
     def _left_of(self, role: str) -> str:
-        """Return how many of a role's replies were not given yet, in words."""
+        """Return the number of a role's remaining replies, as text."""
         return f"with {len(self._left.get(role, ()))} recorded replies left"
 
 
@@ -198,8 +197,8 @@ def _replies(segments: Sequence[Segment]) -> list[RecordedReply]:
 
 
 def _is_line(segments: Sequence[Segment]) -> bool:
-    """Return whether each segment follows the one before, without a gap. Such a conversation never had two requests at
-    once."""
+    """Return whether each segment follows the previous one without gaps. Such a conversation never had concurrent
+    requests."""
     return all(
         segment.place is None and segment.parent == (index - 1 if index else None)
         for index, segment in enumerate(segments)
@@ -207,7 +206,8 @@ def _is_line(segments: Sequence[Segment]) -> bool:
 
 
 def _finish_reason(segment: Segment) -> FinishReason:
-    """Return how a reply ended whose record does not say so: cut at its limit, unless with a stop token."""
+    """Return the finish reason of a reply whose record lacks it: `length` at its maximum of tokens, unless it ends with
+    a stop token."""
     assert segment.sampling is not None
     cut = len(segment.tokens) >= segment.sampling.max_tokens and segment.tokens[-1] not in segment.sampling.stop
     return "length" if cut else "stop"

@@ -46,7 +46,7 @@ NOTED = frozenset(
     " top_k min_p repetition_penalty chat_template_kwargs enable_thinking thinking include_reasoning"
     " skip_special_tokens".split()
 )
-"""The last two lines are of servers of open models, vLLM's among them."""
+"""Fields that are accepted without effect. The last two lines are fields of servers of open models, such as vLLM."""
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
@@ -56,7 +56,7 @@ TOO_LONG = (
     "This model's maximum context length is {} tokens. However, your messages resulted in {} tokens. "
     "Please reduce the length of the messages."
 )
-"""Words by which clients know that they have to compact."""
+"""Error message that makes clients compact the conversation."""
 
 
 class ChatCompletions:
@@ -66,11 +66,6 @@ class ChatCompletions:
     request_id = REQUEST_ID
 
     def read(self, call: ClientCall) -> ClientRequest:
-        """Read a request.
-
-        Raises:
-            BadInput: it is malformed, or asks for what cannot be had.
-        """
         body = call.body
         noted = sorted_fields(body, OBEYED, NOTED)
         messages = typed(body.get("messages"), "messages", list, "a list of messages")
@@ -107,7 +102,6 @@ class ChatCompletions:
     def answer(
         self, client_request: ClientRequest, replies: Sequence[SampledReply], bytes_of: BytesOf
     ) -> dict[str, Any]:
-        """Write the answer."""
         choices = [
             {
                 "index": index,
@@ -120,18 +114,16 @@ class ChatCompletions:
         return {**_head(client_request, replies[0].id, "chat.completion"), "choices": choices, "usage": _usage(replies)}
 
     def writer(self, client_request: ClientRequest, bytes_of: BytesOf) -> ChunkWriter:
-        """Open the writer of one streamed answer."""
         return ChunkWriter(client_request, bytes_of)
 
     def error(self, error: ClientError) -> dict[str, Any]:
-        """Write an error."""
         long = error.too_long
         too_long = "" if long is None else TOO_LONG.format(long[1], said_length(long))
         return error_written(error, "messages", too_long)
 
 
 class ChunkWriter:
-    """Writer of one answer as chunks. Implements `AnswerWriter`."""
+    """Writer of a streamed answer as chunks. Implements `AnswerWriter`."""
 
     content_type = EVENTS
 
@@ -150,7 +142,7 @@ class ChunkWriter:
         return b"".join(self._event(sample, first) for sample in range(self._client_request.samples))
 
     def piece(self, sample: int, piece: ReplyPiece) -> bytes:
-        """Write a piece of a reply as the delta of a choice."""
+        """Write a piece as the delta of a choice."""
         self._shown.add(sample)
         if piece.call is not None:
             number = self._num_calls[sample]
@@ -160,7 +152,7 @@ class ChunkWriter:
         return self._event(sample, {"reasoning_content" if piece.kind == "reasoning" else "content": piece.text})
 
     def end(self, sample: int, reply: SampledReply) -> bytes:
-        """Write why a choice ended, behind its log-probabilities."""
+        """Write the log-probabilities and the finish reason of a choice."""
         self._replies.append(reply)
         last = self._event(sample, {}, _reason(reply))
         if sample not in self._shown:
@@ -170,18 +162,18 @@ class ChunkWriter:
         return last
 
     def close(self) -> bytes:
-        """Write the usage, if it is wanted, and the last line."""
+        """Write the usage, if the client asked for it, and the last line."""
         usage = b""
         if self._client_request.counts:
             usage = _event({**self._head, "choices": [], "usage": _usage(self._replies)})
         return usage + b"data: [DONE]\n\n"
 
     def fail(self, error: ClientError) -> bytes:
-        """Write an error in the place of a chunk."""
+        """Write an error instead of a chunk."""
         return _event(ChatCompletions().error(error))
 
     def ping(self) -> bytes:
-        """Write a comment, which clients pass over."""
+        """Write a comment, which clients ignore."""
         return b": ping\n\n"
 
     def _event(self, sample: int, delta: Mapping[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
@@ -212,7 +204,7 @@ def _message(data: Any, where: str) -> Message:
 
 
 def _text(content: Any, where: str) -> str:
-    """Return the text of a content, which may stand in parts."""
+    """Return the text of a content, which may be a list of parts."""
     if content is None:
         return ""
     if isinstance(content, str):

@@ -1,5 +1,5 @@
-"""Tools of OpenAI's chat completions: functions and freeform tools are functions to the model, and a call is answered
-in the form of its tool."""
+"""Tools of OpenAI's chat completions. The model sees functions and freeform tools as functions; a client gets a call in
+the form of its tool."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sparring.generation import Constraint
 from sparring.types import ToolCall, ToolSpec
 
 KINDS = ("function", "custom")
-"""Types of tools that a client runs: a custom one is freeform."""
+"""Types of tools that a client runs; `custom` is a freeform tool."""
 
 
 def tools_in(tools: Any) -> tuple[tuple[ToolSpec, ...], frozenset[str]]:
     """Read the tools of a request.
 
     Returns:
-        The tools as the model sees them, and the names of those that are freeform.
+        Tools as the model sees them, and the names of the freeform ones.
 
     Raises:
-        BadInput: one is malformed, or none that the client runs, or a function and a freeform tool have one name.
+        BadInput: a tool is malformed or hosted by the vendor, or a function and a freeform tool have the same name.
     """
     specs: list[ToolSpec] = []
     kinds: dict[str, str] = {}
@@ -42,10 +42,10 @@ def tools_in(tools: Any) -> tuple[tuple[ToolSpec, ...], frozenset[str]]:
 
 
 def call_read(data: Any, where: str) -> ToolCall:
-    """Read a call that a client sends back.
+    """Read a call in a conversation.
 
     Raises:
-        BadInput: it is malformed.
+        BadInput: the call is malformed.
     """
     kind = "custom" if typed(data, where, dict, "a call").get("type") == "custom" else "function"
     inner = typed(data.get(kind), f"{where}.{kind}", dict, "a tool's name and what it is given")
@@ -58,7 +58,7 @@ def call_read(data: Any, where: str) -> ToolCall:
 
 
 def call_written(call: ToolCall, freeform: Collection[str]) -> dict[str, Any]:
-    """Return a call in the form of its tool."""
+    """Write a call in the form of its tool."""
     if call.name in freeform:
         id, input = freeform_input(call)
         return {"id": id, "type": "custom", "custom": {"name": call.name, "input": input}}
@@ -69,11 +69,11 @@ def choice_in(body: Mapping[str, Any], tools: Sequence[ToolSpec]) -> tuple[Const
     """Read the choice of tools.
 
     Returns:
-        The constraint of a reply that has to call, and that of one that may call some tools alone; None where there is
-        none.
+        Constraint of a reply that must call, and constraint of a reply that may only call some tools; each None if it
+            does not apply.
 
     Raises:
-        BadInput: it names no tool of the request, or says what cannot be had.
+        BadInput: the choice names an unknown tool, or is not supported.
     """
     choice = body.get("tool_choice")
     if choice in (None, "auto", "none"):

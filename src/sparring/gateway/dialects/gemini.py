@@ -47,13 +47,13 @@ CONFIG_NOTED = frozenset(
     " enableEnhancedCivicAnswers".split()
 )
 FIELDS = OBEYED | NOTED | CONFIG_OBEYED | CONFIG_NOTED | NESTED
-"""Fields that are taken in both spellings; another keeps the one that it has, and is refused by that."""
+"""Fields that are read in both spellings; other fields keep their spelling for the refusal."""
 
 TOO_LONG = "The input token count ({}) exceeds the maximum number of tokens allowed ({})."
-"""Words by which clients know that they have to compact."""
+"""Error message that makes clients compact the conversation."""
 
 CALLING = "toolConfig.functionCallingConfig"
-"""Field that says how tools are called."""
+"""Field with the mode of tool calls."""
 
 STATUSES = {
     400: "INVALID_ARGUMENT",
@@ -68,7 +68,7 @@ class Gemini:
     """Dialect of Google's Gemini. Implements `Dialect`.
 
     Args:
-        streams: whether its answers are streamed; the path of a request says so, not its body.
+        streams: whether answers are streamed, which depends on the path of a request.
     """
 
     request_id = ""
@@ -78,13 +78,8 @@ class Gemini:
         self.path = f"/v1beta/models/{{model}}:{'streamGenerateContent' if streams else 'generateContent'}"
 
     def read(self, call: ClientCall) -> ClientRequest:
-        """Read a request.
-
-        Raises:
-            BadInput: it is malformed, or asks for what cannot be had.
-        """
         body: dict[str, Any] = in_one_spelling(call.body, FIELDS)
-        body = given(body, "generateContentRequest", dict, "a request", body)  # of a request to count tokens
+        body = given(body, "generateContentRequest", dict, "a request", body)  # countTokens wraps its request
         noted = sorted_fields(body, OBEYED, NOTED)
         config = given(body, "generationConfig", dict, "settings", {})
         noted += sorted_fields(config, CONFIG_OBEYED, CONFIG_NOTED, "generationConfig.")
@@ -120,7 +115,6 @@ class Gemini:
     def answer(
         self, client_request: ClientRequest, replies: Sequence[SampledReply], bytes_of: BytesOf
     ) -> dict[str, Any]:
-        """Write the answer."""
         candidates = []
         for index, reply in enumerate(replies):
             handle = sealed(reply.id)
@@ -133,11 +127,9 @@ class Gemini:
         return {"candidates": candidates, **_tail(client_request, replies)}
 
     def writer(self, client_request: ClientRequest, bytes_of: BytesOf) -> AnswerWriter:
-        """Open the writer of one streamed answer."""
         return (GeminiWriter if client_request.echo["as_events"] else ArrayWriter)(client_request, bytes_of)
 
     def error(self, error: ClientError) -> dict[str, Any]:
-        """Write an error."""
         status = STATUSES.get(error.status, "INTERNAL" if error.status >= 500 else "INVALID_ARGUMENT")
         text = (
             error.message if error.too_long is None else TOO_LONG.format(*error.too_long)
@@ -146,8 +138,8 @@ class Gemini:
 
 
 class GeminiWriter:
-    """Writer of one answer as chunks, each of which has the shape of a whole answer: as events, which is what clients
-    ask for by `alt=sse`. Implements `AnswerWriter`."""
+    """Writer of a streamed answer as server-sent events (`alt=sse`); every chunk has the shape of a complete answer.
+    Implements `AnswerWriter`."""
 
     content_type = EVENTS
 
@@ -158,33 +150,33 @@ class GeminiWriter:
         self._id = ""
 
     def begin(self, head: ReplyHead) -> bytes:
-        """Write nothing: the first piece is the beginning."""
+        """Write nothing: the first piece begins the answer."""
         self._handle, self._id = sealed(head.id), head.id
         return b""
 
     def piece(self, sample: int, piece: ReplyPiece) -> bytes:
-        """Write a piece of the reply as a part."""
+        """Write a piece as a part."""
         candidate = _candidate([_part(piece, self._handle)], sample)
         named = {"modelVersion": self._client_request.model, "responseId": self._id}
         return self._chunk({"candidates": [candidate], **named})
 
     def end(self, sample: int, reply: SampledReply) -> bytes:
-        """Write why the reply ended, its handle, and the usage."""
+        """Write the finish reason, the handle and the usage."""
         candidate = _candidate([{"text": "", "thoughtSignature": self._handle}], sample, _reason(reply))
         if self._client_request.logprobs:
             candidate["logprobsResult"] = _logprobs(reply, self._bytes_of)
         return self._chunk({"candidates": [candidate], **_tail(self._client_request, [reply])})
 
     def close(self) -> bytes:
-        """Write nothing: the end of the one reply was the end."""
+        """Write nothing: the end of the only reply ends the answer."""
         return b""
 
     def fail(self, error: ClientError) -> bytes:
-        """Write an error in the place of a chunk."""
+        """Write an error instead of a chunk."""
         return self._chunk(Gemini().error(error))
 
     def ping(self) -> bytes:
-        """Write a chunk that says nothing: clients of this vendor read every line as data."""
+        """Write an empty chunk, because clients of this vendor read every line as data."""
         return self._chunk({})
 
     def _chunk(self, data: Mapping[str, Any]) -> bytes:
@@ -192,7 +184,7 @@ class GeminiWriter:
 
 
 class ArrayWriter(GeminiWriter):
-    """Writer of the same chunks as one JSON array, an element at a time: what clients get that do not ask for events.
+    """Writer of the same chunks as the elements of a JSON array, for clients that do not ask for server-sent events.
     Implements `AnswerWriter`."""
 
     content_type = "application/json; charset=utf-8"
@@ -207,7 +199,7 @@ class ArrayWriter(GeminiWriter):
         return super().fail(error) + b"]"
 
     def ping(self) -> bytes:
-        """Write a blank, which may stand between the elements."""
+        """Write a line break, which JSON allows between elements."""
         return b"\n"
 
     def _chunk(self, data: Mapping[str, Any]) -> bytes:
@@ -216,18 +208,21 @@ class ArrayWriter(GeminiWriter):
 
 
 def _calling(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings of how tools are called."""
+    """Return the settings of tool calls."""
     config = given(body, "toolConfig", dict, "settings", {})
     calling: Mapping[str, Any] = given(config, "functionCallingConfig", dict, "settings", {}, "toolConfig.")
     return calling
 
 
 def _choice(calling: Mapping[str, Any], tools: Sequence[ToolSpec]) -> tuple[Constraint | None, Constraint | None]:
-    """Return the constraint of a reply that has to call, and that of one that may call some tools alone, with valid
-    arguments; None where there is none.
+    """Read the choice of tools.
+
+    Returns:
+        Constraint of a reply that must call, and constraint of a reply that may only make valid calls of some tools;
+            each None if it does not apply.
 
     Raises:
-        BadInput: an unknown mode, or a name that is none of a tool.
+        BadInput: the mode or a name is unknown.
     """
     mode, where = calling.get("mode") or "AUTO", f"{CALLING}.allowedFunctionNames"
     names = typed(calling.get("allowedFunctionNames") or [], where, list, "a list of names")
@@ -245,7 +240,7 @@ def _choice(calling: Mapping[str, Any], tools: Sequence[ToolSpec]) -> tuple[Cons
 
 
 def _constraint(config: Mapping[str, Any]) -> Constraint | None:
-    """Return what the text of the reply must be."""
+    """Return the constraint on the text of the reply."""
     kind = given(config, "responseMimeType", str, "a type", "text/plain", "generationConfig.") or "text/plain"
     if kind not in ("text/plain", "application/json"):
         where = "generationConfig.responseMimeType"
@@ -259,7 +254,7 @@ def _constraint(config: Mapping[str, Any]) -> Constraint | None:
 
 
 def _part(piece: ReplyPiece, handle: str) -> dict[str, Any]:
-    """Return a piece of a reply as a part."""
+    """Write a piece of a reply as a part."""
     if piece.call is not None:
         call: ToolCall = piece.call
         function = {"id": call.id, "name": call.name, "args": dict(shown_arguments(call))}
@@ -277,9 +272,9 @@ def _reason(reply: SampledReply) -> str:
 
 
 def _tail(client_request: ClientRequest, replies: Sequence[SampledReply]) -> dict[str, Any]:
-    """Return what stands behind the candidates of an answer."""
+    """Return the fields after the candidates of an answer."""
     sampled, prompt = sum(len(reply.tokens) for reply in replies), replies[0].prompt_tokens
-    thoughts = thought_tokens(replies)  # the vendor counts them apart from the candidates; none is no field
+    thoughts = thought_tokens(replies)  # the vendor counts them separately, and omits 0
     usage = {"promptTokenCount": prompt, "candidatesTokenCount": sampled - (thoughts or 0)}
     usage |= {"thoughtsTokenCount": thoughts} if thoughts else {}
     usage["totalTokenCount"] = prompt + sampled

@@ -1,4 +1,4 @@
-"""Contents of Google's Gemini, read: turns of parts as one conversation, and declarations of functions as tools."""
+"""Readers of the contents of Google's Gemini: turns of parts as a conversation, and function declarations as tools."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sparring.gateway.dialects.handles import unsealed
 from sparring.types import Message, ToolCall, ToolSpec
 
 TEXT = frozenset(("text", "thought", "thoughtSignature", "partMetadata"))
-"""Names that a part of text may have."""
+"""Fields that a part of text may have."""
 
 
 def conversation_in(contents: Any) -> tuple[list[Placed], str]:
-    """Read the turns of a conversation. The calls of a reply have the ids that the client sent; empty without.
+    """Read the turns of a conversation. Calls keep the client's ids, which may be empty; see `named_calls`.
 
     Returns:
-        The messages, and the id of the last reply that a signature names; empty where none does.
+        Messages, and the id of the last reply that a signature names; empty if no signature names a reply.
 
     Raises:
-        BadInput: a turn is malformed or has a part that cannot be shown to the model.
+        BadInput: a turn is malformed or has a part that the model cannot read.
     """
     conversation: list[Placed] = []
     handle = ""
@@ -48,11 +48,11 @@ def conversation_in(contents: Any) -> tuple[list[Placed], str]:
 
 
 def named_calls(conversation: Sequence[Placed]) -> list[Placed]:
-    """Return a conversation whose calls all have ids. Where a client sends none, an answer belongs to the first call of
-    its name, or else to the first of all, that has no answer yet.
+    """Give an id to calls without one, and assign the answers to calls: by id, or else to the first unanswered call
+    with the answer's name.
 
     Raises:
-        BadInput: there are more answers than calls.
+        BadInput: an answer matches no call.
     """
     named: list[Placed] = []
     waiting: list[ToolCall] = []
@@ -73,10 +73,10 @@ def named_calls(conversation: Sequence[Placed]) -> list[Placed]:
 
 
 def text_of(content: Any, where: str) -> str:
-    """Return the text of a content, which may be a part or a content of parts.
+    """Return the text of a content, which may be a single part or have parts.
 
     Raises:
-        BadInput: it has a part that is no text.
+        BadInput: a part is not text.
     """
     typed(content, where, dict, "a content")
     parts = content.get("parts", [content] if "text" in content else None)
@@ -90,7 +90,7 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[ToolSpec, ...]:
     """Read the tools of a request.
 
     Raises:
-        BadInput: one is malformed, or one that the vendor's servers run and that is not to be left out.
+        BadInput: a tool is malformed, or hosted by the vendor and not in `leave_out`.
     """
     specs: list[ToolSpec] = []
     for at, tool in enumerate(typed([] if tools is None else tools, "tools", list, "a list of tools")):
@@ -110,10 +110,10 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[ToolSpec, ...]:
 
 
 def json_schema(schema: Any, where: str) -> Any:
-    """Return a schema of the vendor's own kind, with types in upper case, as a JSON schema.
+    """Convert a schema in Google's format, with types in upper case, to a JSON schema.
 
     Raises:
-        BadInput: it is no schema.
+        BadInput: it is not a schema.
     """
     typed(schema, where, dict, "a schema")
     converted: dict[str, Any] = {}
@@ -141,7 +141,7 @@ def json_schema(schema: Any, where: str) -> Any:
 
 
 COUNTS = frozenset("minItems maxItems minLength maxLength minProperties maxProperties".split())
-"""Numbers of a schema, which the vendor writes as text."""
+"""Numbers in a schema that Google writes as strings."""
 
 
 def _declared(function: Any, where: str) -> ToolSpec:
@@ -156,7 +156,7 @@ def _declared(function: Any, where: str) -> ToolSpec:
 
 
 def _reply(parts: Sequence[Any], where: str) -> tuple[Message, str]:
-    """Return a reply as the client sends it back, and the id of the reply that its signature names."""
+    """Read a reply in a conversation. Return it with the id of the reply that its signature names."""
     texts, thoughts, calls, handle = [], [], [], ""
     for at, part in enumerate(parts):
         place = f"{where}.parts[{at}]"
@@ -175,7 +175,7 @@ def _reply(parts: Sequence[Any], where: str) -> tuple[Message, str]:
 
 
 def _joined(first: Message, second: Message) -> Message:
-    """Return two turns of the model side by side as the one reply that they were."""
+    """Join two successive turns of the model into the one reply that they came from."""
     reasoning = (first.reasoning or "") + (second.reasoning or "")
     return Message(
         role="assistant",
@@ -186,7 +186,7 @@ def _joined(first: Message, second: Message) -> Message:
 
 
 def _told(parts: Sequence[Any], where: str) -> list[Placed]:
-    """Return what a turn of the user has: answers of functions, each by itself, before the text beside them."""
+    """Read a turn of the user: answers of functions, one message each, before the text."""
     answers, texts = [], []
     for at, part in enumerate(parts):
         place = f"{where}.parts[{at}]"
@@ -207,7 +207,7 @@ def _told(parts: Sequence[Any], where: str) -> list[Placed]:
 
 
 def _answer_text(response: Any, where: str) -> str:
-    """Return the text of a function's answer: the text itself where that is all that there is, else JSON."""
+    """Return the answer of a function as text: a single string as it is, everything else as JSON."""
     if isinstance(response, dict) and len(response) == 1:
         ((name, value),) = response.items()
         if name in ("output", "result") and isinstance(value, str):

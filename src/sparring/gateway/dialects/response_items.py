@@ -1,4 +1,4 @@
-"""Items of OpenAI's Responses, read: messages, reasoning, calls and their outputs, as one conversation."""
+"""Readers of the items of OpenAI's Responses: messages, reasoning, calls and their outputs as a conversation."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ CALLS = ("function_call", "custom_tool_call")
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 Recall = Callable[[str], Sequence[Message] | None]
-"""Returns the conversation up to a reply, the reply included, by the reply's id; None for an id of no reply."""
+"""Function from a reply id to the conversation up to that reply, itself included; None for an unknown id."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Reply:
-    """A reply, as far as its items have come."""
+    """Reply under construction, from the items read so far."""
 
     where: str
     texts: list[str] = field(default_factory=list)
@@ -34,7 +34,7 @@ class _Reply:
     calls: list[ToolCall] = field(default_factory=list)
 
     def placed(self) -> Placed:
-        """Return the reply, in the place of its first item."""
+        """Return the reply, with the place of its first item."""
         message = Message(
             role="assistant",
             content="".join(self.texts),
@@ -45,23 +45,24 @@ class _Reply:
 
 
 def conversation_in(items: Sequence[Any], recall: Recall, where: str = "input") -> tuple[list[Placed], str]:
-    """Read the items of a conversation. Items of one reply, which stand side by side, are one message; so is a call
-    that a client put behind the output of another call of that reply. A second text is another reply: where it is none,
-    the record says so.
+    """Read the items of a conversation.
+
+    Successive items of one reply become one message, and so does a call that a client placed after the output of
+    another call of that reply. A second text begins another reply; if that is wrong, the recorder notices.
 
     Args:
-        items: of the request.
-        recall: returns the conversation up to a reply by its id, for items that are references.
-        where: the place of the items.
+        items: items of the request.
+        recall: function from a reply id to the conversation up to that reply, for items that are references.
+        where: place of the items.
 
     Returns:
-        The messages, and the id of the last reply that an item's handle names; empty where none does.
+        Messages, and the id of the last reply that an item's handle names; empty if no item names a reply.
 
     Raises:
-        BadInput: an item is malformed or of a type that cannot be shown to the model.
+        BadInput: an item is malformed or has a type that the model cannot read.
     """
     conversation: list[Placed | _Reply] = []
-    reply: _Reply | None = None  # the last one, as long as items may belong to it
+    reply: _Reply | None = None  # last reply, while items may still belong to it
     handle = ""
     for at, item in enumerate(items):
         place = f"{where}[{at}]"
@@ -97,7 +98,7 @@ def conversation_in(items: Sequence[Any], recall: Recall, where: str = "input") 
 
 
 def replies_referenced(items: Sequence[Any]) -> frozenset[str]:
-    """Return the ids of the replies that references among items name."""
+    """Return the ids of the replies that the references among the items name."""
     references = (item for item in items if isinstance(item, dict) and item.get("type") == "item_reference")
     return frozenset(_of_id(reference.get("id")) for reference in references) - {""}
 
@@ -106,7 +107,7 @@ def _referenced(reference: Mapping[str, Any], recall: Recall, where: str) -> dic
     """Return the item of a reply that a reference names.
 
     Raises:
-        BadInput: no reply under this key has it.
+        BadInput: the reference names no item of a reply under this key.
     """
     id = typed(reference.get("id"), f"{where}.id", str, "the id of an item")
     reply = _of_id(id)
@@ -127,10 +128,10 @@ def _referenced(reference: Mapping[str, Any], recall: Recall, where: str) -> dic
 
 
 def _role(item: Mapping[str, Any], kind: Any, where: str) -> str:
-    """Return whose an item is.
+    """Return the role of an item.
 
     Raises:
-        BadInput: it has a type or a role that cannot be shown to the model.
+        BadInput: the model cannot read items of this type or role.
     """
     if kind == "reasoning":
         return "assistant"
@@ -151,7 +152,7 @@ def _output(item: Mapping[str, Any], where: str) -> Message:
 
 
 def _text(content: Any, where: str) -> str:
-    """Return the text of a content, which may stand in parts."""
+    """Return the text of a content, which may be a list of parts."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -168,7 +169,7 @@ def _text(content: Any, where: str) -> str:
 
 
 def _thoughts(item: Mapping[str, Any], where: str) -> str:
-    """Return the thoughts of a reasoning item; none where the client kept its handle alone."""
+    """Return the thoughts of a reasoning item; empty if the client kept only its handle."""
     texts = []
     for at, part in enumerate(typed(item.get("content") or [], f"{where}.content", list, "a list of parts")):
         place = f"{where}.content[{at}]"
@@ -178,11 +179,11 @@ def _thoughts(item: Mapping[str, Any], where: str) -> str:
 
 
 def _of_id(id: object) -> str:
-    """Return the id of the reply that the id of an item names; empty where it names none."""
+    """Return the id of the reply that an item id names; empty if it names no reply."""
     return unsealed(id.partition("_")[2].partition(".")[0]) if isinstance(id, str) else ""
 
 
 def _one_reply(first: str, second: str) -> bool:
-    """Return whether two ids are of calls in one reply: all but the number at the end is the same."""
+    """Return whether two call ids belong to one reply: they are equal up to the number at the end."""
     (turn, _, number), (other_turn, _, other) = first.rpartition("_"), second.rpartition("_")
     return turn == other_turn != "call" and number.isdecimal() and other.isdecimal()

@@ -43,16 +43,16 @@ NOTED = frozenset(
     " stream_options max_tool_calls".split()
 )
 TOO_LONG = "Your input exceeds the context window of this model. Please adjust your input and try again."
-"""Words of the vendor for a prompt that is too long."""
+"""Vendor's error message for a prompt that is too long."""
 
 INCLUDED = frozenset(("reasoning.encrypted_content", "message.output_text.logprobs"))
-"""Additions that a client gets where it wants them."""
+"""Values of `include` that add something to an answer."""
 
 NOT_MADE = frozenset(
     "web_search_call.results web_search_call.action.sources file_search_call.results code_interpreter_call.outputs"
     " computer_call_output.output.image_url message.input_image.image_url".split()
 )
-"""Additions of the vendor's that are of images and of tools that its servers run: no answer here has such a thing."""
+"""Values of `include` that are accepted without effect: they concern images and vendor-hosted tools."""
 
 
 class Responses:
@@ -62,11 +62,6 @@ class Responses:
     request_id = REQUEST_ID
 
     def read(self, call: ClientCall) -> ClientRequest:
-        """Read a request.
-
-        Raises:
-            BadInput: it is malformed, or asks for what cannot be had.
-        """
         body = call.body
         noted = sorted_fields(body, OBEYED, NOTED)
         if switched(body, "background"):
@@ -104,16 +99,13 @@ class Responses:
     def answer(
         self, client_request: ClientRequest, replies: Sequence[SampledReply], bytes_of: BytesOf
     ) -> dict[str, Any]:
-        """Write the answer."""
         (reply,) = replies
         return response_of(client_request, reply, bytes_of)
 
     def writer(self, client_request: ClientRequest, bytes_of: BytesOf) -> ResponseWriter:
-        """Open the writer of one streamed answer."""
         return ResponseWriter(client_request, bytes_of)
 
     def error(self, error: ClientError) -> dict[str, Any]:
-        """Write an error."""
         return error_written(error, "input", "" if error.too_long is None else TOO_LONG)
 
 
@@ -126,10 +118,10 @@ _ECHOED = frozenset(
 
 
 def _included(body: Mapping[str, Any]) -> list[str]:
-    """Return the additions that a client wants.
+    """Return the values of `include`.
 
     Raises:
-        BadInput: one is unknown.
+        BadInput: a value is unknown.
     """
     include: list[str] = given(body, "include", list, "a list of names", [])
     for at, name in enumerate(include):
@@ -140,13 +132,13 @@ def _included(body: Mapping[str, Any]) -> list[str]:
 
 
 def replies_named(body: Mapping[str, Any]) -> frozenset[str]:
-    """Return the ids of the replies whose conversations the reading of a request needs."""
+    """Return the ids of the replies whose conversations are needed to read a request."""
     items = body.get("input")
     return _previous(body.get("previous_response_id")) | replies_referenced(items if isinstance(items, list) else ())
 
 
 def _previous(id: object) -> frozenset[str]:
-    """Return the id of the reply that an id of a response names, if it names one."""
+    """Return the id of the reply that a response id names, as a set that is empty if it names no reply."""
     return frozenset((unsealed(id.removeprefix("resp_")),)) - {""} if isinstance(id, str) else frozenset()
 
 
@@ -157,11 +149,11 @@ def _as_they_came(conversation: Sequence[Placed], instructions: str) -> tuple[Me
 
 
 def _conversation(call: ClientCall, anew: bool) -> tuple[list[Placed], str]:
-    """Return the messages of a request, and the id of the reply that they continue where the client names one.
+    """Return the messages of a request, and the id of the reply that the client says it continues, or an empty string.
 
     Args:
-        call: of the client.
-        anew: whether it has instructions, which stand in the place of those of before.
+        call: request of the client.
+        anew: whether the request has instructions, which replace those of the earlier conversation.
     """
     body = call.body
     conversation: list[Placed] = []
@@ -187,8 +179,8 @@ def _conversation(call: ClientCall, anew: bool) -> tuple[list[Placed], str]:
 def _choice(
     body: Mapping[str, Any], tools: Sequence[ToolSpec], forms: Mapping[str, ToolForm]
 ) -> tuple[Constraint | None, Constraint | None]:
-    """Return the constraint of a reply that has to call, and that of one that may call some tools alone; None where
-    there is none."""
+    """Return the constraint of a reply that must call, and the constraint of a reply that may only call some tools;
+    each None if it does not apply."""
     choice = body.get("tool_choice")
     if choice in (None, "auto", "none"):
         return None, None
