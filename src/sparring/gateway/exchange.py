@@ -17,7 +17,7 @@ from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError
 from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.models import ModelTable
 from sparring.protocols import Session
-from sparring.record.rendering import apart, has_many, renders_long
+from sparring.record.rendering import has_many, in_thread, renders_long
 from sparring.reply import ReplyHead, ReplyPart, ReplyRequest, SampledReply, ShownReply, as_shown, pieces_of
 from sparring.types import Message, ReplyPiece
 
@@ -271,7 +271,7 @@ class Exchanges:
 
     async def count(self, session: Session, wanted: ClientRequest) -> int:
         if renders_long(wanted.messages) or has_many(tool.parameters for tool in wanted.tools):
-            return await apart(session.count, wanted.messages, wanted.tools)
+            return await in_thread(session.count, wanted.messages, wanted.tools)
         return session.count(wanted.messages, wanted.tools)
 
     async def refuse(self, session: Session, reason: str, *, misdirected: bool = False) -> None:

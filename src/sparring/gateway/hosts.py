@@ -81,7 +81,7 @@ def _is_own(host: str | None, own: Collection[str]) -> bool:
     if not host:
         return False
     host = host.lower().rstrip(".")
-    if host == "localhost" or host.endswith(".localhost") or host in own or host == _here():
+    if host == "localhost" or host.endswith(".localhost") or host in own or host == _host_name():
         return True
     address = _address(host)
     return address is not None and address.is_loopback
@@ -119,5 +119,5 @@ def _text(value: bytes) -> str:
 
 
 @cache
-def _here() -> str:
+def _host_name() -> str:
     return socket.gethostname().lower()

@@ -59,23 +59,23 @@ class KeyTable(Generic[V]):
         return len(self._values)
 
     def __contains__(self, key: str) -> bool:
-        return _sealed(key) in self._values
+        return _digest(key) in self._values
 
     def __setitem__(self, key: str, value: V) -> None:
-        self._values[_sealed(key)] = value
+        self._values[_digest(key)] = value
 
     def get(self, key: str) -> V | None:
         """Return the value of a key, or None if the key is unknown."""
-        return self._values.get(_sealed(key))
+        return self._values.get(_digest(key))
 
     def pop(self, key: str) -> V | None:
         """Remove and return the value of a key; None if the key is unknown."""
-        return self._values.pop(_sealed(key), None)
+        return self._values.pop(_digest(key), None)
 
     def pop_oldest(self) -> V:
         """Remove and return the value that was inserted first."""
         return self._values.pop(next(iter(self._values)))
 
 
-def _sealed(key: str) -> bytes:
+def _digest(key: str) -> bytes:
     return hashlib.blake2b(key.encode("utf-8", "surrogateescape"), key=_SALT, digest_size=16).digest()

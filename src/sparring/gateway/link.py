@@ -241,7 +241,7 @@ def error_form(error: SparringError) -> ErrorForm:
     return ErrorForm(kind=kind, message=str(error))
 
 
-def raised(form: ErrorForm) -> SparringError:
+def error_of(form: ErrorForm) -> SparringError:
     """Convert a form back to the error."""
     if form.kind == "limit":
         return LimitReached(form.reason, form.message, form.too_long)

@@ -54,7 +54,7 @@ from sparring.gateway.link import (
     decode,
     encode,
     error_form,
-    raised,
+    error_of,
 )
 from sparring.gateway.reading import read_body
 from sparring.gateway.server import Gateway, gateway_here
@@ -163,7 +163,7 @@ class LinkServer:
             "recall": self._recall,
         }
         passed = self._doors.routes_of_run(hold=self._hold)
-        own = [Route(f"/{name}", _answered(answer), methods=["POST"]) for name, answer in posts.items()]
+        own = [Route(f"/{name}", _with_error_forms(answer), methods=["POST"]) for name, answer in posts.items()]
         return Starlette(routes=[*own, *passed, Mount(PATH, routes=passed)])
 
     async def _describe(self, request: Request) -> Response:
@@ -240,7 +240,7 @@ class LinkServer:
 
     async def _overflow(self, request: Request) -> Response:
         form = await _form(request, OverflowForm, MOST_NOTE)
-        error = raised(form.error)
+        error = error_of(form.error)
         if not isinstance(error, LimitReached):
             raise refusal("error", "a limit", form.error.kind, OTHER_VERSION)
         await self._door(form.key).exchanges.overflow(error)
@@ -337,7 +337,7 @@ async def _lines(reader: _Reader, session: Session | None) -> AsyncIterator[byte
     yield encode(Line(over=True, error=None if error is None else error_form(error))) + b"\n"
 
 
-def _answered(answer: Callable[[Request], Any]) -> Callable[[Request], Any]:
+def _with_error_forms(answer: Callable[[Request], Any]) -> Callable[[Request], Any]:
     """Return an endpoint that answers errors with their forms."""
 
     async def endpoint(request: Request) -> Response:

@@ -92,23 +92,23 @@ class ModelTable(Generic[S_co]):
             raise UnknownModel(str(refusal("model", expected, repr(name), do)), "model")
         return self._targets.get(pattern, pattern)
 
-    def listed(self) -> dict[str, Any]:
+    def list_for_openai(self) -> dict[str, Any]:
         """Return the models in the format of OpenAI and Anthropic, which are compatible."""
-        rows = [model_listed(name) for name in self.names]
+        rows = [openai_entry(name) for name in self.names]
         return {"object": "list", "data": rows, "has_more": False, "first_id": rows[0]["id"], "last_id": rows[-1]["id"]}
 
-    def listed_for_google(self) -> dict[str, Any]:
+    def list_for_google(self) -> dict[str, Any]:
         """Return the models in Google's format."""
-        return {"models": [model_listed_for_google(name) for name in self.names]}
+        return {"models": [google_entry(name) for name in self.names]}
 
 
-def model_listed(name: str) -> dict[str, Any]:
+def openai_entry(name: str) -> dict[str, Any]:
     """Return one model in the format of OpenAI and Anthropic."""
     openai = {"id": name, "object": "model", "created": 0, "owned_by": "sparring"}
     return {**openai, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
-def model_listed_for_google(name: str) -> dict[str, Any]:
+def google_entry(name: str) -> dict[str, Any]:
     """Return one model in Google's format."""
     methods = ["generateContent", "streamGenerateContent", "countTokens"]
     return {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": methods}

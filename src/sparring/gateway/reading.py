@@ -20,7 +20,7 @@ from sparring.gateway.dialects.responses import replies_named
 from sparring.gateway.exchange import DoorExchanges, request_digest
 from sparring.gateway.models import ModelTable
 from sparring.gateway.refusals import read_request
-from sparring.record.rendering import apart
+from sparring.record.rendering import in_thread
 from sparring.record.request import far
 from sparring.types import Message, ToolSpec
 
@@ -180,7 +180,7 @@ async def read_call(dialect: Dialect, request: Request, door: ReadDoor) -> tuple
     values = values_at_most(data)
     beside = len(data) > MUCH_BYTES or values > MUCH_VALUES
     async with door.reading:
-        body = await _done(beside, _decoded, data, door.room)
+        body = await _run(beside, _decode, data, door.room)
         named = replies_named(body)
         earlier = await door.exchanges.conversations(door.models, named) if named else {}
         call = ClientCall(
@@ -193,29 +193,29 @@ async def read_call(dialect: Dialect, request: Request, door: ReadDoor) -> tuple
             leave_out=door.leave_out,
             conversation=earlier.get,
         )
-        return await _done(beside, _read, dialect, call, door.room if values > door.room.context else None)
+        return await _run(beside, _read, dialect, call, door.room if values > door.room.context else None)
 
 
 def values_at_most(data: bytes) -> int:
     """Return an upper bound of the number of JSON values; of short data its length, because counting takes longer than
     reading."""
-    return len(data) if len(data) <= MUCH_VALUES else _marks(data)
+    return len(data) if len(data) <= MUCH_VALUES else _count_marks(data)
 
 
 def has_more(data: bytes, most: int) -> bool:
     """Return whether JSON has more than `most` values: containers, keys and elements. Nothing is decoded, and commas
     inside strings do not count."""
-    if len(data) <= most or _marks(data) <= most:
+    if len(data) <= most or _count_marks(data) <= most:
         return False
     bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    return bare.count(b'"') > 2 * most or _marks(b"".join(bare.split(b'"')[::2])) > most
+    return bare.count(b'"') > 2 * most or _count_marks(b"".join(bare.split(b'"')[::2])) > most
 
 
-def _marks(data: bytes) -> int:
+def _count_marks(data: bytes) -> int:
     return len(data) - len(data.translate(None, _OPENS))  # takes half the time of four counts
 
 
-def _decoded(data: bytes, room: Room) -> dict[str, Any]:
+def _decode(data: bytes, room: Room) -> dict[str, Any]:
     body = body_of(data)
     room.check_text(body, data)
     return body
@@ -229,8 +229,8 @@ def _read(dialect: Dialect, call: ClientCall, room: Room | None) -> tuple[Client
     return wanted, request_digest(f"{dialect.path} {wanted.model}", call.body, wanted)
 
 
-async def _done(beside: bool, work: Callable[..., T], *arguments: Any) -> T:
-    return await apart(work, *arguments) if beside else work(*arguments)
+async def _run(beside: bool, work: Callable[..., T], *arguments: Any) -> T:
+    return await in_thread(work, *arguments) if beside else work(*arguments)
 
 
 def _num_values(value: Any) -> int:

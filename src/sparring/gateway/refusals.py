@@ -51,9 +51,9 @@ def read_request(dialect: Dialect, call: ClientCall) -> ClientRequest:
         raise RefusedField(str(error), error.where) from error
 
 
-def refused(dialect: Dialect, error: SparringError) -> Response:
+def refusal_response(dialect: Dialect, error: SparringError) -> Response:
     """Return the response to a refused request in a dialect. A `LimitReached` includes the length of the prompt."""
-    return _written(dialect, client_error(error))
+    return _error_response(dialect, client_error(error))
 
 
 def client_error(error: SparringError) -> ClientError:
@@ -73,7 +73,7 @@ def client_error(error: SparringError) -> ClientError:
     return ClientError(status=400 if final else 503, message=text)
 
 
-def retrying(status: int) -> dict[str, str]:
+def retry_headers(status: int) -> dict[str, str]:
     """Return the headers that tell clients whether to retry a request."""
     return {"retry-after": "1"} if status == 503 else NO_RETRY
 
@@ -95,9 +95,9 @@ def dialect_of(scope: Scope) -> Dialect:
     return Messages() if "anthropic-version" in headers else ChatCompletions()
 
 
-def from_elsewhere(scope: Scope, problem: BadInput) -> Response:
+def foreign_page_refusal(scope: Scope, problem: BadInput) -> Response:
     """Return the response to a request from a web page of another site."""
-    return _written(dialect_of(scope), ClientError(status=403, message=str(problem)))
+    return _error_response(dialect_of(scope), ClientError(status=403, message=str(problem)))
 
 
 class Misdirected(BadInput):
@@ -114,7 +114,7 @@ class Misdirected(BadInput):
         self.scope, self.status, self.allowed = scope, status, allowed
 
 
-def directed(application: ASGIApp, tell: Callable[[Misdirected], Awaitable[None]]) -> ASGIApp:
+def answering_misdirected(application: ASGIApp, tell: Callable[[Misdirected], Awaitable[None]]) -> ASGIApp:
     """Return an application that answers misdirected requests in the format of the client's vendor.
 
     Args:
@@ -127,7 +127,7 @@ def directed(application: ASGIApp, tell: Callable[[Misdirected], Awaitable[None]
             await application(scope, receive, send)
         except Misdirected as error:
             await tell(error)
-            response = _written(dialect_of(scope), ClientError(status=error.status, message=str(error)))
+            response = _error_response(dialect_of(scope), ClientError(status=error.status, message=str(error)))
             if error.allowed:
                 response.headers["allow"] = error.allowed
             await response(scope, receive, send)
@@ -189,7 +189,7 @@ class Endpoint(Route):
             raise Misdirected(refusal("method", allowed, scope["method"], do), scope, 405, allowed)
 
 
-def identified(application: ASGIApp) -> ASGIApp:
+def with_request_ids(application: ASGIApp) -> ASGIApp:
     """Return an application that adds a request id to every response, in the header that the client's vendor uses."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -206,7 +206,7 @@ def identified(application: ASGIApp) -> ASGIApp:
     return answer
 
 
-def _written(dialect: Dialect, error: ClientError) -> Response:
+def _error_response(dialect: Dialect, error: ClientError) -> Response:
     """Return an error as a response in a dialect."""
     body = msgspec.json.encode(dialect.error(error))
-    return Response(body, status_code=error.status, media_type="application/json", headers=retrying(error.status))
+    return Response(body, status_code=error.status, media_type="application/json", headers=retry_headers(error.status))

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sparring.errors import InfraError, LimitReached, SparringError
-from sparring.gateway.connection import while_there
+from sparring.gateway.connection import while_connected
 from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.keys import KeyTable, WrongKey, key_of
 from sparring.gateway.link import (
@@ -38,7 +38,7 @@ from sparring.gateway.link import (
     decode,
     encode,
     error_form,
-    raised,
+    error_of,
 )
 from sparring.gateway.link_server import ERROR
 from sparring.gateway.models import ModelTable
@@ -102,7 +102,7 @@ class RemoteExchange:
                 part = line.head or line.piece or line.reply
                 if part is not None:
                     self._take(line.sample, part)
-                self.error = None if line.error is None else raised(line.error)
+                self.error = None if line.error is None else error_of(line.error)
                 self.over = line.over
         except SparringError as error:
             self.error = error
@@ -244,7 +244,7 @@ class _DeliveredResponse(Response):
     """Response of the run's process, with a report to that process of whether the client received it."""
 
     def __init__(self, answer: httpx.Response, deliver: Callable[[bool | None], None]) -> None:
-        super().__init__(answer.content, status_code=answer.status_code, headers=_kept(answer))
+        super().__init__(answer.content, status_code=answer.status_code, headers=_client_headers(answer))
         self._deliver, self._sent = deliver, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -292,7 +292,7 @@ class GatewayLink:
                 async for line in answer.aiter_lines():
                     yield Word(line)
         except httpx.HTTPError as error:
-            raise self._gone(error) from error
+            raise self._no_answer(error) from error
 
     async def door(self, key: str) -> RemoteDoor:
         door = self._doors.get(key)
@@ -321,7 +321,7 @@ class GatewayLink:
         try:
             answer = await self._client.post(f"/{name}", content=body)
         except httpx.HTTPError as error:
-            raise self._gone(error) from error
+            raise self._no_answer(error) from error
         self._check(answer.status_code, answer.content)
         return answer.content
 
@@ -347,7 +347,7 @@ class GatewayLink:
                     for text in texts:
                         yield decode(text, Line)
         except httpx.HTTPError as error:
-            raise self._gone(error) from error
+            raise self._no_answer(error) from error
         except WrongKey:
             self._doors.pop(form.key)
             raise
@@ -355,26 +355,26 @@ class GatewayLink:
     async def forward(self, request: Request) -> Response:
         await self.post("known", encode(KeyForm(key=key_of(request))))
         body = await read_body(request, MOST_BYTES)
-        passed_on = self._client.request(**_as_it_came(request), content=body)
+        passed_on = self._client.request(**_forwarding_arguments(request), content=body)
         try:
-            answer = await while_there(request.receive, asyncio.ensure_future(passed_on))
+            answer = await while_connected(request.receive, asyncio.ensure_future(passed_on))
         except httpx.HTTPError as error:
-            raise self._gone(error) from error
-        return Response(answer.content, status_code=answer.status_code, headers=_kept(answer))
+            raise self._no_answer(error) from error
+        return Response(answer.content, status_code=answer.status_code, headers=_client_headers(answer))
 
     async def forward_to_tools(self, request: Request) -> Response:
         body = await read_tool_call(request, (await self.door(key_of(request))).room)
         await asyncio.gather(*self._notes)
         passed_on = _ForwardedCall(self, request, body)
         try:
-            answer = await while_there(request.receive, asyncio.ensure_future(passed_on.answer()))
+            answer = await while_connected(request.receive, asyncio.ensure_future(passed_on.answer()))
         except ClientDisconnect:
             passed_on.deliver(False)
             raise
         except httpx.HTTPError as error:
-            raise self._gone(error) from error
+            raise self._no_answer(error) from error
         if READER not in answer.headers:
-            return Response(answer.content, status_code=answer.status_code, headers=_kept(answer))
+            return Response(answer.content, status_code=answer.status_code, headers=_client_headers(answer))
         return _DeliveredResponse(answer, passed_on.deliver)
 
     def stream(self, request: Request, body: bytes, reader: str) -> AbstractAsyncContextManager[httpx.Response]:
@@ -385,7 +385,7 @@ class GatewayLink:
             body: body of the request.
             reader: id of the connection that reads the response.
         """
-        values = _as_it_came(request)
+        values = _forwarding_arguments(request)
         values["headers"].append((READER.encode(), reader.encode()))
         return self._client.stream(**values, content=body)
 
@@ -402,21 +402,21 @@ class GatewayLink:
 
     def _check(self, status: int, body: bytes) -> None:
         if status == ERROR:
-            raise raised(decode(body, ErrorForm))
+            raise error_of(decode(body, ErrorForm))
         if status != 200:
             raise InfraError(f"{self._folder}: status {status}: another gateway has followed this one")
 
-    def _gone(self, error: Exception) -> InfraError:
+    def _no_answer(self, error: Exception) -> InfraError:
         return InfraError(f"{self._folder}: the run does not answer ({type(error).__name__}: {error})")
 
 
-def _as_it_came(request: Request) -> dict[str, Any]:
+def _forwarding_arguments(request: Request) -> dict[str, Any]:
     """Return the httpx arguments that repeat a request without its body."""
     headers = [(name, value) for name, value in request.headers.raw if name not in OF_CONNECTION]
     path = request.scope["raw_path"] + b"?" + request.scope["query_string"]  # an invalid host breaks `request.url`
     return {"method": request.method, "url": path.decode("latin-1"), "headers": headers}
 
 
-def _kept(answer: httpx.Response) -> dict[str, str]:
+def _client_headers(answer: httpx.Response) -> dict[str, str]:
     """Return the headers of a response that are passed on to the client."""
     return {name: value for name, value in answer.headers.items() if name.encode() not in OF_CONNECTION}

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from sparring.errors import BadInput, SparringError, refusal
 from sparring.gateway.dialects.dialect import NO_RETRY, body_of
-from sparring.gateway.dialects.handles import unsealed
+from sparring.gateway.dialects.handles import reply_named
 from sparring.gateway.keys import KeyTable, WrongKey, key_of, wrong_key
 from sparring.gateway.reading import read_body
 from sparring.record.rewards import (
@@ -48,7 +48,7 @@ STATUSES: tuple[tuple[type[SparringError], int, str], ...] = (
 )
 
 
-class RewardDesk:
+class RewardRoutes:
     """Rewards of the rollouts of one server, by key.
 
     Args:
@@ -100,7 +100,7 @@ class RewardDesk:
         except ClientDisconnect:
             return Response(status_code=499)
         except SparringError as error:
-            return refused(error)
+            return error_response(error)
         body = {"reward": reward.reward, "of": reward.of, "branch": reward.branch, "final": reward.ends}
         return Response(msgspec.json.encode(body), media_type="application/json")
 
@@ -144,7 +144,7 @@ class RewardDesk:
 def reply_id(id: str) -> str:
     """Convert the id that a reply has in any dialect to the id of the reply."""
     bare = id.removeprefix("chatcmpl-").removeprefix("msg_").removeprefix("resp_")
-    return unsealed(bare.partition(".")[0]) or bare
+    return reply_named(bare.partition(".")[0]) or bare
 
 
 def _read(data: bytes) -> OutsideReward:
@@ -162,7 +162,9 @@ def _read(data: bytes) -> OutsideReward:
         raise refusal("body", "a reward", str(error), "correct the request") from None
 
 
-def refused(error: SparringError, statuses: tuple[tuple[type[SparringError], int, str], ...] = STATUSES) -> Response:
+def error_response(
+    error: SparringError, statuses: tuple[tuple[type[SparringError], int, str], ...] = STATUSES
+) -> Response:
     """Return the response to an error of an endpoint for external programs.
 
     Args:

@@ -26,7 +26,7 @@ from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp
 
 from sparring.errors import BadInput, SparringError
-from sparring.gateway.connection import PING_S, ExchangeResponse, unsampled
+from sparring.gateway.connection import PING_S, ExchangeResponse, empty_response
 from sparring.gateway.dialects.chat_completions import ChatCompletions
 from sparring.gateway.dialects.dialect import ClientError, ClientRequest, Dialect
 from sparring.gateway.dialects.gemini import Gemini
@@ -36,26 +36,26 @@ from sparring.gateway.exchange import Exchanges, is_retried
 from sparring.gateway.hosts import at_home, shows_key
 from sparring.gateway.keys import PATH, KeyTable, key_of, wrong_key
 from sparring.gateway.link import AnsweredDoor, RunLink
-from sparring.gateway.models import ModelTable, model_listed, model_listed_for_google
+from sparring.gateway.models import ModelTable, google_entry, openai_entry
 from sparring.gateway.openapi import document
 from sparring.gateway.reading import Overflow, Room, read_call, read_tool_call
 from sparring.gateway.refusals import (
     Endpoint,
     Misdirected,
+    answering_misdirected,
     client_error,
     dialect_of,
-    directed,
-    from_elsewhere,
-    identified,
+    foreign_page_refusal,
     no_endpoint,
-    refused,
-    retrying,
+    refusal_response,
+    retry_headers,
+    with_request_ids,
 )
-from sparring.gateway.rewards import RewardDesk
-from sparring.gateway.rewards import refused as word_refused
+from sparring.gateway.rewards import RewardRoutes
+from sparring.gateway.rewards import error_response as word_refused
 from sparring.gateway.serving import LocalServer, server_settings
 from sparring.gateway.tool_server import CallResponse, ToolCalls, answer_tools
-from sparring.gateway.workers import RunKeys, WorkerDesk, listening_at, reached
+from sparring.gateway.workers import RunKeys, WorkerRoutes, listen_on, reachable_host
 from sparring.protocols import Session, ToolHost
 
 NOTED = "x-sparring-noted"
@@ -122,8 +122,8 @@ class Gateway:
         self.there = asyncio.Event()
         self._run = run
         self._doors: KeyTable[Door] = KeyTable()
-        self._rewards = RewardDesk(self._doors)
-        self.workers = WorkerDesk()
+        self._rewards = RewardRoutes(self._doors)
+        self.workers = WorkerRoutes()
         self._kept = False
         self._server: LocalServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -231,8 +231,8 @@ class Gateway:
             await self._stop_unused()
 
     async def _start(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        listening = listening_at(host, port)
-        self._url = f"http://{reached(host)}:{listening.getsockname()[1]}"
+        listening = listen_on(host, port)
+        self._url = f"http://{reachable_host(host)}:{listening.getsockname()[1]}"
         self._server = LocalServer(server_settings(self.application()))
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))
 
@@ -245,9 +245,9 @@ class Gateway:
     def application(self) -> ASGIApp:
         """Return the ASGI application."""
         posted = {path: self._endpoint(dialect) for dialect in DIALECTS for path in _paths(dialect)}
-        posted[Messages.path + "/count_tokens"] = self._counting(Messages(), "input_tokens")
+        posted[Messages.path + "/count_tokens"] = self._count_endpoint(Messages(), "input_tokens")
         for version in ("v1beta", "v1"):
-            posted[f"/{version}/models/{{model}}:countTokens"] = self._counting(Gemini(), "totalTokens")
+            posted[f"/{version}/models/{{model}}:countTokens"] = self._count_endpoint(Gemini(), "totalTokens")
         routes: list[Route] = [Endpoint(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()]
         routes.append(Endpoint(Responses.path, self._no_socket, methods=["GET"]))
         for version in ("v1beta", "v1"):
@@ -256,8 +256,8 @@ class Gateway:
         routes += self.routes_of_run(self._run)
         routes += [Endpoint("/health", self._health), Endpoint("/openapi.json", self._openapi)]
         behind_key = Mount(PATH, app=Router(routes, default=no_endpoint))
-        guarded = at_home(Router([*routes, behind_key], default=no_endpoint), from_elsewhere, keyed=shows_key)
-        return identified(directed(guarded, self._tell))
+        guarded = at_home(Router([*routes, behind_key], default=no_endpoint), foreign_page_refusal, keyed=shows_key)
+        return with_request_ids(answering_misdirected(guarded, self._record_misdirected))
 
     def routes_of_run(
         self, run: RunLink | None = None, hold: Callable[[Request, CallResponse], None] | None = None
@@ -273,7 +273,10 @@ class Gateway:
         posted = {"/v1/rewards": self._rewards.endpoint, **self.workers.endpoints()}
         tools: Answer = partial(self._tools, hold)
         if run is not None:
-            posted, tools = dict.fromkeys(posted, _forwarded(run.forward)), _forwarded(run.forward_to_tools)
+            posted, tools = (
+                dict.fromkeys(posted, _forwarding_endpoint(run.forward)),
+                _forwarding_endpoint(run.forward_to_tools),
+            )
         routes = [Endpoint(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()]
         return [*routes, Endpoint("/mcp", tools, methods=["GET", "POST", "DELETE"])]
 
@@ -284,11 +287,11 @@ class Gateway:
             except ClientDisconnect:
                 return Response(status_code=499)
             except SparringError as error:
-                return refused(dialect, error)
+                return refusal_response(dialect, error)
 
         return endpoint
 
-    def _counting(self, dialect: Dialect, field: str) -> Any:
+    def _count_endpoint(self, dialect: Dialect, field: str) -> Any:
         """Return the endpoint that counts the tokens of a prompt. `field` is the name of the count in the response."""
 
         async def endpoint(request: Request) -> Response:
@@ -300,8 +303,8 @@ class Gateway:
             except ClientDisconnect:
                 return Response(status_code=499)
             except SparringError as error:
-                await self._note(request, error)
-                return refused(dialect, error)
+                await self._record_refusal(request, error)
+                return refusal_response(dialect, error)
             return Response(msgspec.json.encode({field: count}), media_type="application/json")
 
         return endpoint
@@ -312,8 +315,8 @@ class Gateway:
         try:
             models = (await self._door(request)).models
         except SparringError as error:
-            return refused(dialect, error)
-        body = models.listed_for_google() if isinstance(dialect, Gemini) else models.listed()
+            return refusal_response(dialect, error)
+        body = models.list_for_google() if isinstance(dialect, Gemini) else models.list_for_openai()
         return Response(msgspec.json.encode(body), media_type="application/json")
 
     async def _model(self, request: Request) -> Response:
@@ -322,9 +325,9 @@ class Gateway:
         try:
             (await self._door(request)).models.session(name)
         except SparringError as error:
-            await self._note(request, error)
-            return refused(dialect, error)
-        body = model_listed_for_google(name) if isinstance(dialect, Gemini) else model_listed(name)
+            await self._record_refusal(request, error)
+            return refusal_response(dialect, error)
+        body = google_entry(name) if isinstance(dialect, Gemini) else openai_entry(name)
         return Response(msgspec.json.encode(body), media_type="application/json")
 
     async def _no_socket(self, request: Request) -> Response:
@@ -345,7 +348,7 @@ class Gateway:
             return Response(status_code=499)
         except SparringError as error:
             status = client_error(error).status
-            return Response(str(error), status_code=status, headers=retrying(status))
+            return Response(str(error), status_code=status, headers=retry_headers(status))
 
     async def _health(self, request: Request) -> Response:
         return Response(b"{}", media_type="application/json")
@@ -362,7 +365,7 @@ class Gateway:
         door = await self._door(request)
         try:
             client_request, digest = await read_call(dialect, request, door)
-            client_request = _labelled(client_request, door.models)
+            client_request = _with_label(client_request, door.models)
             session = door.models.session(client_request.model)
         except Overflow as limit:
             await door.exchanges.overflow(limit)
@@ -372,7 +375,7 @@ class Gateway:
             raise
         headers = {NOTED: ", ".join(client_request.noted)} if client_request.noted else {}
         if client_request.samples_nothing:
-            return unsampled(dialect, client_request, await door.exchanges.hear(client_request), headers)
+            return empty_response(dialect, client_request, await door.exchanges.hear(client_request), headers)
         exchange = door.exchanges.begin(
             digest, retried=is_retried(request.scope["headers"]), session=session, wanted=client_request
         )
@@ -385,11 +388,11 @@ class Gateway:
             ping_s=door.ping_s,
         )
 
-    async def _tell(self, error: Misdirected) -> None:
+    async def _record_misdirected(self, error: Misdirected) -> None:
         """Record the refusal of a misdirected request in the session of its key."""
-        await self._note(Request(error.scope), error)
+        await self._record_refusal(Request(error.scope), error)
 
-    async def _note(self, request: Request, error: SparringError) -> None:
+    async def _record_refusal(self, request: Request, error: SparringError) -> None:
         """Record in the session of a request's key that the request, which asked for no reply, was refused."""
         with suppress(SparringError):
             door = await self._door(request)
@@ -461,7 +464,7 @@ async def open_door(
     await gateway.shut(door)
 
 
-def _forwarded(forward: Answer) -> Answer:
+def _forwarding_endpoint(forward: Answer) -> Answer:
     """Return an endpoint that passes requests on."""
 
     async def endpoint(request: Request) -> Response:
@@ -475,7 +478,7 @@ def _forwarded(forward: Answer) -> Answer:
     return endpoint
 
 
-def _labelled(client_request: ClientRequest, models: ModelTable[Any]) -> ClientRequest:
+def _with_label(client_request: ClientRequest, models: ModelTable[Any]) -> ClientRequest:
     """Return a request with the label of its model, unless its client gave a label. Raises UnknownModel."""
     label, evidence = models.label(client_request.model), client_request.evidence
     if label is None or evidence.label is not None:

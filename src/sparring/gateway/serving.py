@@ -124,7 +124,7 @@ class ClientProtocol(HttpToolsProtocol):
         """Start the time limits of a connection."""
         super().connection_made(transport)
         self._begun = self._heard = self.loop.time()
-        self._timer = self.loop.call_later(self._patience.head_s, self._look)
+        self._timer = self.loop.call_later(self._patience.head_s, self._check_time_limits)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Report a broken connection. `exc` is the reason, None after an orderly close."""
@@ -211,7 +211,7 @@ class ClientProtocol(HttpToolsProtocol):
             self.transport.write(STATUS_LINE[status] + head + text.encode())
         self.transport.close()
 
-    def _look(self) -> None:
+    def _check_time_limits(self) -> None:
         """Close a connection that exceeds a time limit, or check again later."""
         now, writing = self.loop.time(), self.flow.write_paused
         patience = self._patience
@@ -223,7 +223,7 @@ class ClientProtocol(HttpToolsProtocol):
         elif self._waits_for == "body" and not self.flow.read_paused:
             left = min(self._heard + patience.piece_s, self._begun + patience.body_s) - now
         if left > 0:
-            self._timer = self.loop.call_later(min(left, patience.head_s), self._look)
+            self._timer = self.loop.call_later(min(left, patience.head_s), self._check_time_limits)
             return
         self._timer = None
         kind = "an answer was not read" if writing else f"the {self._waits_for} of a request did not come"

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sparring.errors import BadInput, PolicyFailure, SparringError
-from sparring.gateway.connection import while_there
+from sparring.gateway.connection import while_connected
 from sparring.gateway.dialects.dialect import body_of
 from sparring.gateway.serving import WHEN_BROKEN
 from sparring.protocols import ToolHost
@@ -109,7 +109,7 @@ class ToolCalls:
             self._broken.remove(again[0])
             return again[0]
         raw = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-        running = asyncio.create_task(_content(host, ToolCall(id="", name=name, arguments=arguments, raw=raw)))
+        running = asyncio.create_task(_call_tool(host, ToolCall(id="", name=name, arguments=arguments, raw=raw)))
         self._under_way.add(running)
         running.add_done_callback(self._under_way.discard)
         self._num_begun += 1
@@ -156,7 +156,7 @@ class CallResponse(Response):
             headers.append((READER.encode(), self.reader.encode()))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            content = await while_there(receive, asyncio.ensure_future(self.call.content()))
+            content = await while_connected(receive, asyncio.ensure_future(self.call.content()))
         except ClientDisconnect:
             self._deliver(False)
             return
@@ -204,15 +204,15 @@ async def answer_tools(host: ToolHost | None, calls: ToolCalls, request: Request
         if method == "tools/call":
             session = request.headers.get(SESSION)
             sent_as = None if session is None else (session, json.dumps(message["id"]))
-            return CallResponse(calls.begin(host, *_wanted(host, parameters), sent_as), message["id"])
+            return CallResponse(calls.begin(host, *_named_call(host, parameters), sent_as), message["id"])
         content = {"result": _result(host, method, parameters)}
-    except _Refused as error:
+    except _MethodError as error:
         content = {"error": {"code": error.code, "message": str(error)}}
     body = {"jsonrpc": "2.0", "id": message["id"], **content}
     return Response(msgspec.json.encode(body), media_type="application/json", headers=headers)
 
 
-class _Refused(BadInput):
+class _MethodError(BadInput):
     """JSON-RPC error of a request."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -231,16 +231,16 @@ def _result(host: ToolHost, method: Any, parameters: Mapping[str, Any]) -> dict[
     if method == "ping":
         return {}
     if method == "tools/list":
-        return {"tools": [_listed(tool) for tool in host.tools]}
-    raise _Refused(NO_METHOD, f"method: expected initialize, ping, tools/list or tools/call, got {method!r}")
+        return {"tools": [_tool_entry(tool) for tool in host.tools]}
+    raise _MethodError(NO_METHOD, f"method: expected initialize, ping, tools/list or tools/call, got {method!r}")
 
 
-def _listed(tool: ToolSpec) -> dict[str, Any]:
+def _tool_entry(tool: ToolSpec) -> dict[str, Any]:
     schema = {"type": "object", **tool.parameters}
     return {"name": tool.name, "description": tool.description, "inputSchema": schema}
 
 
-def _wanted(host: ToolHost, parameters: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _named_call(host: ToolHost, parameters: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return name and arguments of a call.
 
     Raises:
@@ -248,13 +248,13 @@ def _wanted(host: ToolHost, parameters: Mapping[str, Any]) -> tuple[str, dict[st
     """
     name, arguments = parameters.get("name"), parameters.get("arguments") or {}
     if name not in [tool.name for tool in host.tools]:
-        raise _Refused(BAD_PARAMETERS, f"name: expected a tool of tools/list, got {name!r}")
+        raise _MethodError(BAD_PARAMETERS, f"name: expected a tool of tools/list, got {name!r}")
     if not isinstance(arguments, dict):
-        raise _Refused(BAD_PARAMETERS, f"arguments: expected an object, got {type(arguments).__name__}")
+        raise _MethodError(BAD_PARAMETERS, f"arguments: expected an object, got {type(arguments).__name__}")
     return str(name), arguments
 
 
-async def _content(host: ToolHost, call: ToolCall) -> dict[str, Any]:
+async def _call_tool(host: ToolHost, call: ToolCall) -> dict[str, Any]:
     """Call a tool and return the content of the response. A failure of the policy is a result that the model reads."""
     try:
         text = await host.call(call)

@@ -21,11 +21,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from sparring.errors import BadInput, SparringError, refusal
-from sparring.gateway.connection import while_there
+from sparring.gateway.connection import while_connected
 from sparring.gateway.dialects.dialect import body_of
 from sparring.gateway.keys import WrongKey, key_of
 from sparring.gateway.reading import read_body
-from sparring.gateway.rewards import MOST_BYTES, STATUSES, refused
+from sparring.gateway.rewards import MOST_BYTES, STATUSES, error_response
 from sparring.record.leases import Lease, LeaseConflict, LeaseEnd, LeaseExpired, Leases, RunOver, UnknownLease
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class ClaimForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError(f"wait_s must be from 0 to {LONGEST_WAIT_S:g}")
 
 
-class WorkerDesk:
+class WorkerRoutes:
     """Endpoints of workers.
 
     Attributes:
@@ -130,11 +130,11 @@ class WorkerDesk:
         leases = self._leases(request)
         form = _read(await read_body(request, MOST_BYTES), ClaimForm)
         claim = asyncio.ensure_future(leases.claim(form.environments, form.wait_s, form.worker, form.id))
-        lease = await while_there(request.receive, claim)
+        lease = await while_connected(request.receive, claim)
         if lease is None:
             return Response(status_code=204)
         url = self._url or str(request.base_url).rstrip("/")
-        return _json(_shown(lease, leases.lease_s, url))
+        return _json(_claim_body(lease, leases.lease_s, url))
 
     async def _renew(self, request: Request) -> Response:
         leases = self._leases(request)
@@ -168,7 +168,7 @@ class WorkerDesk:
         return self.leases
 
 
-def listening_at(host: str, port: int) -> socket.socket:
+def listen_on(host: str, port: int) -> socket.socket:
     """Return a listening socket.
 
     Raises:
@@ -185,13 +185,13 @@ def listening_at(host: str, port: int) -> socket.socket:
     return listening
 
 
-def reached(host: str) -> str:
+def reachable_host(host: str) -> str:
     """Return the host under which this machine reaches a socket that listens on `host`."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
 
 
-def _shown(lease: Lease, lease_s: float, url: str) -> dict[str, Any]:
+def _claim_body(lease: Lease, lease_s: float, url: str) -> dict[str, Any]:
     """Return the response to a claim."""
     shown = dict(lease.offer.shown)
     if shown.pop("hosts_tools", False):
@@ -208,7 +208,7 @@ def _endpoint(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
         except ClientDisconnect:
             return Response(status_code=499)
         except SparringError as error:
-            return refused(error, ANSWERS)
+            return error_response(error, ANSWERS)
 
     return endpoint
 

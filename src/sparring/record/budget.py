@@ -54,7 +54,7 @@ class Budget:
                 self.give_back(granting.result(), self._usage)
             else:
                 granting.cancel()
-                self._serve()
+                self._wake_waiting()
             raise
 
     def give_back(self, granted: int, usage: Usage) -> None:
@@ -62,7 +62,7 @@ class Budget:
         self._usage = usage
         self._under_way -= 1
         self._tokens -= granted
-        self._serve()
+        self._wake_waiting()
 
     def too_many_calls(self) -> LimitReached:
         """Return the error of a rollout that exceeds its tool calls."""
@@ -90,7 +90,7 @@ class Budget:
             return most
         return None if self._under_way else min(most, left)
 
-    def _serve(self) -> None:
+    def _wake_waiting(self) -> None:
         """Wake waiting requests in order of arrival while budget remains."""
         while self._waiting:
             most, granting = self._waiting[0]

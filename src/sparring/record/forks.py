@@ -32,16 +32,16 @@ def first_difference(before: str, after: str) -> tuple[int, str, str]:
     return place, before[low : low + SHOWN], after[low : low + SHOWN]
 
 
-def with_equal_thoughts(heard: Sequence[Message], sent: Sequence[Message], common: int) -> int:
+def with_equal_thoughts(recorded: Sequence[Message], sent: Sequence[Message], common: int) -> int:
     """Return the number of common messages of two conversations with thoughts compared as well. A thought that the
     client left out does not count as different.
 
     Args:
-        heard: recorded conversation.
+        recorded: recorded conversation.
         sent: conversation of the client.
         common: number of common messages without thoughts.
     """
-    for at, (before, after) in enumerate(zip(heard[:common], sent, strict=False)):
+    for at, (before, after) in enumerate(zip(recorded[:common], sent, strict=False)):
         if after.reasoning and before is not after and thought_of(after) not in ("", thought_of(before)):
             return at
     return common
@@ -73,7 +73,7 @@ def fork_of(request: Request, lane: Lane, common: int, of: int | None, links: Li
         of: place of the last segment that both have.
         links: links to replies in other branches.
     """
-    before, after = lane.heard[common:], request.messages[common:]
+    before, after = lane.history[common:], request.messages[common:]
     old, new = (text_of(messages[0]) if messages else "" for messages in (before, after))
     if old == new:
         old, new = (thought_of(messages[0]) if messages else "" for messages in (before, after))
@@ -88,13 +88,13 @@ def fork_of(request: Request, lane: Lane, common: int, of: int | None, links: Li
 
 def _reason(request: Request, lane: Lane, common: int, links: Links) -> ForkReason:
     label, matched = request.evidence.label, request.matched
-    before, after = lane.heard[common:], request.messages[common:]
+    before, after = lane.history[common:], request.messages[common:]
     if label == "auxiliary":
         return "auxiliary"
     begins = request.node is None
     if begins and links.summed_up:
         return "compaction"
-    calls = any(node.reply.tool_calls and not _says(node, request) for node in links.quoted)
+    calls = any(node.reply.tool_calls and not _quotes_text(node, request) for node in links.quoted)
     is_another = common < lane.opening  # a request with all first messages of an agent comes from that agent
     if links.new_agent or begins and calls and is_another:
         return "agent"
@@ -107,13 +107,13 @@ def _reason(request: Request, lane: Lane, common: int, links: Links) -> ForkReas
     return _edit(before, after)
 
 
-def _says(node: Node, request: Request) -> bool:
+def _quotes_text(node: Node, request: Request) -> bool:
     """Return whether a request quotes the text of a reply, rather than its calls."""
     new = request.messages[request.before :]
-    return any(is_quoted(text, new) for text in _said(node))
+    return any(is_quoted(text, new) for text in _texts_of_reply(node))
 
 
-def _said(node: Node) -> list[str]:
+def _texts_of_reply(node: Node) -> list[str]:
     """Return the text of a reply, whole and as the parts between tags in it."""
     return [node.text, *summaries_in(node.text)]
 
@@ -137,19 +137,19 @@ def sums_up(node: Node, own: Lane, request: Request, lane: Lane, common: int) ->
     """
     if node.reply.tool_calls or not common or lane.tools != request.tools:
         return False
-    inside = message_key(own.heard[0]) == message_key(request.messages[0])
+    inside = message_key(own.history[0]) == message_key(request.messages[0])
     # a reply in its own agent's history is not a quote
     new = [message for message in request.messages[common:] if not inside or message.role != "assistant"]
     first = [message for message in request.messages[common : common + 2] if message in new and message.role != "tool"]
-    texts = _said(node)
+    texts = _texts_of_reply(node)
     if not any(is_quoted(text, new) for text in texts):
         return False
     if len(request.messages) >= node.count and not any(is_quoted(text, first) for text in texts):
         return False
     if not inside:
-        replies = [at for at, message in enumerate(lane.heard) if message.role == "assistant"]
-        return bool(replies) and replies[0] + 1 < len(lane.heard) and len(request.messages) < len(lane.heard)
-    before = own.heard[: node.count - 1]
+        replies = [at for at, message in enumerate(lane.history) if message.role == "assistant"]
+        return bool(replies) and replies[0] + 1 < len(lane.history) and len(request.messages) < len(lane.history)
+    before = own.history[: node.count - 1]
     followed = node.count > own.opening + 1 or any(message.role == "assistant" for message in before)
     return bool(request.specs) and followed
 

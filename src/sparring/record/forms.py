@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from sparring.record.identity import (
     ReplyDigest,
-    chained,
+    chain_digests,
     digest,
-    joined,
+    join_parts,
+    join_replies,
     message_key,
     other_forms,
-    put_together,
     thought_of,
 )
 from sparring.record.lines import START
@@ -50,14 +50,14 @@ class Forms:
         last = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].role == "assistant"), None)
         if last is None or keys[last] in self.lines:
             return messages, keys
-        together = put_together(messages, self._calls)
+        together = join_replies(messages, self._calls)
         if together is not messages:
             messages, keys = together, self.keys(START, together)
         if not self._parts or self._parts.isdisjoint(keys):
             return messages, keys
-        return self._parts_together(messages)
+        return self._join_parts(messages)
 
-    def _parts_together(self, messages: Sequence[Message]) -> tuple[Sequence[Message], list[bytes]]:
+    def _join_parts(self, messages: Sequence[Message]) -> tuple[Sequence[Message], list[bytes]]:
         """Join the parts of each reply into one message. Return the conversation and its digests."""
         together: list[Message] = []
         read: list[bytes] = []
@@ -73,7 +73,7 @@ class Forms:
                 continue
             parts = [message for message in messages[at:end] if message.role == "assistant"]
             answers = [message for message in messages[at:end] if message.role != "assistant"]
-            reply = joined(parts)
+            reply = join_parts(parts)
             together += (reply, *answers)
             read += self.keys(before, (reply, *answers))
             at = end
@@ -85,7 +85,7 @@ class Forms:
 
     def keys(self, before: bytes, messages: Sequence[Message]) -> list[bytes]:
         """Return the digest of the conversation up to each message. `before`: digest of the earlier messages."""
-        return chained(before, messages, self._aliases)
+        return chain_digests(before, messages, self._aliases)
 
     def with_thoughts(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Put thoughts that the client left out back into its conversation, from the latest equal reply of the session.
@@ -99,7 +99,7 @@ class Forms:
                 restored[at] = message if thought is None else replace(message, reasoning=thought)
         return messages if all(map(operator.is_, restored, messages)) else restored
 
-    def said(self, before: bytes, reply: Message, line: int, place: int) -> bytes:
+    def add_reply(self, before: bytes, reply: Message, line: int, place: int) -> bytes:
         """Record a reply of the session. Return the digest of the conversation up to it.
 
         Args:
@@ -110,8 +110,8 @@ class Forms:
         """
         if thought_of(reply):
             self._thoughts[digest(message_key(reply))] = reply.reasoning or ""
-        keys = chained(before, [reply])
-        self.told(before, [reply], keys, line)
+        keys = chain_digests(before, [reply])
+        self.add_messages(before, [reply], keys, line)
         for call in reply.tool_calls:
             if call.id in self._call_ids:
                 self._calls.pop(call.id, None)
@@ -120,7 +120,7 @@ class Forms:
             self._call_ids.add(call.id)
         return keys[0]
 
-    def told(self, before: bytes, messages: Sequence[Message], keys: Sequence[bytes], line: int) -> None:
+    def add_messages(self, before: bytes, messages: Sequence[Message], keys: Sequence[bytes], line: int) -> None:
         """Record messages of a client.
 
         Args:
@@ -132,15 +132,15 @@ class Forms:
         for message, key in zip(messages, keys, strict=True):
             self.lines[key] = line
             if message.tool_calls:
-                self._note_parts(before, message)
+                self._add_parts(before, message)
                 for form in other_forms(message):
                     other = digest(before + message_key(form))
                     if other not in self.lines:
                         self._aliases[other] = key
-                        self._note_parts(before, form)
+                        self._add_parts(before, form)
             before = key
 
-    def _note_parts(self, before: bytes, reply: Message) -> None:
+    def _add_parts(self, before: bytes, reply: Message) -> None:
         """Record the digests of the first parts of a reply with several calls, in case it comes back in parts."""
         if len(reply.tool_calls) > 1:
             begun = ReplyDigest(before, replace(reply, tool_calls=()))

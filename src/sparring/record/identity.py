@@ -78,7 +78,7 @@ def shown_arguments(call: ToolCall) -> Mapping[str, Any]:
     return {UNREAD: call.raw} if call.arguments is None else call.arguments
 
 
-def put_together(messages: Sequence[Message], recorded: Mapping[str, tuple[int, ToolCall]]) -> Sequence[Message]:
+def join_replies(messages: Sequence[Message], recorded: Mapping[str, tuple[int, ToolCall]]) -> Sequence[Message]:
     """Return a conversation in which each reply is one message and each malformed call has its sampled text.
 
     Some clients send the text and the calls of a reply as separate messages, or each call before its answer. Many turn
@@ -94,7 +94,7 @@ def put_together(messages: Sequence[Message], recorded: Mapping[str, tuple[int, 
     reply = -1  # index of the last reply
     for message in messages:
         if message.role == "assistant":
-            message, sent = _as_written(message, recorded), message
+            message, sent = _restore_calls(message, recorded), message
             same = same and message is sent
             if [call.id for call in message.tool_calls] != [call.id for call in sent.tool_calls]:
                 moved.append(message)
@@ -105,7 +105,7 @@ def put_together(messages: Sequence[Message], recorded: Mapping[str, tuple[int, 
             if interleaved and any(between.role != "tool" for between in merged[reply + 1 :]):
                 interleaved = False
             if merged and merged[-1].role == "assistant" or interleaved:
-                merged[reply] = joined((merged[reply], message))
+                merged[reply] = join_parts((merged[reply], message))
                 continue
             reply = len(merged)
         merged.append(message)
@@ -114,7 +114,7 @@ def put_together(messages: Sequence[Message], recorded: Mapping[str, tuple[int, 
     return messages if same and len(merged) == len(messages) else merged
 
 
-def _as_written(reply: Message, recorded: Mapping[str, tuple[int, ToolCall]]) -> Message:
+def _restore_calls(reply: Message, recorded: Mapping[str, tuple[int, ToolCall]]) -> Message:
     """Return a reply with the sampled text of its malformed calls, found by id, and with its calls in the sampled
     order. Ids that a chat format writes itself are ignored, because it repeats them."""
     own = [call.id in recorded and _OWN_ID.fullmatch(call.id) is not None for call in reply.tool_calls]
@@ -135,7 +135,7 @@ def _put_in_order(messages: list[Message], reply: Message) -> None:
     messages[begun:ended] = sorted(messages[begun:ended], key=lambda m: places.get(m.tool_call_id or "", len(places)))
 
 
-def joined(parts: Sequence[Message]) -> Message:
+def join_parts(parts: Sequence[Message]) -> Message:
     """Join successive messages into the reply that they are parts of."""
     return replace(
         parts[0],
@@ -146,8 +146,8 @@ def joined(parts: Sequence[Message]) -> Message:
 
 
 class ReplyDigest:
-    """Digest of a conversation up to a reply that grows call by call. After each step it equals the result of `chained`
-    for the reply with the calls so far.
+    """Digest of a conversation up to a reply that grows call by call. After each step it equals the result of
+    `chain_digests` for the reply with the calls so far.
 
     Args:
         before: digest of the conversation before the reply.
@@ -198,7 +198,7 @@ def text_of(message: Message) -> str:
     return "".join((message.content.strip(), *(f"\n{_call_key(call)}" for call in message.tool_calls)))
 
 
-def chained(before: bytes, messages: Sequence[Message], aliases: Mapping[bytes, bytes] = {}) -> list[bytes]:
+def chain_digests(before: bytes, messages: Sequence[Message], aliases: Mapping[bytes, bytes] = {}) -> list[bytes]:
     """Return for each message the digest of all messages up to it.
 
     Args:

@@ -201,7 +201,7 @@ class Leases:
             if offer is None:
                 return None
             if not offer.withdrawn:
-                return self._leased(offer, worker, id)
+                return self._new_lease(offer, worker, id)
 
     def renew(self, id: str) -> None:
         """Restart the time of a lease.
@@ -308,7 +308,7 @@ class Leases:
         if offer.lease is not None and offer.lease.id in self._leases:
             self._end(offer.lease.id, None)
 
-    def _leased(self, offer: RolloutOffer, worker: str, claim: str) -> Lease:
+    def _new_lease(self, offer: RolloutOffer, worker: str, claim: str) -> Lease:
         """Return a new lease of an offer."""
         id = f"lease-{secrets.token_urlsafe(18)}"
         lease = self._leases[id] = Lease(id=id, offer=offer, claim=claim)

@@ -51,7 +51,7 @@ class Lane:
     """One append-only sequence of ids (a branch under construction).
 
     Attributes:
-        heard: messages, as the objects of the first request that sent them.
+        history: messages, as the objects of the first request that sent them.
         tools: digest of the tools.
         specs: tools.
         opening: number of messages in the first request of its agent.
@@ -61,7 +61,7 @@ class Lane:
         spans: segments, each as the number of messages up to its end and its place.
     """
 
-    heard: list[Message]
+    history: list[Message]
     tools: bytes
     specs: tuple[ToolSpec, ...]
     opening: int
@@ -154,16 +154,16 @@ class Turn:
         return self.ids.digest()
 
 
-def begins(messages: Sequence[Message], heard: list[Message]) -> bool:
-    """Return whether `messages`, which is longer, begins with `heard`.
+def begins(messages: Sequence[Message], prefix: list[Message]) -> bool:
+    """Return whether `messages`, which is longer, begins with `prefix`.
 
     Lists compare elements by identity first, so that this does not read hundreds of messages into the cache of the
     processor. Equal messages match as well.
     """
     if not isinstance(messages, list):
-        return all(map(operator.is_, heard, messages))
+        return all(map(operator.is_, prefix, messages))
     try:
-        return heard < messages
+        return prefix < messages
     except TypeError:  # messages have no order, so the first difference raises
         return False
 

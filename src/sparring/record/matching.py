@@ -36,7 +36,7 @@ class Matching(NamedTuple):
         if number is None:
             return None
         lane = self.lanes[number]
-        same = len(lane.heard) == lane.replied == count and lane.tools == tools and begins(messages, lane.heard)
+        same = len(lane.history) == lane.replied == count and lane.tools == tools and begins(messages, lane.history)
         return lane if same else None
 
     def deepest(
@@ -47,12 +47,12 @@ class Matching(NamedTuple):
         for count in range(len(messages), 0, -1):
             if messages[count - 1].role == "assistant":
                 node = self.nodes.get(keys[count - 1] + tools)
-                node = None if node is None else self._chosen(node, messages[:count], evidence)
+                node = None if node is None else self._choose(node, messages[:count], evidence)
                 if node is not None:
                     return node, count
         return None, 0
 
-    def _chosen(self, node: Node | None, messages: Sequence[Message], evidence: Evidence) -> Node | None:
+    def _choose(self, node: Node | None, messages: Sequence[Message], evidence: Evidence) -> Node | None:
         """Choose among the replies with an equal history; None if the client's thoughts match no candidate.
 
         The preference is: the reply that the client names by its id or by the ids of its calls, then a reply of the
@@ -60,7 +60,7 @@ class Matching(NamedTuple):
         """
         equal = []
         while node is not None:
-            if self._thinks_alike(node, messages):
+            if self._thoughts_match(node, messages):
                 equal.append(node)
             node = node.twin
         if len(equal) < 2:
@@ -75,13 +75,13 @@ class Matching(NamedTuple):
 
         return max(equal, key=rank)
 
-    def _thinks_alike(self, node: Node, messages: Sequence[Message]) -> bool:
+    def _thoughts_match(self, node: Node, messages: Sequence[Message]) -> bool:
         """Return whether every thought that the client sends is the recorded one."""
         if not any(sent.reasoning for sent in messages):
             return True
-        heard = self.lanes[node.lane].heard
+        history = self.lanes[node.lane].history
         return all(
             thought_of(sent) == thought_of(recorded)
-            for sent, recorded in zip(messages, heard, strict=False)
+            for sent, recorded in zip(messages, history, strict=False)
             if sent.reasoning and sent is not recorded and sent.role == "assistant" and thought_of(sent)
         )

@@ -20,10 +20,10 @@ def settled(segments: Iterable[Segment]) -> tuple[Segment, ...]:
     if not places or places[-1] == len(places) - 1:
         return tuple(ordered)
     index = {place: at for at, place in enumerate(places)}
-    return tuple(_moved(segment, index) for segment in ordered)
+    return tuple(_renumber(segment, index) for segment in ordered)
 
 
-def _moved(segment: Segment, index: dict[int, int]) -> Segment:
+def _renumber(segment: Segment, index: dict[int, int]) -> Segment:
     """Return a segment with indices instead of places."""
     at, fork = index[segment.index], segment.fork
     return replace(

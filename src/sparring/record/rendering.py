@@ -69,7 +69,7 @@ def has_many(values: Iterable[Any]) -> bool:
     return size >= LONG
 
 
-async def apart(work: Callable[..., T], *arguments: Any) -> T:
+async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
     """Run a function in a thread, away from the event loop, and return its result. It must not share mutable state."""
     return await asyncio.get_running_loop().run_in_executor(_pool(), work, *arguments)
 
@@ -89,7 +89,7 @@ class Planner:
         """
         async with self._in_turn:
             if check is not None:
-                await apart(check)
+                await in_thread(check)
             done: Any = None
             while True:
                 try:
@@ -97,7 +97,7 @@ class Planner:
                 except StopIteration as end:
                     turn: T = end.value
                     return turn
-                done = await apart(rendering.run) if rendering.long else rendering.run()
+                done = await in_thread(rendering.run) if rendering.long else rendering.run()
 
 
 class Binder:
@@ -121,7 +121,7 @@ class Binder:
         constraint = request.sampling.constraint
         if constraint is None or constraint in self._seen and len(constraint.source) < LONG:
             return self._renderer.bind(request)
-        bound = await apart(self._renderer.bind, request)
+        bound = await in_thread(self._renderer.bind, request)
         if len(self._seen) >= SEEN:
             self._seen.clear()
         self._seen.add(constraint)

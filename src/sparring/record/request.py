@@ -27,7 +27,7 @@ class Rank(NamedTuple):
     admission: int
 
 
-def joined_stop(of_run: tuple[str, ...], of_client: Sequence[str]) -> tuple[str, ...]:
+def join_stops(of_run: tuple[str, ...], of_client: Sequence[str]) -> tuple[str, ...]:
     """Return the stop strings of a run, followed by additional ones of the client."""
     if not of_client:
         return of_run
@@ -120,7 +120,7 @@ def sampling_of(request: ReplyRequest, of_run: Sampling, *, stop_ids: Sequence[i
         min_tokens=0 if request.constraint else of_run.min_tokens,
         constraint=request.constraint or of_run.constraint,
         stop=of_run.stop or tuple(stop_ids),
-        stop_strings=joined_stop(of_run.stop_strings, request.stop),
+        stop_strings=join_stops(of_run.stop_strings, request.stop),
         seed=seed,
     )
     most = of_run.max_tokens

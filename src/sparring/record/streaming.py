@@ -58,7 +58,7 @@ class PieceReader:
         yield from self._begin()
         for piece in self._reader.read(tokens):
             if piece.call is not None:
-                piece = ReplyPiece(kind="call", call=_named(piece.call, self._num_calls, self.calls))
+                piece = ReplyPiece(kind="call", call=_with_call_id(piece.call, self._num_calls, self.calls))
                 self._num_calls += 1
             elif self._holders:
                 text = self._holders[piece.kind].add(piece.text)
@@ -93,10 +93,10 @@ def named(reply: Message, calls: str) -> Message:
     """Return a reply whose calls have ids with the prefix `calls`. Ids of the chat format stay."""
     if not reply.tool_calls:
         return reply
-    return replace(reply, tool_calls=tuple(_named(call, at, calls) for at, call in enumerate(reply.tool_calls)))
+    return replace(reply, tool_calls=tuple(_with_call_id(call, at, calls) for at, call in enumerate(reply.tool_calls)))
 
 
-def _named(call: ToolCall, at: int, calls: str) -> ToolCall:
+def _with_call_id(call: ToolCall, at: int, calls: str) -> ToolCall:
     return replace(call, id=f"{calls}{at}") if call.id == f"call_{at}" else call
 
 

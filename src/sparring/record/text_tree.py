@@ -67,10 +67,10 @@ class TextTree:
             raise ValueError("a request must have a message")
         tools_digest, specs, _ = self._tool_lists.of(tools)
         keys = self._forms.keys(START, messages)
-        parent, before = self._continued(messages, keys, tools_digest)
+        parent, before = self._find_continued(messages, keys, tools_digest)
         if parent is None:
             together, other_keys = self._forms.read(messages)
-            joined = self._continued(together, other_keys, tools_digest)
+            joined = self._find_continued(together, other_keys, tools_digest)
             if joined[0] is not None:
                 messages, keys, (parent, before) = together, other_keys, joined
         return TextTurn(messages, keys, specs, tools_digest, parent, before)
@@ -82,7 +82,7 @@ class TextTree:
         fork = self._start_of_agent(messages) if parent is None else None
         if parent is not None:
             self._leaves.pop(parent, None)
-        self._forms.told(keys[before - 1] if before else START, messages[before:], keys[before:], 0)
+        self._forms.add_messages(keys[before - 1] if before else START, messages[before:], keys[before:], 0)
         for message, key in zip(messages[before:], keys[before:], strict=True):
             key += turn.tools_digest
             index = self._inputs.get((parent, key))
@@ -95,7 +95,7 @@ class TextTree:
         assert parent is not None, "a turn has a message"
         return parent, keys[-1] + turn.tools_digest
 
-    def told_apart(self, reply: Message) -> Message:
+    def with_unique_call_ids(self, reply: Message) -> Message:
         """Give new ids to calls of a reply whose ids occurred before: a scripted expert repeats ids, and a program
         distinguishes calls by id."""
         calls: list[ToolCall] = []
@@ -127,7 +127,7 @@ class TextTree:
             evidence=None if evidence == NO_EVIDENCE else evidence,
         )
         self.segments.append(segment)
-        replied = self._forms.said(key[: len(START)], reply, 0, index)
+        replied = self._forms.add_reply(key[: len(START)], reply, 0, index)
         self._replies[replied + tools] = index
         self._leaves[index] = reply
         if constraint is not None:
@@ -144,7 +144,9 @@ class TextTree:
         """Return the conversation of each branch."""
         return transcripts_of(self.segments, self._constraints, partial(conversation, self.segments))
 
-    def _continued(self, messages: Sequence[Message], keys: Sequence[bytes], tools: bytes) -> tuple[int | None, int]:
+    def _find_continued(
+        self, messages: Sequence[Message], keys: Sequence[bytes], tools: bytes
+    ) -> tuple[int | None, int]:
         """Return the index of the reply that a conversation with these digests continues, and the number of messages up
         to it; None and 0 if it begins a branch."""
         before = next((at for at in range(len(messages), 0, -1) if messages[at - 1].role == "assistant"), 0)

@@ -161,7 +161,7 @@ class TextSession(OpenSession):
                 constraint=wanted.constraint,
             )
             reply = await self._recorder.reply(text_request)
-            reply = self._tree.told_apart(reply)
+            reply = self._tree.with_unique_call_ids(reply)
             tokens = () if self._ids is None else self._ids.reply(turn, prompt, reply)
         except BaseException as error:  # without an answer it was not a turn
             self._usage = replace(self._usage, turns=self._usage.turns - 1)

@@ -28,7 +28,7 @@ from sparring.protocols import Renderer
 from sparring.record.branches import Transcript, transcripts_of
 from sparring.record.forks import Links, fork_of, quoted_in, sums_up, with_equal_thoughts
 from sparring.record.forms import Forms
-from sparring.record.identity import DIGEST_BYTES, chained
+from sparring.record.identity import DIGEST_BYTES, chain_digests
 from sparring.record.lines import START, Lane, Node, Request, Turn, place_named
 from sparring.record.matching import Matching
 from sparring.record.order import settled
@@ -81,7 +81,7 @@ class Tree:
         def messages(index: int) -> tuple[Message, ...]:
             place = segments[index].place
             lane, count = ends[index if place is None else place]
-            return tuple(lane.heard[:count])
+            return tuple(lane.history[:count])
 
         return transcripts_of(segments, held, messages)
 
@@ -133,9 +133,9 @@ class Tree:
             ValueError: the request has no message.
         """
         tools_digest, specs, long = self.tool_lists.of(tools)
-        messages, node, before, keys = self._matched(messages, tools_digest, evidence)
+        messages, node, before, keys = self._match(messages, tools_digest, evidence)
         matched = node
-        added = None if node is None else (yield self._bridging(node, messages[before:], tools, long))
+        added = None if node is None else (yield self._bridge_rendering(node, messages[before:], tools, long))
         if node is None or added is None:
             # A first request is the prompt; any later whole render is the harness's own doing: it rewrote the history.
             source: Source = "harness" if any(message.role == "assistant" for message in messages) else "prompt"
@@ -149,11 +149,11 @@ class Tree:
         ids = hashlib.blake2b(digest_size=DIGEST_BYTES) if node is None else node.ids.copy()
         length, parent = (0, None) if node is None else (node.length, node.place)
         ids.update(_bytes(added))
-        repeat, attempt, input_place, place = self._places(parent, added, ids.digest(), recorded)
+        repeat, attempt, input_place, place = self._assign_places(parent, added, ids.digest(), recorded)
         request = Request(messages, before, keys, tools_digest, specs, evidence, node, matched)
         if input_place not in self._written and input_place not in self._unwritten:
             segment = partial(Segment, index=input_place, parent=parent, source=source, tokens=added)
-            self._unwritten[input_place] = self._described(segment, input_place, request)
+            self._unwritten[input_place] = self._input_segment(segment, input_place, request)
         return Turn(
             ids=ids,
             length=length + len(added),
@@ -162,7 +162,7 @@ class Tree:
             source=source,
             input_place=input_place,
             place=place,
-            lane=self._tell(node, request, input_place),
+            lane=self._extend_lane(node, request, input_place),
             repeat=repeat,
             attempt=attempt,
             key=keys[-1],
@@ -227,13 +227,13 @@ class Tree:
             )
         )
         self._written.update((segment.index, segment) for segment in new)
-        new += chain.from_iterable(map(self._summed_up, self._summaries.pop(turn.input_place, ())))
+        new += chain.from_iterable(map(self._label_summary, self._summaries.pop(turn.input_place, ())))
         ids = turn.ids.copy()
         ids.update(_bytes(completion.tokens))
-        self._hear(turn, reply, ids, turn.length + len(completion.tokens))
+        self._add_reply(turn, reply, ids, turn.length + len(completion.tokens))
         return new
 
-    def _summed_up(self, place: int) -> list[Segment]:
+    def _label_summary(self, place: int) -> list[Segment]:
         """Label the reply in a place as a summary, and if its request began a branch, the branch as a compaction.
         Return the changed segments."""
         summary = self.label(place, "compaction")
@@ -291,13 +291,13 @@ class Tree:
         entry = (turn.repeat, turn.attempt + 1, turn.input_place, turn.place)
         heapq.heappush(self._abandoned.setdefault(turn.prompt, []), entry)
         lane, node = self._lanes[turn.lane], turn.node
-        if len(lane.heard) == turn.count and lane.replied == turn.before:
-            del lane.heard[turn.before :]
+        if len(lane.history) == turn.count and lane.replied == turn.before:
+            del lane.history[turn.before :]
             lane.spans.pop()
             if node is not None and node.lane == turn.lane:
                 node.continued = False
 
-    def _matched(
+    def _match(
         self, messages: Sequence[Message], tools: bytes, evidence: Evidence
     ) -> tuple[Sequence[Message], Node | None, int, list[bytes]]:
         """Match a request.
@@ -311,12 +311,12 @@ class Tree:
         matching = Matching(self._lanes, self._lane_of_reply, self._nodes, self._written)
         lane = matching.same_objects(messages, tools)
         if lane is not None:
-            return messages, lane.node, lane.replied, chained(lane.key, messages[lane.replied :])
+            return messages, lane.node, lane.replied, chain_digests(lane.key, messages[lane.replied :])
         messages, keys = self._forms.read(messages)
         node, before = matching.deepest(messages, keys, tools, evidence)
         return messages, node, before, keys[before:]
 
-    def _places(
+    def _assign_places(
         self,
         parent: int | None,
         added: tuple[int, ...],
@@ -336,20 +336,20 @@ class Tree:
         reserved = recorded(prompt, repeat)
         input_place = self._inputs.get((parent, added))
         if input_place is None:
-            input_place = self._inputs[(parent, added)] = self._free()
+            input_place = self._inputs[(parent, added)] = self._next_place()
         if reserved is None:
-            return repeat, attempt, input_place, self._free()
+            return repeat, attempt, input_place, self._next_place()
         self._next = max(self._next, reserved + 1)
         return repeat, attempt, input_place, reserved
 
-    def _free(self) -> int:
+    def _next_place(self) -> int:
         """Return the next place that is not reserved."""
         while self._next in self._reserved:
             self._next += 1
         self._next += 1
         return self._next - 1
 
-    def _tell(self, node: Node | None, request: Request, input_place: int) -> int:
+    def _extend_lane(self, node: Node | None, request: Request, input_place: int) -> int:
         """Append the messages of a request to its node's lane, or to a new one. Return the lane's number."""
         if node is not None and not node.continued:
             number, lane = node.lane, self._lanes[node.lane]
@@ -360,32 +360,32 @@ class Tree:
             lane = self._lanes[number] = Lane([], request.tools, request.specs, opening)
             if node is not None:
                 before = self._lanes[node.lane]
-                lane.heard = before.heard[: request.before]
+                lane.history = before.history[: request.before]
                 lane.spans = [span for span in before.spans if span[0] <= request.before]
                 lane.replied = request.before
         if node is not None:
             node.continued = True
             self._leaves.pop(node.place, None)
-        lane.heard += request.messages[request.before :]
-        lane.spans.append((len(lane.heard), input_place))
+        lane.history += request.messages[request.before :]
+        lane.spans.append((len(lane.history), input_place))
         start = START if node is None else node.key
-        self._forms.told(start, request.messages[request.before :], request.keys, number)
+        self._forms.add_messages(start, request.messages[request.before :], request.keys, number)
         return number
 
-    def _hear(self, turn: Turn, reply: Message, ids: hashlib.blake2b, length: int) -> None:
+    def _add_reply(self, turn: Turn, reply: Message, ids: hashlib.blake2b, length: int) -> None:
         """Add a reply to its lane and to the nodes."""
-        key = self._forms.said(turn.key, reply, turn.lane, turn.place)
+        key = self._forms.add_reply(turn.key, reply, turn.lane, turn.place)
         lane = self._lanes[turn.lane]
         if lane.replied:
-            self._lane_of_reply.pop(id(lane.heard[lane.replied - 1]), None)
-        lane.heard.append(reply)
-        lane.spans.append((len(lane.heard), turn.place))
+            self._lane_of_reply.pop(id(lane.history[lane.replied - 1]), None)
+        lane.history.append(reply)
+        lane.spans.append((len(lane.history), turn.place))
         node = Node(
             place=turn.place,
             ids=ids,
             length=length,
             lane=turn.lane,
-            count=len(lane.heard),
+            count=len(lane.history),
             key=key,
             reply=reply,
             text=reply.content.strip(),
@@ -399,7 +399,7 @@ class Tree:
         if len(self._leaves) > MOST_QUOTED:
             del self._leaves[next(iter(self._leaves))]
 
-    def _described(self, segment: Callable[..., Segment], place: int, request: Request) -> Segment:
+    def _input_segment(self, segment: Callable[..., Segment], place: int, request: Request) -> Segment:
         """Return the input segment of a request, with its messages, tools, quotes and fork. `segment`: constructor
         without these fields."""
         messages, evidence = request.messages, request.evidence
@@ -409,7 +409,7 @@ class Tree:
             return segment(message=messages[-1], earlier=tuple(messages[:-1]), tools=request.specs or None)
         quoted = quoted_in(request, self._leaves.values(), begins=request.node is None)
         lane, common = self._nearest(request)
-        common = with_equal_thoughts(lane.heard, request.messages, common)
+        common = with_equal_thoughts(lane.history, request.messages, common)
         of, base, tools = request.node and request.node.place, request.before, None
         fork = None
         if request.node is None:
@@ -438,17 +438,17 @@ class Tree:
             number = self._forms.lines.get(request.keys[at - 1])
             if number is not None:
                 lane = self._lanes[number]
-                return lane, min(request.before + at, len(lane.heard))
+                return lane, min(request.before + at, len(lane.history))
         node = request.node
         if node is None:
             return self._lanes[0], 0
         return self._lanes[self._forms.lines.get(node.key, node.lane)], node.count
 
-    def _bridging(self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec], long: bool) -> Rendering:
+    def _bridge_rendering(self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec], long: bool) -> Rendering:
         """Return the rendering of new messages after a node. `long`: whether the tools take long to render."""
-        return Rendering(long or renders_long(new), partial(self._bridged, node, new, tools))
+        return Rendering(long or renders_long(new), partial(self._bridge, node, new, tools))
 
-    def _bridged(self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...] | None:
+    def _bridge(self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...] | None:
         """Return the ids that a bridge appends to a node's, or None if the renderer has no bridge.
 
         A reply that the client wrote has no bridge, because its ids were not sampled here; neither has a reply after a

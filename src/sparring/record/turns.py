@@ -49,7 +49,7 @@ class TurnQueue:
         """Write a changed segment again with the next commit, without waiting for it."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        done.add_done_callback(_seen)
+        done.add_done_callback(_ignore_error)
         self._enqueue(([(trajectory, (segment,))], ()), done)
 
     async def _put(self, record: Record) -> None:
@@ -65,10 +65,10 @@ class TurnQueue:
 
     def _commit(self) -> None:
         waiting, self._waiting = self._waiting, []
-        if self._written([record for record, _ in waiting]) is None:
+        if self._write([record for record, _ in waiting]) is None:
             answers: list[SparringError | None] = [None] * len(waiting)
         else:  # nothing was written: write each record by itself
-            answers = [self._written([record]) for record, _ in waiting]
+            answers = [self._write([record]) for record, _ in waiting]
         for (_, done), error in zip(waiting, answers, strict=True):
             if done.done():
                 continue
@@ -77,7 +77,7 @@ class TurnQueue:
             else:
                 done.set_exception(error)
 
-    def _written(self, records: Sequence[Record]) -> SparringError | None:
+    def _write(self, records: Sequence[Record]) -> SparringError | None:
         """Write all records or none.
 
         Returns:
@@ -93,7 +93,7 @@ class TurnQueue:
         return None
 
 
-def _seen(done: asyncio.Future[None]) -> None:
+def _ignore_error(done: asyncio.Future[None]) -> None:
     """Retrieve an unawaited error; the next turn meets it as well."""
     if not done.cancelled():
         done.exception()

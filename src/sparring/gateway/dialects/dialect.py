@@ -20,7 +20,7 @@ NO_RETRY = {"x-should-retry": "false"}
 """Header that tells the vendors' clients that a retry would fail again."""
 
 
-def _forgets(id: str) -> None:
+def _no_conversation(id: str) -> None:
     """Return None, as for an unknown reply."""
 
 
@@ -43,7 +43,7 @@ class ClientCall:
     path: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
     leave_out: frozenset[str] = frozenset()
-    conversation: Callable[[str], Sequence[Message] | None] = _forgets
+    conversation: Callable[[str], Sequence[Message] | None] = _no_conversation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,7 +184,7 @@ class BytesOf(Protocol):
         """Return the bytes."""
 
 
-def encoded(data: Any) -> bytes:
+def to_json(data: Any) -> bytes:
     """Encode plain data as JSON in UTF-8; integers may have any size."""
     try:
         return msgspec.json.encode(data)
@@ -204,7 +204,7 @@ def typed(data: Any, where: str, kind: type | tuple[type, ...], expected: str) -
     return data
 
 
-def given(values: Mapping[str, Any], name: str, kind: type, expected: str, default: Any, before: str = "") -> Any:
+def optional(values: Mapping[str, Any], name: str, kind: type, expected: str, default: Any, before: str = "") -> Any:
     """Return an optional value of a request, or the default.
 
     Args:
@@ -222,13 +222,13 @@ def given(values: Mapping[str, Any], name: str, kind: type, expected: str, defau
     return default if value is None else typed(value, f"{before}{name}", kind, expected)
 
 
-def switched(values: Mapping[str, Any], name: str, before: str = "") -> bool:
+def flag_in(values: Mapping[str, Any], name: str, before: str = "") -> bool:
     """Return an optional boolean of a request; the default is False.
 
     Raises:
         BadInput: the value is not a boolean.
     """
-    return bool(given(values, name, bool, "true or false", False, before))
+    return bool(optional(values, name, bool, "true or false", False, before))
 
 
 def count_in(values: Mapping[str, Any], name: str, before: str = "") -> int | None:
@@ -237,13 +237,13 @@ def count_in(values: Mapping[str, Any], name: str, before: str = "") -> int | No
     Raises:
         BadInput: the value is not an integer, or less than 1.
     """
-    count: int | None = given(values, name, int, "a whole number", None, before)
+    count: int | None = optional(values, name, int, "a whole number", None, before)
     if count is not None and count < 1:
         raise refusal(f"{before}{name}", "at least 1", str(count), "raise it")
     return count
 
 
-def sorted_fields(
+def noted_fields(
     values: Mapping[str, Any], obeyed: frozenset[str], noted: frozenset[str], before: str = ""
 ) -> tuple[str, ...]:
     """Return the names of the fields that have no effect, each after the prefix `before`.
@@ -286,9 +286,9 @@ def call_of(id: str, name: str, arguments: str) -> ToolCall:
     if not arguments.strip():
         return ToolCall(id=id, name=name, arguments={})
     try:
-        parsed = json.loads(arguments, parse_constant=_no_constant)
+        parsed = json.loads(arguments, parse_constant=_refuse_constant)
         if _ESCAPED_HALF.search(arguments.encode()) is not None:
-            _encoded(parsed)
+            _check_surrogates(parsed)
     except ValueError:
         parsed = None
     if not isinstance(parsed, dict):
@@ -308,7 +308,7 @@ class Placed(NamedTuple):
     message: Message
 
 
-def in_order(
+def order_answers(
     conversation: Sequence[Placed], field: str, system: str = "", *, replies_follow: bool = False
 ) -> tuple[Message, ...]:
     """Sort the answers to each reply's calls in the order of the calls, and check the conversation.
@@ -379,7 +379,7 @@ def name_in(value: Any, where: str) -> str:
     return text_in(value, where)
 
 
-def said_length(too_long: tuple[int, int]) -> str:
+def length_text(too_long: tuple[int, int]) -> str:
     """Return the length of a prompt that was too long, as text for clients. A text that is far too long was only
     counted up to twice the room; its length is then given as "more than".
 
@@ -390,7 +390,7 @@ def said_length(too_long: tuple[int, int]) -> str:
     return f"more than {2 * room}" if tuple(too_long) == far(room) else str(length)
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(name)
 
 
@@ -398,7 +398,7 @@ _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """Escape of half of a surrogate pair, with or without the other half."""
 
 
-def _encoded(value: Any) -> None:
+def _check_surrogates(value: Any) -> None:
     """Raise UnicodeEncodeError for data with half of a surrogate pair."""
     json.dumps(value, ensure_ascii=False).encode()
 
@@ -412,22 +412,22 @@ def body_of(data: bytes) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(data)
     except (ValueError, RecursionError):
-        body = _read_slowly(data)
+        body = _decode_slowly(data)
     if not isinstance(body, dict):
         raise refusal("body", "a JSON object", type(body).__name__, "correct the request")
     return body
 
 
-def _read_slowly(data: bytes) -> Any:
+def _decode_slowly(data: bytes) -> Any:
     """Read a body that the fast decoder refused, because a number exceeds a double or because the body is invalid.
 
     Raises:
         BadInput: see `body_of`.
     """
     try:
-        body = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+        body = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
         if _ESCAPED_HALF.search(data) is not None:
-            _encoded(body)
+            _check_surrogates(body)
     except UnicodeEncodeError as error:
         raise refusal(
             "body", "text", f"half of a surrogate pair: {error.object[error.start]!r}", "correct it"

@@ -16,18 +16,18 @@ from sparring.gateway.dialects.dialect import (
     ClientError,
     ClientRequest,
     count_in,
-    encoded,
-    given,
-    in_order,
-    sorted_fields,
-    switched,
+    flag_in,
+    noted_fields,
+    optional,
+    order_answers,
     texts_in,
+    to_json,
     typed,
 )
 from sparring.gateway.dialects.evidence import evidence_of
-from sparring.gateway.dialects.gemini_contents import conversation_in, json_schema, named_calls, text_of, tools_in
+from sparring.gateway.dialects.gemini_contents import conversation_in, json_schema, text_of, tools_in, with_call_ids
 from sparring.gateway.dialects.gemini_fields import NESTED, in_one_spelling
-from sparring.gateway.dialects.handles import sealed
+from sparring.gateway.dialects.handles import handle_of
 from sparring.gateway.dialects.reply_format import JSON_OBJECT, schema_in
 from sparring.gateway.dialects.sampled_ids import thought_tokens
 from sparring.gateway.dialects.tool_choice import allowed_calls, forced_call
@@ -79,25 +79,25 @@ class Gemini:
 
     def read(self, call: ClientCall) -> ClientRequest:
         body: dict[str, Any] = in_one_spelling(call.body, FIELDS)
-        body = given(body, "generateContentRequest", dict, "a request", body)  # countTokens wraps its request
-        noted = sorted_fields(body, OBEYED, NOTED)
-        config = given(body, "generationConfig", dict, "settings", {})
-        noted += sorted_fields(config, CONFIG_OBEYED, CONFIG_NOTED, "generationConfig.")
+        body = optional(body, "generateContentRequest", dict, "a request", body)  # countTokens wraps its request
+        noted = noted_fields(body, OBEYED, NOTED)
+        config = optional(body, "generationConfig", dict, "settings", {})
+        noted += noted_fields(config, CONFIG_OBEYED, CONFIG_NOTED, "generationConfig.")
         system = body.get("systemInstruction")
         system = "" if system is None else text_of(system, "systemInstruction")
         contents, handle = conversation_in(body.get("contents"))
         tools = tools_in(body.get("tools"), call.leave_out)
-        given(body, "model", str, "the name of a model", "")
+        optional(body, "model", str, "the name of a model", "")
         samples = count_in(config, "candidateCount", "generationConfig.") or 1
         if samples > 8 or samples > 1 and self._streams:
             raise refusal("generationConfig.candidateCount", "1 in a stream, else up to 8", str(samples), "lower it")
-        modalities = given(config, "responseModalities", list, "a list of names", [], "generationConfig.")
+        modalities = optional(config, "responseModalities", list, "a list of names", [], "generationConfig.")
         if modalities not in ([], ["TEXT"]):
             raise refusal("generationConfig.responseModalities", '["TEXT"]', json.dumps(modalities), "leave it out")
         calling = _calling(body)
         forced, allowed = _choice(calling, tools)
         return ClientRequest(
-            messages=in_order(named_calls(contents), "contents", system),
+            messages=order_answers(with_call_ids(contents), "contents", system),
             tools=tools,
             calls=calling.get("mode") != "NONE",
             model=call.path.get("model", ""),
@@ -105,7 +105,7 @@ class Gemini:
             constraint=forced or _constraint(config) or allowed,
             samples=samples,
             stream=self._streams,
-            logprobs=switched(config, "responseLogprobs", "generationConfig."),
+            logprobs=flag_in(config, "responseLogprobs", "generationConfig."),
             noted=noted,
             stop=texts_in(config.get("stopSequences"), "generationConfig.stopSequences"),
             evidence=evidence_of(replace(call, body=body), noted, handle),
@@ -117,7 +117,7 @@ class Gemini:
     ) -> dict[str, Any]:
         candidates = []
         for index, reply in enumerate(replies):
-            handle = sealed(reply.id)
+            handle = handle_of(reply.id)
             parts = [_part(piece, handle) for piece in pieces_of(reply.message)] or [{"text": ""}]
             parts[-1]["thoughtSignature"] = handle
             candidate = _candidate(parts, index, _reason(reply))
@@ -131,9 +131,7 @@ class Gemini:
 
     def error(self, error: ClientError) -> dict[str, Any]:
         status = STATUSES.get(error.status, "INTERNAL" if error.status >= 500 else "INVALID_ARGUMENT")
-        text = (
-            error.message if error.too_long is None else TOO_LONG.format(*error.too_long)
-        )
+        text = error.message if error.too_long is None else TOO_LONG.format(*error.too_long)
         return {"error": {"code": error.status, "message": text, "status": status}}
 
 
@@ -151,7 +149,7 @@ class GeminiWriter:
 
     def begin(self, head: ReplyHead) -> bytes:
         """Write nothing: the first piece begins the answer."""
-        self._handle, self._id = sealed(head.id), head.id
+        self._handle, self._id = handle_of(head.id), head.id
         return b""
 
     def piece(self, sample: int, piece: ReplyPiece) -> bytes:
@@ -180,7 +178,7 @@ class GeminiWriter:
         return self._chunk({})
 
     def _chunk(self, data: Mapping[str, Any]) -> bytes:
-        return b"data: " + encoded(data) + b"\r\n\r\n"
+        return b"data: " + to_json(data) + b"\r\n\r\n"
 
 
 class ArrayWriter(GeminiWriter):
@@ -204,13 +202,13 @@ class ArrayWriter(GeminiWriter):
 
     def _chunk(self, data: Mapping[str, Any]) -> bytes:
         before, self._before = self._before, b",\n"
-        return before + encoded(data)
+        return before + to_json(data)
 
 
 def _calling(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings of tool calls."""
-    config = given(body, "toolConfig", dict, "settings", {})
-    calling: Mapping[str, Any] = given(config, "functionCallingConfig", dict, "settings", {}, "toolConfig.")
+    config = optional(body, "toolConfig", dict, "settings", {})
+    calling: Mapping[str, Any] = optional(config, "functionCallingConfig", dict, "settings", {}, "toolConfig.")
     return calling
 
 
@@ -241,7 +239,7 @@ def _choice(calling: Mapping[str, Any], tools: Sequence[ToolSpec]) -> tuple[Cons
 
 def _constraint(config: Mapping[str, Any]) -> Constraint | None:
     """Return the constraint on the text of the reply."""
-    kind = given(config, "responseMimeType", str, "a type", "text/plain", "generationConfig.") or "text/plain"
+    kind = optional(config, "responseMimeType", str, "a type", "text/plain", "generationConfig.") or "text/plain"
     if kind not in ("text/plain", "application/json"):
         where = "generationConfig.responseMimeType"
         raise refusal(where, "text/plain or application/json", repr(kind), "correct the request")

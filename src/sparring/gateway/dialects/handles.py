@@ -12,13 +12,13 @@ EMPTY = "empty"
 """Number of an item that is not a piece of its reply and has no text."""
 
 
-def sealed(reply: str) -> str:
+def handle_of(reply: str) -> str:
     """Return the handle of a reply, in characters that JSON, URLs and headers allow."""
     data = reply.encode()
     return base64.urlsafe_b64encode(_digest(data) + data).decode()
 
 
-def unsealed(handle: object) -> str:
+def reply_named(handle: object) -> str:
     """Return the id of the reply that a handle names; empty for any other value, such as another vendor's signature."""
     if not isinstance(handle, str) or not handle:
         return ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparring.errors import refusal
 from sparring.gateway.dialects.dialect import Placed, is_left_out, name_in, text_in, typed
-from sparring.gateway.dialects.handles import unsealed
+from sparring.gateway.dialects.handles import reply_named
 from sparring.types import Message, ToolCall, ToolSpec
 
 BILLING = "x-anthropic-billing-header"
@@ -89,11 +89,11 @@ def conversation_in(messages: Any, loadable: Mapping[str, ToolSpec]) -> tuple[li
             continue
         blocks = typed(content, f"{where}.content", list, "text or blocks")
         if role == "assistant":
-            reply, named = _reply(blocks, where)
+            reply, named = _read_reply(blocks, where)
             conversation.append(Placed(where, reply))
             handle = named or handle
         else:
-            conversation += _told(blocks, role, where, loadable)
+            conversation += _messages_of(blocks, role, where, loadable)
     return conversation, handle
 
 
@@ -104,7 +104,7 @@ def _text(block: Any, where: str) -> str:
     return text_in(typed(block.get("text"), f"{where}.text", str, "text"), where)
 
 
-def _told(blocks: Sequence[Any], role: Any, where: str, loadable: Mapping[str, ToolSpec]) -> list[Placed]:
+def _messages_of(blocks: Sequence[Any], role: Any, where: str, loadable: Mapping[str, ToolSpec]) -> list[Placed]:
     """Read a message that is not a reply: answers of tools, one message each, before the text."""
     answers, texts = [], []
     for at, block in enumerate(blocks):
@@ -133,17 +133,17 @@ def _answer(content: Any, where: str, loadable: Mapping[str, ToolSpec]) -> str:
         if name not in loadable:
             do = "send the tool, with defer_loading"
             raise refusal(f"{place}.tool_name", "a tool of the request whose loading is deferred", repr(name), do)
-        texts.append(_shown(loadable[name]) + "\n")
+        texts.append(_tool_text(loadable[name]) + "\n")
     return "".join(texts)
 
 
-def _shown(spec: ToolSpec) -> str:
+def _tool_text(spec: ToolSpec) -> str:
     """Return the text of a tool that an answer loads."""
     function = {"name": spec.name, "description": spec.description, "parameters": spec.parameters}
     return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
 
 
-def _reply(blocks: Sequence[Any], where: str) -> tuple[Message, str]:
+def _read_reply(blocks: Sequence[Any], where: str) -> tuple[Message, str]:
     """Read a reply in a conversation. Return it with the id of the reply that its signature names."""
     texts: list[str] = []
     thoughts: list[str] = []
@@ -154,9 +154,9 @@ def _reply(blocks: Sequence[Any], where: str) -> tuple[Message, str]:
         kind = typed(block, place, dict, "a block").get("type")
         if kind == "thinking":
             thoughts.append(text_in(typed(block.get("thinking"), f"{place}.thinking", str, "text"), place))
-            handle = unsealed(block.get("signature")) or handle
+            handle = reply_named(block.get("signature")) or handle
         elif kind == "redacted_thinking":
-            handle = unsealed(block.get("data")) or handle
+            handle = reply_named(block.get("data")) or handle
         elif kind == "tool_use":
             name = text_in(typed(block.get("name"), f"{place}.name", str, "a name"), place)
             arguments = typed(block.get("input"), f"{place}.input", dict, "the arguments")

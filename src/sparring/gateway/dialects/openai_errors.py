@@ -13,7 +13,7 @@ CODES = {(401, ""): "invalid_api_key", (404, "model"): "model_not_found"}
 """Codes of errors, by status and field."""
 
 
-def error_written(error: ClientError, conversation: str, too_long: str) -> dict[str, Any]:
+def write_error(error: ClientError, conversation: str, too_long: str) -> dict[str, Any]:
     """Write an error.
 
     Args:

@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sparring.gateway.dialects.dialect import EVENTS, BytesOf, ClientError, ClientRequest, encoded
-from sparring.gateway.dialects.handles import EMPTY, sealed
-from sparring.gateway.dialects.response_tools import call_written
-from sparring.gateway.dialects.sampled_ids import logprobs_written
+from sparring.gateway.dialects.dialect import EVENTS, BytesOf, ClientError, ClientRequest, to_json
+from sparring.gateway.dialects.handles import EMPTY, handle_of
+from sparring.gateway.dialects.response_tools import write_call
+from sparring.gateway.dialects.sampled_ids import write_logprobs
 from sparring.reply import ReplyHead, SampledReply, pieces_of
 from sparring.types import ReplyPiece
 
@@ -50,25 +50,25 @@ class ResponseWriter:
 
     def begin(self, head: ReplyHead) -> bytes:
         """Write that the response is in progress."""
-        self._handle, self._id = sealed(head.id), head.id
+        self._handle, self._id = handle_of(head.id), head.id
         begun = _response(self._client_request, head.id, status="in_progress")
         return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
 
     def piece(self, sample: int, piece: ReplyPiece) -> bytes:
         """Write a piece of the reply into its item."""
         if piece.call is not None:
-            call = call_written(piece.call, self._client_request.echo["forms"])
+            call = write_call(piece.call, self._client_request.echo["forms"])
             if not self._client_request.logprobs:
-                return self._closed() + self._call(call)
+                return self._close_item() + self._call(call)
             self._waiting.append(call)
-            return self._opened("message", empty=True)
-        begun = self._opened("reasoning" if piece.kind == "reasoning" else "message")
+            return self._open_item("message", empty=True)
+        begun = self._open_item("reasoning" if piece.kind == "reasoning" else "message")
         self._texts.append(piece.text)
-        return begun + self._of_part("delta", delta=piece.text)
+        return begun + self._part_event("delta", delta=piece.text)
 
     def end(self, sample: int, reply: SampledReply) -> bytes:
         """Write the end of the last item and the complete response."""
-        events = self._ended(reply)
+        events = self._end_items(reply)
         response = self.response(reply)
         return events + self._event(f"response.{response['status']}", response=response)
 
@@ -88,25 +88,25 @@ class ResponseWriter:
 
     def response(self, reply: SampledReply) -> dict[str, Any]:
         """Return the complete response."""
-        self._ended(reply)
+        self._end_items(reply)
         return {**_response(self._client_request, reply.id, reply=reply), "output": self._items}
 
-    def _ended(self, reply: SampledReply) -> bytes:
+    def _end_items(self, reply: SampledReply) -> bytes:
         """End the last item of text or thoughts, and write the waiting calls."""
         wanted = self._client_request
         last = self._open["type"] if self._open else ""
         bare = not self._items or wanted.logprobs and last != "message" and not self._listed
-        events = self._opened("message") if bare and not wanted.samples_nothing else b""
-        events += self._closed(reply)
+        events = self._open_item("message") if bare and not wanted.samples_nothing else b""
+        events += self._close_item(reply)
         waiting, self._waiting = self._waiting, []
         return events + b"".join(map(self._call, waiting))
 
-    def _opened(self, kind: str, empty: bool = False) -> bytes:
+    def _open_item(self, kind: str, empty: bool = False) -> bytes:
         """Begin an item of text or thoughts, unless an item of this kind is open. `empty`: it has no piece of the
         reply."""
         if self._open is not None and self._open["type"] == kind:
             return b""
-        events = self._closed()
+        events = self._close_item()
         if kind == "reasoning":
             item = {"type": kind, "id": f"rs_{self._handle}", "summary": [], "content": [], "encrypted_content": None}
         else:
@@ -117,9 +117,9 @@ class ResponseWriter:
         self._open = item
         self._items.append(item)
         events += self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
-        return events + self._of_item("response.content_part.added", content_index=0, part=_part(kind, ""))
+        return events + self._item_event("response.content_part.added", content_index=0, part=_part(kind, ""))
 
-    def _closed(self, reply: SampledReply | None = None) -> bytes:
+    def _close_item(self, reply: SampledReply | None = None) -> bytes:
         """End the open item of text or thoughts. `reply`: complete reply, if this is its end."""
         if self._open is None:
             return b""
@@ -127,17 +127,17 @@ class ResponseWriter:
         part, listed = _part(item["type"], text), {}
         if item["type"] == "message" and reply is not None and self._client_request.logprobs:
             self._listed = True
-            listed = {"logprobs": logprobs_written(reply, self._bytes_of)}
+            listed = {"logprobs": write_logprobs(reply, self._bytes_of)}
         part |= listed
-        events = self._of_part("done", text=text, **listed)
-        events += self._of_item("response.content_part.done", content_index=0, part=part)
+        events = self._part_event("done", text=text, **listed)
+        events += self._item_event("response.content_part.done", content_index=0, part=part)
         cut = reply is not None and reply.finish_reason == "length"
         ended = {"status": "incomplete" if cut else "completed"} if item["type"] == "message" else {}
         if item["type"] == "reasoning" and self._client_request.echo["sealed"]:
             ended = {"encrypted_content": self._handle}
         self._items[-1] = {**item, **ended, "content": [part]}
         self._open, self._texts = None, []
-        return events + self._done()
+        return events + self._item_done()
 
     def _call(self, item: dict[str, Any]) -> bytes:
         """Write a call: its item, its arguments or input, and its end."""
@@ -149,22 +149,22 @@ class ResponseWriter:
         self._items.append({**item, "status": "completed"})
         empty = {**item, field: "", "status": "in_progress"}
         events = self._event("response.output_item.added", output_index=len(self._items) - 1, item=empty)
-        events += self._of_item(f"{name}.delta", delta=item[field])
+        events += self._item_event(f"{name}.delta", delta=item[field])
         named = {"name": item["name"]} if function else {}
-        return events + self._of_item(f"{name}.done", **named, **{field: item[field]}) + self._done()
+        return events + self._item_event(f"{name}.done", **named, **{field: item[field]}) + self._item_done()
 
-    def _done(self) -> bytes:
+    def _item_done(self) -> bytes:
         return self._event("response.output_item.done", output_index=len(self._items) - 1, item=self._items[-1])
 
-    def _of_part(self, name: str, **values: Any) -> bytes:
+    def _part_event(self, name: str, **values: Any) -> bytes:
         """Write an event about the text of the open item."""
         assert self._open is not None
         kind, logprobs = (
             ("reasoning_text", {}) if self._open["type"] == "reasoning" else ("output_text", {"logprobs": []})
         )
-        return self._of_item(f"response.{kind}.{name}", content_index=0, **{**logprobs, **values})
+        return self._item_event(f"response.{kind}.{name}", content_index=0, **{**logprobs, **values})
 
-    def _of_item(self, type: str, **values: Any) -> bytes:
+    def _item_event(self, type: str, **values: Any) -> bytes:
         """Write an event about the last item."""
         return self._event(type, item_id=self._items[-1]["id"], output_index=len(self._items) - 1, **values)
 
@@ -175,7 +175,7 @@ class ResponseWriter:
 
 def event(data: Mapping[str, Any]) -> bytes:
     """Return a server-sent event."""
-    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), encoded(data))
+    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), to_json(data))
 
 
 def _part(kind: str, text: str) -> dict[str, Any]:
@@ -192,8 +192,8 @@ def _response(
     cut = reply is not None and reply.finish_reason == "length"
     now = int(time.time())
     return {
-        **settings_shown(client_request.echo["fields"]),
-        "id": f"resp_{sealed(id)}",
+        **response_settings(client_request.echo["fields"]),
+        "id": f"resp_{handle_of(id)}",
         "object": "response",
         "created_at": now,
         "completed_at": None if reply is None or cut else now,
@@ -206,7 +206,7 @@ def _response(
     }
 
 
-def settings_shown(fields: Mapping[str, Any]) -> dict[str, Any]:
+def response_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a response shows: those of the request, or the vendor's defaults. Sampling settings are
     shown but do not apply, because the run decides about sampling.
 

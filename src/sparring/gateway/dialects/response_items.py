@@ -10,8 +10,8 @@ from typing import Any
 from sparring.errors import refusal
 from sparring.gateway.dialects.dialect import Placed, text_in, typed
 from sparring.gateway.dialects.freeform import UNREADABLE
-from sparring.gateway.dialects.handles import EMPTY, unsealed
-from sparring.gateway.dialects.response_tools import call_read, call_written
+from sparring.gateway.dialects.handles import EMPTY, reply_named
+from sparring.gateway.dialects.response_tools import read_call, write_call
 from sparring.reply import pieces_of
 from sparring.types import Message, ToolCall
 
@@ -67,14 +67,14 @@ def conversation_in(items: Sequence[Any], recall: Recall, where: str = "input") 
     for at, item in enumerate(items):
         place = f"{where}[{at}]"
         if typed(item, place, dict, "an item").get("type") == "item_reference":
-            item = _referenced(item, recall, place)
+            item = _resolve_reference(item, recall, place)
         kind = item.get("type") or "message"
-        handle = unsealed(item.get("encrypted_content")) or _of_id(item.get("id")) or handle
+        handle = reply_named(item.get("encrypted_content")) or _reply_of_item(item.get("id")) or handle
         if kind in OUTPUTS:
-            conversation.append(Placed(place, _output(item, place)))
+            conversation.append(Placed(place, _read_output(item, place)))
             continue
         if kind in CALLS:
-            call = call_read(item, place)
+            call = read_call(item, place)
             last = conversation[-1] if conversation else None
             behind = isinstance(last, Placed) and last.message.role == "tool"
             if reply is None or behind and not (reply.calls and _one_reply(reply.calls[-1].id, call.id)):
@@ -91,7 +91,7 @@ def conversation_in(items: Sequence[Any], recall: Recall, where: str = "input") 
         if reply is None or second or not isinstance(conversation[-1], _Reply):
             conversation.append(reply := _Reply(where=place))
         if kind == "reasoning":
-            reply.thoughts.append(_thoughts(item, place))
+            reply.thoughts.append(_read_thoughts(item, place))
         else:
             reply.texts.append(_text(item.get("content"), f"{place}.content"))
     return [each if isinstance(each, Placed) else each.placed() for each in conversation], handle
@@ -100,17 +100,17 @@ def conversation_in(items: Sequence[Any], recall: Recall, where: str = "input") 
 def replies_referenced(items: Sequence[Any]) -> frozenset[str]:
     """Return the ids of the replies that the references among the items name."""
     references = (item for item in items if isinstance(item, dict) and item.get("type") == "item_reference")
-    return frozenset(_of_id(reference.get("id")) for reference in references) - {""}
+    return frozenset(_reply_of_item(reference.get("id")) for reference in references) - {""}
 
 
-def _referenced(reference: Mapping[str, Any], recall: Recall, where: str) -> dict[str, Any]:
+def _resolve_reference(reference: Mapping[str, Any], recall: Recall, where: str) -> dict[str, Any]:
     """Return the item of a reply that a reference names.
 
     Raises:
         BadInput: the reference names no item of a reply under this key.
     """
     id = typed(reference.get("id"), f"{where}.id", str, "the id of an item")
-    reply = _of_id(id)
+    reply = _reply_of_item(id)
     conversation = recall(reply) if reply else None
     pieces = pieces_of(conversation[-1]) if conversation else ()
     if pieces and id.startswith("msg_") and id.endswith(f".{EMPTY}"):
@@ -121,7 +121,7 @@ def _referenced(reference: Mapping[str, Any], recall: Recall, where: str) -> dic
         got, do = json.dumps(id), "send the item itself"
         raise refusal(f"{where}.id", "the id of an item of a reply under this key", got, do)
     if piece.call is not None:
-        return {**call_written(piece.call, {}), "id": id}
+        return {**write_call(piece.call, {}), "id": id}
     if piece.kind == "reasoning":
         return {"type": "reasoning", "id": id, "content": [{"type": "reasoning_text", "text": piece.text}]}
     return {"type": "message", "id": id, "role": "assistant", "content": piece.text}
@@ -145,7 +145,7 @@ def _role(item: Mapping[str, Any], kind: Any, where: str) -> str:
     return role
 
 
-def _output(item: Mapping[str, Any], where: str) -> Message:
+def _read_output(item: Mapping[str, Any], where: str) -> Message:
     id = text_in(typed(item.get("call_id"), f"{where}.call_id", str, "the id of a call"), where)
     content = _text(item.get("output"), f"{where}.output")
     return Message(role="tool", content=content, tool_call_id=id.removeprefix(UNREADABLE))
@@ -168,7 +168,7 @@ def _text(content: Any, where: str) -> str:
     return "".join(texts)
 
 
-def _thoughts(item: Mapping[str, Any], where: str) -> str:
+def _read_thoughts(item: Mapping[str, Any], where: str) -> str:
     """Return the thoughts of a reasoning item; empty if the client kept only its handle."""
     texts = []
     for at, part in enumerate(typed(item.get("content") or [], f"{where}.content", list, "a list of parts")):
@@ -178,9 +178,9 @@ def _thoughts(item: Mapping[str, Any], where: str) -> str:
     return "".join(texts)
 
 
-def _of_id(id: object) -> str:
+def _reply_of_item(id: object) -> str:
     """Return the id of the reply that an item id names; empty if it names no reply."""
-    return unsealed(id.partition("_")[2].partition(".")[0]) if isinstance(id, str) else ""
+    return reply_named(id.partition("_")[2].partition(".")[0]) if isinstance(id, str) else ""
 
 
 def _one_reply(first: str, second: str) -> bool:

@@ -12,9 +12,9 @@ from sparring.errors import refusal
 from sparring.gateway.dialects.dialect import (
     arguments_of,
     call_of,
-    given,
     is_left_out,
     name_in,
+    optional,
     text_in,
     typed,
 )
@@ -70,11 +70,11 @@ def tools_in(
             inner = typed(tool.get("tools"), f"{place}.tools", list, "a list of tools")
             described = _description(tool, place)
             pairs = [
-                _tool(each, f"{place}.tools[{n}]", namespace, described if n == 0 else "")
+                _read_tool(each, f"{place}.tools[{n}]", namespace, described if n == 0 else "")
                 for n, each in enumerate(inner)
             ]
         elif kind in ("function", "custom"):
-            pairs = [_tool(tool, place, None, "")]
+            pairs = [_read_tool(tool, place, None, "")]
         elif is_left_out(kind, leave_out):
             continue
         else:
@@ -88,14 +88,14 @@ def tools_in(
     return tuple(specs), forms
 
 
-def shown_name(name: str, namespace: str | None) -> str:
+def model_name(name: str, namespace: str | None) -> str:
     """Return the model's name for a tool."""
     if not namespace:
         return name
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
 
 
-def call_read(item: Mapping[str, Any], where: str) -> ToolCall:
+def read_call(item: Mapping[str, Any], where: str) -> ToolCall:
     """Read a call in a conversation.
 
     Raises:
@@ -104,16 +104,16 @@ def call_read(item: Mapping[str, Any], where: str) -> ToolCall:
     namespace = item.get("namespace")
     if namespace is not None:
         typed(namespace, f"{where}.namespace", str, "a name")
-    name = shown_name(typed(item.get("name"), f"{where}.name", str, "a name"), namespace)
+    name = model_name(typed(item.get("name"), f"{where}.name", str, "a name"), namespace)
     id = text_in(typed(item.get("call_id"), f"{where}.call_id", str, "an id"), where)
     if item.get("type") == "function_call":
-        arguments = given(item, "arguments", str, "JSON as text", "", f"{where}.")
+        arguments = optional(item, "arguments", str, "JSON as text", "", f"{where}.")
         return call_of(id, text_in(name, where), text_in(arguments, where))
     input = typed(item.get("input"), f"{where}.input", str, "text")
     return freeform_call(id, name, input, where)
 
 
-def call_written(call: ToolCall, forms: Mapping[str, ToolForm]) -> dict[str, Any]:
+def write_call(call: ToolCall, forms: Mapping[str, ToolForm]) -> dict[str, Any]:
     """Write a call as an item in the form of its tool, without the item's id."""
     form = forms.get(call.name, ToolForm(kind="function", name=call.name))
     namespace = {} if form.namespace is None else {"namespace": form.namespace}
@@ -124,7 +124,7 @@ def call_written(call: ToolCall, forms: Mapping[str, ToolForm]) -> dict[str, Any
     return {"type": "custom_tool_call", "call_id": id, "name": form.name, **namespace, "input": input}
 
 
-def _tool(tool: Any, where: str, namespace: str | None, before: str) -> tuple[ToolSpec, ToolForm]:
+def _read_tool(tool: Any, where: str, namespace: str | None, before: str) -> tuple[ToolSpec, ToolForm]:
     """Return a tool as the model sees it, and its form. `before`: prefix of its description."""
     kind = typed(tool, where, dict, "a tool").get("type")
     if kind not in ("function", "custom"):
@@ -132,9 +132,9 @@ def _tool(tool: Any, where: str, namespace: str | None, before: str) -> tuple[To
     name = name_in(tool.get("name"), f"{where}.name")
     form = ToolForm(kind=kind, name=name, namespace=namespace)
     description = "\n\n".join(filter(None, (before, _description(tool, where))))
-    shown = shown_name(name, namespace)
+    shown = model_name(name, namespace)
     if kind == "function":
-        parameters = given(tool, "parameters", dict, "a JSON schema", NO_PARAMETERS, f"{where}.")
+        parameters = optional(tool, "parameters", dict, "a JSON schema", NO_PARAMETERS, f"{where}.")
         return ToolSpec(name=shown, description=description, parameters=parameters), form
     format = typed(tool.get("format") or {"type": "text"}, f"{where}.format", dict, "a format")
     return freeform_tool(shown, description, format if format.get("type") == "grammar" else None), form
@@ -157,7 +157,7 @@ def names_of(forms: Mapping[str, ToolForm], chosen: Sequence[Mapping[str, Any]],
         namespace = tool.get("namespace")
         if namespace is not None:
             typed(namespace, f"{place}.namespace", str, "a name")
-        shown = shown_name(name, namespace)
+        shown = model_name(name, namespace)
         if shown not in forms:
             raise refusal(place, "a tool of the request", json.dumps(name), "name one that is there")
         names.append(shown)

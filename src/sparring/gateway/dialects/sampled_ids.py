@@ -15,7 +15,7 @@ def thought_tokens(replies: Sequence[SampledReply]) -> int | None:
     return sum(counts) if len(counts) == len(replies) else None
 
 
-def logprobs_written(reply: SampledReply, bytes_of: BytesOf) -> list[dict[str, Any]]:
+def write_logprobs(reply: SampledReply, bytes_of: BytesOf) -> list[dict[str, Any]]:
     """Return each id of a reply with its text, log-probability and bytes. The text of an incomplete character is
     U+FFFD; the bytes of all ids together are the bytes of the reply."""
     listed = []

@@ -28,7 +28,7 @@ def forced_call(
     Raises:
         BadInput: there is no tool to call, or a name is unknown.
     """
-    return _constraint(_chosen(tools, names, where), parallel, text=False)
+    return _constraint(_choose(tools, names, where), parallel, text=False)
 
 
 def allowed_calls(
@@ -54,11 +54,11 @@ def allowed_calls(
     Raises:
         BadInput: there is no tool to call, or a name is unknown.
     """
-    chosen = _chosen(tools, names, where)
+    chosen = _choose(tools, names, where)
     return None if len(chosen) == len(tools) and not validated else _constraint(chosen, parallel, text=True)
 
 
-def _chosen(tools: Sequence[ToolSpec], names: Sequence[str] | None, where: str) -> list[ToolSpec]:
+def _choose(tools: Sequence[ToolSpec], names: Sequence[str] | None, where: str) -> list[ToolSpec]:
     """Return the tools with these names; None: all."""
     by_name = {tool.name: tool for tool in tools}
     for name in names or ():
