@@ -18,12 +18,12 @@ from sparring.types import UNTRAINED, Evidence, Message, Outcome, Segment, Timin
 
 
 class RequestAccount:
-    """Account of the requests of one session. The latest decides what the session ended by: a client that was cut short
-    or told that its prompt is too long, and was answered afterwards, made the best of it.
+    """Account of the requests of one session. The latest request decides how the session ended: a client that was cut
+    short and then got another reply has recovered.
 
     Attributes:
-        limit: the limit that the latest request hit, of those that were answered or hit one; None where it hit none.
-        refused: why the latest refused request was not answered; empty where none was refused.
+        limit: limit that the latest request hit; None if it was answered completely. Refused requests do not count.
+        refused: reason of the latest refusal; empty if there was no refusal.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class RequestAccount:
 
     @contextmanager
     def request(self, evidence: Evidence) -> Iterator[Callable[[LimitReached | None], None]]:
-        """Take note of how a request ends, which is made in the body of `with`: by what it raises, or by the limit that
-        the yielded function is called with, None where it was answered whole. Nothing ends by a request for a title.
+        """Record the end of a request that is made inside the context: an exception, or the limit that is passed to the
+        yielded function, None for a complete reply. Requests with label `auxiliary` hit no limit.
 
         Args:
-            evidence: what the client says of it.
+            evidence: evidence of the request.
         """
         self._made += 1
         number = self._made

@@ -66,7 +66,7 @@ def shown(parts: Sequence[Any]) -> Message:
     return Message(role="assistant", content=texts["text"], reasoning=texts["reasoning"] or None, tool_calls=calls)
 
 
-def test_pieces_are_the_reply_that_is_returned_whole() -> None:
+def test_pieces_add_up_to_the_whole_reply() -> None:
     async def main() -> None:
         sessions = [session_of(ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,)))) for _ in range(2)]
         whole = await whole_reply(sessions[0].reply(ReplyRequest([USER], (ADD,))))
@@ -79,7 +79,7 @@ def test_pieces_are_the_reply_that_is_returned_whole() -> None:
     asyncio.run(main())
 
 
-def test_the_end_comes_when_the_turn_is_durable(tmp_path: Path) -> None:
+def test_the_end_is_yielded_when_the_turn_is_durable(tmp_path: Path) -> None:
     async def main() -> None:
         store = SqliteStore(tmp_path / "store.sqlite")
         session = session_of(ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,))), store)
@@ -117,7 +117,7 @@ async def begun(stream: AsyncIterator[Any], engine: Stepping, steps: int) -> lis
     return parts
 
 
-def test_what_was_sampled_before_the_consumer_left_is_kept_as_lost(tmp_path: Path) -> None:
+def test_tokens_sampled_before_the_consumer_left_are_kept_as_lost(tmp_path: Path) -> None:
     async def main() -> None:
         store, engine = SqliteStore(tmp_path / "store.sqlite"), Stepping()
         session = session_of(engine, store)
@@ -164,7 +164,7 @@ def test_a_consumer_that_is_cancelled_drops_the_turn() -> None:
     asyncio.run(main())
 
 
-def test_an_engine_that_gives_up_leaves_what_it_sampled_and_a_rebuilt_rollout_goes_on_behind_it(tmp_path: Path) -> None:
+def test_tokens_of_a_given_up_reply_are_kept_and_a_rebuilt_rollout_continues_after_it(tmp_path: Path) -> None:
     async def main() -> None:
         store, engine = SqliteStore(tmp_path / "store.sqlite"), Stepping()
         session = session_of(engine, store)

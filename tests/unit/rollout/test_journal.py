@@ -73,7 +73,7 @@ def recorded(one: RecordedSession, turns: int | None = None) -> Playback:
 
 
 @pytest.mark.parametrize("turns", range(1, 7))
-def test_a_record_of_requests_at_once_becomes_the_same_record(turns: int) -> None:
+def test_a_record_of_concurrent_requests_is_reproduced(turns: int) -> None:
     first = session(SlowFirst(script))
     said, _ = run_virtual(branches(first))
     again, store = ScriptedEngine(script), TurnList()
@@ -89,7 +89,7 @@ def test_a_record_of_requests_at_once_becomes_the_same_record(turns: int) -> Non
     assert len(store.turns) == 6 - turns, "what is durable is not written again"
 
 
-def test_a_reply_that_was_cut_short_hits_the_same_limit() -> None:
+def test_a_truncated_reply_hits_the_same_limit() -> None:
     first, engine = session(ScriptedEngine(script), max_tokens=4), ScriptedEngine(script)
     with pytest.raises(LimitReached, match="cut short"):
         run_virtual(first.complete([user("Hi")]))
@@ -101,7 +101,7 @@ def test_a_reply_that_was_cut_short_hits_the_same_limit() -> None:
         assert second.usage == first.usage and [s.tokens for s in second.segments] == [s.tokens for s in first.segments]
 
 
-def test_a_reply_keeps_the_share_of_the_budget_that_it_had() -> None:
+def test_a_reply_keeps_its_share_of_the_budget() -> None:
     """The last request had less left to it than those before."""
     first = session(SlowFirst(script), max_tokens=280)
     run_virtual(branches(first, 2))
@@ -119,7 +119,7 @@ def test_a_reply_keeps_the_share_of_the_budget_that_it_had() -> None:
         ([user("Hi")], {"constraint": Constraint(kind="regex", source="a+")}, "has other settings of sampling"),
     ],
 )
-def test_a_request_that_is_not_the_recorded_one_is_refused(history, options, message: str) -> None:
+def test_a_request_that_differs_from_the_record_is_refused(history, options, message: str) -> None:
     first, engine = session(ScriptedEngine(script)), ScriptedEngine(script)
     run_virtual(first.complete([user("Hi")]))
     replies = recorded(first)
@@ -131,7 +131,7 @@ def test_a_request_that_is_not_the_recorded_one_is_refused(history, options, mes
     assert engine.requests == [] and second.segments == () and replies.difference is not None
 
 
-def test_a_request_that_nothing_else_follows_is_refused_after_a_while() -> None:
+def test_an_unrecorded_request_without_others_is_refused_after_a_while() -> None:
     first = session(ScriptedEngine(script))
     run_virtual(branches(first))
     replies = recorded(first)
@@ -144,7 +144,7 @@ def test_a_request_that_nothing_else_follows_is_refused_after_a_while() -> None:
     assert run_virtual(other())[1] == PATIENCE_S
 
 
-def test_requests_at_once_that_fail_and_come_again_have_numbers_of_their_own() -> None:
+def test_failed_concurrent_requests_keep_their_own_seeds() -> None:
     """The second of two with one prompt goes on; the first fails and comes again: it is the first still."""
     engine = SlowFirst(script, fail_on=(1,))
     one = session(engine)
