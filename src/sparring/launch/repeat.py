@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -211,7 +210,8 @@ async def _repeat(folder: Path, config: RunConfig, steps: Steps, sampling: bool,
     Raises:
         BadInput: something of the run is gone or has changed since.
     """
-    module = importlib.import_module(f"sparring.stages.{steps.stage}")
+    from sparring.stages.pipeline import STAGES
+
     async with opened(config) as context:
         context.store.truncate(steps.stage, steps.start)
         updates: list[RepeatedUpdates] = []
@@ -225,7 +225,7 @@ async def _repeat(folder: Path, config: RunConfig, steps: Steps, sampling: bool,
             return updates[0]
 
         try:
-            await module.run(replace(context, repetition=Repetition(last_step=steps.last, updates=serve)))
+            await STAGES[steps.stage](replace(context, repetition=Repetition(last_step=steps.last, updates=serve)))
             await updates[0].finish()
         except OtherWeights as error:
             result.identical = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing, contextmanager
@@ -136,11 +135,11 @@ def _telling_memory(context: Context) -> Iterator[None]:
 async def _stage(context: Context, name: str) -> None:
     """Run one stage and record its result; its wall clock is kept even when it is stopped or killed."""
     from sparring.stages.models.adapters import show_adapter
+    from sparring.stages.pipeline import STAGES
 
-    module = importlib.import_module(f"sparring.stages.{name}")
     try:
         async with elapsing(context.store, name):
-            result = await module.run(context)
+            result = await STAGES[name](context)
             show_adapter(context, name)
     finally:
         try:
