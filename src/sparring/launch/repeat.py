@@ -20,7 +20,7 @@ from sparring.recipe.load import load_recorded
 from sparring.recipe.run_config import RunConfig, dump
 from sparring.rollout.group_log import GroupLog
 from sparring.rollout.resampling import Resampling, turns_of
-from sparring.stages.context import LIVE, POLICY, Context, Repetition
+from sparring.stages.context import LIVE, POLICY, Context, Repetition, renderer_of
 from sparring.stages.runtime.versions import OtherWeights
 from sparring.store.copy import copy_store
 from sparring.store.sqlite import SqliteStore
@@ -218,7 +218,7 @@ async def _repeat(folder: Path, config: RunConfig, steps: Steps, sampling: bool,
 
         def serve(engine: Engine, source: Path) -> RepeatedUpdates:
             if sampling:
-                resampling = Resampling(engine, context.renderer(source))
+                resampling = Resampling(engine, renderer_of(context.config, source))
                 updates.append(ResampledUpdates(engine, resampling, RecordedSteps(context, steps)))
             else:
                 updates.append(RepeatedUpdates(engine))

@@ -108,7 +108,7 @@ async def _run(config: RunConfig) -> Path:
                     if context.done(stage) is None:
                         await _stage(context, stage)
         if context.store.get(SHOWN) is None:  # an evaluation has noted it
-            note_shown(context, {})
+            note_shown(context, context.factory, {})
         write_summary(context)
         return context.folder
 

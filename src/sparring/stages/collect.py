@@ -18,20 +18,20 @@ from sparring.envs.splits import identity
 from sparring.envs.threads import THREADS
 from sparring.errors import BadInput, RequestRefused, refusal
 from sparring.observe.whole_file import write_whole
-from sparring.protocols import Engine
+from sparring.protocols import Engine, EnvFactory
+from sparring.recipe.run_config import RunConfig
 from sparring.record.recorder import Recorder
 from sparring.record.transcript import TextRecorder, TextRequest
-from sparring.render.load import load_renderer
 from sparring.rollout.episode import SessionRecorder
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
-from sparring.stages.context import Context
+from sparring.stages.context import Context, renderer_of
 from sparring.stages.data.demonstrations import rendered, spoken
 from sparring.stages.data.traces import trace_row, transcript_of
 from sparring.stages.models.context_length import outline_of
 from sparring.stages.models.imitator import imitator_of
 from sparring.stages.models.role_models import open_role_engines, with_roles
-from sparring.stages.models.teachers import room_of, teacher_folder
+from sparring.stages.models.teachers import max_context_of, teacher_folder
 from sparring.tasks.files import messages_of
 from sparring.types import Message, Task
 
@@ -64,7 +64,7 @@ async def run(context: Context) -> dict[str, Any]:
         context.store.put(FRESH, all(context.store.get(f"collect/{index}") is None for index in range(len(tasks))))
     async with AsyncExitStack() as stack:
         teachers = sorted(set(config.by_domain.values()))
-        others = open_role_engines(context)
+        others = open_role_engines(context.config, context.cluster)
         for engine in others.values():
             stack.push_async_callback(engine.close)
         runners = {name: await stack.enter_async_context(_teacher(context, name, others)) for name in teachers}
@@ -111,8 +111,9 @@ async def _task(
     are."""
     collected = context.store.get(f"collect/{index}")
     if collected is None:
-        finished = await _rolled_out(context, teacher, gate, index, task)
-        collected = _kept(task, finished, context)
+        group = f"collect/{index}" if context.store.get(FRESH) else None
+        finished = await _roll_out(context.config, teacher, gate, index, task, group)
+        collected = _result(context.config, context.factory, task, finished)
         if not collected["failed"]:
             context.store.put(f"collect/{index}", collected)
         metrics = {"collect/traces": float(len(collected["traces"])), "collect/unscored": float(collected["unscored"])}
@@ -122,36 +123,35 @@ async def _task(
     return collected
 
 
-async def _rolled_out(
-    context: Context, runner: RolloutRunner, gate: asyncio.Semaphore, index: int, task: Task
+async def _roll_out(
+    config: RunConfig, runner: RolloutRunner, gate: asyncio.Semaphore, index: int, task: Task, group: str | None
 ) -> Sequence[Finished]:
-    group = f"collect/{index}" if context.store.get(FRESH) else None
 
     async def attempt(number: int) -> Finished:
         async with gate:
-            seed = rollout_seed(context.config.run.seed, "train", task, number, group)
+            seed = rollout_seed(config.run.seed, "train", task, number, group)
             return await runner.run(task, rollout_id=f"collect/{index}/{number}", index=number, seed=seed)
 
-    return await asyncio.gather(*(attempt(number) for number in range(context.config.collect.attempts)))
+    return await asyncio.gather(*(attempt(number) for number in range(config.collect.attempts)))
 
 
-def _kept(task: Task, finished: Sequence[Finished], context: Context) -> dict[str, Any]:
+def _result(config: RunConfig, factory: EnvFactory, task: Task, finished: Sequence[Finished]) -> dict[str, Any]:
     """Return the traces of one task: of each role of the policy those of the first `keep` rollouts that earned
     `min_reward`, one for each branch of its agents; rollouts that were cut short have none. A trace of a world of
     several roles says whose it is."""
-    config, tools = context.config.collect, context.factory.make().tools
-    several = len(roles_of(factory_of(context.factory, task).make())) > 1
+    section, tools = config.collect, factory.make().tools
+    several = len(roles_of(factory_of(factory, task).make())) > 1
     by_role: dict[str, list[list[dict[str, Any]]]] = {}
     for rollout in finished:
         completed = {t.role for t in rollout.rollout.trajectories if t.outcome.kind == "completed"}
         for role, branches in rollout.transcripts.items():
             reward = None if rollout.score is None else rollout.score.of(role)
-            earns = reward is not None and reward >= config.min_reward
-            if earns and role in completed and context.config.rollout.speaks(role):
+            earns = reward is not None and reward >= section.min_reward
+            if earns and role in completed and config.rollout.speaks(role):
                 earned = {"task": task.id, "reward": reward, **({"role": role} if several else {})}
                 traces = [{**trace_row(branch, tools), **earned} for branch in branches]
                 by_role.setdefault(role, []).append(traces)
-    kept = [trace for of_role in by_role.values() for of_rollout in of_role[: config.keep] for trace in of_rollout]
+    kept = [trace for of_role in by_role.values() for of_rollout in of_role[: section.keep] for trace in of_rollout]
     counts = {
         "rollouts": len(finished),
         "failed": sum(not each.rollout.outcome.trainable for each in finished),
@@ -174,7 +174,7 @@ def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, An
         BadInput: fewer than nine in ten remain; it names the reason for the first that does not.
     """
     source, tools = context.input("sft"), context.factory.make().tools
-    renderer, longest = context.renderer(source), outline_of(source).max_positions
+    renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions
     sayable: list[dict[str, Any]] = []
     refused: list[BadInput] = []
     for number, row in enumerate(rows, 1):
@@ -215,15 +215,12 @@ async def _teacher(context: Context, name: str, others: Mapping[str, Engine]) ->
 
         recorder, close = TextRecorder(reply, "teacher", imitator_of(context)), endpoint.close
     else:
-        folder = teacher_folder(context, name)
-        engine = context.cluster.engine(name, path=str(folder))
-        renderer = load_renderer(
-            folder, spec.renderer, spec.thinking, config.render.control_tokens, config.render.thoughts
-        )
-        recorder = Recorder(engine, renderer, sampling=sampling, model=name, max_context=room_of(context, name))
+        folder = teacher_folder(config, name)
+        engine, renderer = context.cluster.engine(name, path=str(folder)), renderer_of(config, folder, name)
+        recorder = Recorder(engine, renderer, sampling=sampling, model=name, max_context=max_context_of(config, name))
         close = engine.close
     try:
-        speaking = with_roles(context, recorder, others)
+        speaking = with_roles(config, recorder, others)
         yield RolloutRunner(
             context.factory,
             context.boxes,

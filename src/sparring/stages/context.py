@@ -56,17 +56,8 @@ class RunFiles:
 
     def output(self, stage: str) -> Path:
         """Return the Hugging Face or adapter folder that `stage` writes (whether or not it exists yet)."""
-        start = self.given() if stage == "init" else None
+        start = given_checkpoint(self.config) if stage == "init" else None
         return start or self.folder / stage / "model"
-
-    def given(self) -> Path | None:
-        """Return the folder of the checkpoint that the recipe starts from; None where it makes a fresh model.
-
-        Raises:
-            BadInput: there is no such checkpoint.
-        """
-        spec = self.config.models[POLICY]
-        return None if spec.path is None else model_folder(spec)
 
     def input(self, stage: str) -> Path:
         """Return the Hugging Face or adapter folder that `stage` starts from: what the nearest finished stage before it
@@ -82,7 +73,7 @@ class RunFiles:
                 do = "restore it from a copy, or start a new run folder (--name)"
                 raise refusal(f"stage {stage}", f"the weights that stage {before} wrote", f"no {weights}", do)
             return weights
-        start = self.given()
+        start = given_checkpoint(self.config)
         if start is not None:
             return start
         raise refusal(
@@ -100,10 +91,6 @@ class RunFiles:
     def done(self, stage: str) -> dict[str, Any] | None:
         """Return the recorded result of a finished stage, or None."""
         return self.store.get(f"stage/{stage}")
-
-    def renderer(self, path: Path) -> Renderer:
-        """Return the renderer of the checkpoint folder `path`, or of an adapter's base."""
-        return renderer_of(self.config, path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,9 +119,19 @@ class Context(RunFiles):
         return replace(self, config=msgspec.structs.replace(self.config, models=models))
 
 
-def renderer_of(config: RunConfig, path: Path) -> Renderer:
-    """Return the policy's renderer of a recipe, of the checkpoint folder `path`, or of an adapter's base."""
+def given_checkpoint(config: RunConfig) -> Path | None:
+    """Return the folder of the checkpoint that a recipe starts from, or None for a recipe that makes a fresh model.
+
+    Raises:
+        BadInput: there is no such checkpoint.
+    """
+    spec = config.models[POLICY]
+    return None if spec.path is None else model_folder(spec)
+
+
+def renderer_of(config: RunConfig, path: Path, model: str = POLICY) -> Renderer:
+    """Load the renderer of a checkpoint folder, or of an adapter's base, with the settings of a model of the recipe."""
     from sparring.render.load import load_renderer
 
-    spec, render = config.models[POLICY], config.render
+    spec, render = config.models[model], config.render
     return load_renderer(base_folder(path), spec.renderer, spec.thinking, render.control_tokens, render.thoughts)

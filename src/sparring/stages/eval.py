@@ -10,7 +10,7 @@ import msgspec
 
 from sparring.algo.annotate.domain import teacher_of
 from sparring.rollout.evaluate import EvalPlan
-from sparring.stages.context import POLICY, Context
+from sparring.stages.context import POLICY, Context, RunFiles
 from sparring.stages.data.contamination import check_unseen
 from sparring.stages.models.teachers import OWN, teacher_folder
 from sparring.stages.runtime.chosen import chosen_weights
@@ -31,8 +31,8 @@ async def run(context: Context) -> dict[str, Any]:
         EvaluationFailed: infrastructure or judge broke too many rollouts of one.
     """
     config = context.config.eval
-    tasks = held_out(context, config.tasks)
-    check_unseen(context, tasks)
+    tasks = held_out(context.config, context.factory, config.tasks)
+    check_unseen(context, context.factory, tasks)
     stages = [stage for stage in config.checkpoints if context.done(stage) is not None]
     folders = {stage: _weights(context, stage) for stage in stages}
     results: dict[str, Any] = {}
@@ -40,7 +40,7 @@ async def run(context: Context) -> dict[str, Any]:
         results[stage] = await _once(context, stage, folder, tasks)
     for name, taught in _taught(context, tasks).items():
         results[f"teacher/{name}"] = await _once(
-            context, f"teacher/{name}", teacher_folder(context, name), taught, model=name
+            context, f"teacher/{name}", teacher_folder(context.config, name), taught, model=name
         )
     if config.no_tool_tasks and stages:
         from sparring.sandbox.bubblewrap import BubblewrapBoxes
@@ -85,11 +85,11 @@ async def _once(
     return result
 
 
-def _taught(context: Context, tasks: Sequence[Task]) -> dict[str, list[Task]]:
+def _taught(files: RunFiles, tasks: Sequence[Task]) -> dict[str, list[Task]]:
     """Return `tasks` by the teacher that teaches them, the policy left out, for `[eval] teachers`."""
-    stage = context.config.distill
+    stage = files.config.distill
     by_teacher: dict[str, list[Task]] = {}
-    for task in tasks if context.config.eval.teachers and context.done("distill") is not None else ():
+    for task in tasks if files.config.eval.teachers and files.done("distill") is not None else ():
         if (name := teacher_of(stage.teachers, task)) not in OWN:
             by_teacher.setdefault(name, []).append(task)
     return dict(sorted(by_teacher.items()))

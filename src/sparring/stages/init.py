@@ -11,7 +11,7 @@ from typing import Any
 
 from sparring.model.hub import base_folder, local_folder
 from sparring.render.chat_template import NAMED
-from sparring.stages.context import POLICY, Context
+from sparring.stages.context import POLICY, Context, given_checkpoint
 from sparring.stages.data.demonstrations import Conversation, conversations
 
 TEXTS = 600
@@ -26,7 +26,7 @@ async def run(context: Context) -> dict[str, Any]:
     """
     spec = context.config.models[POLICY]
     if spec.init is None:
-        return {"model": str(context.given())}
+        return {"model": str(given_checkpoint(context.config))}
     from tokenizers import Tokenizer
 
     from sparring.model.create import create

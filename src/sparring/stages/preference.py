@@ -13,13 +13,14 @@ from sparring.annotations import Annotation
 from sparring.batch.preference import CHOSEN, REJECTED, mismatched, preference_batch, reply
 from sparring.errors import refusal
 from sparring.protocols import Renderer, Trainer, TrainPlan
-from sparring.stages.context import POLICY, Context
+from sparring.recipe.sections.preference import PreferenceConfig
+from sparring.stages.context import POLICY, Context, renderer_of
 from sparring.stages.data.preferences import apart, given_preferences, in_words, rate, rendered_reply
 from sparring.stages.models.adapters import trained_folder
 from sparring.stages.models.context_length import outline_of
 from sparring.stages.runtime.offline import supervise
 from sparring.tasks.preferences import Preference
-from sparring.types import PAIR_SHARE, Sample
+from sparring.types import PAIR_SHARE, Sample, ToolSpec
 
 if TYPE_CHECKING:
     from sparring.algo.loss.preference.kto import Kto
@@ -46,13 +47,14 @@ async def run(context: Context) -> dict[str, Any]:
 
     section, seed = context.config.preference, context.config.run.seed
     source = trained_folder(context, context.input("preference"))
-    trained, held = apart(given_preferences(context), section.held_out, seed, "preference")
-    renderer, longest = context.renderer(source), outline_of(source).max_positions
+    trained, held = apart(given_preferences(context.config), section.held_out, seed, "preference")
+    renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions
     loss = load_preference(section.loss)
     losses = [loss, ImitateLoss(scale=section.imitates)] if section.imitates else [loss]
     plan = TrainPlan(losses=losses, total_steps=section.steps, overrides=section.train)
     trainer = context.cluster.trainer(POLICY, path=str(source), plan=plan)
-    units, others = (list(_units(context, renderer, rows, longest)) for rows in (trained, held))
+    tools = context.factory.make().tools
+    units, others = (list(_units(section, tools, renderer, rows, longest)) for rows in (trained, held))
     if isinstance(section.loss, KtoConfig):
         units = _with_strangers(units, longest, seed)
     if not isinstance(section.loss, WITHOUT_REFERENCE):
@@ -72,9 +74,10 @@ async def run(context: Context) -> dict[str, Any]:
     return {"rows": len(trained), "held_out": judged, "model": str(context.output("preference")), **totals}
 
 
-def _units(context: Context, renderer: Renderer, rows: Sequence[Preference], longest: int) -> Iterator[Unit]:
-    """Pairs; with KTO each reply alone."""
-    section, tools = context.config.preference, context.factory.make().tools
+def _units(
+    section: PreferenceConfig, tools: Sequence[ToolSpec], renderer: Renderer, rows: Sequence[Preference], longest: int
+) -> Iterator[Unit]:
+    """Yield pairs; with KTO each reply alone."""
     single = isinstance(section.loss, KtoConfig)
     for row in rows:
         unit = []

@@ -10,14 +10,14 @@ from sparring.annotations import Annotation
 from sparring.batch.preference import CHOSEN, REJECTED, labelled_steps, preference_batch, whole_text
 from sparring.errors import refusal
 from sparring.protocols import Loss, Renderer, Trainer, TrainPlan
-from sparring.recipe.sections.preference import BradleyTerryConfig, StepsConfig, TurnsConfig
+from sparring.recipe.sections.preference import BradleyTerryConfig, RewardModelConfig, StepsConfig, TurnsConfig
 from sparring.render.steps import step_ends
-from sparring.stages.context import POLICY, Context
+from sparring.stages.context import POLICY, Context, renderer_of
 from sparring.stages.data.preferences import apart, given_rewards, in_words, rate, rendered_reply
 from sparring.stages.models.context_length import outline_of
 from sparring.stages.runtime.offline import supervise
 from sparring.tasks.preferences import JudgedTurns, Preference, Solution
-from sparring.types import Message, Sample
+from sparring.types import Message, Sample, ToolSpec
 
 Unit = list[Sample]
 """A pair, one solution or one conversation."""
@@ -34,10 +34,10 @@ async def run(context: Context) -> dict[str, Any]:
 
     section, seed = context.config.reward_model, context.config.run.seed
     source = context.input("reward_model")
-    trained, held = apart(given_rewards(context), section.held_out, seed, "reward_model")
-    renderer, longest = context.renderer(source), outline_of(source).max_positions
-    units, others = ([_unit(context, renderer, row, longest) for row in rows] for rows in (trained, held))
-    loss = _loss(section.loss)
+    trained, held = apart(given_rewards(context.config), section.held_out, seed, "reward_model")
+    renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions
+    tools, loss = context.factory.make().tools, _loss(section.loss)
+    units, others = ([_unit(section, tools, renderer, row, longest) for row in rows] for rows in (trained, held))
     plan = TrainPlan(losses=[loss], total_steps=section.steps, overrides=section.train, head="new scalar")
     trainer = context.cluster.trainer(POLICY, path=str(source), plan=plan)
     totals = await supervise(
@@ -62,10 +62,15 @@ def _loss(config: BradleyTerryConfig | StepsConfig | TurnsConfig) -> Loss:
     return BradleyTerry(centre=config.centre) if isinstance(config, BradleyTerryConfig) else StepLabels()
 
 
-def _unit(context: Context, renderer: Renderer, row: Preference | Solution | JudgedTurns, longest: int) -> Unit:
-    tools = context.factory.make().tools
+def _unit(
+    section: RewardModelConfig,
+    tools: Sequence[ToolSpec],
+    renderer: Renderer,
+    row: Preference | Solution | JudgedTurns,
+    longest: int,
+) -> Unit:
     if isinstance(row, Solution):
-        return [_solution(context, renderer, row, longest)]
+        return [_solution(section, tools, renderer, row, longest)]
     if isinstance(row, JudgedTurns):
         tokens, sampled = rendered_reply(renderer, tools, row.where, row.prompt, row.reply, longest)
         return [labelled_steps(tokens, turn_labels(sampled, row), id=row.where)]
@@ -78,8 +83,10 @@ def _unit(context: Context, renderer: Renderer, row: Preference | Solution | Jud
     return unit
 
 
-def _solution(context: Context, renderer: Renderer, row: Solution, longest: int) -> Sample:
-    loss, tools = context.config.reward_model.loss, context.factory.make().tools
+def _solution(
+    section: RewardModelConfig, tools: Sequence[ToolSpec], renderer: Renderer, row: Solution, longest: int
+) -> Sample:
+    loss = section.loss
     assert isinstance(loss, StepsConfig), "solutions are read with this loss alone"
     prefixes = [loss.separator.join(row.steps[: count + 1]) for count in range(len(row.steps))]
     replied = (Message(role="assistant", content=prefixes[-1]),)

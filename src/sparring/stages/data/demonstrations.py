@@ -16,7 +16,8 @@ from sparring.backoff import retry_pause_s
 from sparring.envs.threads import THREADS
 from sparring.errors import BadInput, EnvError, InfraError, RequestRefused, TaskError, Unanswered, boundary, refusal
 from sparring.generation import Constraint, Rendered
-from sparring.protocols import Expert, Renderer
+from sparring.protocols import EnvFactory, Expert, Renderer
+from sparring.recipe.run_config import RunConfig
 from sparring.record.branches import Transcript
 from sparring.record.imitated import Imitator
 from sparring.record.session import OpenSession
@@ -24,7 +25,7 @@ from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.rollout.attempts import Attempt
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.runner import RolloutRunner
-from sparring.stages.context import Context
+from sparring.stages.context import Context, RunFiles
 from sparring.stages.data.traces import transcript_of
 from sparring.stages.models.context_length import outline_of
 from sparring.stages.models.imitator import imitator_of
@@ -121,21 +122,21 @@ def too_long(where: str, positions: int, got: str) -> BadInput:
     return refusal(where, expected, got, "shorten it, raise models.policy.init.max_positions, or take another model")
 
 
-def given_data(context: Context) -> str | None:
+def given_data(files: RunFiles) -> str | None:
     """Return the file of conversations to imitate: `[sft] data`, or what the collect stage wrote; None where there is
     none (yet)."""
-    return context.config.sft.data or (context.done("collect") or {}).get("data")
+    return files.config.sft.data or (files.done("collect") or {}).get("data")
 
 
-def given_conversations(context: Context) -> list[Conversation]:
+def given_conversations(files: RunFiles, factory: EnvFactory) -> list[Conversation]:
     """Return the rows of `[sft] data`.
 
     Raises:
         BadInput: there is none, or one does not parse.
     """
-    path, tools = str(given_data(context)), context.factory.make().tools
-    recorded = context.config.sft.data is None
-    mapping = {} if recorded else context.config.world.columns.mapping()
+    path, tools = str(given_data(files)), factory.make().tools
+    recorded = files.config.sft.data is None
+    mapping = {} if recorded else files.config.world.columns.mapping()
     rows = read_conversations(path, mapping, recorded=recorded)
     if not rows:
         raise refusal(path, "at least one conversation", "none", "add rows, or leave out sft.data to ask the expert")
@@ -168,20 +169,20 @@ async def conversations(context: Context, most: int | None, imitator: Imitator |
         BadInput: there is none, a row does not parse, or the environment has no expert for a task.
     """
     if given_data(context) is not None:
-        return given_conversations(context)[:most]
-    return await demonstrated(context, demonstrated_tasks(context)[:most], imitator)
+        return given_conversations(context, context.factory)[:most]
+    return await demonstrated(context, demonstrated_tasks(context.config, context.factory)[:most], imitator)
 
 
-def demonstrated_tasks(context: Context) -> list[Task]:
+def demonstrated_tasks(config: RunConfig, factory: EnvFactory) -> list[Task]:
     """Return the tasks that experts demonstrate.
 
     Raises:
         BadInput: there is none.
     """
-    source = context.factory.tasks("demonstration", context.config.run.seed)
+    source = factory.tasks("demonstration", config.run.seed)
     tasks = list(iter(source.next, None))
     if not tasks:
-        way = without_expert(context, "give the environment demonstrations", "leave out the sft stage")
+        way = without_expert(config, "give the environment demonstrations", "leave out the sft stage")
         raise refusal("[env]", "tasks to demonstrate", "none", way)
     return tasks
 
@@ -204,25 +205,12 @@ async def demonstrated(context: Context, tasks: Sequence[Task], imitator: Imitat
     return [each for of_task in played for each in of_task if context.config.rollout.speaks(each.role)]
 
 
-def without_expert(context: Context, own: str, of_sft: str) -> str:
+def without_expert(config: RunConfig, own: str, of_sft: str) -> str:
     """Return what to do where the environment demonstrates nothing: `own` is what its author can, `of_sft` what else
     helps where the sft stage imitates the demonstrations. Without that stage, a fresh model's tokenizer is what they
     are for."""
     other = "start from a checkpoint (models.policy.path)"
-    return f"{own}, or {of_sft if 'sft' in context.config.run.stages else other}, or set sft.data"
-
-
-async def demonstrate(context: Context, task: Task, imitator: Imitator | None = None) -> list[Conversation]:
-    """Let the expert do `task` once. Returns and raises as `Demonstrations.shown`; `imitator` is that of its class."""
-    return await Demonstrations(context, imitator).shown(task)
-
-
-async def converse(
-    context: Context, task: Task, replies: Replies, imitator: Imitator | None = None
-) -> list[Conversation]:
-    """Play one rollout whose replies are scripted, which may outgrow the context of the policy: only training needs
-    room. Returns and raises as `Demonstrations.played`; `imitator` is that of its class, and renders the prompts."""
-    return await Demonstrations(context, imitator, fits=False).played(task, replies)
+    return f"{own}, or {of_sft if 'sft' in config.run.stages else other}, or set sft.data"
 
 
 class Demonstrations:
@@ -307,7 +295,8 @@ class Demonstrations:
                 raise error
         outcomes = [each.outcome.reason for each in played.rollout.trajectories]
         if self._imitator is not None and self._fits and "context_length" in outcomes:
-            raise _no_room(self._context, task, self._imitator.max_context)
+            positions = outline_of(self._context.input("sft")).max_positions
+            raise _no_room(task, self._imitator.max_context, positions)
         if not played.transcripts and self._imitator is not None and not self._fits:
             return await Demonstrations(self._context).played(task, replies)  # not even its first prompt does
         if not played.transcripts:
@@ -324,7 +313,7 @@ class Demonstrations:
         expert = self._context.factory.expert(task)
         if expert is None:
             of_sft = "leave this kind of task out of the demonstrations"
-            way = without_expert(self._context, "write expert(self, task)", of_sft)
+            way = without_expert(self._context.config, "write expert(self, task)", of_sft)
             raise refusal(f"task {task.id}", "an expert", "none", way)
         return expert
 
@@ -400,9 +389,13 @@ def _unanswered(task: Task, harness: str, error: Unanswered) -> BadInput:
     return refusal("rollout.harness", "a harness that requests its replies from the session", got, do)
 
 
-def _no_room(context: Context, task: Task, room: int) -> BadInput:
-    """Return the refusal of an expert whose prompts or replies do not fit the policy's context of `room` tokens."""
+def _no_room(task: Task, room: int, positions: int) -> BadInput:
+    """Return the refusal of an expert whose prompts or replies do not fit the policy's context of `room` tokens.
+
+    Args:
+        positions: positions of the policy's model. With more of them than `room`, the cache is the limit.
+    """
     got = f"more in the demonstration of task {task.id}"
-    if room < outline_of(context.input("sft")).max_positions:
+    if room < positions:
         return refusal("engine.kv_bytes", f"prompts of fewer than the {room} tokens of the cache", got, "raise it")
     return too_long(f"task {task.id}", room, "a longer demonstration")

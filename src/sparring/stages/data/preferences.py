@@ -11,9 +11,10 @@ import xxhash
 from sparring.algo.loss.preference.config import KtoConfig
 from sparring.errors import BadInput, refusal
 from sparring.observe.statistics import wilson
-from sparring.protocols import Renderer
+from sparring.protocols import EnvFactory, Renderer
+from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.preference import StepsConfig, TurnsConfig
-from sparring.stages.context import POLICY, Context
+from sparring.stages.context import POLICY
 from sparring.stages.data.demonstrations import Conversation
 from sparring.tasks.preferences import (
     JudgedTurns,
@@ -29,13 +30,13 @@ from sparring.types import Message, ToolSpec
 R = TypeVar("R", Preference, Solution, JudgedTurns)
 
 
-def given_preferences(context: Context) -> list[Preference]:
+def given_preferences(config: RunConfig) -> list[Preference]:
     """Return the rows of `[preference] data`.
 
     Raises:
         BadInput: there is no file, no row, or one that does not parse.
     """
-    section = context.config.preference
+    section = config.preference
     single = isinstance(section.loss, KtoConfig)
     rows = read_preferences(_named(section.data, "preference"), single=single)
     if single and len({row.prompt for row in rows}) < 2:
@@ -43,32 +44,32 @@ def given_preferences(context: Context) -> list[Preference]:
     return rows
 
 
-def given_rewards(context: Context) -> list[Preference] | list[Solution] | list[JudgedTurns]:
+def given_rewards(config: RunConfig) -> list[Preference] | list[Solution] | list[JudgedTurns]:
     """Return the rows of `[reward_model] data`.
 
     Raises:
         BadInput: as `given_preferences`.
     """
-    section = context.config.reward_model
+    section = config.reward_model
     path = _named(section.data, "reward_model")
     if isinstance(section.loss, TurnsConfig):
         return read_turns(path)
     return read_solutions(path) if isinstance(section.loss, StepsConfig) else read_preferences(path)
 
 
-def check_compared(context: Context) -> tuple[list[str], list[Conversation]]:
+def check_compared(config: RunConfig, factory: EnvFactory) -> tuple[list[str], list[Conversation]]:
     """Refuse data of either stage that is missing or whose two replies are the same tokens, and adapters, which have no
     scalar head.
 
     Returns:
         What was found, one sentence each, and the conversations that will be trained on.
     """
-    config, facts, shown = context.config, [], []
-    tools = context.factory.make().tools
+    facts, shown = [], []
+    tools = factory.make().tools
     for stage, read in (("preference", given_preferences), ("reward_model", given_rewards)):
         if stage not in config.run.stages:
             continue
-        section, rows = getattr(config, stage), read(context)
+        section, rows = getattr(config, stage), read(config)
         trained, held = apart(rows, section.held_out, config.run.seed, stage)
         facts.append(f"{stage}: {len(trained)} rows to train on, {len(held)} held out")
         shown += [

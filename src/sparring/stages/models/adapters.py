@@ -10,7 +10,8 @@ from typing import Any
 from sparring.errors import refusal
 from sparring.model.config import LoraConfig
 from sparring.model.peft import base_of, is_adapter, read, read_config, write
-from sparring.stages.context import APART, POLICY, Context
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import APART, POLICY, RunFiles, given_checkpoint
 
 ALONE = {"vllm": "vLLM", "openai": "an OpenAI-compatible server"}
 """Engines that serve a model without adapters, as messages call them."""
@@ -20,19 +21,19 @@ TRAINED, START = "lora", "lora_start"
 """In a run's folder: the adapter that was trained last, and the untrained one that training began with."""
 
 
-def trained_folder(context: Context, source: Path) -> Path:
+def trained_folder(files: RunFiles, source: Path) -> Path:
     """Return the folder that a stage trains and serves that starts from `source`: `source` itself; or, where the run
     trains adapters and `source` is a whole model, `<run>/lora_start`, a fresh adapter of it."""
-    lora = context.config.models[POLICY].lora
+    lora = files.config.models[POLICY].lora
     if lora is None or is_adapter(source):
         return source
-    out = context.folder / START
-    if not out.exists() and (before := start_adapter(context.folder)).exists():
+    out = files.folder / START
+    if not out.exists() and (before := start_adapter(files.folder)).exists():
         os.rename(before, out)
     if not out.exists():
         staging = out.with_name(out.name + ".tmp")
         shutil.rmtree(staging, ignore_errors=True)
-        write(fresh(source, lora, context.config.run.seed), lora, source, staging)
+        write(fresh(source, lora, files.config.run.seed), lora, source, staging)
         os.rename(staging, out)
     return out
 
@@ -43,17 +44,17 @@ def start_adapter(folder: Path) -> Path:
     return folder / START if (folder / START).exists() else folder / TRAINED
 
 
-def show_adapter(context: Context, stage: str) -> None:
+def show_adapter(files: RunFiles, stage: str) -> None:
     """Copy the adapter that a stage has written to `<run>/lora`, whole or not at all; not one that nothing has
     trained."""
-    written = context.output(stage)
-    if stage in APART or not written.is_relative_to(context.folder) or not is_adapter(written):
+    written = files.output(stage)
+    if stage in APART or not written.is_relative_to(files.folder) or not is_adapter(written):
         return
     if _is_untrained(written):
         return
-    out = context.folder / TRAINED
-    if out.exists() and not (context.folder / START).exists() and _is_untrained(out):
-        os.rename(out, context.folder / START)  # of a run begun before the two had names of their own
+    out = files.folder / TRAINED
+    if out.exists() and not (files.folder / START).exists() and _is_untrained(out):
+        os.rename(out, files.folder / START)  # of a run begun before the two had names of their own
     staging = out.with_name(out.name + ".tmp")
     shutil.rmtree(staging, ignore_errors=True)
     shutil.copytree(written, staging)
@@ -82,9 +83,9 @@ def fresh(base: Path, lora: LoraConfig, seed: int) -> dict[str, Any]:
     )
 
 
-def check_lora(context: Context) -> list[str]:
+def check_lora(config: RunConfig) -> list[str]:
     """Refuse adapters that cannot be trained as the recipe says, of the checkpoint that it names or makes."""
-    lora, start, kind = context.config.models[POLICY].lora, context.given(), context.config.engine.kind
+    lora, start, kind = config.models[POLICY].lora, given_checkpoint(config), config.engine.kind
     if lora is not None and kind in ALONE:
         got, do = f"rank {lora.rank}", 'leave it out, or set engine.kind = "native" or "remote"'
         raise refusal("models.policy.lora", f"none with {ALONE[kind]}, which serves no adapters", got, do)

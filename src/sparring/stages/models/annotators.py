@@ -8,20 +8,21 @@ from sparring.algo.annotate.kl import KlCoefficient
 from sparring.algo.annotate.trainer_quantity import ProximalShare, TrainerQuantity
 from sparring.annotations import Annotation
 from sparring.protocols import Annotator, Trainer
-from sparring.stages.context import POLICY, Context
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import POLICY
 from sparring.stages.models.critic import CRITIC
 from sparring.stages.models.implicit_reward import IMPLICIT
 from sparring.stages.models.reference import referring
 
 
-def annotators(context: Context, trainers: Mapping[str, Trainer], coefficient: KlCoefficient) -> list[Annotator]:
+def annotators(config: RunConfig, trainers: Mapping[str, Trainer], coefficient: KlCoefficient) -> list[Annotator]:
     """Return the annotators in the order in which they run.
 
     Args:
         trainers: of the policy, and of what learns beside it.
         coefficient: of the KL penalty, where it adapts.
     """
-    config, trainer = context.config, trainers[POLICY]
+    trainer = trainers[POLICY]
     chain: list[Annotator] = (
         [TrainerQuantity(trainers[CRITIC].forward, Annotation.VALUE, "value")] if CRITIC in trainers else []
     )

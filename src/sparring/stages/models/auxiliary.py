@@ -3,15 +3,11 @@ it."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from sparring.algo.facts import name_of
 from sparring.algo.rules import credits_with
 from sparring.annotations import Annotation
 from sparring.errors import refusal
-from sparring.protocols import Trainer
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.context import Context
 
 
 def check_asked(config: RunConfig, role: str, annotation: Annotation, preset: str) -> bool:
@@ -37,17 +33,3 @@ def check_asked(config: RunConfig, role: str, annotation: Annotation, preset: st
         do = f'leave it out, or set [algo] preset = "{preset}"'
         raise refusal(f"rl.{role}", f"no table, because only credit {credit} uses it", got, do)
     return configured
-
-
-async def write_learned(context: Context, trainer: Trainer, role: str, began: Path) -> str:
-    """Write what a model beside the policy has become, which began as the folder `began`, as one that another run may
-    begin with.
-
-    Returns:
-        The folder.
-    """
-    from sparring.stages.models.written import write_model
-
-    folder = context.folder / "rl" / role
-    await write_model(trainer, began, folder)
-    return str(folder)

@@ -10,11 +10,11 @@ from sparring.annotations import Annotation
 from sparring.errors import refusal
 from sparring.model.hub import base_folder, model_folder
 from sparring.observe.hooks import prefixed
-from sparring.protocols import Trainer, TrainPlan
-from sparring.stages.context import POLICY, Context
+from sparring.protocols import Cluster, Trainer, TrainPlan
+from sparring.recipe.sections.rl import CriticConfig
+from sparring.stages.context import POLICY, RunFiles, given_checkpoint
 from sparring.stages.models.auxiliary import check_asked
 from sparring.stages.models.reward_scorers import check_reads_policy
-from sparring.stages.runtime.raised import rl_optimiser_steps
 
 CRITIC = "critic"
 """The role of its batches and checkpoints."""
@@ -24,52 +24,50 @@ LEAST_SPREAD = 1e-12
 """Of the mean square of returns: below it they do not vary."""
 
 
-def open_critic(context: Context, source: Path) -> Trainer | None:
-    """Return the trainer of `[rl.critic]`, None where there is none; `source` is what the policy begins with."""
+def open_critic(section: CriticConfig, cluster: Cluster, folder: Path, total_steps: int) -> Trainer:
+    """Return the trainer of the critic, which begins as the checkpoint `folder`."""
     from sparring.algo.loss.value import ValueLoss
 
-    config = context.config
-    section = config.rl.critic
-    if section is None:
-        return None
-    folder = critic_folder(context, source)
     plan = TrainPlan(
         losses=[ValueLoss(clip=section.clip)],
-        total_steps=rl_optimiser_steps(context),
+        total_steps=total_steps,
         overrides=section.train,
         head="scalar" if _is_scalar(folder) else "new scalar",
         role=CRITIC,
     )
-    trainer = context.cluster.trainer(_numerics_of(section.model), path=str(folder), plan=plan)
+    numerics_of = POLICY if section.model == OWN else section.model
+    trainer = cluster.trainer(numerics_of, path=str(folder), plan=plan)
     return prefixed(trainer, CRITIC, with_explained_variance)
 
 
-def critic_folder(context: Context, source: Path) -> Path:
-    """Return the checkpoint that the critic begins with; `source` is what the policy does.
+def critic_folder(files: RunFiles, name: str, source: Path) -> Path:
+    """Return the checkpoint folder that the critic begins as.
+
+    Args:
+        name: `[rl.critic] model`.
+        source: checkpoint folder that the policy begins as.
 
     Raises:
-        BadInput: there is none.
+        BadInput: there is no such checkpoint.
     """
-    section = context.config.rl.critic
-    assert section is not None, "asked of a run with a critic"
-    if section.model == POLICY:
+    if name == POLICY:
         return source
-    return context.output(OWN) if section.model == OWN else model_folder(context.config.models[section.model])
+    return files.output(OWN) if name == OWN else model_folder(files.config.models[name])
 
 
-def check_critic(context: Context) -> list[str]:
+def check_critic(files: RunFiles) -> list[str]:
     """Refuse `[rl.critic]` unless `[algo]` needs it, a missing one that it needs, and a model that cannot read the
     policy's tokens."""
-    section = context.config.rl.critic
-    if not check_asked(context.config, CRITIC, Annotation.VALUE, "ppo") or section is None:
+    section = files.config.rl.critic
+    if not check_asked(files.config, CRITIC, Annotation.VALUE, "ppo") or section is None:
         return []
-    _check_model(context, section.model)
+    _check_model(files, section.model)
     warmup = f"; learns alone through {section.warmup_steps} updates" if section.warmup_steps else ""
     return [f"rl: a critic that begins as {section.model}{warmup}"]
 
 
-def _check_model(context: Context, name: str) -> None:
-    models, where = context.config.models, "rl.critic.model"
+def _check_model(files: RunFiles, name: str) -> None:
+    models, where = files.config.models, "rl.critic.model"
     if name == POLICY:
         if models[POLICY].lora is not None:
             do = "name a model of [models] with the base's path"
@@ -78,19 +76,14 @@ def _check_model(context: Context, name: str) -> None:
             )
         return
     if name == OWN:
-        if OWN not in context.config.run.stages and context.done(OWN) is None:
-            stages = str(list(context.config.run.stages))
+        if OWN not in files.config.run.stages and files.done(OWN) is None:
+            stages = str(list(files.config.run.stages))
             raise refusal(where, f"a stage {OWN} before rl", stages, "add it, or name another model")
         return
     if name not in models or models[name].path is None:
         names = ", ".join([POLICY, OWN, *(n for n, spec in models.items() if n != POLICY and spec.path)])
         raise refusal(where, f"one of {names}", repr(name), f"add [models.{name}] path")
-    check_reads_policy(name, model_folder(models[name]), context.given())
-
-
-def _numerics_of(name: str) -> str:
-    """Return the model of `[models]` that says how the critic computes."""
-    return POLICY if name == OWN else name
+    check_reads_policy(name, model_folder(models[name]), given_checkpoint(files.config))
 
 
 def _is_scalar(folder: Path) -> bool:

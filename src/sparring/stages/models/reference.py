@@ -13,7 +13,7 @@ from sparring.generation import ScoreRequest, Scores
 from sparring.model.hub import model_folder
 from sparring.protocols import Annotator, Trainer
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.context import POLICY, Context
+from sparring.stages.context import POLICY, given_checkpoint
 from sparring.stages.models.objective import needs_reference
 
 AVERAGE, LAST, START = "average", "last", "start"
@@ -107,13 +107,13 @@ def check_name(config: RunConfig, name: str, where: str) -> None:
         raise refusal(f"models.{name}", expected, "this one", "rename the model")
 
 
-def check_reference(context: Context) -> None:
+def check_reference(config: RunConfig) -> None:
     """Refuse a reference of the KL penalty that cannot be computed or always equals the policy.
 
     Raises:
         BadInput: it cannot, or has not.
     """
-    config, kl = context.config, context.config.algo.kl
+    kl = config.algo.kl
     if not needs_reference(config):
         return
     check_name(config, kl.reference, "algo.kl.reference")
@@ -125,7 +125,7 @@ def check_reference(context: Context) -> None:
             )
     elif kl.reference not in (START, AVERAGE):
         reference_tokenizer = reference_folder(config) / "tokenizer.json"
-        start = context.given()
+        start = given_checkpoint(config)
         if (
             start is not None
             and reference_tokenizer.exists()

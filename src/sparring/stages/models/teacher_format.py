@@ -6,22 +6,23 @@ from pathlib import Path
 
 from sparring.errors import BadInput, refusal
 from sparring.model.hub import base_folder, local_folder, model_folder
+from sparring.protocols import EnvFactory
 from sparring.recipe.run_config import RunConfig
 from sparring.render.exported import parting, tried_prompts
 from sparring.render.load import load_renderer
-from sparring.stages.context import POLICY, Context, renderer_of
+from sparring.stages.context import POLICY, given_checkpoint, renderer_of
 from sparring.stages.models.reference import AVERAGE, is_held, reference_model
 
 
-def student_folder(context: Context) -> Path | None:
+def student_folder(config: RunConfig) -> Path | None:
     """Return the folder of the student's tokenizer before the run; None where one is trained."""
-    init = context.config.models[POLICY].init
+    init = config.models[POLICY].init
     if init is None:
-        return context.given()
+        return given_checkpoint(config)
     return None if init.tokenizer is None else local_folder(init.tokenizer)
 
 
-def check_format(context: Context, name: str) -> list[str]:
+def check_format(config: RunConfig, factory: EnvFactory, name: str) -> list[str]:
     """Refuse settings of a teacher's format that nobody reads, and compare its own prompts with those that it judges.
 
     A teacher with the student's tokenizer judges the ids that the student read and sampled. Its own chat template and
@@ -36,13 +37,12 @@ def check_format(context: Context, name: str) -> list[str]:
     Raises:
         BadInput: a setting is not read.
     """
-    config = context.config
-    student = student_folder(context)
+    student = student_folder(config)
     if name in (POLICY, AVERAGE) or config.distill.tokenizers == "any" or student is None:
         return []
     spec, policy = config.models[name], config.models[POLICY]
     _check_read(config, name)
-    render, tools = config.render, context.factory.make().tools
+    render, tools = config.render, factory.make().tools
     try:
         student_format = renderer_of(config, student)
         folder = base_folder(model_folder(spec))

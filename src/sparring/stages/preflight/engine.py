@@ -5,16 +5,17 @@ from __future__ import annotations
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.model.outline import Outline
-from sparring.stages.context import POLICY, Context
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import POLICY
 
 
-def check_engine(context: Context, shape: Outline) -> list[str]:
+def check_engine(config: RunConfig, shape: Outline) -> list[str]:
     """Refuse what an engine other than the native one cannot do or does not let a client decide; ask servers to answer.
 
     Raises:
         BadInput: a setting is another engine's, vLLM is not installed, or a server does not answer or fit.
     """
-    engine, rollout = context.config.engine, context.config.rollout
+    engine, rollout = config.engine, config.rollout
     if engine.kind == "native":
         return []
     advice = {
@@ -32,14 +33,14 @@ def check_engine(context: Context, shape: Outline) -> list[str]:
         expected = f'none with engine.kind = "{engine.kind}", which takes no token masks from its client'
         got, do = f"a {rollout.constraint.kind}", 'leave it out, or set engine.kind = "native"'
         raise refusal("rollout.constraint", expected, got, do)
-    return _vllm(context, shape) if engine.kind == "vllm" else _answers(context)
+    return _vllm(config, shape) if engine.kind == "vllm" else _answers(config)
 
 
-def _vllm(context: Context, shape: Outline) -> list[str]:
+def _vllm(config: RunConfig, shape: Outline) -> list[str]:
     from sparring.engine.adapters.vllm_server import find_vllm
     from sparring.engine.adapters.vllm_wire import WHOLE_VOCABULARY, truncates
 
-    engine, rollout = context.config.engine, context.config.rollout
+    engine, rollout = config.engine, config.rollout
     if engine.kv_across_turns == "offload":
         raise refusal("engine.kv_across_turns", '"keep" or "drop" with vLLM', '"offload"', "choose one of these")
     if truncates(rollout.sampling()) and not rollout.top_k and shape.vocab_size > WHOLE_VOCABULARY:
@@ -50,7 +51,7 @@ def _vllm(context: Context, shape: Outline) -> list[str]:
     return [f"engine: {find_vllm(engine)} has vLLM"]
 
 
-def _answers(context: Context) -> list[str]:
+def _answers(config: RunConfig) -> list[str]:
     """Ask the server, if the run's engine is one.
 
     Raises:
@@ -61,9 +62,9 @@ def _answers(context: Context) -> list[str]:
     from sparring.engine.adapters.remote import RemoteEngine
     from sparring.kernels import ops
 
-    engine, spec = context.config.engine, context.config.models[POLICY]
+    engine, spec = config.engine, config.models[POLICY]
     if engine.kind == "openai":
-        if {"rl", "distill"} & set(context.config.run.stages):
+        if {"rl", "distill"} & set(config.run.stages):
             expected = "an engine that takes weights while the run trains"
             raise refusal(
                 "engine.kind", expected, '"openai"', 'write "native" or "remote", or leave rl out of run.stages'
@@ -72,7 +73,7 @@ def _answers(context: Context) -> list[str]:
         return [f"engine: {engine.url} takes and tells token ids"]
     if engine.kind == "remote":
         remote = RemoteEngine(engine.url, name=POLICY, api_key=read_api_key(engine.api_key_env))
-        numerics = "fast" if spec.numerics == "fast" else ops.path_name(context.config.run.device)
+        numerics = "fast" if spec.numerics == "fast" else ops.path_name(config.run.device)
         remote.check(spec.dtype, numerics, engine)
         return [
             f"engine: {engine.url} serves {remote.served.dtype} on {remote.served.numerics}, version {remote.version}"

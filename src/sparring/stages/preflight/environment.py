@@ -8,11 +8,13 @@ from sparring.envs.domains import factory_of
 from sparring.errors import BadInput, refusal
 from sparring.harness.load import BUILT_IN
 from sparring.harness.workers import NAME as WORKERS
+from sparring.protocols import EnvFactory
+from sparring.recipe.run_config import RunConfig
 from sparring.record.identity import tools_key
 from sparring.record.imitated import Imitator
 from sparring.rollout.seeds import digest
-from sparring.stages.context import Context
-from sparring.stages.data.demonstrations import Conversation, converse, demonstrate, given_conversations, without_expert
+from sparring.stages.context import Context, given_checkpoint
+from sparring.stages.data.demonstrations import Conversation, Demonstrations, given_conversations, without_expert
 from sparring.stages.models.imitator import imitator_of
 from sparring.stages.preflight.expert import check_expert
 from sparring.stages.preflight.harness import play_silently, playable
@@ -48,35 +50,34 @@ async def check_environment(
     for first in firsts:
         if rehearsal is not None and not rehearsal.command and config.harness_of(first.env) == WORKERS:
             await check_idle(context, first, rehearsal)
-    if _experts_show(context):
+    if _experts_show(config):
         facts, held, shown = await _proven(context, rehearsal)
         firsts = [first for first in firsts if first.env not in {each.task.env for each in held if each.task}]
     else:
-        facts, held, shown = [], [], given_conversations(context) if _file_shows(context) else []
-        facts += [f"sft: {len(shown)} conversations in {config.sft.data}"] if _file_shows(context) else []
+        facts, held, shown = [], [], given_conversations(context, context.factory) if _file_shows(config) else []
+        facts += [f"sft: {len(shown)} conversations in {config.sft.data}"] if _file_shows(config) else []
     for first in firsts:
         held += await _empty(context, first)
         facts.append(f"env: {first.env} opens and does not reward an empty answer")
-    for task in _with_tools_of_their_own(context, tasks, held):
+    for task in _with_tools_of_their_own(config, context.factory, tasks, held):
         held += await _empty(context, task)
     return facts, held, shown
 
 
-def _experts_show(context: Context) -> bool:
+def _experts_show(config: RunConfig) -> bool:
     """Return whether experts of the environments show something: to the sft stage, or to the tokenizer of a fresh
     model."""
-    config = context.config
     imitates = "sft" in config.run.stages and "collect" not in config.run.stages
-    return config.sft.data is None and (_is_fresh(context) or imitates)
+    return config.sft.data is None and (_is_fresh(config) or imitates)
 
 
-def _file_shows(context: Context) -> bool:
+def _file_shows(config: RunConfig) -> bool:
     """Return whether `[sft] data` does."""
-    return context.config.sft.data is not None and (_is_fresh(context) or "sft" in context.config.run.stages)
+    return config.sft.data is not None and (_is_fresh(config) or "sft" in config.run.stages)
 
 
-def _is_fresh(context: Context) -> bool:
-    return "init" in context.config.run.stages and context.given() is None
+def _is_fresh(config: RunConfig) -> bool:
+    return "init" in config.run.stages and given_checkpoint(config) is None
 
 
 async def _proven(
@@ -84,7 +85,7 @@ async def _proven(
 ) -> tuple[list[str], list[Conversation], list[Conversation]]:
     """Let experts do one task of each kind. Returns as `check_environment`."""
     facts, held, shown, imitator = [], [], [], imitator_of(context)
-    for example in _one_of_each(context):
+    for example in _one_of_each(context.config, context.factory):
         silent = await _empty(context, example)
         held += silent
         conversations = await _demonstrated(context, example, imitator, rehearsal)
@@ -107,14 +108,16 @@ async def _proven(
     return facts, held + played, shown + played
 
 
-def _with_tools_of_their_own(context: Context, tasks: Sequence[Task], held: Sequence[Conversation]) -> list[Task]:
+def _with_tools_of_their_own(
+    config: RunConfig, factory: EnvFactory, tasks: Sequence[Task], held: Sequence[Conversation]
+) -> list[Task]:
     """Return the tasks with the most to say of each environment that sets the tools when it knows the task: how long
     their prompts are shows only where they are opened."""
     longest: list[Task] = []
-    own = {task.env: tools_key(factory_of(context.factory, task).make().tools) for task in tasks}
+    own = {task.env: tools_key(factory_of(factory, task).make().tools) for task in tasks}
     others = {each.task.env for each in held if each.task and tools_key(each.tools) != own.get(each.task.env)}
     for env in sorted(others):
-        if context.config.harness_of(env) in BUILT_IN:  # another brings tools of its own
+        if config.harness_of(env) in BUILT_IN:  # another brings tools of its own
             of_env = {task.id: task for task in tasks if task.env == env}.values()
             longest += sorted(of_env, key=lambda task: len(repr((task.messages, task.data))))[-LONGEST:]
     return longest
@@ -129,27 +132,27 @@ async def _demonstrated(
         rehearsal.own_tools.clear()
     try:
         async with playable(task):
-            return await demonstrate(context, task, imitator)
+            return await Demonstrations(context, imitator).shown(task)
     except BadInput:
         if rehearsal is None or not rehearsal.own_tools:
             raise
         return None
 
 
-def first_tasks(context: Context) -> Sequence[Task]:
+def first_tasks(config: RunConfig, factory: EnvFactory) -> Sequence[Task]:
     """Return the first training tasks.
 
     Raises:
         BadInput: there is none.
     """
-    source = context.factory.tasks("train", context.config.run.seed)
+    source = factory.tasks("train", config.run.seed)
     tasks = [task for task in (source.next() for _ in range(SOME)) if task is not None]
     if not tasks:
         raise refusal("[env]", "at least one training task", "none", "add data")
     return tasks
 
 
-def check_repeats(context: Context, tasks: Sequence[Task]) -> None:
+def check_repeats(config: RunConfig, factory: EnvFactory, tasks: Sequence[Task]) -> None:
     """Refuse an environment whose tasks are others when they are drawn again: a run that goes on would hold out others.
 
     Args:
@@ -158,7 +161,7 @@ def check_repeats(context: Context, tasks: Sequence[Task]) -> None:
     Raises:
         BadInput: they are.
     """
-    source = context.factory.tasks("train", context.config.run.seed)
+    source = factory.tasks("train", config.run.seed)
     for first in tasks[:DRAWN_AGAIN]:
         again = source.next()
         if again is None or digest(again) != digest(first):
@@ -171,12 +174,12 @@ def _words(task: Task) -> str:
     return repr(task.messages[-1].content if task.messages else task.data)[:60]
 
 
-def check_shown(context: Context) -> None:
+def check_shown(config: RunConfig, factory: EnvFactory) -> None:
     """Refuse a field of `rollout.shown_to_workers` that no task has, of the first `LOOKED_AT` for training and those
     held out."""
-    missing, fields = set(context.config.rollout.shown_to_workers), set[str]()
+    missing, fields = set(config.rollout.shown_to_workers), set[str]()
     for split in ("train", "eval"):
-        source = context.factory.tasks(split, context.config.run.seed)
+        source = factory.tasks(split, config.run.seed)
         for _ in range(LOOKED_AT if missing else 0):
             task = source.next()
             if task is None or not missing:
@@ -189,13 +192,13 @@ def check_shown(context: Context) -> None:
         raise refusal("rollout.shown_to_workers", expected, got, "correct it, or leave it out")
 
 
-def _one_of_each(context: Context) -> Sequence[Task]:
+def _one_of_each(config: RunConfig, factory: EnvFactory) -> Sequence[Task]:
     """Return the first demonstrated task of every tag.
 
     Raises:
         BadInput: there is none.
     """
-    source = context.factory.tasks("demonstration", context.config.run.seed)
+    source = factory.tasks("demonstration", config.run.seed)
     first: dict[str, Task] = {}
     while (task := source.next()) is not None:
         first.setdefault(task.tag, task)
@@ -204,7 +207,7 @@ def _one_of_each(context: Context) -> Sequence[Task]:
             "[env]",
             "tasks to demonstrate (a fresh model's tokenizer and the sft stage learn from demonstrations)",
             "none",
-            without_expert(context, "raise the environment's demonstrations", "leave out the sft stage"),
+            without_expert(config, "raise the environment's demonstrations", "leave out the sft stage"),
         )
     return list(first.values())
 
@@ -225,19 +228,18 @@ def _is_unscored(conversations: Sequence[Conversation]) -> bool:
     return score is None or (score.reward is None and not score.per_role)
 
 
-def _wants_scores(context: Context) -> bool:
+def _wants_scores(config: RunConfig, factory: EnvFactory) -> bool:
     """Return True if what the environment itself says of an answer is all that it is trained with."""
-    config = context.config
-    others = (config.rollout.rewards_within_s, config.rl.reward_model, context.factory.scorer)
+    others = (config.rollout.rewards_within_s, config.rl.reward_model, factory.scorer)
     return "rl" in config.run.stages and others == (None, None, None)
 
 
 async def _empty(context: Context, task: Task) -> list[Conversation]:
     """Play a task with empty answers, which must not be rewarded."""
     silent = await play_silently(context, task)
-    if _is_unscored(silent) and _wants_scores(context):
+    if _is_unscored(silent) and _wants_scores(context.config, context.factory):
         async with playable(task):
-            spoken = await converse(context, task, lambda messages: Message(role="assistant", content="?"))
+            spoken = await Demonstrations(context).played(task, lambda messages: Message(role="assistant", content="?"))
         if _is_unscored(spoken):
             do = "return a number from reward, or set rollout.rewards_within_s where rewards come from outside"
             raise refusal(f"task {task.id}", "a reward of an answer", "None for an empty answer and for '?'", do)

@@ -31,18 +31,18 @@ async def check_expert(context: Context, imitator: Imitator | None) -> list[Conv
         BadInput: the expert solves fewer than nine in ten tasks, or a task cannot be played.
     """
     config, stages = context.config, context.config.run.stages
+
+    async def play(tasks: list[Task]) -> list[Conversation]:
+        async with playable(tasks[0]):
+            return await demonstrated(context, tasks, imitator)
+
     if "sft" not in stages or "collect" in stages or WORKERS in config.harnesses:
         return []
-    tasks = demonstrated_tasks(context)
+    tasks = demonstrated_tasks(config, context.factory)
     every = -(-len(tasks) // TRIED)
     try:
-        return solving(await _played(context, tasks[::every], imitator))
+        return solving(await play(tasks[::every]))
     except BadInput:
         if every == 1:
             raise
-    return solving(await _played(context, tasks, imitator))
-
-
-async def _played(context: Context, tasks: list[Task], imitator: Imitator | None) -> list[Conversation]:
-    async with playable(tasks[0]):
-        return await demonstrated(context, tasks, imitator)
+    return solving(await play(tasks))

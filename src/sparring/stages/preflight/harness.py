@@ -11,9 +11,10 @@ from sparring.harness.load import BUILT_IN
 from sparring.harness.relay import FILES_OF_CONNECTION, MOST_CONNECTIONS
 from sparring.harness.workers import NAME as WORKERS
 from sparring.open_files import MOST, allow_files
+from sparring.protocols import Harness
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import Context
-from sparring.stages.data.demonstrations import Conversation, converse
+from sparring.stages.data.demonstrations import Conversation, Demonstrations
 from sparring.stages.models.imitator import imitator_of
 from sparring.stages.preflight.workers import Rehearsal
 from sparring.types import Message, Task
@@ -34,9 +35,8 @@ async def play_silently(context: Context, task: Task) -> list[Conversation]:
             name, or it asked nobody or was refused each request.
     """
     async with playable(task):
-        return await converse(
-            context, task, lambda messages: Message(role="assistant", content=""), imitator_of(context)
-        )
+        scripted = Demonstrations(context, imitator_of(context), fits=False)
+        return await scripted.played(task, lambda messages: Message(role="assistant", content=""))
 
 
 def players_of(
@@ -66,16 +66,16 @@ def players_of(
     return facts
 
 
-def check_files(context: Context) -> list[str]:
+def check_files(config: RunConfig, harness: Harness) -> list[str]:
     """Let this process open the files that its agent programs may need; say how many connections each may have, where
     there are programs.
 
     Raises:
         BadInput: the machine does not allow so many.
     """
-    if mounts_of(context.harness) is None:
+    if mounts_of(harness) is None:
         return []
-    places = context.config.rollout.max_concurrent_rollouts
+    places = config.rollout.max_concurrent_rollouts
     return [within_files(places, allow_files(max(MOST, files_of(places))))]
 
 

@@ -6,32 +6,33 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from sparring.envs.rubrics.config import RELATIVE, AskedPart, of_domain
+from sparring.envs.rubrics.judges import Judges
 from sparring.errors import BadInput, InfraError, refusal
 from sparring.model.hub import model_folder
-from sparring.stages.context import POLICY, Context
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import POLICY
 
 
-async def check_judges(context: Context) -> list[str]:
+async def check_judges(config: RunConfig, judges: Judges) -> list[str]:
     """Prove that everybody whom the rubric asks answers.
 
     Raises:
         BadInput: a judge is not there, cannot do what is asked of it, or does not answer; or nothing can be evaluated.
     """
-    config = context.config
     evaluates = ("eval" in config.run.stages or config.eval.every) and config.rl.reward_model is None
     for key, env in config.environments.items():
         for name, part in env.rubric.items():
             if isinstance(part, AskedPart):
-                _check_model(context, f"{key}.rubric.{name}", part)
+                _check_model(config, f"{key}.rubric.{name}", part)
         if evaluates:
             _check_by_itself(f"{key}.rubric", env.rubric)
     models = sorted(config.judging)
     for model in models:
-        await check_answers(context, model, "a judge", context.judges.check)
+        await check_answers(config, model, "a judge", judges.check)
     return [f"judges: {model} answers" for model in models]
 
 
-async def check_answers(context: Context, model: str, role: str, ask: Callable[[str], Awaitable[None]]) -> None:
+async def check_answers(config: RunConfig, model: str, role: str, ask: Callable[[str], Awaitable[None]]) -> None:
     """Refuse a model of the recipe that does not answer; `ask` sends the request.
 
     Raises:
@@ -40,7 +41,7 @@ async def check_answers(context: Context, model: str, role: str, ask: Callable[[
     try:
         await ask(model)
     except (InfraError, BadInput) as error:
-        if isinstance(error, BadInput) and context.config.models[model].served is None:
+        if isinstance(error, BadInput) and config.models[model].served is None:
             raise
         do = f"start its server, or correct models.{model}.served"
         raise refusal(f"models.{model}", f"{role} that answers", str(error), do) from error
@@ -56,10 +57,9 @@ def _check_by_itself(where: str, rubric: Mapping[str, Any]) -> None:
             raise refusal(where, expected, got, do)
 
 
-def _check_model(context: Context, where: str, part: AskedPart) -> None:
+def _check_model(config: RunConfig, where: str, part: AskedPart) -> None:
     """Refuse a judge that is not in `[models]` under a name of its own, or whose server cannot do what the part
     needs."""
-    config = context.config
     spec = config.models.get(part.model)
     chat = spec is not None and spec.served is not None and spec.served.kind == "chat"
     if spec is None or part.model == POLICY or not (spec.path or chat):

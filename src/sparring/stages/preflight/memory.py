@@ -14,7 +14,7 @@ from sparring.model.hub import model_folder
 from sparring.model.outline import Outline, Size, outline
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.rl import CriticConfig, ImplicitConfig
-from sparring.stages.context import CHOSEN, LIVE, POLICY, TOLD, Context
+from sparring.stages.context import CHOSEN, LIVE, POLICY, TOLD, RunFiles
 from sparring.stages.models.reference import AVERAGE, is_averaging, is_held, reference_model
 from sparring.stages.preflight.machine import machine_memory
 from sparring.stages.runtime.saved import train_of
@@ -269,14 +269,14 @@ def largest(held: Held) -> str:
     return "; ".join(f"{name} {size / GIB:.2f} GiB (less by {keys})" for name, size, keys in parts)
 
 
-def check_memory(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
+def check_memory(files: RunFiles, shapes: Mapping[str, Outline]) -> list[str]:
     """Compare the run's peak memory and its checkpoints' size with what the machine has; `run.memory = "warn"` only
     warns.
 
     Raises:
         BadInput: memory or disk is too small.
     """
-    config, held = context.config, Held.of(context.config, shapes, resident())
+    config, held = files.config, Held.of(files.config, shapes, resident())
     here, warnings = machine_memory(), []
     if config.run.device == "cpu" and held.total > here:
         do = "lower train.token_budget, engine.kv_bytes or engine.offload_bytes, or take a smaller model"
@@ -284,14 +284,14 @@ def check_memory(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
         if config.run.memory == "refuse":
             raise refusal("memory", in_words(held), got, f'{do}; or set run.memory = "warn" to begin all the same')
         warnings.append(f"memory: warning: expected {in_words(held)}, got {got}; {do}")
-    free = shutil.disk_usage(context.folder).free
+    free = shutil.disk_usage(files.folder).free
     disk = ((held.trained + held.learner) * 12 + held.averaged * 4) * (config.train.keep_last + 1) * 2
     if disk > free:
         expected, got = f"{disk / GIB:.1f} GiB of disk for checkpoints", f"{free / GIB:.1f} GiB"
-        raise refusal(str(context.folder), expected, got, "free disk space")
+        raise refusal(str(files.folder), expected, got, "free disk space")
     millions = held.parameters / 1e6
     about = f"memory: about {held.total / GIB:.2f} GiB of {here / GIB:.0f} GiB"
     facts = [f"{about} for {millions:.2f} million parameters, most of it in stage {held.stage}", *warnings]
-    context.store.put(TOLD, facts[-1])
-    chosen = context.store.get(CHOSEN)
+    files.store.put(TOLD, facts[-1])
+    chosen = files.store.get(CHOSEN)
     return [*facts, f"memory: the largest parts: {largest(held)}", *([chosen] if chosen else [])]

@@ -11,13 +11,14 @@ import msgspec
 from sparring.errors import refusal
 from sparring.model.hub import base_folder
 from sparring.model.outline import Outline
-from sparring.stages.context import POLICY, Context
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import POLICY, given_checkpoint
 
 LAYERS = 2
 """A fresh model's layers are all alike, so that two prove them all."""
 
 
-def check_model(context: Context, shape: Outline) -> list[str]:
+def check_model(config: RunConfig, shape: Outline) -> list[str]:
     """Load the policy as every stage will, or make one of the configured shape.
 
     Raises:
@@ -28,7 +29,7 @@ def check_model(context: Context, shape: Outline) -> list[str]:
     from sparring.model.servable import check_servable
     from sparring.model.targets import targeted
 
-    spec, start = context.config.models[POLICY], context.given()
+    spec, start = config.models[POLICY], given_checkpoint(config)
     with tempfile.TemporaryDirectory() as folder:
         if start is not None:
             _check_ids(base_folder(start), shape)
@@ -41,7 +42,7 @@ def check_model(context: Context, shape: Outline) -> list[str]:
                 0,
             )
         model = check_servable(
-            start or Path(folder), dtype=spec.dtype, device=context.config.run.device, numerics=spec.numerics
+            start or Path(folder), dtype=spec.dtype, device=config.run.device, numerics=spec.numerics
         )
     if spec.lora is not None:
         names = targeted(model.module, spec.lora.target_modules, spec.lora.target_parameters)

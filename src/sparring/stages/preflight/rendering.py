@@ -13,8 +13,9 @@ from sparring.errors import BadInput, refusal
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.hub import local_folder
 from sparring.model.outline import Outline
-from sparring.protocols import Renderer
-from sparring.stages.context import POLICY, Context
+from sparring.protocols import EnvFactory, Renderer
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import POLICY, given_checkpoint, renderer_of
 from sparring.stages.data.demonstrations import Conversation, rendered, too_long
 from sparring.stages.init import trained_tokenizer
 from sparring.stages.models.context_length import max_context
@@ -25,7 +26,8 @@ SOME = 200
 
 
 def check_rendering(
-    context: Context,
+    config: RunConfig,
+    factory: EnvFactory,
     shape: Outline,
     tasks: Sequence[Task],
     shown: Sequence[Conversation],
@@ -47,19 +49,19 @@ def check_rendering(
     from sparring.render.round_trip import check_round_trip
 
     demonstrated = [conversation.task for conversation in shown if conversation.task is not None]
-    own = _own_tools(context, [*tasks, *demonstrated])
+    own = _own_tools(factory, [*tasks, *demonstrated])
     tools = list({tool.name: tool for of_env in own.values() for tool in of_env}.values())
-    with _renderer(context, shape, shown) as renderer:
-        proven = check_round_trip(renderer, tools, context.config.render.control_tokens)
+    with _renderer(config, shape, shown) as renderer:
+        proven = check_round_trip(renderer, tools, config.render.control_tokens)
         facts = [f"render: {fact}" for fact in proven]
-        facts += _thinks(context, renderer)
-        facts += [f"render: {fact}" for fact in _brought(held, tools, renderer)] + _sampling(context, shape, renderer)
+        facts += _thinks(config, renderer)
+        facts += [f"render: {fact}" for fact in _brought(held, tools, renderer)] + _sampling(config, shape, renderer)
         _compiles(held, renderer)
-        prompted = demonstrated if demonstrated and context.given() is None else tasks
+        prompted = demonstrated if demonstrated and given_checkpoint(config) is None else tasks
         prompted = list({task.id: task for task in prompted}.values())  # a short file comes again and again
         lengths = [len(renderer.render(task.messages, own[task.env]).tokens) for task in prompted]
         others = _asked(held, renderer, shape)
-        room = max_context(shape, context.config.engine, context.config.models[POLICY].dtype)
+        room = max_context(shape, config.engine, config.models[POLICY].dtype)
         if min(lengths) >= shape.max_positions:
             raise too_long(f"task {prompted[0].id}", shape.max_positions, f"a prompt of {lengths[0]}, tools included")
         if min(lengths) >= room:
@@ -77,17 +79,17 @@ def check_rendering(
     return facts
 
 
-def _own_tools(context: Context, tasks: Sequence[Task]) -> dict[str, Sequence[ToolSpec]]:
+def _own_tools(factory: EnvFactory, tasks: Sequence[Task]) -> dict[str, Sequence[ToolSpec]]:
     """Return the tools that the world of each environment has before it knows its task, by the environment's name."""
-    return {env: factory_of(context.factory, task).make().tools for env, task in {t.env: t for t in tasks}.items()}
+    return {env: factory_of(factory, task).make().tools for env, task in {t.env: t for t in tasks}.items()}
 
 
-def _thinks(context: Context, renderer: Renderer) -> list[str]:
+def _thinks(config: RunConfig, renderer: Renderer) -> list[str]:
     """Say where prompts begin a thought though the model is not to think: the format has no switch for it."""
     prompt = renderer.render([Message(role="user", content="Who?")], ()).tokens
     controls = {*renderer.control_ids.values(), *renderer.stop_ids}
     words = [token for token in prompt if token not in controls]
-    if context.config.models[POLICY].thinking or renderer.parse(words, (), prompt=prompt).reasoning is None:
+    if config.models[POLICY].thinking or renderer.parse(words, (), prompt=prompt).reasoning is None:
         return []
     return ["render: every reply begins inside a thought: models.policy.thinking = false has no effect in this format"]
 
@@ -126,11 +128,11 @@ def _asked(held: Sequence[Conversation], renderer: Renderer, shape: Outline) -> 
     return lengths
 
 
-def _sampling(context: Context, shape: Outline, renderer: Renderer) -> list[str]:
+def _sampling(config: RunConfig, shape: Outline, renderer: Renderer) -> list[str]:
     """Refuse sampling settings of `[rollout]` that the engine does not take, and text rules that do not compile."""
     from sparring.engine.check import problem_of
 
-    sampling = context.config.rollout.sampling(stop=renderer.stop_ids)
+    sampling = config.rollout.sampling(stop=renderer.stop_ids)
     try:
         request = renderer.bind(GenerateRequest(id="check", tokens=(0,), sampling=sampling))
     except BadInput as cause:
@@ -158,19 +160,19 @@ def _compiles(held: Sequence[Conversation], renderer: Renderer) -> None:
 
 
 @contextmanager
-def _renderer(context: Context, shape: Outline, shown: Sequence[Conversation]) -> Iterator[Renderer]:
+def _renderer(config: RunConfig, shape: Outline, shown: Sequence[Conversation]) -> Iterator[Renderer]:
     from sparring.render.train_tokenizer import MIN_VOCAB_SIZE
 
-    start = context.given()
+    start = given_checkpoint(config)
     if start is not None:
-        yield context.renderer(start)
+        yield renderer_of(config, start)
         return
-    init = context.config.models[POLICY].init
+    init = config.models[POLICY].init
     if init is not None and init.tokenizer is not None:
-        yield context.renderer(local_folder(init.tokenizer))
+        yield renderer_of(config, local_folder(init.tokenizer))
         return
     if shape.vocab_size < MIN_VOCAB_SIZE:
         raise refusal("models.policy.init.vocab_size", f"at least {MIN_VOCAB_SIZE}", str(shape.vocab_size), "raise it")
     with tempfile.TemporaryDirectory() as folder:
         trained_tokenizer(shown[:SOME], shape.vocab_size, Path(folder))
-        yield context.renderer(Path(folder))
+        yield renderer_of(config, Path(folder))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from sparring.generation import ScoreRequest
+from sparring.protocols import Cluster
+from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import Context
 from sparring.stages.models.teachers import teacher_folder
 from sparring.stages.preflight.judges import check_answers
@@ -19,21 +21,21 @@ async def check_teachers_answer(context: Context) -> list[str]:
     config, facts = context.config, []
     by_stage = (
         ("collect", config.collect.by_domain, context.judges.check),
-        ("distill", config.distill.teachers, partial(_judges_tokens, context)),
+        ("distill", config.distill.teachers, partial(_judges_tokens, config, context.cluster)),
     )
     for stage, routes, ask in by_stage:
         if stage not in config.run.stages or context.done(stage) is not None:
             continue
         for name in sorted(set(routes.values()) & config.models.keys()):
             if config.models[name].served is not None:
-                await check_answers(context, name, "a teacher", ask)
+                await check_answers(config, name, "a teacher", ask)
                 facts.append(f"{stage}: {name} answers")
     return facts
 
 
-async def _judges_tokens(context: Context, name: str) -> None:
-    engine = context.cluster.engine(name, path=str(teacher_folder(context, name)))
-    stage = context.config.distill
+async def _judges_tokens(config: RunConfig, cluster: Cluster, name: str) -> None:
+    engine = cluster.engine(name, path=str(teacher_folder(config, name)))
+    stage = config.distill
     try:
         await engine.score(
             ScoreRequest(id="check", tokens=(0, 1), first=1, top_k=stage.top_k if stage.over == "top_k" else 0)

@@ -10,7 +10,7 @@ from typing import Any
 from sparring.errors import BadInput, refusal
 from sparring.rewards import post
 from sparring.stages.context import Context
-from sparring.stages.data.demonstrations import converse
+from sparring.stages.data.demonstrations import Demonstrations
 from sparring.types import Message, Task
 from sparring.workers import ClaimedRollout, claim
 
@@ -104,7 +104,7 @@ async def check_idle(context: Context, task: Task, rehearsal: Rehearsal) -> None
     """
     rehearsal.is_idle = True
     try:
-        held = await converse(context, task, lambda messages: Message(role="assistant", content=""))
+        held = await Demonstrations(context).played(task, lambda messages: Message(role="assistant", content=""))
     except BadInput:  # it was answered nothing: a failure, which has no reward
         return
     finally:

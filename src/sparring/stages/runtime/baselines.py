@@ -13,7 +13,7 @@ from sparring.errors import refusal
 from sparring.observe.evaluation import Evaluation
 from sparring.observe.results import read_result
 from sparring.rollout.seeds import digest
-from sparring.stages.context import ORDER, Context
+from sparring.stages.context import ORDER, RunFiles
 from sparring.store.sqlite import SqliteStore
 from sparring.types import Task
 
@@ -26,7 +26,7 @@ class Other(msgspec.Struct, frozen=True, kw_only=True):
     tokens_trained: int | None = None
 
 
-def check_against(context: Context, tasks: Sequence[Task]) -> list[str]:
+def check_against(files: RunFiles, tasks: Sequence[Task]) -> list[str]:
     """Check that every result of `[eval] against` is there and of the same tasks.
 
     Returns:
@@ -35,30 +35,30 @@ def check_against(context: Context, tasks: Sequence[Task]) -> list[str]:
     Raises:
         BadInput: a result is missing, has another task by the same name, or has no task in common.
     """
-    digests, kept = {task.id: digest(task) for task in tasks}, others(context)
+    digests, kept = {task.id: digest(task) for task in tasks}, others(files)
     facts = []
-    for name, path in context.config.eval.against.items():
+    for name, path in files.config.eval.against.items():
         where = f"eval.against.{name}"
         other = kept[name] if name in kept else _read(where, path)
         facts.append(_check(where, path, other.evaluation, digests))
     return facts
 
 
-def remember_others(context: Context) -> None:
+def remember_others(files: RunFiles) -> None:
     """Keep the results of `[eval] against` in this run, when it begins: what becomes of the others' folders does not
     change it.
 
     Raises:
         BadInput: a result is missing.
     """
-    for name, path in context.config.eval.against.items():
-        if context.store.get(_key(name)) is None:
-            context.store.put(_key(name), msgspec.to_builtins(_read(f"eval.against.{name}", path)))
+    for name, path in files.config.eval.against.items():
+        if files.store.get(_key(name)) is None:
+            files.store.put(_key(name), msgspec.to_builtins(_read(f"eval.against.{name}", path)))
 
 
-def others(context: Context) -> dict[str, Other]:
+def others(files: RunFiles) -> dict[str, Other]:
     """Return the results of `[eval] against` that this run keeps, by name."""
-    stored = {name: context.store.get(_key(name)) for name in context.config.eval.against}
+    stored = {name: files.store.get(_key(name)) for name in files.config.eval.against}
     return {name: msgspec.convert(value, Other) for name, value in stored.items() if value is not None}
 
 

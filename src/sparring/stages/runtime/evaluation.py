@@ -9,7 +9,8 @@ from pathlib import Path
 
 from sparring.errors import EvaluationFailed, refusal
 from sparring.observe.evaluation import Evaluation
-from sparring.protocols import Engine
+from sparring.protocols import Engine, EnvFactory
+from sparring.recipe.run_config import RunConfig
 from sparring.rollout.evaluate import EvalPlan, Finding, ScoredRunner, evaluate, recorded, summarize
 from sparring.rollout.metrics import Warnings
 from sparring.stages.context import POLICY, Context
@@ -20,7 +21,7 @@ from sparring.stages.runtime.rollouts import rollout_runner
 from sparring.types import Task
 
 
-def held_out(context: Context, count: int, key: str = "eval.tasks") -> list[Task]:
+def held_out(config: RunConfig, factory: EnvFactory, count: int, key: str = "eval.tasks") -> list[Task]:
     """Return the first `count` tasks of the environment's evaluation split; 0 takes all.
 
     Args:
@@ -29,7 +30,7 @@ def held_out(context: Context, count: int, key: str = "eval.tasks") -> list[Task
     Raises:
         BadInput: there are fewer.
     """
-    source = context.factory.tasks("eval", context.config.run.seed)
+    source = factory.tasks("eval", config.run.seed)
     tasks: list[Task] = []
     while (not count or len(tasks) < count) and (task := source.next()) is not None:
         tasks.append(task)
@@ -51,7 +52,7 @@ async def evaluate_folder(context: Context, folder: str, plan: EvalPlan, model: 
     findings = recorded(plan, context.store)
     if len(findings) < len(plan):
         engine = context.cluster.engine(model, path=folder)
-        others = open_role_engines(context)
+        others = open_role_engines(context.config, context.cluster)
         try:
             findings = await _sampled(played, engine, Path(folder), plan, others)
         finally:

@@ -130,7 +130,7 @@ class OnlineTraining:
         self.source = trained_folder(context, context.input(stage))
         self._served = context.cluster.engine(POLICY, path=str(self.source))
         self.engine = timed(self._served, self._spans, ENGINE_SPANS)
-        self._others = open_role_engines(context)
+        self._others = open_role_engines(context.config, context.cluster)
         self.trainers: dict[str, Trainer] = {}
         self.add(POLICY, context.cluster.trainer(POLICY, path=str(self.source), plan=plan))
         self.watch = SampleProvenance()
@@ -155,7 +155,7 @@ class OnlineTraining:
             `Totals` of the whole stage and `model`, the folder.
         """
         context, stage = self._context, self._stage
-        log = GroupLog(context.store, stage, data_files(context))
+        log = GroupLog(context.store, stage, data_files(context.config))
         window = Window(self._section.groups_per_step, context.config.rollout.max_lag, self._last_step)
         judges = scorers(context)
         runner = self._generate()
@@ -300,8 +300,9 @@ class OnlineTraining:
         self._context.sink.event(self._stage, text)
 
     def _reports(self) -> StepReports:
-        rows = partial(sample_rows, self._context, self._stage, self._section.groups_per_step)
-        return StepReports(self._context.sink, self._stage, rows)
+        context, stage = self._context, self._stage
+        rows = partial(sample_rows, context.config.observe, context.store, stage, self._section.groups_per_step)
+        return StepReports(context.sink, stage, rows)
 
     def _updates(self) -> ServesWeights:
         context = self._context
