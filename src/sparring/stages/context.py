@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from sparring.envs.rubrics.judges import Judges
 from sparring.errors import refusal
@@ -108,15 +106,6 @@ class Context(RunFiles):
     harness: Harness
     judges: Judges
     repetition: Repetition | None = None
-
-    def with_boxes(self, boxes: Boxes) -> Context:
-        """Return the same run with other boxes (such as a tool host that is switched off)."""
-        return replace(self, boxes=boxes)
-
-    def played_by(self, name: str) -> Context:
-        """Return the same run with the model `name` of the recipe in the policy's place."""
-        models = {**self.config.models, POLICY: self.config.models[name]}
-        return replace(self, config=msgspec.structs.replace(self.config, models=models))
 
 
 def given_checkpoint(config: RunConfig) -> Path | None:

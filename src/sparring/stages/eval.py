@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ async def run(context: Context) -> dict[str, Any]:
         off = BubblewrapBoxes(msgspec.structs.replace(context.config.sandbox, enabled=False))
         try:
             spread = _spread(tasks, config.no_tool_tasks)
-            results["no_tool"] = await _once(context.with_boxes(off), "no_tool", folders[stages[-1]], spread)
+            results["no_tool"] = await _once(replace(context, boxes=off), "no_tool", folders[stages[-1]], spread)
         finally:
             await off.close()
     return results

@@ -6,6 +6,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,4 @@ def _parameters(folder: Path) -> int:
     from safetensors import safe_open
 
     with safe_open(folder / "model.safetensors", framework="numpy") as tensors:
-        return sum(_size(tensors.get_slice(name).get_shape()) for name in tensors.keys())
-
-
-def _size(shape: list[int]) -> int:
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size
+        return sum(prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())

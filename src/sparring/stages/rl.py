@@ -18,7 +18,7 @@ from sparring.stages.models.annotators import annotators
 from sparring.stages.models.critic import CRITIC, critic_folder, open_critic
 from sparring.stages.models.implicit_reward import IMPLICIT, open_implicit
 from sparring.stages.models.objective import credit_chosen, imitation_scale, preference_loss
-from sparring.stages.models.reference import reference_beside
+from sparring.stages.models.reference import reference_teachers
 from sparring.stages.models.written import write_model
 from sparring.stages.runtime.online import OnlineObjective, OnlineTraining
 from sparring.stages.runtime.raised import rl_optimiser_steps
@@ -85,9 +85,11 @@ def _losses(config: RunConfig, total_steps: int) -> TrainPlan:
     from sparring.algo.loss.policy import PolicyLoss
 
     loss = preference_loss(config) or PolicyLoss(config.algo)
-    scale, beside = imitation_scale(config), reference_beside(config)._asdict()
+    scale, (teachers, averages) = imitation_scale(config), reference_teachers(config)
     losses = [loss, *([ImitateLoss(scale=scale)] if scale else [])]
-    return TrainPlan(losses=losses, total_steps=total_steps, overrides=config.rl.train, **beside)
+    return TrainPlan(
+        losses=losses, total_steps=total_steps, overrides=config.rl.train, teachers=teachers, averages=averages
+    )
 
 
 def correction_chosen(config: RunConfig) -> str:

@@ -25,6 +25,12 @@ def outline_of(folder: Path) -> Outline:
     return checkpoint_outline(folder)
 
 
+def engine_of(config: RunConfig, name: str) -> EngineConfig:
+    """Return the engine settings of a model, as clusters have them: `[engine]` is the policy's, and other models share
+    a native one."""
+    return config.engine if name == POLICY or config.engine.kind == "native" else EngineConfig()
+
+
 def max_context(model: Outline, engine: EngineConfig, dtype: DType) -> int:
     """Return the most tokens of one conversation: the model's positions, or the engine's cache where that is less."""
     return min(model.max_positions, engine.cache_tokens(model.token_bytes(dtype)))

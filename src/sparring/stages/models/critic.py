@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from sparring.annotations import Annotation
 from sparring.errors import refusal
-from sparring.model.hub import base_folder, model_folder
+from sparring.model.hub import model_folder
 from sparring.observe.hooks import prefixed
 from sparring.protocols import Cluster, Trainer, TrainPlan
 from sparring.recipe.sections.rl import CriticConfig
 from sparring.stages.context import POLICY, RunFiles, given_checkpoint
 from sparring.stages.models.auxiliary import check_asked
-from sparring.stages.models.reward_scorers import check_reads_policy
+from sparring.stages.models.reward_scorers import SCALAR, architectures, check_reads_policy
 
 CRITIC = "critic"
 """The role of its batches and checkpoints."""
@@ -32,7 +31,7 @@ def open_critic(section: CriticConfig, cluster: Cluster, folder: Path, total_ste
         losses=[ValueLoss(clip=section.clip)],
         total_steps=total_steps,
         overrides=section.train,
-        head="scalar" if _is_scalar(folder) else "new scalar",
+        head="scalar" if SCALAR in architectures(folder) else "new scalar",
         role=CRITIC,
     )
     numerics_of = POLICY if section.model == OWN else section.model
@@ -84,11 +83,6 @@ def _check_model(files: RunFiles, name: str) -> None:
         names = ", ".join([POLICY, OWN, *(n for n, spec in models.items() if n != POLICY and spec.path)])
         raise refusal(where, f"one of {names}", repr(name), f"add [models.{name}] path")
     check_reads_policy(name, model_folder(models[name]), given_checkpoint(files.config))
-
-
-def _is_scalar(folder: Path) -> bool:
-    kinds = json.loads((base_folder(folder) / "config.json").read_text(encoding="utf-8")).get("architectures") or []
-    return any("ForSequenceClassification" in kind for kind in kinds)
 
 
 def with_explained_variance(metrics: Mapping[str, float]) -> dict[str, float]:

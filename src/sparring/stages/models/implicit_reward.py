@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from sparring.annotations import Annotation
@@ -14,7 +13,7 @@ from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.rl import ImplicitConfig
 from sparring.stages.context import POLICY, given_checkpoint
 from sparring.stages.models.auxiliary import check_asked
-from sparring.stages.models.reward_scorers import check_reads_policy
+from sparring.stages.models.reward_scorers import SCALAR, architectures, check_reads_policy
 
 IMPLICIT = "implicit"
 """The role of its batches and checkpoints, and the annotation with its log-probabilities."""
@@ -59,9 +58,6 @@ def _check_model(config: RunConfig, name: str) -> None:
         raise refusal("rl.implicit.model", f"one of {names}", repr(name), f"add [models.{name}] path")
     folder = model_folder(models[name])
     check_reads_policy(name, folder, given_checkpoint(config))
-    kinds = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or []
-    if any("ForSequenceClassification" in kind for kind in kinds):
+    if SCALAR in (kinds := architectures(folder)):
         do = "name a language model: what this one's stage began with"
-        raise refusal(
-            f"models.{name}.path", "a language model, whose log-probabilities are the reward", ", ".join(kinds), do
-        )
+        raise refusal(f"models.{name}.path", "a language model, whose log-probabilities are the reward", kinds, do)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from sparring.algo.annotate.trainer_quantity import TeacherTag, TrainerQuantity
 from sparring.annotations import Annotation
@@ -31,22 +29,13 @@ class HeldTeacher:
         return await self._trainer.score(self._name, request)
 
 
-class Beside(NamedTuple):
-    """Models that the policy's trainer holds beside it, as `TrainPlan` has them."""
-
-    teachers: Mapping[str, str | None]
-    averages: Mapping[str, float]
-
-
-def reference_beside(config: RunConfig) -> Beside:
-    """Return the reference of the policy."""
+def reference_teachers(config: RunConfig) -> tuple[dict[str, str | None], dict[str, float]]:
+    """Return the reference as `teachers` and `averages` of the policy's `TrainPlan`."""
     if not is_held(config):
-        return Beside({}, {})
-    name = reference_model(config)
-    moves = {AVERAGE: config.algo.kl.decay, LAST: 0.0}
-    if name in moves:
-        return Beside({name: None}, {name: moves[name]})
-    return Beside({name: None if name == POLICY else str(reference_folder(config))}, {})
+        return {}, {}
+    name, moves = reference_model(config), {AVERAGE: config.algo.kl.decay, LAST: 0.0}
+    folder = None if name == POLICY or name in moves else str(reference_folder(config))
+    return {name: folder}, {name: moves[name]} if name in moves else {}
 
 
 def is_held(config: RunConfig) -> bool:

@@ -22,6 +22,8 @@ from sparring.stages.models.context_length import outline_of
 
 OWN = "reward_model"
 """The stage whose output `rl.reward_model` may name."""
+SCALAR = "ForSequenceClassification"
+"""End of the names of classes with a scalar head."""
 
 
 def scorers(context: Context) -> list[Scorer]:
@@ -74,9 +76,9 @@ def check_reward_model(files: RunFiles, factory: EnvFactory, tokenizer: Path | N
             "rl.reward_model", f"{OWN} or a model with a path ({others})", repr(name), f"add [models.{name}] path"
         )
     check_reads_policy(name, _folder(files), tokenizer)
-    kinds = json.loads((_folder(files) / "config.json").read_text(encoding="utf-8")).get("architectures") or []
-    if not any("ForSequenceClassification" in kind for kind in kinds):
-        got, do = ", ".join(kinds) or "none", "train one: the stage reward_model writes such a folder"
+    kinds = architectures(_folder(files))
+    if SCALAR not in kinds:
+        got, do = kinds or "none", "train one: the stage reward_model writes such a folder"
         raise refusal(f"models.{name}.path", "a checkpoint with a scalar head (ForSequenceClassification)", got, do)
     return [f"rl: {_folder(files)} scores {_judged(config)}"]
 
@@ -104,6 +106,12 @@ def _check_turns(config: RunConfig) -> None:
 def _judged(config: RunConfig) -> str:
     by = config.rl.reward_by
     return "rollouts" if by == "reply" else f"every {by}"
+
+
+def architectures(folder: Path) -> str:
+    """Return the names of the library's classes that a checkpoint folder was written by, with commas between them."""
+    config = json.loads((base_folder(folder) / "config.json").read_text(encoding="utf-8"))
+    return ", ".join(config.get("architectures") or [])
 
 
 def check_reads_policy(name: str, folder: Path, policy: Path | None) -> None:

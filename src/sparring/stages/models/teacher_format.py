@@ -51,9 +51,9 @@ def check_format(config: RunConfig, factory: EnvFactory, name: str) -> list[str]
         return []
     tried = list(tried_prompts(own_format, tools, thinking=policy.thinking))
     shown = tools if tried else ()  # a template without a place for tools refuses all that show some
-    own = {_key(prompt.messages): prompt for prompt in tried or tried_prompts(own_format, (), thinking=policy.thinking)}
+    own = {repr(prompt.messages): prompt for prompt in tried or tried_prompts(own_format, (), thinking=policy.thinking)}
     for prompt in tried_prompts(student_format, shown, thinking=policy.thinking):
-        other = own.get(_key(prompt.messages))
+        other = own.get(repr(prompt.messages))
         if other is not None and other.tokens != prompt.tokens:
             left, right = parting(student_format.decode(prompt.tokens), own_format.decode(other.tokens))
             where = f"{right!r} in place of {left!r}"
@@ -101,7 +101,3 @@ def _is_read(config: RunConfig, name: str) -> bool:
     """Return whether a model speaks in prompts of its own somewhere in the run."""
     collects = config.collect.by_domain.values() if "collect" in config.run.stages else ()
     return config.eval.teachers or name in {*config.rollout.roles.values(), *config.judging, *collects}
-
-
-def _key(messages: object) -> str:
-    return repr(messages)

@@ -8,7 +8,6 @@ from sparring.algo.annotate.across import AcrossTokenizers, TeacherTokenizer
 from sparring.algo.annotate.feedback import sibling_feedback
 from sparring.algo.annotate.provenance import SampleProvenance
 from sparring.algo.annotate.teacher import ScoreClient, ScoringEngine, TeacherRows
-from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.model.config import ModelConfig
 from sparring.model.hub import base_folder, model_folder
@@ -17,7 +16,7 @@ from sparring.recipe.run_config import RunConfig
 from sparring.render.demonstrate import reply_tokens
 from sparring.render.tokenizer import load_tokenizer
 from sparring.stages.context import POLICY, renderer_of
-from sparring.stages.models.context_length import max_context, outline_of
+from sparring.stages.models.context_length import engine_of, max_context, outline_of
 from sparring.stages.models.reference import AVERAGE, HeldTeacher, check_name
 from sparring.stages.models.teacher_format import check_format, student_folder
 from sparring.types import Message
@@ -76,8 +75,7 @@ def teacher_tokenizer(config: RunConfig, name: str) -> TeacherTokenizer:
 def max_context_of(config: RunConfig, name: str, folder: Path | None = None) -> int:
     """Return the largest number of tokens that the model `name`, in `folder` or as the recipe says, reads at once."""
     spec, shape = config.models[name], outline_of(folder or teacher_folder(config, name))
-    shares = name == POLICY or config.engine.kind == "native"  # as clusters have it
-    engine = config.engine if shares else EngineConfig()
+    engine = engine_of(config, name)
     alone = spec.served is None and engine.kind == "native"
     return max_context(shape, engine, spec.dtype) if alone else shape.max_positions
 

@@ -71,11 +71,8 @@ def _answers(config: RunConfig) -> list[str]:
             )
         OpenAiEngine(engine.url, model=engine.served_model, api_key=read_api_key(engine.api_key_env))
         return [f"engine: {engine.url} takes and tells token ids"]
-    if engine.kind == "remote":
-        remote = RemoteEngine(engine.url, name=POLICY, api_key=read_api_key(engine.api_key_env))
-        numerics = "fast" if spec.numerics == "fast" else ops.path_name(config.run.device)
-        remote.check(spec.dtype, numerics, engine)
-        return [
-            f"engine: {engine.url} serves {remote.served.dtype} on {remote.served.numerics}, version {remote.version}"
-        ]
-    return []
+    remote = RemoteEngine(engine.url, name=POLICY, api_key=read_api_key(engine.api_key_env))
+    numerics = "fast" if spec.numerics == "fast" else ops.path_name(config.run.device)
+    remote.check(spec.dtype, numerics, engine)
+    served = remote.served
+    return [f"engine: {engine.url} serves {served.dtype} on {served.numerics}, version {remote.version}"]

@@ -31,7 +31,7 @@ LOOKED_AT = 1000
 
 
 async def check_environment(
-    context: Context, tasks: Sequence[Task], rehearsal: Rehearsal | None = None
+    context: Context, tasks: Sequence[Task], rehearsal: Rehearsal | None
 ) -> tuple[list[str], list[Conversation], list[Conversation]]:
     """Open one world of each environment and of each kind of task that is demonstrated; an empty answer must not be
     rewarded, and its expert must succeed or earn more. A worker that asks for nothing has no rollout that counts.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.model.hub import model_folder
 from sparring.model.outline import Outline, Size, outline
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.rl import CriticConfig, ImplicitConfig
 from sparring.stages.context import CHOSEN, LIVE, POLICY, TOLD, RunFiles
+from sparring.stages.models.context_length import engine_of
 from sparring.stages.models.reference import AVERAGE, is_averaging, is_held, reference_model
 from sparring.stages.preflight.machine import machine_memory
 from sparring.stages.runtime.saved import train_of
@@ -35,6 +35,8 @@ them. Measured by `benchmarks/memory.py`."""
 UNCOUNTED = 0.08
 """Share of all that is counted, for what is not: pieces that the C library keeps, and copies on the way; measured
 likewise."""
+MOST_TOKENS = 1 << 17
+"""Tokens of the largest micro-batch that is computed without values; the sizes of larger ones are multiples."""
 LATER = 160 << 20
 """Of libraries that a run imports after it was checked, and of its own record."""
 
@@ -46,24 +48,37 @@ SCALAR = " (scalar)"
 """Added to the name of a model that has a scalar head."""
 
 
-class Held(NamedTuple):
-    """Peak memory of a run in the stage that holds most: numbers of parameters, then bytes. Models are closed when
-    their stage ends."""
+PARTS = (
+    (("weights",), "weights", "models.policy.dtype"),
+    (("packed",), "packed weights", "models.policy.dtype"),
+    (("optimiser",), "optimiser", "models.policy.lora"),
+    (("step",), "gradients and activations", "train.token_budget, models.policy.gradient_checkpointing"),
+    (("update",), "an update", "models.policy.lora"),
+    (("cache",), "engines' caches", "engine.kv_bytes, engine.offload_bytes"),
+    (("sampling",), "a step of sampling", "engine.max_batch_tokens"),
+    (("process", "uncounted"), "the rest", ""),
+)
+"""Parts of an estimate: its fields, their name in a message, and the keys of a recipe that make the part smaller."""
+
+
+class MemoryEstimate(NamedTuple):
+    """Peak memory of a run, in the stage that needs most: numbers of parameters, then bytes. The models of a stage are
+    closed when it ends."""
 
     stage: str
     parameters: int  # of the policy
-    trained: int  # of these, or of an adapter
-    learner: int  # of a critic or an implicit reward model that is trained beside the policy
-    averaged: int  # of which a moving average is kept
-    process: int  # held before there is a model
-    weights: int  # of trainers, engines and models that are only asked
-    packed: int  # read by the products of all these in the place of weights
+    trained: int  # parameters that training changes: all of the policy, or an adapter's factors
+    learner: int  # parameters of a critic or implicit reward model
+    averaged: int  # parameters with a moving average
+    process: int  # memory of the process before it has a model
+    weights: int  # weights of trainers, engines and frozen models
+    packed: int  # copies of all these weights in the layout that matrix products read
     optimiser: int  # moments, float32 masters of weights of another dtype, and averages
-    step: int  # micro-batches and gradients of a trainer, and published weights, at the most at once
-    update: int  # weights that are staged beside an engine's, packed too
+    step: int  # micro-batches, gradients and published weights of a trainer, at their peak
+    update: int  # weights staged for an engine, packed ones included
     cache: int  # keys and values here and in host memory, and recurrent states
-    sampling: int  # a step of generation
-    uncounted: int  # an allowance where `process` is known
+    sampling: int  # one step of generation
+    uncounted: int  # allowance, added when `process` is known
 
     @property
     def total(self) -> int:
@@ -71,10 +86,29 @@ class Held(NamedTuple):
         return sum(self[5:])
 
     @staticmethod
-    def of(config: RunConfig, shapes: Mapping[str, Outline], process: int = 0) -> Held:
-        """Return the estimate. `shapes` are those of `shapes_of`; `process`: see above."""
-        every = [_held(config, shapes, stage, process) for stage in config.run.stages]
-        return max(every, key=lambda held: held.total, default=_held(config, shapes, "none", process))
+    def of(config: RunConfig, shapes: Mapping[str, Outline], process: int = 0) -> MemoryEstimate:
+        """Return the estimate of a run.
+
+        Args:
+            shapes: outlines of its models, made by `shapes_of`.
+            process: bytes that the process has now; 0: unknown.
+        """
+        stages = [_estimate(config, shapes, stage, process) for stage in config.run.stages or ("none",)]
+        return max(stages, key=lambda estimate: estimate.total)
+
+    def parts(self) -> list[tuple[str, int, str]]:
+        """Return name, bytes and keys of each of `PARTS`."""
+        return [(name, sum(getattr(self, field) for field in fields), keys) for fields, name, keys in PARTS]
+
+    def in_words(self) -> str:
+        """Return the total and its parts as text."""
+        shares = ", ".join(f"{name} {size / GIB:.1f}" for name, size, _ in self.parts() if size)
+        return f"{self.total / GIB:.1f} GiB in stage {self.stage} ({shares})"
+
+    def largest(self) -> str:
+        """Return the three largest parts that keys of a recipe make smaller, each with these keys."""
+        parts = sorted((part for part in self.parts() if part[2]), key=lambda part: part[1], reverse=True)[:3]
+        return "; ".join(f"{name} {size / GIB:.2f} GiB (less by {keys})" for name, size, keys in parts)
 
 
 def resident() -> int:
@@ -117,7 +151,7 @@ def _outline(config: RunConfig, name: str, start: Path | None, *, scalar: bool) 
     )
 
 
-def _held(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process: int) -> Held:
+def _estimate(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process: int) -> MemoryEstimate:
     def model(name: str) -> Outline:
         return shapes.get(name) or shapes.get(name + SCALAR) or shapes[POLICY]
 
@@ -148,7 +182,7 @@ def _held(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process:
     published = sum(one.nbytes for one in trained.trained) if trainers else 0
     update, in_update = staged.total + packed.total, max(sums, published)
     larger = in_update + update > step
-    held = Held(
+    estimate = MemoryEstimate(
         stage=stage,
         parameters=policy.parameters,
         trained=_numbers(policy),
@@ -164,7 +198,7 @@ def _held(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process:
         sampling=sum(_sampling(config, model(name), name) for name in engines),
         uncounted=0,
     )
-    return held._replace(uncounted=int(UNCOUNTED * held.total) if process else 0)
+    return estimate._replace(uncounted=int(UNCOUNTED * estimate.total) if process else 0)
 
 
 def _numbers(model: Outline) -> int:
@@ -186,10 +220,6 @@ def _micro_batch(config: RunConfig, model: Outline, train: TrainConfig) -> Size:
     if tokens < budget:  # what it needs beyond its gradients grows with the tokens
         size = size.times(-(-budget // tokens))
     return size if config.run.threads == 1 else size.times(lanes)
-
-
-MOST_TOKENS = 1 << 17
-"""Of a micro-batch that is computed without values; beyond it sizes are multiplied."""
 
 
 def _learner(config: RunConfig) -> CriticConfig | ImplicitConfig | None:
@@ -218,55 +248,23 @@ def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
     return frozen, [name for name in engines if name not in config.models or config.models[name].served is None]
 
 
-def _engine(config: RunConfig, name: str) -> EngineConfig:
-    """Return the engine's config of a model: `[engine]` is the policy's, and others share it if it is a native
-    engine's."""
-    return config.engine if name == POLICY or config.engine.kind == "native" else EngineConfig()
-
-
 def _cache(config: RunConfig, model: Outline, name: str) -> int:
     """Return the bytes of one engine's caches: pages here and in host memory, of which one more is the probe's, and
     slots of recurrent states."""
     from sparring.engine.sizes import Sizes
     from sparring.model.states import state_bytes
 
-    sizes = Sizes.of(model.model, _engine(config, name))
+    sizes = Sizes.of(model.model, engine_of(config, name))
     states = (sizes.num_states + 1) * state_bytes(model.model.recurrent) if model.model.recurrent else 0
     return (sizes.num_pages + 1 + sizes.host_pages) * sizes.page_bytes + states
 
 
 def _sampling(config: RunConfig, model: Outline, name: str) -> int:
     """Return the bytes of one engine's step over as many tokens as it takes at most."""
-    engine = _engine(config, name)
+    engine = engine_of(config, name)
     dtype = config.models.get(name, config.models[POLICY]).dtype
     tokens = min(engine.max_batch_tokens, engine.cache_tokens(model.token_bytes(dtype)))
     return model.step(tokens, min(tokens, engine.max_running)).total
-
-
-def parts_of(held: Held) -> Sequence[tuple[str, int, str]]:
-    """Return the parts of the total: name, bytes, and the keys of a recipe that make it smaller, if any."""
-    return (
-        ("weights", held.weights, "models.policy.dtype"),
-        ("packed weights", held.packed, "models.policy.dtype"),
-        ("optimiser", held.optimiser, "models.policy.lora"),
-        ("gradients and activations", held.step, "train.token_budget, models.policy.gradient_checkpointing"),
-        ("an update", held.update, "models.policy.lora"),
-        ("engines' caches", held.cache, "engine.kv_bytes, engine.offload_bytes"),
-        ("a step of sampling", held.sampling, "engine.max_batch_tokens"),
-        ("the rest", held.process + held.uncounted, ""),
-    )
-
-
-def in_words(held: Held) -> str:
-    """Return the total and its parts."""
-    shares = ", ".join(f"{name} {size / GIB:.1f}" for name, size, _ in parts_of(held) if size)
-    return f"{held.total / GIB:.1f} GiB in stage {held.stage} ({shares})"
-
-
-def largest(held: Held) -> str:
-    """Return the three largest parts that keys of a recipe make smaller, each with these keys."""
-    parts = sorted((part for part in parts_of(held) if part[2]), key=lambda part: part[1], reverse=True)[:3]
-    return "; ".join(f"{name} {size / GIB:.2f} GiB (less by {keys})" for name, size, keys in parts)
 
 
 def check_memory(files: RunFiles, shapes: Mapping[str, Outline]) -> list[str]:
@@ -276,22 +274,22 @@ def check_memory(files: RunFiles, shapes: Mapping[str, Outline]) -> list[str]:
     Raises:
         BadInput: memory or disk is too small.
     """
-    config, held = files.config, Held.of(files.config, shapes, resident())
+    config, estimate = files.config, MemoryEstimate.of(files.config, shapes, resident())
     here, warnings = machine_memory(), []
-    if config.run.device == "cpu" and held.total > here:
+    if config.run.device == "cpu" and estimate.total > here:
         do = "lower train.token_budget, engine.kv_bytes or engine.offload_bytes, or take a smaller model"
         got = f"{here / GIB:.1f} GiB on this machine"
         if config.run.memory == "refuse":
-            raise refusal("memory", in_words(held), got, f'{do}; or set run.memory = "warn" to begin all the same')
-        warnings.append(f"memory: warning: expected {in_words(held)}, got {got}; {do}")
+            raise refusal("memory", estimate.in_words(), got, f'{do}; or set run.memory = "warn" to begin all the same')
+        warnings.append(f"memory: warning: expected {estimate.in_words()}, got {got}; {do}")
     free = shutil.disk_usage(files.folder).free
-    disk = ((held.trained + held.learner) * 12 + held.averaged * 4) * (config.train.keep_last + 1) * 2
+    disk = ((estimate.trained + estimate.learner) * 12 + estimate.averaged * 4) * (config.train.keep_last + 1) * 2
     if disk > free:
         expected, got = f"{disk / GIB:.1f} GiB of disk for checkpoints", f"{free / GIB:.1f} GiB"
         raise refusal(str(files.folder), expected, got, "free disk space")
-    millions = held.parameters / 1e6
-    about = f"memory: about {held.total / GIB:.2f} GiB of {here / GIB:.0f} GiB"
-    facts = [f"{about} for {millions:.2f} million parameters, most of it in stage {held.stage}", *warnings]
+    millions = estimate.parameters / 1e6
+    about = f"memory: about {estimate.total / GIB:.2f} GiB of {here / GIB:.0f} GiB"
+    facts = [f"{about} for {millions:.2f} million parameters, most of it in stage {estimate.stage}", *warnings]
     files.store.put(TOLD, facts[-1])
     chosen = files.store.get(CHOSEN)
-    return [*facts, f"memory: the largest parts: {largest(held)}", *([chosen] if chosen else [])]
+    return [*facts, f"memory: the largest parts: {estimate.largest()}", *([chosen] if chosen else [])]

@@ -31,7 +31,7 @@ def check_rendering(
     shape: Outline,
     tasks: Sequence[Task],
     shown: Sequence[Conversation],
-    held: Sequence[Conversation] = (),
+    held: Sequence[Conversation],
 ) -> list[str]:
     """Prove the format, and that prompts and demonstrations fit.
 

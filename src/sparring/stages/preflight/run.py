@@ -141,28 +141,11 @@ def _stages(config: RunConfig) -> list[str]:
 def _sampling(config: RunConfig) -> None:
     if not {"rl", "distill"} & set(config.run.stages):
         return
-    rollout = config.rollout
-    if rollout.temperature == 0:
-        raise refusal(
-            "rollout.temperature",
-            "above 0 while the run trains",
-            "0",
-            "raise it: the greedy rollouts of a task are all the same",
-        )
-    if rollout.top_k == 1:
-        raise refusal(
-            "rollout.top_k",
-            "0, or 2 and more, while the run trains",
-            "1",
-            "raise it: the greedy rollouts of a task are all the same",
-        )
-    if rollout.min_p == 1:
-        raise refusal(
-            "rollout.min_p",
-            "below 1 while the run trains",
-            "1.0",
-            "lower it: the greedy rollouts of a task are all the same",
-        )
+    greedy = (("temperature", 0, "above 0", "raise"), ("top_k", 1, "0, or 2 and more,", "raise"))
+    for key, value, expected, do in (*greedy, ("min_p", 1, "below 1", "lower")):
+        if (got := getattr(config.rollout, key)) == value:
+            why = f"{do} it: the greedy rollouts of a task are all the same"
+            raise refusal(f"rollout.{key}", f"{expected} while the run trains", f"{got:g}", why)
 
 
 def _held_out(files: RunFiles, factory: EnvFactory) -> list[str]:

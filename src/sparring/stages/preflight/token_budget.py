@@ -12,7 +12,7 @@ from sparring.model.outline import Outline
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import POLICY
 from sparring.stages.preflight.machine import machine_memory
-from sparring.stages.preflight.memory import GIB, Held, resident, shapes_of
+from sparring.stages.preflight.memory import GIB, MemoryEstimate, resident, shapes_of
 from sparring.train.config import MOST_TOKENS
 
 LEAST_TOKENS = 256
@@ -41,10 +41,12 @@ def chosen(config: RunConfig, shapes: Mapping[str, Outline], memory: int, proces
     Args:
         shapes: of its models, as `shapes_of` has them.
         memory: bytes of the machine.
-        process: bytes that the process has already; see `Held`.
+        process: bytes that the process has already; see `MemoryEstimate`.
     """
     tokens = MOST_TOKENS
-    while (held := Held.of(_with(config, tokens), shapes, process)).total > SHARE * memory and tokens > LEAST_TOKENS:
+    while (
+        held := MemoryEstimate.of(_with(config, tokens), shapes, process)
+    ).total > SHARE * memory and tokens > LEAST_TOKENS:
         tokens //= 2
     rank, much = ("most", "at most") if held.total <= SHARE * memory else ("least", "more than")
     why = f"the {rank} with which the run takes {much} half of this machine's {memory / GIB:.1f} GiB"

@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from sparring.errors import EvaluationFailed, refusal
 from sparring.observe.evaluation import Evaluation
 from sparring.protocols import Engine, EnvFactory
@@ -47,7 +49,8 @@ async def evaluate_folder(context: Context, folder: str, plan: EvalPlan, model: 
         EvaluationFailed: more than `[eval] max_lost` of the rollouts were broken by infrastructure or judge.
         BadInput: the store has it of other tasks.
     """
-    played = context.played_by(model)
+    models = {**context.config.models, POLICY: context.config.models[model]}
+    played = replace(context, config=msgspec.structs.replace(context.config, models=models))
     plan = replace(plan, max_context=policy_context(played.config, Path(folder)))
     findings = recorded(plan, context.store)
     if len(findings) < len(plan):

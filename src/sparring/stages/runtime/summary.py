@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from sparring.observe.evaluation import Evaluation, compare, narrowed, retained_share
+from sparring.observe.evaluation import Comparison, Evaluation, compare, narrowed, retained_share
+from sparring.observe.statistics import Estimate
 from sparring.observe.whole_file import write_whole
 from sparring.protocols import EnvFactory, Store
 from sparring.stages.context import LIVE, Context, RunFiles
@@ -88,10 +89,8 @@ def _teachers(results: Mapping[str, Any]) -> dict[str, Any]:
     for label, result in results.items():
         if label.startswith("teacher/"):
             teacher, student = (msgspec.convert(one, Evaluation) for one in (result, results["distill"]))
-            share = retained_share(teacher, student)
-            low, high = share.interval or (None, None)
-            rest = {"kept": share.value, "kept_low": low, "kept_high": high}
-            by_teacher[label.removeprefix("teacher/")] = {**_rate(result["success"]), **rest}
+            share = _interval("kept", retained_share(teacher, student))
+            by_teacher[label.removeprefix("teacher/")] = {**_rate(result["success"]), **share}
     return by_teacher
 
 
@@ -102,17 +101,18 @@ def _change(results: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     before, after = (msgspec.convert(results[name], Evaluation) for name in (stages[0], stages[-1]))
     compared = compare(before, after)
+    return {"before": stages[0], "after": stages[-1], **_difference(compared)}
+
+
+def _difference(compared: Comparison) -> dict[str, Any]:
+    """Return the change of a comparison's figure, with its interval and the number of tasks that both scored."""
     change = compared.changes[compared.figure]
-    low, high = change.interval or (None, None)
-    return {
-        "before": stages[0],
-        "after": stages[-1],
-        "figure": compared.figure,
-        "difference": change.value,
-        "difference_low": low,
-        "difference_high": high,
-        "tasks": change.tasks,
-    }
+    return {"figure": compared.figure, **_interval("difference", change), "tasks": change.tasks}
+
+
+def _interval(name: str, estimate: Estimate) -> dict[str, Any]:
+    low, high = estimate.interval or (None, None)
+    return {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
 
 
 def _against(files: RunFiles, last: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,15 +126,10 @@ def _against(files: RunFiles, last: Mapping[str, Any]) -> dict[str, Any]:
     own = msgspec.convert(last, Evaluation) if last else None
     for name, other in others(files).items() if own is not None else ():
         compared = compare(other.evaluation, own)
-        baseline, change = narrowed(other.evaluation, own), compared.changes[compared.figure]
-        low, high = change.interval or (None, None)
+        baseline = narrowed(other.evaluation, own)
         by_name[name] = {
-            "figure": compared.figure,
+            **_difference(compared),
             "value": getattr(baseline, compared.figure).value,
-            "difference": change.value,
-            "difference_low": low,
-            "difference_high": high,
-            "tasks": change.tasks,
             "left_out": len(compared.left_out),
             "by_dataset": {tag: rate.value for tag, rate in baseline.by_tag.items()},
             "tokens_trained": other.tokens_trained,
