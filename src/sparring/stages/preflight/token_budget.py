@@ -43,12 +43,10 @@ def chosen(config: RunConfig, shapes: Mapping[str, Outline], memory: int, proces
         memory: bytes of the machine.
         process: bytes that the process has already; see `MemoryEstimate`.
     """
-    tokens = MOST_TOKENS
-    while (
-        held := MemoryEstimate.of(_with(config, tokens), shapes, process)
-    ).total > SHARE * memory and tokens > LEAST_TOKENS:
+    tokens, most = MOST_TOKENS, SHARE * memory
+    while (total := MemoryEstimate.of(_with(config, tokens), shapes, process).total) > most and tokens > LEAST_TOKENS:
         tokens //= 2
-    rank, much = ("most", "at most") if held.total <= SHARE * memory else ("least", "more than")
+    rank, much = ("most", "at most") if total <= most else ("least", "more than")
     why = f"the {rank} with which the run takes {much} half of this machine's {memory / GIB:.1f} GiB"
     return _with(config, tokens), f"memory: train.token_budget = {tokens}, {why}; the run keeps it"
 
