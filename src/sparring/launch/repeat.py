@@ -20,7 +20,7 @@ from sparring.recipe.load import load_recorded
 from sparring.recipe.run_config import RunConfig, dump
 from sparring.rollout.group_log import GroupLog
 from sparring.rollout.resampling import Resampling, turns_of
-from sparring.stages.context import LIVE, POLICY, Context, Repetition, renderer_of
+from sparring.stages.context import ONLINE_STAGES, POLICY, Context, Repetition, renderer_of
 from sparring.stages.runtime.versions import OtherWeights
 from sparring.store.copy import copy_store
 from sparring.store.sqlite import SqliteStore
@@ -112,7 +112,7 @@ async def _repeated(
 ) -> Repeated:
     config = read_recipe(folder)
     result = Repeated()
-    for name in [stage] if stage is not None else LIVE:
+    for name in [stage] if stage is not None else ONLINE_STAGES:
         with tempfile.TemporaryDirectory(prefix="sparring-replay-") as made:
             store = SqliteStore(folder / STORE, read_only=True)
             try:
@@ -126,7 +126,7 @@ async def _repeated(
             return result
     if not result.lines:
         got = f"a run of {', '.join(config.run.stages)} that has published no weights"
-        raise refusal(str(folder), f"a run with steps of {' or '.join(LIVE)}", got, "choose another run")
+        raise refusal(str(folder), f"a run with steps of {' or '.join(ONLINE_STAGES)}", got, "choose another run")
     return result
 
 
@@ -176,8 +176,12 @@ def _check_published(store: SqliteStore, folder: Path, stage: str, expected: str
         BadInput: that is below `least`.
     """
     published = GroupLog(store, stage).last_published(0)
-    if stage not in LIVE or published < least:
-        got = f"{published} published steps" if stage in LIVE else f"{stage}, which trains nothing that it samples"
+    if stage not in ONLINE_STAGES or published < least:
+        got = (
+            f"{published} published steps"
+            if stage in ONLINE_STAGES
+            else f"{stage}, which trains nothing that it samples"
+        )
         do = "choose another stage or rollout; what was recorded before there was a log has no published steps"
         raise refusal(f"{folder}, stage {stage}", expected, got, do)
     return published

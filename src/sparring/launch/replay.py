@@ -16,7 +16,7 @@ from sparring.model.peft import is_adapter
 from sparring.recipe.run_config import RunConfig
 from sparring.render.load import load_renderer
 from sparring.rollout.replay import replay
-from sparring.stages.context import APART, ORDER, POLICY
+from sparring.stages.context import NON_POLICY_STAGES, ORDER, POLICY
 from sparring.stages.models.adapters import start_adapter
 from sparring.stages.models.written import write_weights
 from sparring.store.sqlite import SqliteStore
@@ -118,7 +118,9 @@ def _weights(
             return _output(config, folder, "init")
         tried = [s for s in config.eval.checkpoints if store.get(f"stage/{s}") is not None]
         return _output(config, folder, tried[-1] if label == "no_tool" else label)
-    finished = [s for s in ORDER[: ORDER.index(stage)] if store.get(f"stage/{s}") is not None and s not in APART]
+    finished = [
+        s for s in ORDER[: ORDER.index(stage)] if store.get(f"stage/{s}") is not None and s not in NON_POLICY_STAGES
+    ]
     source = _output(config, folder, finished[-1] if finished else "init")
     if config.models[POLICY].lora is not None and not is_adapter(source):
         source = start_adapter(folder)

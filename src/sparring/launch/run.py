@@ -23,7 +23,7 @@ from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
 from sparring.recipe.load import load
 from sparring.recipe.run_config import RunConfig, resolve
-from sparring.stages.context import CHOSEN, TOLD, Context
+from sparring.stages.context import CHOSEN, MEMORY_WARNING_KEY, Context
 from sparring.stages.data.contamination import SHOWN, note_shown
 from sparring.stages.runtime.baselines import remember_others
 from sparring.stages.runtime.elapsed import elapsing
@@ -121,7 +121,7 @@ def _telling_memory(context: Context) -> Iterator[None]:
     Raises:
         InfraError: memory ran out.
     """
-    warning = context.store.get(TOLD)
+    warning = context.store.get(MEMORY_WARNING_KEY)
     if (before := context.store.get(UNDER_WAY)) is not None:
         context.sink.event("run", f"the process before this one was killed; before it began, it was told: {before}")
     context.store.put(UNDER_WAY, warning)

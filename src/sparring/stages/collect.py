@@ -26,7 +26,7 @@ from sparring.rollout.episode import SessionRecorder
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
 from sparring.stages.context import Context, renderer_of
-from sparring.stages.data.demonstrations import rendered, spoken
+from sparring.stages.data.demonstrations import conversation_of, rendered
 from sparring.stages.data.traces import trace_row, transcript_of
 from sparring.stages.models.context_length import outline_of
 from sparring.stages.models.imitator import imitator_of
@@ -67,11 +67,11 @@ async def run(context: Context) -> dict[str, Any]:
         others = open_role_engines(context.config, context.cluster)
         for engine in others.values():
             stack.push_async_callback(engine.close)
-        runners = {name: await stack.enter_async_context(_teacher(context, name, others)) for name in teachers}
+        runners = {name: await stack.enter_async_context(_open_teacher(context, name, others)) for name in teachers}
         gate = asyncio.Semaphore(config.max_concurrent_rollouts)
         ended = count(1)
         pending = (
-            _task(context, runners[teacher_of(config.by_domain, task)], gate, index, task, ended)
+            _collect_task(context, runners[teacher_of(config.by_domain, task)], gate, index, task, ended)
             for index, task in enumerate(tasks)
         )
         done = await asyncio.gather(*pending)
@@ -80,12 +80,12 @@ async def run(context: Context) -> dict[str, Any]:
     totals = {name: sum(collected.get(name, 0) for collected in done) for name in counted}
     failure = next((collected["failure"] for collected in done if collected.get("failure")), "")
     if not rows:
-        raise _nothing(totals, failure)
+        raise _no_traces(totals, failure)
     if totals["failed"]:
         context.sink.event("collect", f"{totals['failed']} of {totals['rollouts']} rollouts failed; {failure}")
     for index, collected in enumerate(done):
         context.store.put(f"collect/{index}", collected)
-    sayable = _said(context, rows) if "sft" in context.config.run.stages else rows
+    sayable = _sayable(context, rows) if "sft" in context.config.run.stages else rows
     totals["unsaid"] = len(rows) - len(sayable)
     out = context.folder / "collect" / FILE
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ async def run(context: Context) -> dict[str, Any]:
     return {"data": str(out), "tasks": len(tasks), "traces": len(sayable), **totals}
 
 
-def _nothing(totals: Mapping[str, int], failure: str) -> BadInput:
+def _no_traces(totals: Mapping[str, int], failure: str) -> BadInput:
     """Return the refusal of a teacher of whom nothing is kept; `failure` is the first one's message."""
     why = "{failed} failed, {unscored} had no reward, {unfinished} were cut short".format(**totals)
     if totals["full"]:
@@ -104,7 +104,7 @@ def _nothing(totals: Mapping[str, int], failure: str) -> BadInput:
     )
 
 
-async def _task(
+async def _collect_task(
     context: Context, teacher: RolloutRunner, gate: asyncio.Semaphore, index: int, task: Task, ended: Iterator[int]
 ) -> dict[str, Any]:
     """Roll one task out, unless the run has its result already, and return the result. `ended` counts tasks that
@@ -113,7 +113,7 @@ async def _task(
     if collected is None:
         group = f"collect/{index}" if context.store.get(FRESH) else None
         finished = await _roll_out(context.config, teacher, gate, index, task, group)
-        collected = _result(context.config, context.factory, task, finished)
+        collected = _task_result(context.config, context.factory, task, finished)
         if not collected["failed"]:
             context.store.put(f"collect/{index}", collected)
         metrics = {"collect/traces": float(len(collected["traces"])), "collect/unscored": float(collected["unscored"])}
@@ -135,7 +135,7 @@ async def _roll_out(
     return await asyncio.gather(*(attempt(number) for number in range(config.collect.attempts)))
 
 
-def _result(config: RunConfig, factory: EnvFactory, task: Task, finished: Sequence[Finished]) -> dict[str, Any]:
+def _task_result(config: RunConfig, factory: EnvFactory, task: Task, finished: Sequence[Finished]) -> dict[str, Any]:
     """Return the traces of one task: of each role of the policy those of the first `keep` rollouts that earned
     `min_reward`, one for each branch of its agents; rollouts that were cut short have none. A trace of a world of
     several roles says whose it is."""
@@ -166,7 +166,7 @@ def _result(config: RunConfig, factory: EnvFactory, task: Task, finished: Sequen
     return {"prompt": prompt, "identity": identity(task), "traces": kept, **counts, **why}
 
 
-def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _sayable(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the traces that the policy could have sampled: a chat template may change a malformed reply, such as one
     with half a tool call in its text, and a teacher may have said more than the policy has positions for.
 
@@ -181,7 +181,7 @@ def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, An
         name = f"trace {number}"
         try:
             transcript = transcript_of(row, messages_of(row["messages"], name), tools, name)
-            rendered(spoken(name, transcript), renderer, longest)
+            rendered(conversation_of(name, transcript), renderer, longest)
         except BadInput as error:
             refused.append(error)
         else:
@@ -194,7 +194,7 @@ def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, An
 
 
 @asynccontextmanager
-async def _teacher(context: Context, name: str, others: Mapping[str, Engine]) -> AsyncIterator[RolloutRunner]:
+async def _open_teacher(context: Context, name: str, others: Mapping[str, Engine]) -> AsyncIterator[RolloutRunner]:
     """Open the runner of rollouts in which the model `name` of the recipe speaks for the policy, and `others` for the
     roles that `[rollout] roles` gives them."""
     config = context.config

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from sparring.loop import ServesWeights
     from sparring.protocols import Engine, Renderer
 
-TOLD = "memory"
+MEMORY_WARNING_KEY = "memory"
 """Under this key of the store, what was last said of the run's memory."""
 CHOSEN = "memory/token_budget"
 """Under this key of the store, what was said of the `train.token_budget` that the machine chose when the run began."""
 ORDER = ("init", "collect", "sft", "preference", "reward_model", "rl", "distill", "eval", "export")
-LIVE = ("rl", "distill")
+ONLINE_STAGES = ("rl", "distill")
 """Stages that train what they sample, and so publish what they train."""
-APART = ("collect", "reward_model", "eval")
+NON_POLICY_STAGES = ("collect", "reward_model", "eval")
 """Stages whose output is not the policy."""
 
 
@@ -84,7 +84,7 @@ class RunFiles:
     def before(self, stage: str) -> str | None:
         """Return the nearest finished stage before one whose output is the policy; None where there is none."""
         stages = reversed(ORDER[: ORDER.index(stage)])
-        return next((each for each in stages if each not in APART and self.done(each) is not None), None)
+        return next((each for each in stages if each not in NON_POLICY_STAGES and self.done(each) is not None), None)
 
     def done(self, stage: str) -> dict[str, Any] | None:
         """Return the recorded result of a finished stage, or None."""

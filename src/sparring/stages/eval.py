@@ -35,12 +35,12 @@ async def run(context: Context) -> dict[str, Any]:
     tasks = held_out(context.config, context.factory, config.tasks)
     check_unseen(context, context.factory, tasks)
     stages = [stage for stage in config.checkpoints if context.done(stage) is not None]
-    folders = {stage: _weights(context, stage) for stage in stages}
+    folders = {stage: _weights_of_stage(context, stage) for stage in stages}
     results: dict[str, Any] = {}
     for stage, folder in folders.items():
-        results[stage] = await _once(context, stage, folder, tasks)
-    for name, taught in _taught(context, tasks).items():
-        results[f"teacher/{name}"] = await _once(
+        results[stage] = await _evaluate_once(context, stage, folder, tasks)
+    for name, taught in _tasks_by_teacher(context, tasks).items():
+        results[f"teacher/{name}"] = await _evaluate_once(
             context, f"teacher/{name}", teacher_folder(context.config, name), taught, model=name
         )
     if config.no_tool_tasks and stages:
@@ -49,13 +49,15 @@ async def run(context: Context) -> dict[str, Any]:
         off = BubblewrapBoxes(msgspec.structs.replace(context.config.sandbox, enabled=False))
         try:
             spread = _spread(tasks, config.no_tool_tasks)
-            results["no_tool"] = await _once(replace(context, boxes=off), "no_tool", folders[stages[-1]], spread)
+            results["no_tool"] = await _evaluate_once(
+                replace(context, boxes=off), "no_tool", folders[stages[-1]], spread
+            )
         finally:
             await off.close()
     return results
 
 
-def _weights(context: Context, stage: str) -> Path:
+def _weights_of_stage(context: Context, stage: str) -> Path:
     """Return the weights of a stage that are evaluated. An evaluation that has begun goes on with those that it began
     with; before anybody noted which, they were the last.
 
@@ -72,7 +74,7 @@ def _weights(context: Context, stage: str) -> Path:
     return folder
 
 
-async def _once(
+async def _evaluate_once(
     context: Context, label: str, folder: Path, tasks: Sequence[Task], model: str = POLICY
 ) -> dict[str, Any]:
     """Return one evaluation, unless the run already has it."""
@@ -86,7 +88,7 @@ async def _once(
     return result
 
 
-def _taught(files: RunFiles, tasks: Sequence[Task]) -> dict[str, list[Task]]:
+def _tasks_by_teacher(files: RunFiles, tasks: Sequence[Task]) -> dict[str, list[Task]]:
     """Return `tasks` by the teacher that teaches them, the policy left out, for `[eval] teachers`."""
     stage = files.config.distill
     by_teacher: dict[str, list[Task]] = {}

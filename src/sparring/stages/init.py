@@ -35,9 +35,9 @@ async def run(context: Context) -> dict[str, Any]:
     context.sink.start("init", 1)
     out = context.output("init")
     if spec.init.tokenizer is None:
-        trained_tokenizer(await conversations(context, TEXTS), spec.init.vocab_size, out)
+        fit_tokenizer(await conversations(context, TEXTS), spec.init.vocab_size, out)
     else:
-        copied_tokenizer(base_folder(local_folder(spec.init.tokenizer)), out)
+        copy_tokenizer(base_folder(local_folder(spec.init.tokenizer)), out)
     tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     vocab_size = -(-tokenizer.get_vocab_size() // 64) * 64
     create(
@@ -51,7 +51,7 @@ async def run(context: Context) -> dict[str, Any]:
     return {"model": str(out), "vocab_size": vocab_size, "parameters": _parameters(out)}
 
 
-def copied_tokenizer(folder: Path, out: Path) -> None:
+def copy_tokenizer(folder: Path, out: Path) -> None:
     """Take the tokenizer and the chat format of a checkpoint folder over to `out`."""
     out.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER_FILES:
@@ -61,7 +61,7 @@ def copied_tokenizer(folder: Path, out: Path) -> None:
         shutil.copytree(folder / NAMED, out / NAMED, dirs_exist_ok=True)
 
 
-def trained_tokenizer(shown: Sequence[Conversation], vocab_size: int, out: Path) -> None:
+def fit_tokenizer(shown: Sequence[Conversation], vocab_size: int, out: Path) -> None:
     """Train a tokenizer on conversations as the renderer writes them, cut at its special tokens, and write it to `out`.
 
     A tokenizer without merges renders them first, so the tool header, the JSON and the tool's answers are in the form

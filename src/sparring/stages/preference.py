@@ -15,7 +15,7 @@ from sparring.errors import refusal
 from sparring.protocols import Renderer, Trainer, TrainPlan
 from sparring.recipe.sections.preference import PreferenceConfig
 from sparring.stages.context import POLICY, Context, renderer_of
-from sparring.stages.data.preferences import apart, given_preferences, in_words, rate, rendered_reply
+from sparring.stages.data.preferences import in_words, preference_rows, rate, render_reply, split_held_out
 from sparring.stages.models.adapters import trained_folder
 from sparring.stages.models.context_length import outline_of
 from sparring.stages.runtime.offline import supervise
@@ -47,7 +47,7 @@ async def run(context: Context) -> dict[str, Any]:
 
     section, seed = context.config.preference, context.config.run.seed
     source = trained_folder(context, context.input("preference"))
-    trained, held = apart(given_preferences(context.config), section.held_out, seed, "preference")
+    trained, held = split_held_out(preference_rows(context.config), section.held_out, seed, "preference")
     renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions
     loss = load_preference(section.loss)
     losses = [loss, ImitateLoss(scale=section.imitates)] if section.imitates else [loss]
@@ -56,9 +56,9 @@ async def run(context: Context) -> dict[str, Any]:
     tools = context.factory.make().tools
     units, others = (list(_units(section, tools, renderer, rows, longest)) for rows in (trained, held))
     if isinstance(section.loss, KtoConfig):
-        units = _with_strangers(units, longest, seed)
+        units = _with_mismatched(units, longest, seed)
     if not isinstance(section.loss, WITHOUT_REFERENCE):
-        units, others = await _referred(trainer, units), await _referred(trainer, others)
+        units, others = await _with_reference(trainer, units), await _with_reference(trainer, others)
     totals = await supervise(
         context,
         "preference",
@@ -67,7 +67,7 @@ async def run(context: Context) -> dict[str, Any]:
         lambda chosen, step: preference_batch(chosen, step=step, model=POLICY),
         SHOWN,
     )
-    judged = await _judged(trainer, loss, others) if others else None
+    judged = await _held_out_accuracy(trainer, loss, others) if others else None
     if judged is not None:
         context.sink.event("preference", in_words(judged, "replies are on the right side"))
     await write_model(trainer, source, context.output("preference"))
@@ -84,7 +84,7 @@ def _units(
         for label, replied in ((CHOSEN, row.chosen), (REJECTED, row.rejected)):
             if replied is None:
                 continue
-            tokens, sampled = rendered_reply(renderer, tools, row.where, row.prompt, replied, longest)
+            tokens, sampled = render_reply(renderer, tools, row.where, row.prompt, replied, longest)
             id = f"{row.where} {'chosen' if label == CHOSEN else 'rejected'}"
             imitate = label == CHOSEN and section.imitates > 0
             share = 1.0 if single else PAIR_SHARE
@@ -92,7 +92,7 @@ def _units(
         yield from ([one] for one in unit) if single else [unit]
 
 
-def _with_strangers(units: Sequence[Unit], longest: int, seed: int) -> list[Unit]:
+def _with_mismatched(units: Sequence[Unit], longest: int, seed: int) -> list[Unit]:
     """Pair each reply with a mismatched row: its prompt and the next reply to another one, in an order that the seed
     decides."""
     rows = [row for unit in units for row in unit]
@@ -112,7 +112,7 @@ def _prompt(row: Sample) -> tuple[int, ...]:
     return row.tokens[: next(place for place, weight in enumerate(row.weights["preference"]) if weight)]
 
 
-async def _referred(trainer: Trainer, units: Sequence[Unit]) -> list[Unit]:
+async def _with_reference(trainer: Trainer, units: Sequence[Unit]) -> list[Unit]:
     """Return the units with what the trainer's model says of them now as the annotation `reference`."""
     rows = [row for unit in units for row in unit]
     outputs = iter(await trainer.forward(rows, frozenset({"logprob"})))
@@ -121,7 +121,7 @@ async def _referred(trainer: Trainer, units: Sequence[Unit]) -> list[Unit]:
     ]
 
 
-async def _judged(trainer: Trainer, loss: PairLoss | Kto, units: Sequence[Unit]) -> dict[str, float]:
+async def _held_out_accuracy(trainer: Trainer, loss: PairLoss | Kto, units: Sequence[Unit]) -> dict[str, float]:
     """Count the pairs whose chosen reply is worth more. A single reply is where it is worth more
     than under the reference when it is wanted, less when it is not."""
     from sparring.algo.loss.preference.dpo import Dpo

@@ -13,7 +13,7 @@ from sparring.protocols import Loss, Renderer, Trainer, TrainPlan
 from sparring.recipe.sections.preference import BradleyTerryConfig, RewardModelConfig, StepsConfig, TurnsConfig
 from sparring.render.steps import step_ends
 from sparring.stages.context import POLICY, Context, renderer_of
-from sparring.stages.data.preferences import apart, given_rewards, in_words, rate, rendered_reply
+from sparring.stages.data.preferences import in_words, rate, render_reply, reward_rows, split_held_out
 from sparring.stages.models.context_length import outline_of
 from sparring.stages.runtime.offline import supervise
 from sparring.tasks.preferences import JudgedTurns, Preference, Solution
@@ -34,7 +34,7 @@ async def run(context: Context) -> dict[str, Any]:
 
     section, seed = context.config.reward_model, context.config.run.seed
     source = context.input("reward_model")
-    trained, held = apart(given_rewards(context.config), section.held_out, seed, "reward_model")
+    trained, held = split_held_out(reward_rows(context.config), section.held_out, seed, "reward_model")
     renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions
     tools, loss = context.factory.make().tools, _loss(section.loss)
     units, others = ([_unit(section, tools, renderer, row, longest) for row in rows] for rows in (trained, held))
@@ -48,7 +48,7 @@ async def run(context: Context) -> dict[str, Any]:
         lambda chosen, step: preference_batch(chosen, step=step, model=POLICY),
         {"loss": f"loss_{loss.term}", "accuracy": "accuracy"},
     )
-    judged = await _judged(trainer, others) if others else None
+    judged = await _held_out_accuracy(trainer, others) if others else None
     if judged is not None:
         context.sink.event("reward_model", in_words(judged, "pairs, steps or turns are judged right"))
     await write_model(trainer, source, context.output("reward_model"))
@@ -72,12 +72,12 @@ def _unit(
     if isinstance(row, Solution):
         return [_solution(section, tools, renderer, row, longest)]
     if isinstance(row, JudgedTurns):
-        tokens, sampled = rendered_reply(renderer, tools, row.where, row.prompt, row.reply, longest)
+        tokens, sampled = render_reply(renderer, tools, row.where, row.prompt, row.reply, longest)
         return [labelled_steps(tokens, turn_labels(sampled, row), id=row.where)]
     unit = []
     for label, replied in ((CHOSEN, row.chosen), (REJECTED, row.rejected)):
         assert replied is not None, "a pair has two sides"
-        tokens, _ = rendered_reply(renderer, tools, row.where, row.prompt, replied, longest)
+        tokens, _ = render_reply(renderer, tools, row.where, row.prompt, replied, longest)
         side = "chosen" if label == CHOSEN else "rejected"
         unit.append(whole_text(tokens, id=f"{row.where} {side}", group=row.where, label=label, margin=row.margin))
     return unit
@@ -90,7 +90,7 @@ def _solution(
     assert isinstance(loss, StepsConfig), "solutions are read with this loss alone"
     prefixes = [loss.separator.join(row.steps[: count + 1]) for count in range(len(row.steps))]
     replied = (Message(role="assistant", content=prefixes[-1]),)
-    tokens, sampled = rendered_reply(renderer, tools, row.where, row.prompt, replied, longest)
+    tokens, sampled = render_reply(renderer, tools, row.where, row.prompt, replied, longest)
     ends = step_ends(renderer, tokens, sampled.index(True), prefixes)
     labels: Mapping[int, float] = dict(zip(ends, row.labels, strict=True))
     if len(labels) != len(row.steps):
@@ -118,7 +118,7 @@ def turn_labels(sampled: Sequence[bool], row: JudgedTurns) -> dict[int, float]:
     return {end: label for end, label in zip(ends, row.labels, strict=True) if label is not None}
 
 
-async def _judged(trainer: Trainer, units: Sequence[Unit]) -> dict[str, float]:
+async def _held_out_accuracy(trainer: Trainer, units: Sequence[Unit]) -> dict[str, float]:
     """Count the pairs that are the right way round; of solutions, the steps on the label's side of one half."""
     outputs = iter(await trainer.forward([row for unit in units for row in unit], frozenset({"value"})))
     right = []

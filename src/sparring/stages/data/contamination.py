@@ -14,7 +14,7 @@ from sparring.protocols import EnvFactory
 from sparring.recipe.load import load
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import RunFiles
-from sparring.stages.data.demonstrations import given_data
+from sparring.stages.data.demonstrations import conversation_file
 from sparring.store.sqlite import SqliteStore
 from sparring.tasks.files import read_conversations
 from sparring.tasks.preferences import read_preferences
@@ -34,10 +34,10 @@ def check_unseen(files: RunFiles, factory: EnvFactory, tasks: Sequence[Task]) ->
     texts = {same(task): task.id for same in (identity_by_words, identity) for task in tasks}  # early runs have words
     note_shown(files, factory, texts)
     digests = {_digest(text): text for text in texts}
-    for recipe, shown in _shown_earlier(files.config):
+    for recipe, shown in _earlier_prompts(files.config):
         if seen := digests.keys() & shown:
             do = "give both recipes one env.held_out_share"
-            raise _trained_on(texts[digests[min(seen)]], f"a prompt of the run of {recipe}", do)
+            raise _contaminated(texts[digests[min(seen)]], f"a prompt of the run of {recipe}", do)
 
 
 def note_shown(files: RunFiles, factory: EnvFactory, held: Mapping[str, str]) -> None:
@@ -50,15 +50,15 @@ def note_shown(files: RunFiles, factory: EnvFactory, held: Mapping[str, str]) ->
     Raises:
         BadInput: one of these was trained on here.
     """
-    shown = {_digest(text) for _, prompts in _asked(files.config) for text in prompts}
-    for text, what in _shown(files, factory):
+    shown = {_digest(text) for _, prompts in _prompts_in_files(files.config) for text in prompts}
+    for text, what in _tasks_shown(files, factory):
         if text in held:
-            raise _trained_on(held[text], what)
+            raise _contaminated(held[text], what)
         shown.add(_digest(text))
-    files.store.put(SHOWN, sorted(shown.union(*(digests for _, digests in _shown_earlier(files.config)))))
+    files.store.put(SHOWN, sorted(shown.union(*(digests for _, digests in _earlier_prompts(files.config)))))
 
 
-def _shown(files: RunFiles, factory: EnvFactory) -> Iterator[tuple[str, str]]:
+def _tasks_shown(files: RunFiles, factory: EnvFactory) -> Iterator[tuple[str, str]]:
     """Yield the identity of every task that this run was shown, and which it is."""
     for index in range((files.done("collect") or {}).get("tasks", 0)):
         collected = files.store.get(f"collect/{index}")
@@ -66,14 +66,14 @@ def _shown(files: RunFiles, factory: EnvFactory) -> Iterator[tuple[str, str]]:
         yield identifier, f"the task of a trace, {collected['prompt'][:60]!r}"
     for stage in ("rl", "distill"):
         yield from ((identity(group.task), group.task.id) for group in files.store.groups(stage=stage))
-    if files.done("sft") is None or given_data(files) is not None:
+    if files.done("sft") is None or conversation_file(files) is not None:
         return
     source = factory.tasks("demonstration", files.config.run.seed)
     while (task := source.next()) is not None:
         yield identity(task), task.id
 
 
-def _shown_earlier(config: RunConfig) -> Iterator[tuple[str, set[int]]]:
+def _earlier_prompts(config: RunConfig) -> Iterator[tuple[str, set[int]]]:
     """Yield the training prompts that each earlier run of `run.after` recorded. A missing run has recorded none."""
     for recipe in config.run.after:
         before = load(recipe).run
@@ -100,23 +100,23 @@ def check_unseen_files(config: RunConfig, tasks: Sequence[Task]) -> None:
         BadInput: a row does.
     """
     keyless = [task for task in tasks if not task.key]
-    last = Counter(_last(task) for task in keyless)
-    texts = {text: task.id for task in keyless if last[text := _last(task)] == 1 and text}
+    last = Counter(_last_user_message(task) for task in keyless)
+    texts = {text: task.id for task in keyless if last[text := _last_user_message(task)] == 1 and text}
     texts |= {identity(task): task.id for task in keyless}
-    for where, prompts in _asked(config):
+    for where, prompts in _prompts_in_files(config):
         for text in prompts:
             if text in texts:
-                raise _trained_on(texts[text], where, "take that row out of the file")
+                raise _contaminated(texts[text], where, "take that row out of the file")
 
 
-def _asked(config: RunConfig) -> Iterator[tuple[str, list[str]]]:
+def _prompts_in_files(config: RunConfig) -> Iterator[tuple[str, list[str]]]:
     """Yield, for each row of a file that the run trains on, its place and the texts that may be a task's prompt."""
-    for where, prompt in _rows(config):
+    for where, prompt in _rows_in_files(config):
         users = (normalised(message.content) for message in prompt if message.role == "user")
         yield where, [prompt_content(_before_reply(prompt)), *users]
 
 
-def _rows(config: RunConfig) -> Iterator[tuple[str, Sequence[Message]]]:
+def _rows_in_files(config: RunConfig) -> Iterator[tuple[str, Sequence[Message]]]:
     """Yield, for each row of a file that the run trains on, its place and messages; of a preference its prompt."""
     if "sft" in config.run.stages and config.sft.data is not None:
         rows = read_conversations(config.sft.data, config.world.columns.mapping())
@@ -129,10 +129,10 @@ def _before_reply(messages: Sequence[Message]) -> Sequence[Message]:
     return messages[: next((place for place, message in enumerate(messages) if message.role == "assistant"), None)]
 
 
-def _last(task: Task) -> str:
+def _last_user_message(task: Task) -> str:
     """Return the last message of the user, normalised; "" where there is none."""
     return normalised(next((message.content for message in reversed(task.messages) if message.role == "user"), ""))
 
 
-def _trained_on(task: str, got: str, do: str = "change the splits of the environment") -> BadInput:
+def _contaminated(task: str, got: str, do: str = "change the splits of the environment") -> BadInput:
     return refusal(f"held-out task {task}", "a task that is in no training data", got, do)

@@ -70,12 +70,12 @@ async def demonstrations(context: Context, renderer: Renderer, longest: int) -> 
         BadInput: there is nothing to imitate, a row does not parse or is longer, or the expert solves fewer than nine
             in ten.
     """
-    imitator = None if given_data(context) is not None else imitator_of(context, renderer)
-    solved = solving(await conversations(context, None, imitator))
+    imitator = None if conversation_file(context) is not None else imitator_of(context, renderer)
+    solved = solved_conversations(await conversations(context, None, imitator))
     return [(c.name, rendered(c, renderer, longest)) for c in solved]
 
 
-def solving(shown: Sequence[Conversation]) -> list[Conversation]:
+def solved_conversations(shown: Sequence[Conversation]) -> list[Conversation]:
     """Return the conversations that solve their task; one of no task is taken to.
 
     Raises:
@@ -122,19 +122,19 @@ def too_long(where: str, positions: int, got: str) -> BadInput:
     return refusal(where, expected, got, "shorten it, raise models.policy.init.max_positions, or take another model")
 
 
-def given_data(files: RunFiles) -> str | None:
+def conversation_file(files: RunFiles) -> str | None:
     """Return the file of conversations to imitate: `[sft] data`, or what the collect stage wrote; None where there is
     none (yet)."""
     return files.config.sft.data or (files.done("collect") or {}).get("data")
 
 
-def given_conversations(files: RunFiles, factory: EnvFactory) -> list[Conversation]:
+def read_demonstrations(files: RunFiles, factory: EnvFactory) -> list[Conversation]:
     """Return the rows of `[sft] data`.
 
     Raises:
         BadInput: there is none, or one does not parse.
     """
-    path, tools = str(given_data(files)), factory.make().tools
+    path, tools = str(conversation_file(files)), factory.make().tools
     recorded = files.config.sft.data is None
     mapping = {} if recorded else files.config.world.columns.mapping()
     rows = read_conversations(path, mapping, recorded=recorded)
@@ -143,12 +143,12 @@ def given_conversations(files: RunFiles, factory: EnvFactory) -> list[Conversati
     column = mapping.get("messages", "messages")
     places = zip(rows, located(path), strict=True)
     return [
-        spoken(f"{path}, row {number}", transcript_of(row, messages, tools, where, column))
+        conversation_of(f"{path}, row {number}", transcript_of(row, messages, tools, where, column))
         for number, (messages, (_, where, row)) in enumerate(places, 1)
     ]
 
 
-def spoken(name: str, transcript: Transcript, **of: Any) -> Conversation:
+def conversation_of(name: str, transcript: Transcript, **of: Any) -> Conversation:
     """Return a branch as a conversation to imitate. `of` are other fields of it: whose it is, and what it earned."""
     return Conversation(
         name=name,
@@ -168,12 +168,12 @@ async def conversations(context: Context, most: int | None, imitator: Imitator |
     Raises:
         BadInput: there is none, a row does not parse, or the environment has no expert for a task.
     """
-    if given_data(context) is not None:
-        return given_conversations(context, context.factory)[:most]
-    return await demonstrated(context, demonstrated_tasks(context.config, context.factory)[:most], imitator)
+    if conversation_file(context) is not None:
+        return read_demonstrations(context, context.factory)[:most]
+    return await play_experts(context, demonstration_tasks(context.config, context.factory)[:most], imitator)
 
 
-def demonstrated_tasks(config: RunConfig, factory: EnvFactory) -> list[Task]:
+def demonstration_tasks(config: RunConfig, factory: EnvFactory) -> list[Task]:
     """Return the tasks that experts demonstrate.
 
     Raises:
@@ -182,12 +182,12 @@ def demonstrated_tasks(config: RunConfig, factory: EnvFactory) -> list[Task]:
     source = factory.tasks("demonstration", config.run.seed)
     tasks = list(iter(source.next, None))
     if not tasks:
-        way = without_expert(config, "give the environment demonstrations", "leave out the sft stage")
+        way = advice_without_expert(config, "give the environment demonstrations", "leave out the sft stage")
         raise refusal("[env]", "tasks to demonstrate", "none", way)
     return tasks
 
 
-async def demonstrated(context: Context, tasks: Sequence[Task], imitator: Imitator | None) -> list[Conversation]:
+async def play_experts(context: Context, tasks: Sequence[Task], imitator: Imitator | None) -> list[Conversation]:
     """Let experts do tasks, as many at once as the run allows. Return the conversations of the roles of the policy.
 
     Raises:
@@ -205,7 +205,7 @@ async def demonstrated(context: Context, tasks: Sequence[Task], imitator: Imitat
     return [each for of_task in played for each in of_task if context.config.rollout.speaks(each.role)]
 
 
-def without_expert(config: RunConfig, own: str, of_sft: str) -> str:
+def advice_without_expert(config: RunConfig, own: str, of_sft: str) -> str:
     """Return what to do where the environment demonstrates nothing: `own` is what its author can, `of_sft` what else
     helps where the sft stage imitates the demonstrations. Without that stage, a fresh model's tokenizer is what they
     are for."""
@@ -288,15 +288,15 @@ class Demonstrations:
         name = f"demonstration/{next(self._numbers)}/{task.id}"
         with self._scripts.of(name, task, replies):
             played = await self._runner.attempt(task, rollout_id=name, index=0, seed=task.seed)
-        for error in (played.error, *_taken(self._runner.close_failures)):
+        for error in (played.error, *_drain(self._runner.close_failures)):
             if isinstance(error, Unanswered):
-                raise _unanswered(task, self._config.harness, error)
+                raise _no_requests(task, self._config.harness, error)
             if error is not None:
                 raise error
         outcomes = [each.outcome.reason for each in played.rollout.trajectories]
         if self._imitator is not None and self._fits and "context_length" in outcomes:
             positions = outline_of(self._context.input("sft")).max_positions
-            raise _no_room(task, self._imitator.max_context, positions)
+            raise _over_context(task, self._imitator.max_context, positions)
         if not played.transcripts and self._imitator is not None and not self._fits:
             return await Demonstrations(self._context).played(task, replies)  # not even its first prompt does
         if not played.transcripts:
@@ -313,7 +313,7 @@ class Demonstrations:
         expert = self._context.factory.expert(task)
         if expert is None:
             of_sft = "leave this kind of task out of the demonstrations"
-            way = without_expert(self._context.config, "write expert(self, task)", of_sft)
+            way = advice_without_expert(self._context.config, "write expert(self, task)", of_sft)
             raise refusal(f"task {task.id}", "an expert", "none", way)
         return expert
 
@@ -369,18 +369,18 @@ def _conversations_of(task: Task, played: Attempt) -> list[Conversation]:
         name = f"task {task.id}, {role}" if several else f"task {task.id}"
         names = [name] if len(branches) == 1 else [f"{name}, branch {number}" for number in range(1, len(branches) + 1)]
         of = {"task": task, "score": score, "role": role, "cut_by": cut_by}
-        shown += [spoken(*branch, **of) for branch in zip(names, branches, strict=True)]
+        shown += [conversation_of(*branch, **of) for branch in zip(names, branches, strict=True)]
     return shown
 
 
-def _taken(failures: deque[InfraError]) -> list[InfraError]:
+def _drain(failures: deque[InfraError]) -> list[InfraError]:
     """Return failures and forget them: they are those of one rollout."""
     taken = list(failures)
     failures.clear()
     return taken
 
 
-def _unanswered(task: Task, harness: str, error: Unanswered) -> BadInput:
+def _no_requests(task: Task, harness: str, error: Unanswered) -> BadInput:
     """Return the refusal of a harness that asked for nothing, or was refused all that it asked for."""
     reason = str(error).partition(": ")[2]
     got = f"{harness!r}, which {reason} for task {task.id}"
@@ -389,7 +389,7 @@ def _unanswered(task: Task, harness: str, error: Unanswered) -> BadInput:
     return refusal("rollout.harness", "a harness that requests its replies from the session", got, do)
 
 
-def _no_room(task: Task, room: int, positions: int) -> BadInput:
+def _over_context(task: Task, room: int, positions: int) -> BadInput:
     """Return the refusal of an expert whose prompts or replies do not fit the policy's context of `room` tokens.
 
     Args:

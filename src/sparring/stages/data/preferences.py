@@ -30,7 +30,7 @@ from sparring.types import Message, ToolSpec
 R = TypeVar("R", Preference, Solution, JudgedTurns)
 
 
-def given_preferences(config: RunConfig) -> list[Preference]:
+def preference_rows(config: RunConfig) -> list[Preference]:
     """Return the rows of `[preference] data`.
 
     Raises:
@@ -38,20 +38,20 @@ def given_preferences(config: RunConfig) -> list[Preference]:
     """
     section = config.preference
     single = isinstance(section.loss, KtoConfig)
-    rows = read_preferences(_named(section.data, "preference"), single=single)
+    rows = read_preferences(_required_file(section.data, "preference"), single=single)
     if single and len({row.prompt for row in rows}) < 2:
         raise refusal("preference.data", "replies to at least two prompts with kto", "one prompt", "add rows")
     return rows
 
 
-def given_rewards(config: RunConfig) -> list[Preference] | list[Solution] | list[JudgedTurns]:
+def reward_rows(config: RunConfig) -> list[Preference] | list[Solution] | list[JudgedTurns]:
     """Return the rows of `[reward_model] data`.
 
     Raises:
-        BadInput: as `given_preferences`.
+        BadInput: as `preference_rows`.
     """
     section = config.reward_model
-    path = _named(section.data, "reward_model")
+    path = _required_file(section.data, "reward_model")
     if isinstance(section.loss, TurnsConfig):
         return read_turns(path)
     return read_solutions(path) if isinstance(section.loss, StepsConfig) else read_preferences(path)
@@ -66,11 +66,11 @@ def check_compared(config: RunConfig, factory: EnvFactory) -> tuple[list[str], l
     """
     facts, shown = [], []
     tools = factory.make().tools
-    for stage, read in (("preference", given_preferences), ("reward_model", given_rewards)):
+    for stage, read in (("preference", preference_rows), ("reward_model", reward_rows)):
         if stage not in config.run.stages:
             continue
         section, rows = getattr(config, stage), read(config)
-        trained, held = apart(rows, section.held_out, config.run.seed, stage)
+        trained, held = split_held_out(rows, section.held_out, config.run.seed, stage)
         facts.append(f"{stage}: {len(trained)} rows to train on, {len(held)} held out")
         shown += [
             Conversation(name=row.where, messages=(*row.prompt, *replied), tools=tools)
@@ -83,7 +83,7 @@ def check_compared(config: RunConfig, factory: EnvFactory) -> tuple[list[str], l
     return facts, shown
 
 
-def _named(path: str | None, section: str) -> str:
+def _required_file(path: str | None, section: str) -> str:
     if path is None:
         raise refusal(
             f"{section}.data", "a file of rows to train on", "none", f"set it, or leave out the stage {section}"
@@ -99,7 +99,7 @@ def _replies(row: Preference | Solution | JudgedTurns) -> list[Messages]:
     return [side for side in (row.chosen, row.rejected) if side is not None]
 
 
-def apart(rows: Sequence[R], held_out: int, seed: int, section: str) -> tuple[list[R], list[R]]:
+def split_held_out(rows: Sequence[R], held_out: int, seed: int, section: str) -> tuple[list[R], list[R]]:
     """Return the rows to train on, and at least `held_out` others: all rows of a prompt are on one side.
 
     Which prompts are held out depends on the seed and the prompts alone.
@@ -119,7 +119,7 @@ def apart(rows: Sequence[R], held_out: int, seed: int, section: str) -> tuple[li
     return [row for row in rows if row.prompt not in held], [row for row in rows if row.prompt in held]
 
 
-def rendered_reply(
+def render_reply(
     renderer: Renderer, tools: Sequence[ToolSpec], where: str, prompt: Messages, reply: Messages, longest: int
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
     """Return prompt and reply as tokens, as the engine would have seen and sampled them, with marks of the sampled

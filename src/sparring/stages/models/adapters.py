@@ -11,7 +11,7 @@ from sparring.errors import refusal
 from sparring.model.config import LoraConfig
 from sparring.model.peft import base_of, is_adapter, read, read_config, write
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.context import APART, POLICY, RunFiles, given_checkpoint
+from sparring.stages.context import NON_POLICY_STAGES, POLICY, RunFiles, given_checkpoint
 
 ALONE = {"vllm": "vLLM", "openai": "an OpenAI-compatible server"}
 """Engines that serve a model without adapters, as messages call them."""
@@ -48,7 +48,7 @@ def show_adapter(files: RunFiles, stage: str) -> None:
     """Copy the adapter that a stage has written to `<run>/lora`, whole or not at all; not one that nothing has
     trained."""
     written = files.output(stage)
-    if stage in APART or not written.is_relative_to(files.folder) or not is_adapter(written):
+    if stage in NON_POLICY_STAGES or not written.is_relative_to(files.folder) or not is_adapter(written):
         return
     if _is_untrained(written):
         return

@@ -12,7 +12,7 @@ from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import POLICY
 from sparring.stages.models.critic import CRITIC
 from sparring.stages.models.implicit_reward import IMPLICIT
-from sparring.stages.models.reference import referring
+from sparring.stages.models.reference import reference_annotators
 
 
 def annotators(config: RunConfig, trainers: Mapping[str, Trainer], coefficient: KlCoefficient) -> list[Annotator]:
@@ -38,7 +38,7 @@ def annotators(config: RunConfig, trainers: Mapping[str, Trainer], coefficient: 
         )
     if by_algo and algo.reads(Annotation.PROBABILITY_SQUARES):
         chain.append(TrainerQuantity(trainer.forward, Annotation.PROBABILITY_SQUARES, "probability_squares"))
-    chain += referring(config, trainer)
+    chain += reference_annotators(config, trainer)
     if by_algo and algo.adaptive.target is not None:
         chain.append(coefficient)
     if by_algo and algo.kl_reward is not None:

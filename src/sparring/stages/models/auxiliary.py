@@ -10,7 +10,7 @@ from sparring.errors import refusal
 from sparring.recipe.run_config import RunConfig
 
 
-def check_asked(config: RunConfig, role: str, annotation: Annotation, preset: str) -> bool:
+def check_section(config: RunConfig, role: str, annotation: Annotation, preset: str) -> bool:
     """Return whether the run has `[rl.<role>]`: where the stage rl runs with a credit that reads `annotation`.
 
     Args:

@@ -12,7 +12,7 @@ from sparring.observe.hooks import prefixed
 from sparring.protocols import Cluster, Trainer, TrainPlan
 from sparring.recipe.sections.rl import CriticConfig
 from sparring.stages.context import POLICY, RunFiles, given_checkpoint
-from sparring.stages.models.auxiliary import check_asked
+from sparring.stages.models.auxiliary import check_section
 from sparring.stages.models.reward_scorers import SCALAR, architectures, check_reads_policy
 
 CRITIC = "critic"
@@ -58,7 +58,7 @@ def check_critic(files: RunFiles) -> list[str]:
     """Refuse `[rl.critic]` unless `[algo]` needs it, a missing one that it needs, and a model that cannot read the
     policy's tokens."""
     section = files.config.rl.critic
-    if not check_asked(files.config, CRITIC, Annotation.VALUE, "ppo") or section is None:
+    if not check_section(files.config, CRITIC, Annotation.VALUE, "ppo") or section is None:
         return []
     _check_model(files, section.model)
     warmup = f"; learns alone through {section.warmup_steps} updates" if section.warmup_steps else ""

@@ -15,7 +15,7 @@ from sparring.render.chat_template import NAMED, read_chat_template
 from sparring.render.exported import Prompt, TemplateComparison, settled
 from sparring.render.tokenizer import load_tokenizer, read_json
 from sparring.rollout.replay import prompt_of
-from sparring.stages.context import LIVE, ORDER, POLICY, renderer_of
+from sparring.stages.context import ONLINE_STAGES, ORDER, POLICY, renderer_of
 from sparring.types import Trajectory
 
 TRIED = 400
@@ -54,13 +54,17 @@ def write_format(out: Path, source: Path, config: RunConfig, store: Store) -> li
         tools=next((prompt.tools for prompt in prompts if prompt.tools), ()),
     )
     _write_template(out, text)
-    return list(_said(comparison, text, renderer))
+    return list(_findings(comparison, text, renderer))
 
 
 def recorded_prompts(store: Store) -> Iterator[Prompt]:
     """Yield prompts of the policy as the newest live stage of a run recorded them, else an evaluation; at most
     `TRIED`."""
-    stages = [*(stage for stage in reversed(ORDER) if stage in LIVE), "eval", *(f"eval/{s}" for s in reversed(ORDER))]
+    stages = [
+        *(stage for stage in reversed(ORDER) if stage in ONLINE_STAGES),
+        "eval",
+        *(f"eval/{s}" for s in reversed(ORDER)),
+    ]
     count = 0
     for stage in stages:
         for group in store.groups(stage=stage):
@@ -87,7 +91,7 @@ def _prompts(trajectory: Trajectory) -> Iterator[Prompt]:
             )
 
 
-def _said(comparison: TemplateComparison, text: str, renderer: Renderer) -> Iterator[str]:
+def _findings(comparison: TemplateComparison, text: str, renderer: Renderer) -> Iterator[str]:
     if not comparison.count:
         yield "the chat template has the run's settings; no recorded prompt was there to hold it against"
     else:

@@ -12,7 +12,7 @@ from sparring.protocols import Cluster, Trainer, TrainPlan
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.rl import ImplicitConfig
 from sparring.stages.context import POLICY, given_checkpoint
-from sparring.stages.models.auxiliary import check_asked
+from sparring.stages.models.auxiliary import check_section
 from sparring.stages.models.reward_scorers import SCALAR, architectures, check_reads_policy
 
 IMPLICIT = "implicit"
@@ -43,7 +43,7 @@ def check_implicit(config: RunConfig) -> list[str]:
     """Refuse `[rl.implicit]` unless `[algo]` needs it, a missing one that it needs, and a model that is no language
     model over the policy's tokens."""
     section = config.rl.implicit
-    if not check_asked(config, IMPLICIT, Annotation.IMPLICIT, "prime") or section is None:
+    if not check_section(config, IMPLICIT, Annotation.IMPLICIT, "prime") or section is None:
         return []
     _check_model(config, section.model)
     return [f"rl: an implicit reward model that begins as {section.model}"]

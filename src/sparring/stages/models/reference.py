@@ -18,7 +18,7 @@ AVERAGE, LAST, START = "average", "last", "start"
 """References that are the policy itself, of another time."""
 
 
-class HeldTeacher:
+class TrainerTeacher:
     """A model that a trainer holds, asked as an engine is."""
 
     def __init__(self, trainer: Trainer, name: str) -> None:
@@ -31,17 +31,17 @@ class HeldTeacher:
 
 def reference_teachers(config: RunConfig) -> tuple[dict[str, str | None], dict[str, float]]:
     """Return the reference as `teachers` and `averages` of the policy's `TrainPlan`."""
-    if not is_held(config):
+    if not has_reference_model(config):
         return {}, {}
     name, moves = reference_model(config), {AVERAGE: config.algo.kl.decay, LAST: 0.0}
     folder = None if name == POLICY or name in moves else str(reference_folder(config))
     return {name: folder}, {name: moves[name]} if name in moves else {}
 
 
-def is_held(config: RunConfig) -> bool:
+def has_reference_model(config: RunConfig) -> bool:
     """Return True if a reference model is kept beside the policy. For weights of an earlier update, the policy's
     trainer computes log-probabilities itself while it has them."""
-    return needs_reference(config) and (config.algo.kl.reference != LAST or _is_whole(config))
+    return needs_reference(config) and (config.algo.kl.reference != LAST or _compares_whole(config))
 
 
 def is_averaging(config: RunConfig, stage: str) -> bool:
@@ -49,7 +49,7 @@ def is_averaging(config: RunConfig, stage: str) -> bool:
     with the policy's checkpoints."""
     if stage == "distill":
         return AVERAGE in config.distill.teachers.values()
-    return is_held(config) and config.algo.kl.reference in (AVERAGE, LAST)
+    return has_reference_model(config) and config.algo.kl.reference in (AVERAGE, LAST)
 
 
 def reference_model(config: RunConfig) -> str:
@@ -58,11 +58,11 @@ def reference_model(config: RunConfig) -> str:
     return POLICY if name == START else name
 
 
-def referring(config: RunConfig, trainer: Trainer) -> list[Annotator]:
+def reference_annotators(config: RunConfig, trainer: Trainer) -> list[Annotator]:
     """Return the annotators that name the reference on rows, and ask it where a rule reads its values."""
     if not needs_reference(config):
         return []
-    if not is_held(config):
+    if not has_reference_model(config):
         return [TrainerQuantity(trainer.forward, Annotation.REFERENCE)]
     is_read = config.rl.preference is not None or config.algo.reads_reference
     return [
@@ -85,7 +85,7 @@ def reference_folder(config: RunConfig) -> Path:
     return model_folder(models[name])
 
 
-def check_name(config: RunConfig, name: str, where: str) -> None:
+def check_reserved_name(config: RunConfig, name: str, where: str) -> None:
     """Refuse a model of the recipe whose name means earlier weights of the policy.
 
     Raises:
@@ -105,7 +105,7 @@ def check_reference(config: RunConfig) -> None:
     kl = config.algo.kl
     if not needs_reference(config):
         return
-    check_name(config, kl.reference, "algo.kl.reference")
+    check_reserved_name(config, kl.reference, "algo.kl.reference")
     if kl.reference == LAST:
         if kl.coefficient and config.rl.passes * config.rl.minibatches == 1:
             do = "set rl.minibatches or rl.passes, or choose another reference"
@@ -128,5 +128,5 @@ def check_reference(config: RunConfig) -> None:
             )
 
 
-def _is_whole(config: RunConfig) -> bool:
+def _compares_whole(config: RunConfig) -> bool:
     return config.rl.preference is None and config.algo.compares_whole

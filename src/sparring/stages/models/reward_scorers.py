@@ -69,7 +69,7 @@ def check_reward_model(files: RunFiles, factory: EnvFactory, tokenizer: Path | N
             raise refusal(
                 "rl.reward_model", f"a stage {OWN} before rl", str(list(config.run.stages)), "add it, or name a model"
             )
-        return [f"rl: the stage reward_model scores {_judged(config)}"]
+        return [f"rl: the stage reward_model scores {_scored_units(config)}"]
     if name not in config.models or name == POLICY or config.models[name].path is None:
         others = ", ".join(n for n, spec in config.models.items() if n != POLICY and spec.path) or "none"
         raise refusal(
@@ -80,7 +80,7 @@ def check_reward_model(files: RunFiles, factory: EnvFactory, tokenizer: Path | N
     if SCALAR not in kinds:
         got, do = kinds or "none", "train one: the stage reward_model writes such a folder"
         raise refusal(f"models.{name}.path", "a checkpoint with a scalar head (ForSequenceClassification)", got, do)
-    return [f"rl: {_folder(files)} scores {_judged(config)}"]
+    return [f"rl: {_folder(files)} scores {_scored_units(config)}"]
 
 
 def _check_turns(config: RunConfig) -> None:
@@ -103,7 +103,7 @@ def _check_turns(config: RunConfig) -> None:
         )
 
 
-def _judged(config: RunConfig) -> str:
+def _scored_units(config: RunConfig) -> str:
     by = config.rl.reward_by
     return "rollouts" if by == "reply" else f"every {by}"
 

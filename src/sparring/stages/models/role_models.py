@@ -18,11 +18,11 @@ from sparring.types import Task
 
 def open_role_engines(config: RunConfig, cluster: Cluster) -> dict[str, Engine]:
     """Make an engine of every model but the policy that `[rollout] roles` names, by the model's name."""
-    names = sorted(set(served_elsewhere(config).values()))
+    names = sorted(set(models_by_role(config).values()))
     return {name: cluster.engine(name, path=str(teacher_folder(config, name))) for name in names}
 
 
-def served_elsewhere(config: RunConfig) -> dict[str, str]:
+def models_by_role(config: RunConfig) -> dict[str, str]:
     """Return the model of each role that the policy does not speak for."""
     rollout = config.rollout
     return {role: name for role, name in rollout.roles.items() if not rollout.speaks(role)}
@@ -38,7 +38,7 @@ def with_roles(
         engines: of `open_role_engines`.
         store: keeps the turns; None keeps them in memory only.
     """
-    by_role = served_elsewhere(config)
+    by_role = models_by_role(config)
     if not by_role:
         return recorder
     recorders = {
@@ -81,9 +81,9 @@ def check_roles(config: RunConfig, factory: EnvFactory) -> list[str]:
             raise refusal(where, expected, repr(name), f"add [models.{name}]")
         if name != POLICY:
             _check_model(config, where, name)
-    if not set(roles) - served_elsewhere(config).keys():
+    if not set(roles) - models_by_role(config).keys():
         raise refusal("rollout.roles", "a role that the policy speaks for", "none", "leave one of them out")
-    return [f"rollout: {name} speaks for the role {role}" for role, name in served_elsewhere(config).items()]
+    return [f"rollout: {name} speaks for the role {role}" for role, name in models_by_role(config).items()]
 
 
 def _check_model(config: RunConfig, where: str, name: str) -> None:

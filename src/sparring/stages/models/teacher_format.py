@@ -11,7 +11,7 @@ from sparring.recipe.run_config import RunConfig
 from sparring.render.exported import parting, tried_prompts
 from sparring.render.load import load_renderer
 from sparring.stages.context import POLICY, given_checkpoint, renderer_of
-from sparring.stages.models.reference import AVERAGE, is_held, reference_model
+from sparring.stages.models.reference import AVERAGE, has_reference_model, reference_model
 
 
 def student_folder(config: RunConfig) -> Path | None:
@@ -41,7 +41,7 @@ def check_format(config: RunConfig, factory: EnvFactory, name: str) -> list[str]
     if name in (POLICY, AVERAGE) or config.distill.tokenizers == "any" or student is None:
         return []
     spec, policy = config.models[name], config.models[POLICY]
-    _check_read(config, name)
+    _check_unused(config, name)
     render, tools = config.render, factory.make().tools
     try:
         student_format = renderer_of(config, student)
@@ -66,7 +66,7 @@ def check_format(config: RunConfig, factory: EnvFactory, name: str) -> list[str]
     return []
 
 
-def check_read(config: RunConfig) -> None:
+def check_unused_settings(config: RunConfig) -> None:
     """Refuse settings of the chat format of a model that reads the policy's own tokens: a reference, a critic, an
     implicit reward model, a reward model.
 
@@ -76,16 +76,16 @@ def check_read(config: RunConfig) -> None:
     if "rl" not in config.run.stages:
         return
     beside = [section.model for section in (config.rl.critic, config.rl.implicit) if section is not None]
-    reference = [reference_model(config)] if is_held(config) else []
+    reference = [reference_model(config)] if has_reference_model(config) else []
     for name in sorted({*beside, *reference, *filter(None, [config.rl.reward_model])} & config.models.keys()):
         if name != POLICY:
-            _check_read(config, name)
+            _check_unused(config, name)
 
 
-def _check_read(config: RunConfig, name: str) -> None:
+def _check_unused(config: RunConfig, name: str) -> None:
     """Refuse settings of a model's chat format that are not the policy's, where it writes no prompt of its own."""
     spec, policy = config.models[name], config.models[POLICY]
-    if _is_read(config, name):
+    if _writes_prompts(config, name):
         return
     taught = name in config.distill.teachers.values()
     do = "leave it out" + (', or let it write its own prompts: distill.tokenizers = "any"' if taught else "")
@@ -97,7 +97,7 @@ def _check_read(config: RunConfig, name: str) -> None:
         raise refusal(f"models.{name}.renderer", expected, repr(spec.renderer), do)
 
 
-def _is_read(config: RunConfig, name: str) -> bool:
+def _writes_prompts(config: RunConfig, name: str) -> bool:
     """Return whether a model speaks in prompts of its own somewhere in the run."""
     collects = config.collect.by_domain.values() if "collect" in config.run.stages else ()
     return config.eval.teachers or name in {*config.rollout.roles.values(), *config.judging, *collects}

@@ -17,7 +17,7 @@ from sparring.render.demonstrate import reply_tokens
 from sparring.render.tokenizer import load_tokenizer
 from sparring.stages.context import POLICY, renderer_of
 from sparring.stages.models.context_length import engine_of, max_context, outline_of
-from sparring.stages.models.reference import AVERAGE, HeldTeacher, check_name
+from sparring.stages.models.reference import AVERAGE, TrainerTeacher, check_reserved_name
 from sparring.stages.models.teacher_format import check_format, student_folder
 from sparring.types import Message
 
@@ -36,7 +36,7 @@ def teacher_annotator(
         source: the folder that the policy starts from.
     """
     stage = config.distill
-    own: dict[str, ScoringEngine] = {POLICY: engine, AVERAGE: HeldTeacher(trainer, AVERAGE)}
+    own: dict[str, ScoringEngine] = {POLICY: engine, AVERAGE: TrainerTeacher(trainer, AVERAGE)}
     engines: dict[str, ScoringEngine] = {}
     if stage.over != "vocabulary":
         for name in sorted(set(stage.teachers.values())):
@@ -95,10 +95,10 @@ def check_collect(config: RunConfig) -> list[str]:
         return []
     section = config.collect
     key = "collect.teachers" if section.teachers else "collect.model"
-    return [_collected_from(config, key, name) for name in sorted(set(section.by_domain.values()))]
+    return [_check_collect_model(config, key, name) for name in sorted(set(section.by_domain.values()))]
 
 
-def _collected_from(config: RunConfig, key: str, name: str) -> str:
+def _check_collect_model(config: RunConfig, key: str, name: str) -> str:
     models = config.models
     if name not in models:
         names = ", ".join(sorted(models))
@@ -130,7 +130,7 @@ def check_distill(config: RunConfig, factory: EnvFactory) -> list[str]:
         )
     for domain, name in stage.teachers.items():
         _check_teacher(config, f"distill.teachers.{domain}", name)
-    _check_whole(config)
+    _check_untruncated(config)
     names = ", ".join(f"{name} for {domain}" for domain, name in sorted(stage.teachers.items()))
     formats = [line for name in sorted(set(stage.teachers.values())) for line in check_format(config, factory, name)]
     return [f"distill: {stage.divergence} over {stage.over}; teachers: {names}", *formats]
@@ -145,7 +145,7 @@ def _check_key(spec: ModelConfig) -> None:
 
 def _check_teacher(config: RunConfig, where: str, name: str) -> None:
     models, stage = config.models, config.distill
-    check_name(config, name, "distill.teachers")
+    check_reserved_name(config, name, "distill.teachers")
     if name not in (*models, AVERAGE):
         names = ", ".join(sorted(models))
         raise refusal(where, f"a model of the recipe, one of {names}, or {AVERAGE}", repr(name), f"add [models.{name}]")
@@ -190,7 +190,7 @@ def _check_teacher(config: RunConfig, where: str, name: str) -> None:
     raise refusal(f"models.{name}.path", "a teacher with the student's tokenizer", f"a different one in {folder}", do)
 
 
-def _check_whole(config: RunConfig) -> None:
+def _check_untruncated(config: RunConfig) -> None:
     """Refuse truncated sampling of the student: a teacher scores the whole distribution."""
     rollout, defaults = config.rollout, type(config.rollout)()
     for key in ("top_p", "top_k", "min_p", "logit_bias", "min_turn_tokens", "constraint"):

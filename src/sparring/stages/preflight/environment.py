@@ -14,7 +14,7 @@ from sparring.record.identity import tools_key
 from sparring.record.imitated import Imitator
 from sparring.rollout.seeds import digest
 from sparring.stages.context import Context, given_checkpoint
-from sparring.stages.data.demonstrations import Conversation, Demonstrations, given_conversations, without_expert
+from sparring.stages.data.demonstrations import Conversation, Demonstrations, advice_without_expert, read_demonstrations
 from sparring.stages.models.imitator import imitator_of
 from sparring.stages.preflight.expert import check_expert
 from sparring.stages.preflight.harness import play_silently, playable
@@ -50,28 +50,28 @@ async def check_environment(
     for first in firsts:
         if rehearsal is not None and not rehearsal.command and config.harness_of(first.env) == WORKERS:
             await check_idle(context, first, rehearsal)
-    if _experts_show(config):
-        facts, held, shown = await _proven(context, rehearsal)
+    if _experts_demonstrate(config):
+        facts, held, shown = await _play_experts(context, rehearsal)
         firsts = [first for first in firsts if first.env not in {each.task.env for each in held if each.task}]
     else:
-        facts, held, shown = [], [], given_conversations(context, context.factory) if _file_shows(config) else []
-        facts += [f"sft: {len(shown)} conversations in {config.sft.data}"] if _file_shows(config) else []
+        facts, held, shown = [], [], read_demonstrations(context, context.factory) if _file_demonstrates(config) else []
+        facts += [f"sft: {len(shown)} conversations in {config.sft.data}"] if _file_demonstrates(config) else []
     for first in firsts:
-        held += await _empty(context, first)
+        held += await _play_empty(context, first)
         facts.append(f"env: {first.env} opens and does not reward an empty answer")
-    for task in _with_tools_of_their_own(config, context.factory, tasks, held):
-        held += await _empty(context, task)
+    for task in _longest_with_own_tools(config, context.factory, tasks, held):
+        held += await _play_empty(context, task)
     return facts, held, shown
 
 
-def _experts_show(config: RunConfig) -> bool:
+def _experts_demonstrate(config: RunConfig) -> bool:
     """Return whether experts of the environments show something: to the sft stage, or to the tokenizer of a fresh
     model."""
     imitates = "sft" in config.run.stages and "collect" not in config.run.stages
     return config.sft.data is None and (_is_fresh(config) or imitates)
 
 
-def _file_shows(config: RunConfig) -> bool:
+def _file_demonstrates(config: RunConfig) -> bool:
     """Return whether `[sft] data` does."""
     return config.sft.data is not None and (_is_fresh(config) or "sft" in config.run.stages)
 
@@ -80,24 +80,24 @@ def _is_fresh(config: RunConfig) -> bool:
     return "init" in config.run.stages and given_checkpoint(config) is None
 
 
-async def _proven(
+async def _play_experts(
     context: Context, rehearsal: Rehearsal | None
 ) -> tuple[list[str], list[Conversation], list[Conversation]]:
     """Let experts do one task of each kind. Returns as `check_environment`."""
     facts, held, shown, imitator = [], [], [], imitator_of(context)
-    for example in _one_of_each(context.config, context.factory):
-        silent = await _empty(context, example)
+    for example in _first_of_each_tag(context.config, context.factory):
+        silent = await _play_empty(context, example)
         held += silent
-        conversations = await _demonstrated(context, example, imitator, rehearsal)
+        conversations = await _play_expert(context, example, imitator, rehearsal)
         if conversations is None:
             tools = ", ".join(sorted(rehearsal.own_tools)) if rehearsal is not None else ""
             own = (
                 f"its expert calls {tools}, which is no tool of the world; a worker that has it can prove it (--worker)"
             )
-            facts.append(f"env: {example.tag or example.env}: {own}; an empty answer {_earned(silent) or 0.0:g}")
+            facts.append(f"env: {example.tag or example.env}: {own}; an empty answer {_reward(silent) or 0.0:g}")
             continue
-        score, earned, nothing = conversations[0].score, _earned(conversations), _earned(silent) or 0.0
-        if score is None or earned is None or not (earned > nothing or _told_apart(score)):
+        score, earned, nothing = conversations[0].score, _reward(conversations), _reward(silent) or 0.0
+        if score is None or earned is None or not (earned > nothing or _may_be_zero(score)):
             expected = "an expert that succeeds, or earns more than an empty answer"
             got = f"reward {earned} and {nothing:g} for an empty answer"
             raise refusal(f"task {example.id}", expected, got, "correct expert or scorer")
@@ -108,7 +108,7 @@ async def _proven(
     return facts, held + played, shown + played
 
 
-def _with_tools_of_their_own(
+def _longest_with_own_tools(
     config: RunConfig, factory: EnvFactory, tasks: Sequence[Task], held: Sequence[Conversation]
 ) -> list[Task]:
     """Return the tasks with the most to say of each environment that sets the tools when it knows the task: how long
@@ -123,7 +123,7 @@ def _with_tools_of_their_own(
     return longest
 
 
-async def _demonstrated(
+async def _play_expert(
     context: Context, task: Task, imitator: Imitator | None, rehearsal: Rehearsal | None
 ) -> list[Conversation] | None:
     """Let the expert do a task. Return its conversations; None where it calls a tool that only the user's workers
@@ -165,12 +165,12 @@ def check_repeats(config: RunConfig, factory: EnvFactory, tasks: Sequence[Task])
     for first in tasks[:DRAWN_AGAIN]:
         again = source.next()
         if again is None or digest(again) != digest(first):
-            got = f"another for {first.id}: {_words(first)} and {'none' if again is None else _words(again)}"
+            got = f"another for {first.id}: {_excerpt(first)} and {'none' if again is None else _excerpt(again)}"
             do = "draw from the generator that generate(self, random) is handed, and from nothing else"
             raise refusal(f"env {first.env}", "the same task whenever it is drawn", got, do)
 
 
-def _words(task: Task) -> str:
+def _excerpt(task: Task) -> str:
     return repr(task.messages[-1].content if task.messages else task.data)[:60]
 
 
@@ -192,7 +192,7 @@ def check_shown(config: RunConfig, factory: EnvFactory) -> None:
         raise refusal("rollout.shown_to_workers", expected, got, "correct it, or leave it out")
 
 
-def _one_of_each(config: RunConfig, factory: EnvFactory) -> Sequence[Task]:
+def _first_of_each_tag(config: RunConfig, factory: EnvFactory) -> Sequence[Task]:
     """Return the first demonstrated task of every tag.
 
     Raises:
@@ -207,17 +207,17 @@ def _one_of_each(config: RunConfig, factory: EnvFactory) -> Sequence[Task]:
             "[env]",
             "tasks to demonstrate (a fresh model's tokenizer and the sft stage learn from demonstrations)",
             "none",
-            without_expert(config, "raise the environment's demonstrations", "leave out the sft stage"),
+            advice_without_expert(config, "raise the environment's demonstrations", "leave out the sft stage"),
         )
     return list(first.values())
 
 
-def _earned(conversations: Sequence[Conversation]) -> float | None:
+def _reward(conversations: Sequence[Conversation]) -> float | None:
     score = conversations[0].score
     return None if score is None else score.reward
 
 
-def _told_apart(score: Score) -> bool:
+def _may_be_zero(score: Score) -> bool:
     """Return True if a reward of 0 or less may be right: the environment calls it a success, as in a draw of a zero-sum
     game, or pays each role separately, so that the sum of the rewards may be 0."""
     return score.success is True or score.per_role is not None
@@ -234,16 +234,18 @@ def _wants_scores(config: RunConfig, factory: EnvFactory) -> bool:
     return "rl" in config.run.stages and others == (None, None, None)
 
 
-async def _empty(context: Context, task: Task) -> list[Conversation]:
+async def _play_empty(context: Context, task: Task) -> list[Conversation]:
     """Play a task with empty answers, which must not be rewarded."""
     silent = await play_silently(context, task)
     if _is_unscored(silent) and _wants_scores(context.config, context.factory):
         async with playable(task):
-            spoken = await Demonstrations(context).played(task, lambda messages: Message(role="assistant", content="?"))
-        if _is_unscored(spoken):
+            answered = await Demonstrations(context).played(
+                task, lambda messages: Message(role="assistant", content="?")
+            )
+        if _is_unscored(answered):
             do = "return a number from reward, or set rollout.rewards_within_s where rewards come from outside"
             raise refusal(f"task {task.id}", "a reward of an answer", "None for an empty answer and for '?'", do)
-    if (_earned(silent) or 0.0) > 0:  # less than nothing is a penalty, and right
-        got = f"{_earned(silent):g}"
+    if (_reward(silent) or 0.0) > 0:  # less than nothing is a penalty, and right
+        got = f"{_reward(silent):g}"
         raise refusal(f"task {task.id}", "no reward for an empty answer", got, "correct the scorer: it can be gamed")
     return silent

@@ -6,7 +6,7 @@ from sparring.errors import BadInput
 from sparring.harness.workers import NAME as WORKERS
 from sparring.record.imitated import Imitator
 from sparring.stages.context import Context
-from sparring.stages.data.demonstrations import Conversation, demonstrated, demonstrated_tasks, solving
+from sparring.stages.data.demonstrations import Conversation, demonstration_tasks, play_experts, solved_conversations
 from sparring.stages.preflight.harness import playable
 from sparring.types import Task
 
@@ -34,15 +34,15 @@ async def check_expert(context: Context, imitator: Imitator | None) -> list[Conv
 
     async def play(tasks: list[Task]) -> list[Conversation]:
         async with playable(tasks[0]):
-            return await demonstrated(context, tasks, imitator)
+            return await play_experts(context, tasks, imitator)
 
     if "sft" not in stages or "collect" in stages or WORKERS in config.harnesses:
         return []
-    tasks = demonstrated_tasks(config, context.factory)
+    tasks = demonstration_tasks(config, context.factory)
     every = -(-len(tasks) // TRIED)
     try:
-        return solving(await play(tasks[::every]))
+        return solved_conversations(await play(tasks[::every]))
     except BadInput:
         if every == 1:
             raise
-    return solving(await play(tasks))
+    return solved_conversations(await play(tasks))

@@ -25,7 +25,7 @@ async def check_judges(config: RunConfig, judges: Judges) -> list[str]:
             if isinstance(part, AskedPart):
                 _check_model(config, f"{key}.rubric.{name}", part)
         if evaluates:
-            _check_by_itself(f"{key}.rubric", env.rubric)
+            _check_absolute_part(f"{key}.rubric", env.rubric)
     models = sorted(config.judging)
     for model in models:
         await check_answers(config, model, "a judge", judges.check)
@@ -47,7 +47,7 @@ async def check_answers(config: RunConfig, model: str, role: str, ask: Callable[
         raise refusal(f"models.{model}", f"{role} that answers", str(error), do) from error
 
 
-def _check_by_itself(where: str, rubric: Mapping[str, Any]) -> None:
+def _check_absolute_part(where: str, rubric: Mapping[str, Any]) -> None:
     """Refuse a rubric that scores no answer by itself in some domain: an evaluation has no group."""
     for domain in sorted({name for part in rubric.values() for name in part.domains}) or [""]:
         parts = of_domain(dict(rubric), domain).values()

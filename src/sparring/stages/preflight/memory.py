@@ -13,9 +13,9 @@ from sparring.model.hub import model_folder
 from sparring.model.outline import Outline, Size, outline
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.rl import CriticConfig, ImplicitConfig
-from sparring.stages.context import CHOSEN, LIVE, POLICY, TOLD, RunFiles
+from sparring.stages.context import CHOSEN, MEMORY_WARNING_KEY, ONLINE_STAGES, POLICY, RunFiles
 from sparring.stages.models.context_length import engine_of
-from sparring.stages.models.reference import AVERAGE, is_averaging, is_held, reference_model
+from sparring.stages.models.reference import AVERAGE, has_reference_model, is_averaging, reference_model
 from sparring.stages.preflight.machine import machine_memory
 from sparring.stages.runtime.saved import train_of
 
@@ -40,8 +40,8 @@ MOST_TOKENS = 1 << 17
 LATER = 160 << 20
 """Of libraries that a run imports after it was checked, and of its own record."""
 
-TRAINING = ("sft", "preference", "reward_model", *LIVE)
-SERVING = (*LIVE, "eval")
+TRAINING = ("sft", "preference", "reward_model", *ONLINE_STAGES)
+SERVING = (*ONLINE_STAGES, "eval")
 PLAYING = ("init", "collect", "sft", *SERVING)
 """Stages in which the world is played, whose judges answer until the stage ends."""
 SCALAR = " (scalar)"
@@ -127,7 +127,7 @@ def shapes_of(config: RunConfig, start: Path | None) -> dict[str, Outline]:
     Raises:
         BadInput: there is no such checkpoint, or the library makes no model of it.
     """
-    names = {POLICY, *(name for stage in config.run.stages for part in _asked(config, stage) for name in part)}
+    names = {POLICY, *(name for stage in config.run.stages for part in _other_models(config, stage) for name in part)}
     scalar = {name for name in (config.rl.reward_model,) if name}
     scalar |= {POLICY} if "reward_model" in config.run.stages else set()
     if learner := _learner(config):
@@ -160,11 +160,11 @@ def _estimate(config: RunConfig, shapes: Mapping[str, Outline], stage: str, proc
     learners = [shapes[section.model + head] for head in heads if section.model + head in shapes] if section else []
     learner = next(iter(learners), policy) if section else None
     trained = shapes.get(POLICY + SCALAR, policy) if stage == "reward_model" else policy
-    averaging = [name for name in config.run.stages if name in LIVE and is_averaging(config, name)]
-    averaged = _numbers(policy) if averaging else 0
+    averaging = [name for name in config.run.stages if name in ONLINE_STAGES and is_averaging(config, name)]
+    averaged = _num_trained(policy) if averaging else 0
     # of a float32 model the average is the weights of a model that is only asked
     beside = averaged * FLOAT if stage in averaging and policy.model.dtype.itemsize != FLOAT else 0
-    frozen, others = _asked(config, stage)
+    frozen, others = _other_models(config, stage)
     trainers = [trained] if stage in TRAINING else []
     trainers += [learner] if stage == "rl" and learner is not None else []
     serving = [POLICY] if stage in SERVING and config.engine.kind != "openai" else []
@@ -177,7 +177,7 @@ def _estimate(config: RunConfig, shapes: Mapping[str, Outline], stage: str, proc
     # the sums of the gradients, of all trainers; what micro-batches take is given back before another trainer's
     sums = sum(parameter.numel() * FLOAT for one, _ in sizes for parameter in one.trained)
     step = sums + max((int(SCATTERED * size.kept) + size.returned for _, size in sizes), default=0)
-    staged, packed = (part if stage in LIVE and serving else Size() for part in policy.staged())
+    staged, packed = (part if stage in ONLINE_STAGES and serving else Size() for part in policy.staged())
     # published weights take the place of the policy's sum
     published = sum(one.nbytes for one in trained.trained) if trainers else 0
     update, in_update = staged.total + packed.total, max(sums, published)
@@ -185,7 +185,7 @@ def _estimate(config: RunConfig, shapes: Mapping[str, Outline], stage: str, proc
     estimate = MemoryEstimate(
         stage=stage,
         parameters=policy.parameters,
-        trained=_numbers(policy),
+        trained=_num_trained(policy),
         learner=0 if learner is None else learner.parameters,
         averaged=averaged,
         process=process + LATER * (process > 0),
@@ -201,7 +201,7 @@ def _estimate(config: RunConfig, shapes: Mapping[str, Outline], stage: str, proc
     return estimate._replace(uncounted=int(UNCOUNTED * estimate.total) if process else 0)
 
 
-def _numbers(model: Outline) -> int:
+def _num_trained(model: Outline) -> int:
     return sum(one.numel() for one in model.trained)
 
 
@@ -227,11 +227,11 @@ def _learner(config: RunConfig) -> CriticConfig | ImplicitConfig | None:
     return (config.rl.critic or config.rl.implicit) if "rl" in config.run.stages else None
 
 
-def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
+def _other_models(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
     """Return the models that a stage has beside the policy and its learner: those whose weights are only computed with
     (a reference, a reward model, teachers over the whole vocabulary), and those with an engine of their own in this
     process."""
-    frozen = [reference_model(config)] if stage == "rl" and is_held(config) else []
+    frozen = [reference_model(config)] if stage == "rl" and has_reference_model(config) else []
     engines: list[str] = []
     if stage in SERVING:
         frozen += [config.rl.reward_model] if config.rl.reward_model is not None else []
@@ -290,6 +290,6 @@ def check_memory(files: RunFiles, shapes: Mapping[str, Outline]) -> list[str]:
     millions = estimate.parameters / 1e6
     about = f"memory: about {estimate.total / GIB:.2f} GiB of {here / GIB:.0f} GiB"
     facts = [f"{about} for {millions:.2f} million parameters, most of it in stage {estimate.stage}", *warnings]
-    files.store.put(TOLD, facts[-1])
+    files.store.put(MEMORY_WARNING_KEY, facts[-1])
     chosen = files.store.get(CHOSEN)
     return [*facts, f"memory: the largest parts: {estimate.largest()}", *([chosen] if chosen else [])]

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from sparring.errors import refusal
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.context import LIVE
+from sparring.stages.context import ONLINE_STAGES
 from sparring.stages.runtime.saved import is_held_out, train_of
 
 TRAINED = (
@@ -42,13 +42,13 @@ HELD_OUT = (
 )
 """Figures of the evaluation beside a stage, each behind `<stage>/eval/`."""
 
-STAGES = ("sft", "preference", "reward_model", *LIVE)
+STAGES = ("sft", "preference", "reward_model", *ONLINE_STAGES)
 
 
 def names_of(config: RunConfig, stage: str) -> tuple[str, ...]:
     """Return the metrics by which a stage of a run can be judged; a star stands for any name."""
     held_out = tuple(f"{stage}/eval/{name}" for name in HELD_OUT) if config.eval.every else ()
-    return (*held_out, *SAMPLED, *TRAINED) if stage in LIVE else TRAINED
+    return (*held_out, *SAMPLED, *TRAINED) if stage in ONLINE_STAGES else TRAINED
 
 
 def check_metrics(config: RunConfig) -> list[str]:
@@ -71,7 +71,7 @@ def check_metrics(config: RunConfig) -> list[str]:
 
 
 def _stops(config: RunConfig) -> Iterator[str]:
-    for stage in LIVE:
+    for stage in ONLINE_STAGES:
         stop = getattr(config, stage).stop
         if stop is None or stage not in config.run.stages:
             continue
@@ -83,7 +83,7 @@ def _stops(config: RunConfig) -> Iterator[str]:
 def _check(config: RunConfig, where: str, metric: str, names: tuple[str, ...] | list[str]) -> None:
     if any(fnmatchcase(metric, name) for name in names):
         return
-    beside = [stage for stage in LIVE if is_held_out(stage, metric)]
+    beside = [stage for stage in ONLINE_STAGES if is_held_out(stage, metric)]
     if beside and not config.eval.every and any(fnmatchcase(metric, f"{beside[0]}/eval/{name}") for name in HELD_OUT):
         do = "set eval.every, or name a metric of training"
         raise refusal(where, "a metric that the run has", f"{metric}, without evaluation beside training", do)

@@ -17,7 +17,7 @@ from sparring.protocols import EnvFactory, Renderer
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import POLICY, given_checkpoint, renderer_of
 from sparring.stages.data.demonstrations import Conversation, rendered, too_long
-from sparring.stages.init import trained_tokenizer
+from sparring.stages.init import fit_tokenizer
 from sparring.stages.models.context_length import max_context
 from sparring.types import Message, Task, ToolSpec
 
@@ -49,18 +49,20 @@ def check_rendering(
     from sparring.render.round_trip import check_round_trip
 
     demonstrated = [conversation.task for conversation in shown if conversation.task is not None]
-    own = _own_tools(factory, [*tasks, *demonstrated])
+    own = _tools_by_environment(factory, [*tasks, *demonstrated])
     tools = list({tool.name: tool for of_env in own.values() for tool in of_env}.values())
     with _renderer(config, shape, shown) as renderer:
         proven = check_round_trip(renderer, tools, config.render.control_tokens)
         facts = [f"render: {fact}" for fact in proven]
-        facts += _thinks(config, renderer)
-        facts += [f"render: {fact}" for fact in _brought(held, tools, renderer)] + _sampling(config, shape, renderer)
-        _compiles(held, renderer)
+        facts += _check_thinking(config, renderer)
+        facts += [f"render: {fact}" for fact in _check_agent_tools(held, tools, renderer)] + _check_sampling(
+            config, shape, renderer
+        )
+        _check_constraints(held, renderer)
         prompted = demonstrated if demonstrated and given_checkpoint(config) is None else tasks
         prompted = list({task.id: task for task in prompted}.values())  # a short file comes again and again
         lengths = [len(renderer.render(task.messages, own[task.env]).tokens) for task in prompted]
-        others = _asked(held, renderer, shape)
+        others = _prompt_lengths(held, renderer, shape)
         room = max_context(shape, config.engine, config.models[POLICY].dtype)
         if min(lengths) >= shape.max_positions:
             raise too_long(f"task {prompted[0].id}", shape.max_positions, f"a prompt of {lengths[0]}, tools included")
@@ -79,12 +81,12 @@ def check_rendering(
     return facts
 
 
-def _own_tools(factory: EnvFactory, tasks: Sequence[Task]) -> dict[str, Sequence[ToolSpec]]:
+def _tools_by_environment(factory: EnvFactory, tasks: Sequence[Task]) -> dict[str, Sequence[ToolSpec]]:
     """Return the tools that the world of each environment has before it knows its task, by the environment's name."""
     return {env: factory_of(factory, task).make().tools for env, task in {t.env: t for t in tasks}.items()}
 
 
-def _thinks(config: RunConfig, renderer: Renderer) -> list[str]:
+def _check_thinking(config: RunConfig, renderer: Renderer) -> list[str]:
     """Say where prompts begin a thought though the model is not to think: the format has no switch for it."""
     prompt = renderer.render([Message(role="user", content="Who?")], ()).tokens
     controls = {*renderer.control_ids.values(), *renderer.stop_ids}
@@ -94,7 +96,7 @@ def _thinks(config: RunConfig, renderer: Renderer) -> list[str]:
     return ["render: every reply begins inside a thought: models.policy.thinking = false has no effect in this format"]
 
 
-def _brought(held: Sequence[Conversation], own: Sequence[ToolSpec], renderer: Renderer) -> list[str]:
+def _check_agent_tools(held: Sequence[Conversation], own: Sequence[ToolSpec], renderer: Renderer) -> list[str]:
     """Prove calls of the tools that agents bring: those of the requests that were played, beside the world's own.
 
     Raises:
@@ -108,7 +110,7 @@ def _brought(held: Sequence[Conversation], own: Sequence[ToolSpec], renderer: Re
     return [f"{check_tool_calls(renderer, brought)} (of a task or an agent)"] if brought else []
 
 
-def _asked(held: Sequence[Conversation], renderer: Renderer, shape: Outline) -> list[int]:
+def _prompt_lengths(held: Sequence[Conversation], renderer: Renderer, shape: Outline) -> list[int]:
     """Return the length, in tokens, of what was asked first in each conversation that was played, as its agent asked
     it: a task may have tools of its own. One that is too long is no error unless all are.
 
@@ -128,7 +130,7 @@ def _asked(held: Sequence[Conversation], renderer: Renderer, shape: Outline) -> 
     return lengths
 
 
-def _sampling(config: RunConfig, shape: Outline, renderer: Renderer) -> list[str]:
+def _check_sampling(config: RunConfig, shape: Outline, renderer: Renderer) -> list[str]:
     """Refuse sampling settings of `[rollout]` that the engine does not take, and text rules that do not compile."""
     from sparring.engine.check import problem_of
 
@@ -145,7 +147,7 @@ def _sampling(config: RunConfig, shape: Outline, renderer: Renderer) -> list[str
     return [f"rollout: every reply is held to its {sampling.constraint.kind.replace('_', ' ')}"]
 
 
-def _compiles(held: Sequence[Conversation], renderer: Renderer) -> None:
+def _check_constraints(held: Sequence[Conversation], renderer: Renderer) -> None:
     """Compile the constraints that the environment puts on replies.
 
     Raises:
@@ -174,5 +176,5 @@ def _renderer(config: RunConfig, shape: Outline, shown: Sequence[Conversation]) 
     if shape.vocab_size < MIN_VOCAB_SIZE:
         raise refusal("models.policy.init.vocab_size", f"at least {MIN_VOCAB_SIZE}", str(shape.vocab_size), "raise it")
     with tempfile.TemporaryDirectory() as folder:
-        trained_tokenizer(shown[:SOME], shape.vocab_size, Path(folder))
+        fit_tokenizer(shown[:SOME], shape.vocab_size, Path(folder))
         yield renderer_of(config, Path(folder))

@@ -27,7 +27,7 @@ from sparring.stages.models.objective import check_imitation, check_online
 from sparring.stages.models.reference import check_reference
 from sparring.stages.models.reward_scorers import check_reward_model
 from sparring.stages.models.role_models import check_roles
-from sparring.stages.models.teacher_format import check_read
+from sparring.stages.models.teacher_format import check_unused_settings
 from sparring.stages.models.teachers import check_collect, check_distill
 from sparring.stages.preflight.engine import check_engine
 from sparring.stages.preflight.environment import check_environment, check_repeats, check_shown, first_tasks
@@ -58,8 +58,8 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
         BadInput: the run would fail, and why.
     """
     config, factory, start = context.config, context.factory, given_checkpoint(context.config)
-    facts = _stages(config) + check_metrics(config)
-    check_read(config)
+    facts = _check_stages(config) + check_metrics(config)
+    check_unused_settings(config)
     if start is not None:
         outline_of(start)
     shapes = shapes_of(config, start)
@@ -68,7 +68,7 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
     facts += check_reward_model(context, factory, start) + check_collect(config) + check_distill(config, factory)
     facts += check_roles(config, factory)
     facts += check_sizes(config, shape) + check_memory(context, shapes)
-    _sampling(config)
+    _check_sampling(config)
     facts += check_engine(config, shape)
     if "rl" in config.run.stages:
         if config.rl.preference is None:
@@ -86,7 +86,7 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
     if "rl" in config.run.stages:
         facts += ["rollouts: the window cannot deadlock", correction_chosen(config)]
     facts += await check_judges(config, context.judges) + await check_teachers_answer(context)
-    facts += _held_out(context, factory) + check_beside(config, factory)
+    facts += _check_held_out(context, factory) + check_beside(config, factory)
     tasks = first_tasks(config, factory)
     check_repeats(config, factory, tasks)
     check_shown(config, factory)
@@ -95,8 +95,8 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
         check_sandbox(config.sandbox)
         facts.append(f"sandbox: {config.sandbox.bwrap} isolates a command on this machine")
         facts += check_files(config, context.harness)
-    facts += await _proven(config, factory, context.boxes, tasks)
-    environment_facts, held, shown = await _played(context, tasks, rehearsal)
+    facts += await _check_programs(config, factory, context.boxes, tasks)
+    environment_facts, held, shown = await _play_tasks(context, tasks, rehearsal)
     about, compared = check_compared(config, factory)
     shown += compared
     about += check_online(config) + check_imitation(config)
@@ -104,7 +104,7 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
     return facts + check_model(config, shape)
 
 
-async def _played(
+async def _play_tasks(
     context: Context, tasks: Sequence[Task], rehearsal: Rehearsal | None
 ) -> tuple[list[str], list[Conversation], list[Conversation]]:
     """Play tasks of each environment. Return what was found, the conversations that were held and those to imitate."""
@@ -114,14 +114,14 @@ async def _played(
     return facts, held, shown
 
 
-async def _proven(config: RunConfig, factory: EnvFactory, boxes: Boxes, tasks: Sequence[Task]) -> list[str]:
+async def _check_programs(config: RunConfig, factory: EnvFactory, boxes: Boxes, tasks: Sequence[Task]) -> list[str]:
     if not config.sandbox.enabled and any(task.box is not None for task in tasks):
         return []
     proven, rows = await factory.prove(boxes)
     return [f"env: {proven} of {rows} rows have a right program, which passes their tests"] if proven else []
 
 
-def _stages(config: RunConfig) -> list[str]:
+def _check_stages(config: RunConfig) -> list[str]:
     stages, start = config.run.stages, given_checkpoint(config)
     if list(stages) != sorted(stages, key=ORDER.index):
         order = " -> ".join(sorted(stages, key=ORDER.index))
@@ -138,7 +138,7 @@ def _stages(config: RunConfig) -> list[str]:
     return [f"stages: {' -> '.join(stages)}"]
 
 
-def _sampling(config: RunConfig) -> None:
+def _check_sampling(config: RunConfig) -> None:
     if not {"rl", "distill"} & set(config.run.stages):
         return
     greedy = (("temperature", 0, "above 0", "raise"), ("top_k", 1, "0, or 2 and more,", "raise"))
@@ -148,7 +148,7 @@ def _sampling(config: RunConfig) -> None:
             raise refusal(f"rollout.{key}", f"{expected} while the run trains", f"{got:g}", why)
 
 
-def _held_out(files: RunFiles, factory: EnvFactory) -> list[str]:
+def _check_held_out(files: RunFiles, factory: EnvFactory) -> list[str]:
     """Refuse an evaluation of more held-out tasks than there are, and files that train on them.
 
     Raises:

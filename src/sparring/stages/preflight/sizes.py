@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparring.errors import refusal
 from sparring.model.outline import Outline
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.context import LIVE
+from sparring.stages.context import ONLINE_STAGES
 from sparring.stages.preflight.machine import machine_memory
 from sparring.stages.preflight.memory import GIB
 
@@ -27,12 +27,12 @@ def check_sizes(config: RunConfig, shape: Outline) -> list[str]:
         do = "lower it: a turn ends with the context anyway"
         raise refusal("rollout.max_turn_tokens", expected, str(rollout.max_turn_tokens), do)
     here, warnings = machine_memory(), []
-    for stage in LIVE:
+    for stage in ONLINE_STAGES:
         if stage not in config.run.stages:
             continue
         groups = getattr(config, stage).groups_per_step
-        group = held_by(config, shape, groups=1, lag=0)
-        step = held_by(config, shape, groups=groups, lag=rollout.max_lag)
+        group = record_bytes(config, shape, groups=1, lag=0)
+        step = record_bytes(config, shape, groups=groups, lag=rollout.max_lag)
         if step <= here:
             continue
         many = group > here
@@ -49,7 +49,7 @@ def check_sizes(config: RunConfig, shape: Outline) -> list[str]:
     return warnings
 
 
-def held_by(config: RunConfig, shape: Outline, *, groups: int, lag: int) -> int:
+def record_bytes(config: RunConfig, shape: Outline, *, groups: int, lag: int) -> int:
     """Return the bytes that the record of so many groups takes, of `lag` further steps too: of rollouts that sample as
     much as they may."""
     rollout = config.rollout

@@ -21,7 +21,7 @@ async def check_teachers_answer(context: Context) -> list[str]:
     config, facts = context.config, []
     by_stage = (
         ("collect", config.collect.by_domain, context.judges.check),
-        ("distill", config.distill.teachers, partial(_judges_tokens, config, context.cluster)),
+        ("distill", config.distill.teachers, partial(_score_a_token, config, context.cluster)),
     )
     for stage, routes, ask in by_stage:
         if stage not in config.run.stages or context.done(stage) is not None:
@@ -33,7 +33,7 @@ async def check_teachers_answer(context: Context) -> list[str]:
     return facts
 
 
-async def _judges_tokens(config: RunConfig, cluster: Cluster, name: str) -> None:
+async def _score_a_token(config: RunConfig, cluster: Cluster, name: str) -> None:
     engine = cluster.engine(name, path=str(teacher_folder(config, name)))
     stage = config.distill
     try:

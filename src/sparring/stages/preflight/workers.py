@@ -70,13 +70,13 @@ class Rehearsal:
                 self.own_tools |= own
                 rollout.fail(f"the world has no tool {', '.join(sorted(own))}")
                 return
-            messages += [reply, *(_called(rollout, call) for call in calls)]
+            messages += [reply, *(_answer_call(rollout, call) for call in calls)]
             if not calls:
                 break
         rollout.finish()
 
 
-def _called(rollout: ClaimedRollout, call: Mapping[str, Any]) -> dict[str, Any]:
+def _answer_call(rollout: ClaimedRollout, call: Mapping[str, Any]) -> dict[str, Any]:
     """Run a call of a reply in the world; return the message that answers it."""
     function = call["function"]
     try:

@@ -18,7 +18,7 @@ from sparring.store.sqlite import SqliteStore
 from sparring.types import Task
 
 
-class Other(msgspec.Struct, frozen=True, kw_only=True):
+class BaselineResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of another run, or of a file of `sparring eval`. `tokens_trained`: by the last stage that
     trained them, None where nobody knows."""
 
@@ -35,12 +35,12 @@ def check_against(files: RunFiles, tasks: Sequence[Task]) -> list[str]:
     Raises:
         BadInput: a result is missing, has another task by the same name, or has no task in common.
     """
-    digests, kept = {task.id: digest(task) for task in tasks}, others(files)
+    digests, kept = {task.id: digest(task) for task in tasks}, stored_baselines(files)
     facts = []
     for name, path in files.config.eval.against.items():
         where = f"eval.against.{name}"
         other = kept[name] if name in kept else _read(where, path)
-        facts.append(_check(where, path, other.evaluation, digests))
+        facts.append(_check_same_tasks(where, path, other.evaluation, digests))
     return facts
 
 
@@ -56,10 +56,10 @@ def remember_others(files: RunFiles) -> None:
             files.store.put(_key(name), msgspec.to_builtins(_read(f"eval.against.{name}", path)))
 
 
-def others(files: RunFiles) -> dict[str, Other]:
+def stored_baselines(files: RunFiles) -> dict[str, BaselineResult]:
     """Return the results of `[eval] against` that this run keeps, by name."""
     stored = {name: files.store.get(_key(name)) for name in files.config.eval.against}
-    return {name: msgspec.convert(value, Other) for name, value in stored.items() if value is not None}
+    return {name: msgspec.convert(value, BaselineResult) for name, value in stored.items() if value is not None}
 
 
 def last_evaluated(results: Mapping[str, Any]) -> Any | None:
@@ -71,7 +71,7 @@ def _key(name: str) -> str:
     return f"against/{name}"
 
 
-def _check(where: str, path: str, other: Evaluation, digests: Mapping[str, str]) -> str:
+def _check_same_tasks(where: str, path: str, other: Evaluation, digests: Mapping[str, str]) -> str:
     other_tasks = other.tasks
     common = digests.keys() & other_tasks.keys()
     expected, do = (
@@ -86,7 +86,7 @@ def _check(where: str, path: str, other: Evaluation, digests: Mapping[str, str])
     return f"{where}: {len(common)} of {len(digests)} held-out tasks are in {path}"
 
 
-def _read(where: str, path: str) -> Other:
+def _read(where: str, path: str) -> BaselineResult:
     """Read a file of `sparring eval`, or the result of the last weights that a run evaluated.
 
     Raises:
@@ -94,16 +94,16 @@ def _read(where: str, path: str) -> Other:
     """
     place = Path(path)
     if place.suffix == ".json":
-        return Other(evaluation=read_result(place).evaluation)
-    result = _evaluated(place)
+        return BaselineResult(evaluation=read_result(place).evaluation)
+    result = _last_result(place)
     if result is None:
         expected = "the folder of a run whose stage eval is done, or an evaluation.json"
         got = "a run that has evaluated nothing" if place.is_dir() else "no folder"
         raise refusal(where, expected, f"{got}: {path}", "run it first")
-    return Other(evaluation=msgspec.convert(result, Evaluation), tokens_trained=_tokens_trained(place))
+    return BaselineResult(evaluation=msgspec.convert(result, Evaluation), tokens_trained=_tokens_trained(place))
 
 
-def _evaluated(folder: Path) -> Any | None:
+def _last_result(folder: Path) -> Any | None:
     if not (folder / "store.sqlite").is_file():
         return None
     store = SqliteStore(folder / "store.sqlite", read_only=True)

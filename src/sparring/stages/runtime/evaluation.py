@@ -57,7 +57,7 @@ async def evaluate_folder(context: Context, folder: str, plan: EvalPlan, model: 
         engine = context.cluster.engine(model, path=folder)
         others = open_role_engines(context.config, context.cluster)
         try:
-            findings = await _sampled(played, engine, Path(folder), plan, others)
+            findings = await _sample_missing(played, engine, Path(folder), plan, others)
         finally:
             for opened in (engine, *others.values()):
                 await opened.close()
@@ -83,7 +83,7 @@ def check_lost(result: Evaluation, most: float, name: str) -> None:
     )
 
 
-async def _sampled(
+async def _sample_missing(
     context: Context, engine: Engine, folder: Path, plan: EvalPlan, others: Mapping[str, Engine]
 ) -> dict[int, Finding]:
     """Run the rollouts that are missing. The sink is told of each under the name of the plan's stage."""

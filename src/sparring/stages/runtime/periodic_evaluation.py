@@ -16,7 +16,7 @@ from sparring.rollout.evaluator import Evaluator
 from sparring.rollout.load import EvalShare
 from sparring.rollout.metrics import Warnings
 from sparring.rollout.runner import RolloutRunner
-from sparring.stages.context import LIVE, Context
+from sparring.stages.context import ONLINE_STAGES, Context
 from sparring.stages.runtime.evaluation import check_lost, held_out
 
 
@@ -80,8 +80,8 @@ def check_beside(config: RunConfig, factory: EnvFactory) -> list[str]:
     """
     if not config.eval.every:
         return []
-    if not set(LIVE) & set(config.run.stages):
-        expected = f"0 without a stage beside which it evaluates ({', '.join(LIVE)})"
+    if not set(ONLINE_STAGES) & set(config.run.stages):
+        expected = f"0 without a stage beside which it evaluates ({', '.join(ONLINE_STAGES)})"
         raise refusal("eval.every", expected, str(config.eval.every), "leave it out")
     if config.engine.live_kv == "drain":
         got = f'{config.eval.every}, with engine.live_kv = "drain"'

@@ -12,8 +12,8 @@ from sparring.observe.evaluation import Comparison, Evaluation, compare, narrowe
 from sparring.observe.statistics import Estimate
 from sparring.observe.whole_file import write_whole
 from sparring.protocols import EnvFactory, Store
-from sparring.stages.context import LIVE, Context, RunFiles
-from sparring.stages.runtime.baselines import last_evaluated, others
+from sparring.stages.context import ONLINE_STAGES, Context, RunFiles
+from sparring.stages.runtime.baselines import last_evaluated, stored_baselines
 from sparring.stages.runtime.elapsed import peak_rss, wall_s
 from sparring.stages.runtime.raised import raises_key
 
@@ -53,7 +53,7 @@ def write_summary(context: Context) -> dict[str, Any]:
         "lag_max": rl.get("lag_max"),
         "best": _of_stages(context, "best"),
         "ended_early": _of_stages(context, "ended_early"),
-        "raised": {stage: raises for stage in LIVE if (raises := _raises(context.store, stage))},
+        "raised": {stage: raises for stage in ONLINE_STAGES if (raises := _raises(context.store, stage))},
         "overlap_share": rl["overlap_s"] / rl["step_s"] if rl.get("step_s") else None,
         "wall_s": {stage: wall_s(context.store, stage) for stage in context.config.run.stages},
         "peak_rss_bytes": peak_rss(context.store),
@@ -124,7 +124,7 @@ def _against(files: RunFiles, last: Mapping[str, Any]) -> dict[str, Any]:
     """
     by_name = {}
     own = msgspec.convert(last, Evaluation) if last else None
-    for name, other in others(files).items() if own is not None else ():
+    for name, other in stored_baselines(files).items() if own is not None else ():
         compared = compare(other.evaluation, own)
         baseline = narrowed(other.evaluation, own)
         by_name[name] = {
