@@ -1,5 +1,5 @@
-"""Traces of a teacher, its reasoning included, on the environment's training tasks: what the sft stage then
-imitates."""
+"""The collect stage: a teacher plays the environment's training tasks, and the sft stage imitates its traces, reasoning
+included."""
 
 from __future__ import annotations
 
@@ -37,24 +37,23 @@ from sparring.types import Message, Task
 
 FILE = "traces.jsonl"
 FRESH = "collect/fresh_seeds"
-"""The store's key of whether a task that comes again has other random numbers."""
+"""Key in the store: whether a task that comes again gets other random numbers."""
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Roll the teacher out and write `<run>/collect/traces.jsonl`, a conversation a line, in the order of the tasks.
+    """Roll the teacher out and write `<run>/collect/traces.jsonl`, one conversation a line, in the order of the tasks.
 
-    What is done with a task is recorded when all its rollouts have ended, so that a run that goes on asks for the
-    others alone; one that the infrastructure broke is asked for again, unless the stage ends without it.
+    The result of a task is recorded when all its rollouts have ended, so a resume plays the remaining tasks alone. A
+    task with a rollout that the infrastructure broke is recorded only when the stage ends.
 
     Returns:
-        `data`, the file; `tasks`; `traces`, how many conversations it holds; `rollouts`; of these `failed`, which the
-        infrastructure broke and which say nothing, `unscored`, to which the world gave no reward, and `unfinished`,
-        which a limit cut short, `full` of them at the end of a context: none of them is kept; and `unsaid`,
-        conversations left out because the policy that is to imitate them cannot say them: its chat format cannot, or
-        they are longer than its context.
+        `data`: the file. `tasks`, `traces`, `rollouts`: their numbers. Rollouts without a trace: `failed` (the
+        infrastructure broke), `unscored` (the environment gave no reward), `unfinished` (a limit cut them short)
+        and `full` (unfinished at the end of a context). `unsaid`: traces left out because the policy's chat format
+        or its context cannot hold them.
 
     Raises:
-        BadInput: no rollout earned enough to be kept, or more than one in ten cannot be imitated.
+        BadInput: no rollout earned `min_reward`, or the policy cannot imitate more than one trace in ten.
     """
     config = context.config.collect
     source = context.factory.tasks("train", context.config.run.seed)
@@ -94,7 +93,7 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def _no_traces(totals: Mapping[str, int], failure: str) -> BadInput:
-    """Return the refusal of a teacher of whom nothing is kept; `failure` is the first one's message."""
+    """Return the refusal of a teacher without any trace; `failure` is the message of the first failed rollout."""
     why = "{failed} failed, {unscored} had no reward, {unfinished} were cut short".format(**totals)
     if totals["full"]:
         why += f" ({totals['full']} of these at the end of the context, of the policy or of the teacher)"
@@ -107,8 +106,7 @@ def _no_traces(totals: Mapping[str, int], failure: str) -> BadInput:
 async def _collect_task(
     context: Context, teacher: RolloutRunner, gate: asyncio.Semaphore, index: int, task: Task, ended: Iterator[int]
 ) -> dict[str, Any]:
-    """Roll one task out, unless the run has its result already, and return the result. `ended` counts tasks that
-    are."""
+    """Return the recorded result of a task, or play the task and record it; `ended` counts finished tasks."""
     collected = context.store.get(f"collect/{index}")
     if collected is None:
         group = f"collect/{index}" if context.store.get(FRESH) else None
@@ -136,9 +134,11 @@ async def _roll_out(
 
 
 def _task_result(config: RunConfig, factory: EnvFactory, task: Task, finished: Sequence[Finished]) -> dict[str, Any]:
-    """Return the traces of one task: of each role of the policy those of the first `keep` rollouts that earned
-    `min_reward`, one for each branch of its agents; rollouts that were cut short have none. A trace of a world of
-    several roles says whose it is."""
+    """Return the counts of a task's rollouts and the traces to keep.
+
+    Kept are, for each role of the policy, the first `keep` completed rollouts that earned `min_reward`, with one trace
+    for each branch of their conversations. In an environment of several roles a trace names its role.
+    """
     section, tools = config.collect, factory.make().tools
     several = len(roles_of(factory_of(factory, task).make())) > 1
     by_role: dict[str, list[list[dict[str, Any]]]] = {}
@@ -167,11 +167,13 @@ def _task_result(config: RunConfig, factory: EnvFactory, task: Task, finished: S
 
 
 def _sayable(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the traces that the policy could have sampled: a chat template may change a malformed reply, such as one
-    with half a tool call in its text, and a teacher may have said more than the policy has positions for.
+    """Return the traces that the policy could have sampled.
+
+    A chat template may change a malformed reply, such as one with half a tool call in its text, and a teacher may have
+    said more than the policy has positions for.
 
     Raises:
-        BadInput: fewer than nine in ten remain; it names the reason for the first that does not.
+        BadInput: fewer than nine in ten remain; the message is that of the first refused trace.
     """
     source, tools = context.input("sft"), context.factory.make().tools
     renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions
@@ -195,8 +197,8 @@ def _sayable(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str,
 
 @asynccontextmanager
 async def _open_teacher(context: Context, name: str, others: Mapping[str, Engine]) -> AsyncIterator[RolloutRunner]:
-    """Open the runner of rollouts in which the model `name` of the recipe speaks for the policy, and `others` for the
-    roles that `[rollout] roles` gives them."""
+    """Open the runner of rollouts in which the model `name` of the recipe plays the policy's roles; `others` are the
+    engines of all other roles."""
     config = context.config
     spec, sampling = config.models[name], config.rollout.sampling()
     recorder: SessionRecorder

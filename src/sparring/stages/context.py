@@ -1,4 +1,4 @@
-"""The context of a run: the parts that every stage is handed."""
+"""The parts of a run that every stage is handed, and the files that stages leave."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from sparring.protocols import Engine, Renderer
 
 MEMORY_WARNING_KEY = "memory"
-"""Under this key of the store, what was last said of the run's memory."""
+"""Key in the store: the last sentence of `sparring check` about the run's memory."""
 CHOSEN = "memory/token_budget"
-"""Under this key of the store, what was said of the `train.token_budget` that the machine chose when the run began."""
+"""Key in the store: the sentence about the `train.token_budget` that the machine chose when the run began."""
 ORDER = ("init", "collect", "sft", "preference", "reward_model", "rl", "distill", "eval", "export")
 ONLINE_STAGES = ("rl", "distill")
-"""Stages that train what they sample, and so publish what they train."""
+"""Stages that train on what the policy samples meanwhile, so they publish weights."""
 NON_POLICY_STAGES = ("collect", "reward_model", "eval")
 """Stages whose output is not the policy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repetition:
-    """Repetition of recorded steps of a live stage, in a copy of its run.
+    """Repetition of recorded steps of an online stage, in a copy of its run.
 
     Attributes:
-        last_step: steps after it are not repeated.
-        updates: makes the part that the loop publishes to, of the policy's engine and the checkpoint folder that it
-            serves.
+        last_step: last step to repeat.
+        updates: function of the policy's engine and its checkpoint folder; returns the part that takes published
+            weights.
     """
 
     last_step: int
@@ -46,23 +46,23 @@ class Repetition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFiles:
-    """Files of a run, by its recipe and its record: which weights a stage begins with, and which it wrote."""
+    """Recipe, folder and record of a run, with the weights that each stage reads and writes."""
 
     config: RunConfig
     folder: Path
     store: Store
 
     def output(self, stage: str) -> Path:
-        """Return the Hugging Face or adapter folder that `stage` writes (whether or not it exists yet)."""
+        """Return the Hugging Face or adapter folder that `stage` writes, whether or not it exists yet."""
         start = given_checkpoint(self.config) if stage == "init" else None
         return start or self.folder / stage / "model"
 
     def input(self, stage: str) -> Path:
-        """Return the Hugging Face or adapter folder that `stage` starts from: what the nearest finished stage before it
-        wrote, or the checkpoint that the recipe names.
+        """Return the Hugging Face or adapter folder that `stage` starts from: the output of the nearest finished stage
+        before, or the checkpoint that the recipe names.
 
         Raises:
-            BadInput: no stage before it has run, and no checkpoint is named; or what the stage wrote is gone.
+            BadInput: there is neither, or the output of the stage before was deleted.
         """
         before = self.before(stage)
         if before is not None:
@@ -82,21 +82,21 @@ class RunFiles:
         )
 
     def before(self, stage: str) -> str | None:
-        """Return the nearest finished stage before one whose output is the policy; None where there is none."""
+        """Return the nearest finished stage before `stage` whose output is the policy, or None."""
         stages = reversed(ORDER[: ORDER.index(stage)])
         return next((each for each in stages if each not in NON_POLICY_STAGES and self.done(each) is not None), None)
 
     def done(self, stage: str) -> dict[str, Any] | None:
-        """Return the recorded result of a finished stage, or None."""
+        """Return the recorded result of a finished stage; None for an unfinished one."""
         return self.store.get(f"stage/{stage}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context(RunFiles):
-    """The parts that all stages of a run share. Whoever made it closes them.
+    """Parts that all stages of a run share. Their maker closes them.
 
     Attributes:
-        repetition: of recorded steps, where a stage runs for that; None where it trains.
+        repetition: steps to repeat instead of training, or None.
     """
 
     sink: Sink

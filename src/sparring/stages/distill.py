@@ -1,5 +1,5 @@
-"""On-policy distillation: the policy samples in live rollouts, and teachers say what they would have. What is the
-stage's own; `stages/runtime/online.py` runs it."""
+"""The distill stage, on-policy distillation: teachers give log-probabilities for the tokens that the policy samples in
+live rollouts. `stages/runtime/online.py` has the training."""
 
 from __future__ import annotations
 

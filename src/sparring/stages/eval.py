@@ -1,4 +1,4 @@
-"""Held-out tasks before and after training, sampled at training temperature, with a 95 % interval."""
+"""The eval stage: held-out tasks before and after training, sampled at training temperature, with a 95 % interval."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from sparring.types import Task
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Evaluate the weights of every stage that `[eval] checkpoints` names and the run has: its best or its last
-    (`[eval] weights`).
+    """Evaluate the best or the last weights (`[eval] weights`) of every finished stage that `[eval] checkpoints` names.
 
     Returns:
-        Per checkpoint, for `teacher/<name>` with `[eval] teachers`, and for `no_tool` (the last checkpoint with the
-        tool host switched off), an `Evaluation` as plain data.
+        One `Evaluation` as plain data for each checkpoint; with `[eval] teachers` for each `teacher/<name>`; and
+        with `no_tool_tasks` for `no_tool`, the last checkpoint without its tool host.
 
     Raises:
-        EvaluationFailed: infrastructure or judge broke too many rollouts of one.
+        EvaluationFailed: infrastructure or judge broke too many rollouts of an evaluation.
     """
     config = context.config.eval
     tasks = held_out(context.config, context.factory, config.tasks)
@@ -58,8 +57,8 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def _weights_of_stage(context: Context, stage: str) -> Path:
-    """Return the weights of a stage that are evaluated. An evaluation that has begun goes on with those that it began
-    with; before anybody noted which, they were the last.
+    """Return the folder of the weights to evaluate. An evaluation that resumes keeps the choice it began with; records
+    without a choice mean the last weights.
 
     Raises:
         BadInput, StoreError: as `chosen_weights`.
@@ -77,7 +76,7 @@ def _weights_of_stage(context: Context, stage: str) -> Path:
 async def _evaluate_once(
     context: Context, label: str, folder: Path, tasks: Sequence[Task], model: str = POLICY
 ) -> dict[str, Any]:
-    """Return one evaluation, unless the run already has it."""
+    """Return an evaluation, from the record if the run has it."""
     recorded = context.store.get(f"eval/{label}")
     if recorded is not None:
         return recorded
@@ -89,7 +88,7 @@ async def _evaluate_once(
 
 
 def _tasks_by_teacher(files: RunFiles, tasks: Sequence[Task]) -> dict[str, list[Task]]:
-    """Return `tasks` by the teacher that teaches them, the policy left out, for `[eval] teachers`."""
+    """Return the tasks of each teacher for `[eval] teachers`, without those that the policy teaches itself."""
     stage = files.config.distill
     by_teacher: dict[str, list[Task]] = {}
     for task in tasks if files.config.eval.teachers and files.done("distill") is not None else ():

@@ -1,4 +1,4 @@
-"""A fresh model: a tokenizer trained on the environment's own text, and random weights of the configured shape."""
+"""The init stage: a tokenizer trained on the environment's own text, and random weights of the configured shape."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Write `<run>/init/model`, unless `[models.policy] path` names a checkpoint.
+    """Write a fresh model to `<run>/init/model`, unless `[models.policy] path` names a checkpoint.
 
     Returns:
-        `model`: the folder; for a fresh one also `parameters` and `vocab_size`.
+        `model`: the folder; for a fresh model also `parameters` and `vocab_size`.
     """
     spec = context.config.models[POLICY]
     if spec.init is None:
@@ -52,7 +52,7 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def copy_tokenizer(folder: Path, out: Path) -> None:
-    """Take the tokenizer and the chat format of a checkpoint folder over to `out`."""
+    """Copy the tokenizer and the chat format of a checkpoint folder to `out`."""
     out.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER_FILES:
         if (folder / name).exists():
@@ -62,10 +62,10 @@ def copy_tokenizer(folder: Path, out: Path) -> None:
 
 
 def fit_tokenizer(shown: Sequence[Conversation], vocab_size: int, out: Path) -> None:
-    """Train a tokenizer on conversations as the renderer writes them, cut at its special tokens, and write it to `out`.
+    """Train a tokenizer on rendered conversations, cut at special tokens, and write it to `out`.
 
-    A tokenizer without merges renders them first, so the tool header, the JSON and the tool's answers are in the form
-    that the policy will see.
+    A tokenizer without merges renders them, so that the tool header, the JSON and the tools' answers have the form that
+    the policy will see.
     """
     from sparring.render.load import load_renderer
     from sparring.render.train_tokenizer import MIN_VOCAB_SIZE, train_tokenizer

@@ -1,4 +1,4 @@
-"""The policy learns from replies that somebody compared or labelled: DPO and its relatives."""
+"""The preference stage: the policy learns from compared or labelled replies (DPO and its relatives)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sparring.algo.loss.preference.pairs import PairLoss
 
 Unit = list[Sample]
-"""A pair; with KTO a labelled reply and its mismatched one."""
+"""A pair of replies; with KTO one labelled reply and its mismatched copy."""
 
 SHOWN = {"loss": "loss_preference", "accuracy": "accuracy", "reward_margin": "reward_margin"}
 
@@ -35,11 +35,11 @@ SHOWN = {"loss": "loss_preference", "accuracy": "accuracy", "reward_margin": "re
 async def run(context: Context) -> dict[str, Any]:
     """Train the stage's input on preferences and write a Hugging Face folder, or an adapter's.
 
-    The reference is the input itself: its log-probabilities are computed once, by the trainer, before it changes.
+    The reference is the input itself. The trainer computes its log-probabilities once, before the first step.
 
     Returns:
-        `rows` (of the data that are trained), `tokens_trained`, `loss`, `accuracy` and `reward_margin` of the last
-        step, `held_out` (accuracy with its interval; None where nothing is) and `model`, the folder.
+        `rows`: number of trained rows. `tokens_trained`. `loss`, `accuracy`, `reward_margin`: values of the last
+        step. `held_out`: accuracy on held-out rows with its interval, or None. `model`: the folder.
     """
     from sparring.algo.loss.imitate import ImitateLoss
     from sparring.algo.loss.preference.load import load_preference
@@ -77,7 +77,7 @@ async def run(context: Context) -> dict[str, Any]:
 def _units(
     section: PreferenceConfig, tools: Sequence[ToolSpec], renderer: Renderer, rows: Sequence[Preference], longest: int
 ) -> Iterator[Unit]:
-    """Yield pairs; with KTO each reply alone."""
+    """Yield pairs; with KTO single replies."""
     single = isinstance(section.loss, KtoConfig)
     for row in rows:
         unit = []
@@ -93,8 +93,8 @@ def _units(
 
 
 def _with_mismatched(units: Sequence[Unit], longest: int, seed: int) -> list[Unit]:
-    """Pair each reply with a mismatched row: its prompt and the next reply to another one, in an order that the seed
-    decides."""
+    """Pair each reply with a mismatched row: the same prompt with the next reply to another prompt, in an order that
+    depends on the seed."""
     rows = [row for unit in units for row in unit]
     order = sorted(rows, key=lambda row: xxhash.xxh3_64_intdigest(f"kto/{seed}/{row.id}".encode()))
     place = {row.id: number for number, row in enumerate(order)}
@@ -113,7 +113,7 @@ def _prompt(row: Sample) -> tuple[int, ...]:
 
 
 async def _with_reference(trainer: Trainer, units: Sequence[Unit]) -> list[Unit]:
-    """Return the units with what the trainer's model says of them now as the annotation `reference`."""
+    """Annotate the rows with log-probabilities of the trainer's present model, as `reference`."""
     rows = [row for unit in units for row in unit]
     outputs = iter(await trainer.forward(rows, frozenset({"logprob"})))
     return [
@@ -122,8 +122,8 @@ async def _with_reference(trainer: Trainer, units: Sequence[Unit]) -> list[Unit]
 
 
 async def _held_out_accuracy(trainer: Trainer, loss: PairLoss | Kto, units: Sequence[Unit]) -> dict[str, float]:
-    """Count the pairs whose chosen reply is worth more. A single reply is where it is worth more
-    than under the reference when it is wanted, less when it is not."""
+    """Return the share of pairs whose chosen reply has the larger reward. With KTO, a wanted reply counts if its reward
+    is above 0, an unwanted one if it is below."""
     from sparring.algo.loss.preference.dpo import Dpo
     from sparring.algo.loss.preference.pairs import PairLoss, rewards_of
 

@@ -1,5 +1,5 @@
-"""A scalar head learns what a reply is worth from compared ones, or which steps of a solution, or turns of a
-conversation, are right."""
+"""The reward_model stage: a scalar head learns the reward of a reply from comparisons, or labels of solution steps or
+conversation turns."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from sparring.tasks.preferences import JudgedTurns, Preference, Solution
 from sparring.types import Message, Sample, ToolSpec
 
 Unit = list[Sample]
-"""A pair, one solution or one conversation."""
+"""Rows of one pair, one solution or one conversation."""
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Train a scalar head on the stage's input, and the input with it, and write a Hugging Face folder with one label.
+    """Train the stage's input with a new scalar head and write a Hugging Face folder with one label.
 
     Returns:
-        `rows` (of the data that are trained), `tokens_trained`, `loss` and `accuracy` of the last step, `held_out`
-        (accuracy with its interval; None where nothing is) and `model`, the folder.
+        `rows`: number of trained rows. `tokens_trained`. `loss`, `accuracy`: values of the last step. `held_out`:
+        accuracy on held-out rows with its interval, or None. `model`: the folder.
     """
     from sparring.stages.models.written import write_model
 
@@ -101,11 +101,11 @@ def _solution(
 
 
 def turn_labels(sampled: Sequence[bool], row: JudgedTurns) -> dict[int, float]:
-    """Return the label of each judged turn by the number of tokens up to its end. `sampled` marks the assistant's
-    tokens.
+    """Return the label of each judged turn, by the number of tokens up to the end of the turn. `sampled` marks the
+    assistant's tokens.
 
     Raises:
-        BadInput: two of its messages are said in one turn.
+        BadInput: two messages of the assistant stand in one turn.
     """
     ends = [
         place + 1
@@ -119,7 +119,8 @@ def turn_labels(sampled: Sequence[bool], row: JudgedTurns) -> dict[int, float]:
 
 
 async def _held_out_accuracy(trainer: Trainer, units: Sequence[Unit]) -> dict[str, float]:
-    """Count the pairs that are the right way round; of solutions, the steps on the label's side of one half."""
+    """Return the share of pairs in the right order; for solutions and conversations the share of labels on the right
+    side of one half."""
     outputs = iter(await trainer.forward([row for unit in units for row in unit], frozenset({"value"})))
     right = []
     for unit in units:

@@ -1,4 +1,4 @@
-"""Reinforcement learning over live multi-turn rollouts: what is the stage's own. `stages/runtime/online.py` runs it."""
+"""The rl stage: reinforcement learning over live multi-turn rollouts. `stages/runtime/online.py` has the training."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ async def run(context: Context) -> dict[str, Any]:
     """Train the stage's input and write a Hugging Face folder, or an adapter's.
 
     Returns:
-        The result of `OnlineTraining.train`, and the folder of each model that learns beside the policy, by its role:
-        `critic`, `implicit`.
+        The result of `OnlineTraining.train`, and the folder of each other trained model by its role: `critic`,
+        `implicit`.
     """
     config, cluster = context.config, context.cluster
     total_steps = rl_optimiser_steps(config, context.store)
@@ -93,7 +93,7 @@ def _losses(config: RunConfig, total_steps: int) -> TrainPlan:
 
 
 def correction_chosen(config: RunConfig) -> str:
-    """Return the correction of a resolved config in words, with what it is for."""
+    """Return a sentence that names the correction of a resolved recipe and the reason for it."""
     numerics = config.models[POLICY].numerics
     engine = f"engine {config.engine.kind} in {numerics} numerics"
     exact = config.engine.exact and numerics == "exact"

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on demonstrations: packed rows, loss on assistant tokens only."""
+"""The sft stage: supervised fine-tuning on demonstrations, in packed rows, with loss on assistant tokens only."""
 
 from __future__ import annotations
 

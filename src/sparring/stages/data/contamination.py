@@ -1,4 +1,4 @@
-"""No held-out task is trained on: neither from a file, nor demonstrated, nor rolled out."""
+"""Check that no held-out task is trained on: not from a file, a demonstration or a rollout."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from sparring.tasks.preferences import read_preferences
 from sparring.types import Message, Task
 
 SHOWN = "prompts shown"
-"""The store's key of what a run was trained on."""
+"""Key in the store: digests of all prompts that the run trained on."""
 
 
 def check_unseen(files: RunFiles, factory: EnvFactory, tasks: Sequence[Task]) -> None:
-    """Prove that no held-out task was trained on in this run, nor in those that it says it comes after.
+    """Check that neither this run nor the runs of `run.after` trained on a held-out task.
 
     Raises:
-        BadInput: one was.
+        BadInput: one of the runs did.
     """
     check_unseen_files(files.config, tasks)
     texts = {same(task): task.id for same in (identity_by_words, identity) for task in tasks}  # early runs have words
@@ -41,14 +41,15 @@ def check_unseen(files: RunFiles, factory: EnvFactory, tasks: Sequence[Task]) ->
 
 
 def note_shown(files: RunFiles, factory: EnvFactory, held: Mapping[str, str]) -> None:
-    """Note for the runs that come after this one which tasks were trained on, by digest, here and in the runs before.
+    """Record digests of the tasks that this run and the runs before it trained on, for the runs after it.
 
     Args:
-        files: files of a run that has trained all that it trains.
-        held: the identities of held-out tasks, and which they are.
+        files: files of a run that has finished training.
+        factory: environments of the run.
+        held: ids of held-out tasks by their identity.
 
     Raises:
-        BadInput: one of these was trained on here.
+        BadInput: this run trained on a held-out task.
     """
     shown = {_digest(text) for _, prompts in _prompts_in_files(files.config) for text in prompts}
     for text, what in _tasks_shown(files, factory):
@@ -59,7 +60,7 @@ def note_shown(files: RunFiles, factory: EnvFactory, held: Mapping[str, str]) ->
 
 
 def _tasks_shown(files: RunFiles, factory: EnvFactory) -> Iterator[tuple[str, str]]:
-    """Yield the identity of every task that this run was shown, and which it is."""
+    """Yield identity and description of every task that this run trained on."""
     for index in range((files.done("collect") or {}).get("tasks", 0)):
         collected = files.store.get(f"collect/{index}")
         identifier = collected.get("identity") or normalised(collected["prompt"])
@@ -74,7 +75,7 @@ def _tasks_shown(files: RunFiles, factory: EnvFactory) -> Iterator[tuple[str, st
 
 
 def _earlier_prompts(config: RunConfig) -> Iterator[tuple[str, set[int]]]:
-    """Yield the training prompts that each earlier run of `run.after` recorded. A missing run has recorded none."""
+    """Yield recipe and recorded prompt digests of each run in `run.after`; a missing run has recorded none."""
     for recipe in config.run.after:
         before = load(recipe).run
         file = Path(before.directory) / before.name / "store.sqlite"
@@ -92,12 +93,10 @@ def _digest(text: str) -> int:
 
 
 def check_unseen_files(config: RunConfig, tasks: Sequence[Task]) -> None:
-    """Refuse rows of `[sft] data` and `[preference] data`, which exist before anything runs, that show a held-out task.
-    A row shows a task if its prompt is that task's, or if one of its user messages is the last of that task and of no
-    other. A task with a key of its own is not compared by text.
+    """Refuse rows of `[sft] data` and `[preference] data` that show a held-out task.
 
-    Raises:
-        BadInput: a row does.
+    A row shows a task if it has the task's prompt, or if one of its user messages is the last user message of that task
+    alone. Tasks with a key are not compared by text.
     """
     keyless = [task for task in tasks if not task.key]
     last = Counter(_last_user_message(task) for task in keyless)
@@ -110,14 +109,14 @@ def check_unseen_files(config: RunConfig, tasks: Sequence[Task]) -> None:
 
 
 def _prompts_in_files(config: RunConfig) -> Iterator[tuple[str, list[str]]]:
-    """Yield, for each row of a file that the run trains on, its place and the texts that may be a task's prompt."""
+    """Yield the place of each row in the training files, with the texts that may be a task's prompt."""
     for where, prompt in _rows_in_files(config):
         users = (normalised(message.content) for message in prompt if message.role == "user")
         yield where, [prompt_content(_before_reply(prompt)), *users]
 
 
 def _rows_in_files(config: RunConfig) -> Iterator[tuple[str, Sequence[Message]]]:
-    """Yield, for each row of a file that the run trains on, its place and messages; of a preference its prompt."""
+    """Yield place and messages of each row in the training files; of a preference its prompt."""
     if "sft" in config.run.stages and config.sft.data is not None:
         rows = read_conversations(config.sft.data, config.world.columns.mapping())
         yield from ((f"{config.sft.data}, row {number}", messages) for number, messages in enumerate(rows, 1))
@@ -130,7 +129,7 @@ def _before_reply(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _last_user_message(task: Task) -> str:
-    """Return the last message of the user, normalised; "" where there is none."""
+    """Return the last message of the user, normalised, or an empty text."""
     return normalised(next((message.content for message in reversed(task.messages) if message.role == "user"), ""))
 
 

@@ -1,4 +1,5 @@
-"""Rows of the stages `preference` and `reward_model`: compared replies, split from held-out ones, as tokens."""
+"""Data of the stages `preference` and `reward_model`: compared replies, rendered as tokens and split from held-out
+rows."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def preference_rows(config: RunConfig) -> list[Preference]:
     """Return the rows of `[preference] data`.
 
     Raises:
-        BadInput: there is no file, no row, or one that does not parse.
+        BadInput: the file or its rows are missing, or a row does not parse.
     """
     section = config.preference
     single = isinstance(section.loss, KtoConfig)
@@ -58,11 +59,10 @@ def reward_rows(config: RunConfig) -> list[Preference] | list[Solution] | list[J
 
 
 def check_compared(config: RunConfig, factory: EnvFactory) -> tuple[list[str], list[Conversation]]:
-    """Refuse data of either stage that is missing or whose two replies are the same tokens, and adapters, which have no
-    scalar head.
+    """Refuse missing data of either stage, and adapters in the reward_model stage, which trains whole weights.
 
     Returns:
-        What was found, one sentence each, and the conversations that will be trained on.
+        Facts, one sentence each, and the conversations that will be trained on.
     """
     facts, shown = [], []
     tools = factory.make().tools
@@ -100,12 +100,11 @@ def _replies(row: Preference | Solution | JudgedTurns) -> list[Messages]:
 
 
 def split_held_out(rows: Sequence[R], held_out: int, seed: int, section: str) -> tuple[list[R], list[R]]:
-    """Return the rows to train on, and at least `held_out` others: all rows of a prompt are on one side.
-
-    Which prompts are held out depends on the seed and the prompts alone.
+    """Split rows into those to train on and at least `held_out` others. All rows of a prompt fall on one side, which
+    depends on the seed and the prompts alone.
 
     Raises:
-        BadInput: nothing is left to train on.
+        BadInput: no row is left to train on.
     """
     of_prompt: dict[Messages, list[R]] = {}
     for row in rows:
@@ -122,11 +121,11 @@ def split_held_out(rows: Sequence[R], held_out: int, seed: int, section: str) ->
 def render_reply(
     renderer: Renderer, tools: Sequence[ToolSpec], where: str, prompt: Messages, reply: Messages, longest: int
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """Return prompt and reply as tokens, as the engine would have seen and sampled them, with marks of the sampled
-    ones.
+    """Return prompt and reply as token ids, as the engine would have seen and sampled them, with marks of the sampled
+    ids.
 
     Raises:
-        BadInput: the format cannot say it, or it has more than `longest` tokens.
+        BadInput: the chat format cannot write the reply, or it has more than `longest` tokens.
     """
     from sparring.render.demonstrate import demonstration_tokens
 

@@ -1,4 +1,4 @@
-"""Annotators that the algorithm needs: values beside the recorded ones."""
+"""Annotators that the algorithm needs: they add values to rows before credit."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sparring.stages.models.reference import reference_annotators
 
 
 def annotators(config: RunConfig, trainers: Mapping[str, Trainer], coefficient: KlCoefficient) -> list[Annotator]:
-    """Return the annotators in the order in which they run.
+    """Return the annotators of the rl stage in the order in which they run.
 
     Args:
-        trainers: of the policy, and of what learns beside it.
-        coefficient: of the KL penalty, where it adapts.
+        trainers: trainers by role: the policy's, and those of a critic or implicit reward model.
+        coefficient: coefficient of an adaptive KL penalty.
     """
     trainer = trainers[POLICY]
     chain: list[Annotator] = (

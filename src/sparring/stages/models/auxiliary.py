@@ -1,5 +1,4 @@
-"""Models that learn beside the policy in the rl stage: where their sections belong, and what is left of
-it."""
+"""Sections of the rl stage that add a trained model to the policy: `[rl.critic]` and `[rl.implicit]`."""
 
 from __future__ import annotations
 
@@ -11,15 +10,16 @@ from sparring.recipe.run_config import RunConfig
 
 
 def check_section(config: RunConfig, role: str, annotation: Annotation, preset: str) -> bool:
-    """Return whether the run has `[rl.<role>]`: where the stage rl runs with a credit that reads `annotation`.
+    """Return whether the run has `[rl.<role>]`. It must stand exactly where the rl stage runs with a credit that reads
+    `annotation`.
 
     Args:
-        role: the section's name.
-        annotation: the annotation that the section's model writes.
-        preset: of `[algo]`, that has it.
+        role: name of the section.
+        annotation: annotation that the section's model writes.
+        preset: preset of `[algo]` that needs the section.
 
     Raises:
-        BadInput: it is missing, or there without being asked.
+        BadInput: the section is missing or superfluous.
     """
     if "rl" not in config.run.stages:
         return False

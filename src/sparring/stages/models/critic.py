@@ -1,4 +1,4 @@
-"""The critic of the rl stage: what it is made of, and how its training is told apart from the policy's."""
+"""The critic of the rl stage: its trainer, its first checkpoint and its metrics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sparring.stages.models.auxiliary import check_section
 from sparring.stages.models.reward_scorers import SCALAR, architectures, check_reads_policy
 
 CRITIC = "critic"
-"""The role of its batches and checkpoints."""
+"""Role of the critic on batches and checkpoints."""
 OWN = "reward_model"
-"""The stage whose output `rl.critic.model` may name."""
+"""Stage whose output `rl.critic.model` may name."""
 LEAST_SPREAD = 1e-12
-"""Of the mean square of returns: below it they do not vary."""
+"""Smallest variance of returns, as a share of their mean square, from which explained variance is computed."""
 
 
 def open_critic(section: CriticConfig, cluster: Cluster, folder: Path, total_steps: int) -> Trainer:
@@ -55,8 +55,7 @@ def critic_folder(files: RunFiles, name: str, source: Path) -> Path:
 
 
 def check_critic(files: RunFiles) -> list[str]:
-    """Refuse `[rl.critic]` unless `[algo]` needs it, a missing one that it needs, and a model that cannot read the
-    policy's tokens."""
+    """Refuse a missing or superfluous `[rl.critic]`, and a critic that cannot read the policy's tokens."""
     section = files.config.rl.critic
     if not check_section(files.config, CRITIC, Annotation.VALUE, "ppo") or section is None:
         return []
@@ -86,8 +85,8 @@ def _check_model(files: RunFiles, name: str) -> None:
 
 
 def with_explained_variance(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the critic's metrics of a batch, with the explained variance of the returns in the place of the sums that
-    make it."""
+    """Return the critic's metrics of a batch, with the explained variance of the returns instead of the sums that it is
+    computed from."""
     rest = dict(metrics)
     sums = {name: rest.pop(name) for name in ("return_square", "error", "error_square") if name in rest}
     variance = explained_variance(rest["return"], **sums) if sums else None
@@ -95,14 +94,15 @@ def with_explained_variance(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def explained_variance(mean: float, *, return_square: float, error: float, error_square: float) -> float | None:
-    """Return 1 - variance of the error / variance of the return: 1 for a critic that is always right, 0 for a constant
-    one, below 0 for a worse one. None if returns do not vary.
+    """Return 1 - variance of the error / variance of the return, or None for constant returns.
+
+    A perfect critic has 1, a constant one 0, and a worse one less than 0.
 
     Args:
-        mean: of the return.
+        mean: mean return.
         return_square: mean square of the return.
         error: mean of return - value.
-        error_square: its mean square.
+        error_square: mean square of return - value.
     """
     spread = return_square - mean**2
     return None if spread <= LEAST_SPREAD * return_square else 1.0 - (error_square - error**2) / spread

@@ -1,4 +1,4 @@
-"""The policy as the one who is to imitate: what an expert's or a teacher's rollouts are held to."""
+"""Limits of the policy that imitates: experts and teachers are held to its context and reply length."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from sparring.stages.models.context_length import policy_context
 
 
 def imitator_of(files: RunFiles, renderer: Renderer | None = None) -> Imitator | None:
-    """Return the policy that the sft stage starts from, with the context and the replies that `rl` gives it, so that a
-    program that an expert or a teacher speaks for is told what the policy's is.
+    """Return the policy that the sft stage starts from, with the context and reply length that it will have in the rl
+    stage; None for a fresh policy without a tokenizer.
 
     Args:
-        renderer: of the policy; None: it is loaded.
-
-    Returns:
-        The policy; None while a fresh one has no tokenizer.
+        renderer: renderer of the policy; None: it is loaded.
 
     Raises:
-        BadInput: its checkpoint is gone, or no model.
+        BadInput: the checkpoint is missing or holds no model.
     """
     if given_checkpoint(files.config) is None and files.done("init") is None:
         return None

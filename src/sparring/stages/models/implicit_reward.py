@@ -1,4 +1,4 @@
-"""The implicit process reward model of the rl stage: what it begins as, and that it is there where PRIME asks it."""
+"""The implicit process reward model of the rl stage (PRIME): its trainer and its checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparring.stages.models.auxiliary import check_section
 from sparring.stages.models.reward_scorers import SCALAR, architectures, check_reads_policy
 
 IMPLICIT = "implicit"
-"""The role of its batches and checkpoints, and the annotation with its log-probabilities."""
+"""Role of the model on batches and checkpoints, and the annotation with its log-probabilities."""
 
 
 def open_implicit(
@@ -40,8 +40,8 @@ def open_implicit(
 
 
 def check_implicit(config: RunConfig) -> list[str]:
-    """Refuse `[rl.implicit]` unless `[algo]` needs it, a missing one that it needs, and a model that is no language
-    model over the policy's tokens."""
+    """Refuse a missing or superfluous `[rl.implicit]`, and a model that is no language model over the policy's
+    tokens."""
     section = config.rl.implicit
     if not check_section(config, IMPLICIT, Annotation.IMPLICIT, "prime") or section is None:
         return []

@@ -1,4 +1,4 @@
-"""The reference model of `[algo.kl]`: its weights, and the annotators that ask it."""
+"""The reference model of `[algo.kl]`: its weights, and the annotators that ask for its log-probabilities."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sparring.stages.context import POLICY, given_checkpoint
 from sparring.stages.models.objective import needs_reference
 
 AVERAGE, LAST, START = "average", "last", "start"
-"""References that are the policy itself, of another time."""
+"""References that are earlier weights of the policy."""
 
 
 class TrainerTeacher:
-    """A model that a trainer holds, asked as an engine is."""
+    """Model that a trainer computes without gradients, with the interface of an engine."""
 
     def __init__(self, trainer: Trainer, name: str) -> None:
         self._trainer, self._name = trainer, name
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Score given tokens as `Engine.score` does, one request after the other."""
+        """Score given tokens as `Engine.score` does, one request at a time."""
         return await self._trainer.score(self._name, request)
 
 
@@ -39,27 +39,28 @@ def reference_teachers(config: RunConfig) -> tuple[dict[str, str | None], dict[s
 
 
 def has_reference_model(config: RunConfig) -> bool:
-    """Return True if a reference model is kept beside the policy. For weights of an earlier update, the policy's
-    trainer computes log-probabilities itself while it has them."""
+    """Return whether the trainer has a separate reference model. For weights of an earlier update it computes
+    log-probabilities itself, before the update, unless the algorithm compares whole distributions."""
     return needs_reference(config) and (config.algo.kl.reference != LAST or _compares_whole(config))
 
 
 def is_averaging(config: RunConfig, stage: str) -> bool:
-    """Return True if a model beside the policy follows it in this stage, "rl" or "distill". Its weights are then saved
-    with the policy's checkpoints."""
+    """Return whether the trainer has a model that follows the policy in stage "rl" or "distill". Checkpoints include
+    its weights."""
     if stage == "distill":
         return AVERAGE in config.distill.teachers.values()
     return has_reference_model(config) and config.algo.kl.reference in (AVERAGE, LAST)
 
 
 def reference_model(config: RunConfig) -> str:
-    """Return the name under which the trainer holds the reference."""
+    """Return the name of the reference in the trainer."""
     name = config.algo.kl.reference
     return POLICY if name == START else name
 
 
 def reference_annotators(config: RunConfig, trainer: Trainer) -> list[Annotator]:
-    """Return the annotators that name the reference on rows, and ask it where a rule reads its values."""
+    """Return the annotators that name the reference on rows, and that ask for its log-probabilities if a rule reads
+    them."""
     if not needs_reference(config):
         return []
     if not has_reference_model(config):
@@ -72,10 +73,10 @@ def reference_annotators(config: RunConfig, trainer: Trainer) -> list[Annotator]
 
 
 def reference_folder(config: RunConfig) -> Path:
-    """Return the checkpoint folder of a reference that `[models.<name>]` names.
+    """Return the checkpoint folder of a reference that `[models.<name>]` describes.
 
     Raises:
-        BadInput: no such model, or one without a path.
+        BadInput: there is no such model, or it has no path.
     """
     name, models = config.algo.kl.reference, config.models
     if name not in models or models[name].path is None:
@@ -86,22 +87,14 @@ def reference_folder(config: RunConfig) -> Path:
 
 
 def check_reserved_name(config: RunConfig, name: str, where: str) -> None:
-    """Refuse a model of the recipe whose name means earlier weights of the policy.
-
-    Raises:
-        BadInput: one is.
-    """
+    """Refuse a model of the recipe whose name stands for earlier weights of the policy."""
     if name in (START, LAST, AVERAGE) and name in config.models:
         expected = f'another name, because {where} = "{name}" means earlier weights of the policy'
         raise refusal(f"models.{name}", expected, "this one", "rename the model")
 
 
 def check_reference(config: RunConfig) -> None:
-    """Refuse a reference of the KL penalty that cannot be computed or always equals the policy.
-
-    Raises:
-        BadInput: it cannot, or has not.
-    """
+    """Refuse a reference that cannot be computed or that always equals the policy."""
     kl = config.algo.kl
     if not needs_reference(config):
         return

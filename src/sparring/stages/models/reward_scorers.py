@@ -1,4 +1,4 @@
-"""Reward models that score the rollouts of a run."""
+"""Scorers of a run's groups: the environment's own, and one on a reward model."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from sparring.stages.context import POLICY, Context, RunFiles, renderer_of
 from sparring.stages.models.context_length import outline_of
 
 OWN = "reward_model"
-"""The stage whose output `rl.reward_model` may name."""
+"""Stage whose output `rl.reward_model` may name."""
 SCALAR = "ForSequenceClassification"
 """End of the names of classes with a scalar head."""
 
 
 def scorers(context: Context) -> list[Scorer]:
-    """Open the scorers of groups: the environment's, then the one on `[rl] reward_model`."""
+    """Open the scorers of groups: the environment's own, then the one on `[rl] reward_model`."""
     section = context.config.rl
     of_environment = [] if context.factory.scorer is None else [context.factory.scorer]
     if section.reward_model is None:
@@ -41,7 +41,7 @@ def scorers(context: Context) -> list[Scorer]:
 
 
 def _steps(files: RunFiles) -> StepSplitter:
-    """Return what splits turns into steps, as the reward model's data was split."""
+    """Return the splitter of turns into steps, with the separator of the reward model's training data."""
     loss, separator = files.config.reward_model.loss, files.config.rl.reward_separator
     learned = loss.separator if isinstance(loss, StepsConfig) else "\n"
     return StepSplitter(renderer_of(files.config, files.input("rl")), separator or learned)
@@ -51,7 +51,7 @@ def check_reward_model(files: RunFiles, factory: EnvFactory, tokenizer: Path | N
     """Refuse `[rl] reward_model` if it cannot score the policy's tokens.
 
     Args:
-        tokenizer: the folder of the policy, None where the run makes one.
+        tokenizer: checkpoint folder of the policy; None: the run makes one.
     """
     config, name = files.config, files.config.rl.reward_model
     if name is None or not {"rl", "distill", "eval"} & set(config.run.stages):
@@ -84,7 +84,8 @@ def check_reward_model(files: RunFiles, factory: EnvFactory, tokenizer: Path | N
 
 
 def _check_turns(config: RunConfig) -> None:
-    """Refuse a reward model that was not trained on turns or steps, and a credit that does not read their rewards."""
+    """Refuse a reward model that was not trained on turns or steps, and a credit rule that does not read their
+    rewards."""
     by = config.rl.reward_by
     learned = str(config.reward_model.loss.__struct_config__.tag)
     if config.rl.reward_model == OWN and learned != f"{by}s":
@@ -115,14 +116,13 @@ def architectures(folder: Path) -> str:
 
 
 def check_reads_policy(name: str, folder: Path, policy: Path | None) -> None:
-    """Refuse a model other than whole weights that read the policy's tokens, and as many of them.
+    """Refuse a model unless it is whole weights that read the policy's tokens, in conversations as long as the
+    policy's.
 
     Args:
-        name: of the model in `[models]`.
-        policy: the policy's, None where the run makes one.
-
-    Raises:
-        BadInput: they do not.
+        name: name of the model in `[models]`.
+        folder: checkpoint folder of the model.
+        policy: checkpoint folder of the policy; None: the run makes one.
     """
     where = f"models.{name}.path"
     if is_adapter(folder):

@@ -1,4 +1,4 @@
-"""Roles of the environment that another model of the recipe speaks for: a simulated user, a fixed opponent."""
+"""Models of the recipe that play roles of the environment: a simulated user, a fixed opponent."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sparring.types import Task
 
 
 def open_role_engines(config: RunConfig, cluster: Cluster) -> dict[str, Engine]:
-    """Make an engine of every model but the policy that `[rollout] roles` names, by the model's name."""
+    """Start an engine for every model but the policy in `[rollout] roles`; return them by the model's name."""
     names = sorted(set(models_by_role(config).values()))
     return {name: cluster.engine(name, path=str(teacher_folder(config, name))) for name in names}
 
 
 def models_by_role(config: RunConfig) -> dict[str, str]:
-    """Return the model of each role that the policy does not speak for."""
+    """Return the model of each role that the policy does not play."""
     rollout = config.rollout
     return {role: name for role, name in rollout.roles.items() if not rollout.speaks(role)}
 
@@ -31,12 +31,12 @@ def models_by_role(config: RunConfig) -> dict[str, str]:
 def with_roles(
     config: RunConfig, recorder: SessionRecorder, engines: Mapping[str, Engine], store: Store | None = None
 ) -> SessionRecorder:
-    """Return the recorder of all roles: those of `[rollout] roles` speak by the model that is named there.
+    """Return a recorder of all roles; each role in `[rollout] roles` has its own model.
 
     Args:
-        recorder: of every other role.
-        engines: of `open_role_engines`.
-        store: keeps the turns; None keeps them in memory only.
+        recorder: recorder of all other roles.
+        engines: engines by model, opened by `open_role_engines`.
+        store: store of the turns; None: they stay in memory.
     """
     by_role = models_by_role(config)
     if not by_role:
@@ -56,13 +56,11 @@ def with_roles(
 
 
 def check_roles(config: RunConfig, factory: EnvFactory) -> list[str]:
-    """Check that every role of `[rollout] roles` is one of the environment and that a model of the recipe serves it.
+    """Refuse roles that the environment or models that the recipe does not have, models that cannot sample token ids,
+    and a run without a role for the policy.
 
     Returns:
-        A sentence for each role that another model than the policy speaks for.
-
-    Raises:
-        BadInput: a role or a model is not there, the model cannot sample here, or no role is left to the policy.
+        A sentence for each role that another model plays.
     """
     wanted, models = config.rollout.roles, config.models
     if not wanted:
@@ -87,7 +85,7 @@ def check_roles(config: RunConfig, factory: EnvFactory) -> list[str]:
 
 
 def _check_model(config: RunConfig, where: str, name: str) -> None:
-    """Check that a model can sample token ids: there is a checkpoint, and a server of it takes ids."""
+    """Refuse a model without a checkpoint, or on a server that samples text instead of token ids."""
     spec = config.models[name]
     if spec.path is None:
         raise refusal(f"models.{name}.path", f"the checkpoint that speaks for {where}", "none", "name one")
@@ -98,12 +96,11 @@ def _check_model(config: RunConfig, where: str, name: str) -> None:
 
 
 class RoleRecorder:
-    """Recorder that opens the session of each role on the engine of the model that speaks for it. Implements
-    `SessionRecorder`.
+    """Recorder that opens the session of each role on the engine of its model. Implements `SessionRecorder`.
 
     Args:
         policy: recorder of every role that `by_role` does not name.
-        by_role: recorder of each of the others.
+        by_role: recorders of the other roles.
     """
 
     def __init__(self, policy: SessionRecorder, by_role: Mapping[str, SessionRecorder]) -> None:
@@ -112,7 +109,7 @@ class RoleRecorder:
 
     @property
     def max_context(self) -> int | None:
-        """Most ids that a prompt of the policy and its reply may have together; None where replies are text."""
+        """Most tokens of a prompt of the policy with its reply; None: replies are text."""
         return getattr(self._policy, "max_context", None)
 
     def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int) -> OpenSession:

@@ -1,4 +1,4 @@
-"""The chat format of a model that judges the policy's prompts, beside the policy's: a teacher above all."""
+"""Chat format of a teacher or another model that scores the policy's prompts, compared with the policy's format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparring.stages.models.reference import AVERAGE, has_reference_model, refer
 
 
 def student_folder(config: RunConfig) -> Path | None:
-    """Return the folder of the student's tokenizer before the run; None where one is trained."""
+    """Return the folder of the student's tokenizer before the run, or None for a run that trains a tokenizer."""
     init = config.models[POLICY].init
     if init is None:
         return given_checkpoint(config)
@@ -23,19 +23,16 @@ def student_folder(config: RunConfig) -> Path | None:
 
 
 def check_format(config: RunConfig, factory: EnvFactory, name: str) -> list[str]:
-    """Refuse settings of a teacher's format that nobody reads, and compare its own prompts with those that it judges.
+    """Refuse unused chat format settings of a teacher, and compare its own prompts with the prompts that it scores.
 
-    A teacher with the student's tokenizer judges the ids that the student read and sampled. Its own chat template and
-    its `thinking` have no part in that; with `distill.tokenizers` = "any" they have.
+    A teacher with the student's tokenizer scores the ids that the student read and sampled, so its own chat template
+    and `thinking` are unused. With `distill.tokenizers` = "any" they are used.
 
     Args:
-        name: of the teacher in `[models]`.
+        name: name of the teacher in `[models]`.
 
     Returns:
-        A sentence where its own format would write other prompts; nothing where that cannot be known.
-
-    Raises:
-        BadInput: a setting is not read.
+        A warning if the teacher's own format writes other prompts.
     """
     student = student_folder(config)
     if name in (POLICY, AVERAGE) or config.distill.tokenizers == "any" or student is None:
@@ -67,12 +64,8 @@ def check_format(config: RunConfig, factory: EnvFactory, name: str) -> list[str]
 
 
 def check_unused_settings(config: RunConfig) -> None:
-    """Refuse settings of the chat format of a model that reads the policy's own tokens: a reference, a critic, an
-    implicit reward model, a reward model.
-
-    Raises:
-        BadInput: nobody reads such a setting.
-    """
+    """Refuse unused chat format settings of models that read the policy's own tokens: reference, critic, implicit
+    reward model, reward model."""
     if "rl" not in config.run.stages:
         return
     beside = [section.model for section in (config.rl.critic, config.rl.implicit) if section is not None]
@@ -83,7 +76,7 @@ def check_unused_settings(config: RunConfig) -> None:
 
 
 def _check_unused(config: RunConfig, name: str) -> None:
-    """Refuse settings of a model's chat format that are not the policy's, where it writes no prompt of its own."""
+    """Refuse chat format settings that differ from the policy's, for a model that writes no prompts of its own."""
     spec, policy = config.models[name], config.models[POLICY]
     if _writes_prompts(config, name):
         return
@@ -98,6 +91,6 @@ def _check_unused(config: RunConfig, name: str) -> None:
 
 
 def _writes_prompts(config: RunConfig, name: str) -> bool:
-    """Return whether a model speaks in prompts of its own somewhere in the run."""
+    """Return whether a model reads prompts in its own format somewhere in the run."""
     collects = config.collect.by_domain.values() if "collect" in config.run.stages else ()
     return config.eval.teachers or name in {*config.rollout.roles.values(), *config.judging, *collects}

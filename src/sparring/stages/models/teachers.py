@@ -1,4 +1,4 @@
-"""The teachers of a run: where they lie, who asks them, and whether they can teach."""
+"""Teachers of a run: their folders, the annotator that asks them, and the checks that they can teach."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from sparring.stages.models.teacher_format import check_format, student_folder
 from sparring.types import Message
 
 OWN = (POLICY, AVERAGE)
-"""Teachers that are the policy itself: as it is served at that time, and the moving average of that."""
+"""Teachers that are the policy itself: the served one, and its moving average."""
 
 
 def teacher_annotator(
     config: RunConfig, cluster: Cluster, watch: SampleProvenance, *, engine: Engine, trainer: Trainer, source: Path
 ) -> Annotator:
-    """Return the annotator that asks the teachers of `[distill]` about the rows of the policy.
+    """Return the annotator that asks the teachers of `[distill]` about the policy's rows.
 
     Args:
         watch: finds the group and the rollout of a row.
-        trainer: trains the policy, and holds its moving average.
-        source: the folder that the policy starts from.
+        engine: engine of the policy.
+        trainer: trainer of the policy and of its moving average.
+        source: checkpoint folder that the policy starts from.
     """
     stage = config.distill
     own: dict[str, ScoringEngine] = {POLICY: engine, AVERAGE: TrainerTeacher(trainer, AVERAGE)}
@@ -73,7 +74,7 @@ def teacher_tokenizer(config: RunConfig, name: str) -> TeacherTokenizer:
 
 
 def max_context_of(config: RunConfig, name: str, folder: Path | None = None) -> int:
-    """Return the largest number of tokens that the model `name`, in `folder` or as the recipe says, reads at once."""
+    """Return the most tokens that model `name` reads at once; `folder` replaces its folder in the recipe."""
     spec, shape = config.models[name], outline_of(folder or teacher_folder(config, name))
     engine = engine_of(config, name)
     alone = spec.served is None and engine.kind == "native"
@@ -81,16 +82,16 @@ def max_context_of(config: RunConfig, name: str, folder: Path | None = None) -> 
 
 
 def teacher_folder(config: RunConfig, name: str) -> Path:
-    """Return the checkpoint folder of a teacher, or its adapter's.
+    """Return the checkpoint or adapter folder of model `name`.
 
     Raises:
-        BadInput: there is none.
+        BadInput: the folder does not exist.
     """
     return model_folder(config.models[name])
 
 
 def check_collect(config: RunConfig) -> list[str]:
-    """Refuse a model to collect from that is not in the recipe or does not answer."""
+    """Refuse a model to collect from that the recipe does not have or that has no checkpoint, and a missing API key."""
     if "collect" not in config.run.stages:
         return []
     section = config.collect
@@ -113,8 +114,8 @@ def _check_collect_model(config: RunConfig, key: str, name: str) -> str:
 
 
 def check_distill(config: RunConfig, factory: EnvFactory) -> list[str]:
-    """Refuse a teacher that is missing, does not read the student's tokens, or scores another distribution than the
-    student samples from."""
+    """Refuse a missing teacher, one that does not read the student's tokens, and one that scores another distribution
+    than the student samples from."""
     stage = config.distill
     if "distill" not in config.run.stages:
         if config.eval.teachers:
