@@ -1,4 +1,4 @@
-"""Preflight of the engine: settings that only the native one has, vLLM, and servers of other processes."""
+"""Check of the engine: settings that only the native engine has, an installed vLLM, and servers that answer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from sparring.stages.context import POLICY
 
 
 def check_engine(config: RunConfig, shape: Outline) -> list[str]:
-    """Refuse what an engine other than the native one cannot do or does not let a client decide; ask servers to answer.
-
-    Raises:
-        BadInput: a setting is another engine's, vLLM is not installed, or a server does not answer or fit.
-    """
+    """Refuse settings that the engine does not have, a missing vLLM, and a server that does not answer or does not
+    fit."""
     engine, rollout = config.engine, config.rollout
     if engine.kind == "native":
         return []
@@ -52,11 +49,8 @@ def _vllm(config: RunConfig, shape: Outline) -> list[str]:
 
 
 def _answers(config: RunConfig) -> list[str]:
-    """Ask the server, if the run's engine is one.
-
-    Raises:
-        BadInput: no server answers, it does not compute as the run's model, or the run trains and it takes no weights.
-    """
+    """Refuse a server that does not answer, computes otherwise than the run's model, or takes no weights of a run that
+    trains."""
     from sparring.engine.adapters.client import read_api_key
     from sparring.engine.adapters.openai_compatible import OpenAiEngine
     from sparring.engine.adapters.remote import RemoteEngine

@@ -1,4 +1,4 @@
-"""Preflight of the environment: it opens, its expert earns something, an empty answer does not."""
+"""Check of the environment: its tasks open, its expert earns a reward, and an empty answer earns none."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from sparring.types import Message, Score, Task
 DRAWN_AGAIN = 8
 """Tasks that are drawn a second time."""
 LONGEST = 3
-"""Tasks with tools of their own that are opened, in order to measure their prompts."""
+"""Tasks of an environment that are opened to measure their prompts, if a task may set its own tools."""
 LOOKED_AT = 1000
-"""Tasks of a split that are looked at for a field, until one has it."""
+"""Most tasks of a split that are searched for a field."""
 
 
 async def check_environment(
     context: Context, tasks: Sequence[Task], rehearsal: Rehearsal | None
 ) -> tuple[list[str], list[Conversation], list[Conversation]]:
-    """Open one world of each environment and of each kind of task that is demonstrated; an empty answer must not be
-    rewarded, and its expert must succeed or earn more. A worker that asks for nothing has no rollout that counts.
+    """Play one task of each environment and of each kind that is demonstrated.
+
+    An empty answer must earn no reward, and the expert must succeed or earn more. A worker that requests no reply must
+    get no score.
 
     Args:
-        context: of the run.
-        tasks: the first of training.
-        rehearsal: who plays the rollouts of workers; None where the run has none.
+        tasks: first training tasks.
+        rehearsal: player of workers' rollouts; None: the run has no workers.
 
     Returns:
-        What was found, the conversations that were held, and those to imitate, of which some may be read from `[sft]
-        data`.
+        Facts, the conversations that were played, and those to imitate, which `[sft] data` may add to.
     """
     config = context.config
     firsts = list({task.env: task for task in reversed(tasks)}.values())[::-1]
@@ -65,14 +65,13 @@ async def check_environment(
 
 
 def _experts_demonstrate(config: RunConfig) -> bool:
-    """Return whether experts of the environments show something: to the sft stage, or to the tokenizer of a fresh
-    model."""
+    """Return whether experts' conversations are imitated, or train the tokenizer of a fresh model."""
     imitates = "sft" in config.run.stages and "collect" not in config.run.stages
     return config.sft.data is None and (_is_fresh(config) or imitates)
 
 
 def _file_demonstrates(config: RunConfig) -> bool:
-    """Return whether `[sft] data` does."""
+    """Return whether conversations of `[sft] data` are imitated, or train the tokenizer of a fresh model."""
     return config.sft.data is not None and (_is_fresh(config) or "sft" in config.run.stages)
 
 
@@ -83,7 +82,7 @@ def _is_fresh(config: RunConfig) -> bool:
 async def _play_experts(
     context: Context, rehearsal: Rehearsal | None
 ) -> tuple[list[str], list[Conversation], list[Conversation]]:
-    """Let experts do one task of each kind. Returns as `check_environment`."""
+    """Have experts play one task of each tag; return as `check_environment`."""
     facts, held, shown, imitator = [], [], [], imitator_of(context)
     for example in _first_of_each_tag(context.config, context.factory):
         silent = await _play_empty(context, example)
@@ -111,8 +110,8 @@ async def _play_experts(
 def _longest_with_own_tools(
     config: RunConfig, factory: EnvFactory, tasks: Sequence[Task], held: Sequence[Conversation]
 ) -> list[Task]:
-    """Return the tasks with the most to say of each environment that sets the tools when it knows the task: how long
-    their prompts are shows only where they are opened."""
+    """Return the tasks with the longest data of each environment that sets tools per task: only an opened task shows
+    the length of its prompt."""
     longest: list[Task] = []
     own = {task.env: tools_key(factory_of(factory, task).make().tools) for task in tasks}
     others = {each.task.env for each in held if each.task and tools_key(each.tools) != own.get(each.task.env)}
@@ -126,7 +125,7 @@ def _longest_with_own_tools(
 async def _play_expert(
     context: Context, task: Task, imitator: Imitator | None, rehearsal: Rehearsal | None
 ) -> list[Conversation] | None:
-    """Let the expert do a task. Return its conversations; None where it calls a tool that only the user's workers
+    """Have the expert play a task; return its conversations, or None if it calls a tool that only the user's workers
     have."""
     if rehearsal is not None:
         rehearsal.own_tools.clear()
@@ -143,7 +142,7 @@ def first_tasks(config: RunConfig, factory: EnvFactory) -> Sequence[Task]:
     """Return the first training tasks.
 
     Raises:
-        BadInput: there is none.
+        BadInput: the environment has no training task.
     """
     source = factory.tasks("train", config.run.seed)
     tasks = [task for task in (source.next() for _ in range(SOME)) if task is not None]
@@ -153,13 +152,10 @@ def first_tasks(config: RunConfig, factory: EnvFactory) -> Sequence[Task]:
 
 
 def check_repeats(config: RunConfig, factory: EnvFactory, tasks: Sequence[Task]) -> None:
-    """Refuse an environment whose tasks are others when they are drawn again: a run that goes on would hold out others.
+    """Refuse an environment that draws other tasks the second time: a resumed run would hold out others.
 
     Args:
-        tasks: the first of training.
-
-    Raises:
-        BadInput: they are.
+        tasks: first training tasks.
     """
     source = factory.tasks("train", config.run.seed)
     for first in tasks[:DRAWN_AGAIN]:
@@ -175,8 +171,7 @@ def _excerpt(task: Task) -> str:
 
 
 def check_shown(config: RunConfig, factory: EnvFactory) -> None:
-    """Refuse a field of `rollout.shown_to_workers` that no task has, of the first `LOOKED_AT` for training and those
-    held out."""
+    """Refuse a field of `rollout.shown_to_workers` that none of the first `LOOKED_AT` tasks of either split has."""
     missing, fields = set(config.rollout.shown_to_workers), set[str]()
     for split in ("train", "eval"):
         source = factory.tasks(split, config.run.seed)
@@ -196,7 +191,7 @@ def _first_of_each_tag(config: RunConfig, factory: EnvFactory) -> Sequence[Task]
     """Return the first demonstrated task of every tag.
 
     Raises:
-        BadInput: there is none.
+        BadInput: the environment demonstrates nothing.
     """
     source = factory.tasks("demonstration", config.run.seed)
     first: dict[str, Task] = {}
@@ -218,8 +213,8 @@ def _reward(conversations: Sequence[Conversation]) -> float | None:
 
 
 def _may_be_zero(score: Score) -> bool:
-    """Return True if a reward of 0 or less may be right: the environment calls it a success, as in a draw of a zero-sum
-    game, or pays each role separately, so that the sum of the rewards may be 0."""
+    """Return whether a reward of 0 or less may be right: the environment calls it a success (a draw), or it rewards
+    roles separately, so that their sum may be 0."""
     return score.success is True or score.per_role is not None
 
 
@@ -229,13 +224,13 @@ def _is_unscored(conversations: Sequence[Conversation]) -> bool:
 
 
 def _wants_scores(config: RunConfig, factory: EnvFactory) -> bool:
-    """Return True if what the environment itself says of an answer is all that it is trained with."""
+    """Return whether training has no other reward than the environment's own."""
     others = (config.rollout.rewards_within_s, config.rl.reward_model, factory.scorer)
     return "rl" in config.run.stages and others == (None, None, None)
 
 
 async def _play_empty(context: Context, task: Task) -> list[Conversation]:
-    """Play a task with empty answers, which must not be rewarded."""
+    """Play a task with empty answers, and refuse a reward for them."""
     silent = await play_silently(context, task)
     if _is_unscored(silent) and _wants_scores(context.config, context.factory):
         async with playable(task):

@@ -1,4 +1,4 @@
-"""Preflight of the harness: a task is played in which every reply is empty, and it is said who played it."""
+"""Check of the harness: a task is played with empty replies, and a fact names its player."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ from sparring.stages.preflight.workers import Rehearsal
 from sparring.types import Message, Task
 
 FILES_OF_RUN, FILES_OF_BOX = 512, 8
-"""Files that a run opens beside its programs, and for each of their boxes."""
+"""Open files of a run apart from its programs, and of each program's box."""
 
 
 async def play_silently(context: Context, task: Task) -> list[Conversation]:
-    """Play a task in which whoever is asked says nothing. Its requests are rendered as the policy's will be, where the
-    policy has a tokenizer already: a program whose every request the chat format refuses is not ready to run.
+    """Play a task with empty replies. Requests are rendered if the policy has a tokenizer: a program whose requests the
+    chat format refuses is not ready to run.
 
     Returns:
         The conversation of each role that was asked.
 
     Raises:
-        BadInput: the environment or the harness broke, the harness asked for a role that the environment does not
-            name, or it asked nobody or was refused each request.
+        BadInput: environment or harness broke, or the harness requested no valid reply.
     """
     async with playable(task):
         scripted = Demonstrations(context, imitator_of(context), fits=False)
@@ -42,12 +41,12 @@ async def play_silently(context: Context, task: Task) -> list[Conversation]:
 def players_of(
     config: RunConfig, held: Iterable[Conversation], rehearsal: Rehearsal | None, *, rendered: bool
 ) -> list[str]:
-    """Return a sentence for each environment whose harness is none of the built-in: who played its first task.
+    """Return a sentence for each environment with another harness than the built-in ones: the player of its first task.
 
     Args:
         held: conversations of the tasks that were played.
-        rehearsal: who played those of workers; None where the run has none.
-        rendered: whether its requests were rendered.
+        rehearsal: player of workers' rollouts; None: the run has no workers.
+        rendered: whether the requests were rendered.
     """
     unknown = "" if rendered else "; its requests were not rendered, because the policy has no tokenizer yet"
     first: dict[str, Task] = {}
@@ -67,11 +66,10 @@ def players_of(
 
 
 def check_files(config: RunConfig, harness: Harness) -> list[str]:
-    """Let this process open the files that its agent programs may need; say how many connections each may have, where
-    there are programs.
+    """Raise this process's limit of open files for agent programs, and return how many connections each may have.
 
     Raises:
-        BadInput: the machine does not allow so many.
+        BadInput: the machine allows fewer files.
     """
     if mounts_of(harness) is None:
         return []
@@ -80,19 +78,19 @@ def check_files(config: RunConfig, harness: Harness) -> list[str]:
 
 
 def files_of(places: int) -> int:
-    """Return the files that a run with so many programs at once may open."""
+    """Return the open files of a run with `places` programs at once."""
     return FILES_OF_RUN + places * (FILES_OF_BOX + MOST_CONNECTIONS * FILES_OF_CONNECTION)
 
 
 def within_files(places: int, allowed: int) -> str:
-    """Say how many connections each program may have.
+    """Return a sentence with the number of connections that each program may have.
 
     Args:
         places: programs at once.
-        allowed: files that the process may have open.
+        allowed: limit of this process's open files.
 
     Raises:
-        BadInput: the programs may need more.
+        BadInput: the programs may need more files.
     """
     wanted = files_of(places)
     if allowed < wanted:
@@ -104,7 +102,8 @@ def within_files(places: int, allowed: int) -> str:
 
 @asynccontextmanager
 async def playable(task: Task) -> AsyncIterator[None]:
-    """Refuse a task whose world breaks: before the run that is wrong input, during the run it would be a failure."""
+    """Refuse a task whose environment or harness breaks: before the run this is bad input, during the run it would be a
+    failure."""
     try:
         yield
     except EnvError as error:

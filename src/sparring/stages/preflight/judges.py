@@ -1,4 +1,4 @@
-"""Preflight of a rubric: its judges are in `[models]` and answer, and evaluations have a reward too."""
+"""Check of a rubric: its judges are in `[models]` and answer, and an evaluation has a reward without a group."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from sparring.stages.context import POLICY
 
 
 async def check_judges(config: RunConfig, judges: Judges) -> list[str]:
-    """Prove that everybody whom the rubric asks answers.
-
-    Raises:
-        BadInput: a judge is not there, cannot do what is asked of it, or does not answer; or nothing can be evaluated.
-    """
+    """Refuse a judge that is missing, cannot do its part, or does not answer; and a rubric that cannot score an
+    evaluation."""
     evaluates = ("eval" in config.run.stages or config.eval.every) and config.rl.reward_model is None
     for key, env in config.environments.items():
         for name, part in env.rubric.items():
@@ -33,10 +30,11 @@ async def check_judges(config: RunConfig, judges: Judges) -> list[str]:
 
 
 async def check_answers(config: RunConfig, model: str, role: str, ask: Callable[[str], Awaitable[None]]) -> None:
-    """Refuse a model of the recipe that does not answer; `ask` sends the request.
+    """Refuse a model of the recipe that does not answer.
 
-    Raises:
-        BadInput: it does not answer, or cannot be opened.
+    Args:
+        role: role of the model in messages.
+        ask: function that sends a request to the model.
     """
     try:
         await ask(model)
@@ -48,7 +46,8 @@ async def check_answers(config: RunConfig, model: str, role: str, ask: Callable[
 
 
 def _check_absolute_part(where: str, rubric: Mapping[str, Any]) -> None:
-    """Refuse a rubric that scores no answer by itself in some domain: an evaluation has no group."""
+    """Refuse a rubric without a part that scores a single answer, in any domain: an evaluation has no groups to
+    compare."""
     for domain in sorted({name for part in rubric.values() for name in part.domains}) or [""]:
         parts = of_domain(dict(rubric), domain).values()
         if parts and not any(part.weight and not isinstance(part, RELATIVE) for part in parts):
@@ -58,8 +57,8 @@ def _check_absolute_part(where: str, rubric: Mapping[str, Any]) -> None:
 
 
 def _check_model(config: RunConfig, where: str, part: AskedPart) -> None:
-    """Refuse a judge that is not in `[models]` under a name of its own, or whose server cannot do what the part
-    needs."""
+    """Refuse a judge without a table and a name of its own in `[models]`, or on a server that cannot constrain its
+    verdict."""
     spec = config.models.get(part.model)
     chat = spec is not None and spec.served is not None and spec.served.kind == "chat"
     if spec is None or part.model == POLICY or not (spec.path or chat):

@@ -1,4 +1,4 @@
-"""Peak memory of a run, from its recipe and its models without values (`model.outline`)."""
+"""Peak memory of a run, computed from its recipe and its models on the meta device (`model.outline`)."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 FLOAT = 4
-"""Bytes of the numbers that an optimiser keeps, whatever the model computes in."""
+"""Bytes of an optimiser's numbers, for every dtype of the model."""
 LANES, SMALLEST_LANE = 2, 256
-"""Into so many a trainer on a CPU cuts a micro-batch that has so many tokens for each; see `train.trainer`,
-`batch.packing`."""
+"""Number of lanes into which a trainer on a CPU cuts a micro-batch, and the fewest tokens of a lane; see
+`train.trainer`, `batch.packing`."""
 SCATTERED = 1.2
-"""Memory of a trainer's threads as a multiple of its peak use: freed pieces too small for the next tensor stay with
-them. Measured by `benchmarks/memory.py`."""
+"""Memory of a trainer's threads as a multiple of its peak use: threads keep freed pieces that are too small for the
+next tensor. Measured by `benchmarks/memory.py`."""
 UNCOUNTED = 0.08
-"""Share of all that is counted, for what is not: pieces that the C library keeps, and copies on the way; measured
-likewise."""
+"""Allowance for memory that is not counted, as a share of the rest: pieces that the C library keeps, and temporary
+copies. Measured by `benchmarks/memory.py`."""
 MOST_TOKENS = 1 << 17
 """Tokens of the largest micro-batch that is computed without values; the sizes of larger ones are multiples."""
 LATER = 160 << 20
-"""Of libraries that a run imports after it was checked, and of its own record."""
+"""Bytes of libraries that a run imports after its check, and of its own record."""
 
 TRAINING = ("sft", "preference", "reward_model", *ONLINE_STAGES)
 SERVING = (*ONLINE_STAGES, "eval")
 PLAYING = ("init", "collect", "sft", *SERVING)
-"""Stages in which the world is played, whose judges answer until the stage ends."""
+"""Stages that play the environment; their judges answer until the stage ends."""
 SCALAR = " (scalar)"
-"""Added to the name of a model that has a scalar head."""
+"""Suffix for the name of a model with a scalar head."""
 
 
 PARTS = (
@@ -112,7 +112,7 @@ class MemoryEstimate(NamedTuple):
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process has now; 0 if the system does not say."""
+    """Return the resident memory of this process in bytes; 0: the system does not say."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -120,12 +120,13 @@ def resident() -> int:
 
 
 def shapes_of(config: RunConfig, start: Path | None) -> dict[str, Outline]:
-    """Return every model that is computed in this process, by its name in `[models]`: the policy, which begins as the
-    folder `start` or afresh, and those with a checkpoint of their own. A model without one is as large as the policy.
-    One with a scalar head is under its name and `SCALAR`.
+    """Return the outlines of all models of this process by their name in `[models]`; a model with a scalar head has the
+    suffix `SCALAR`.
+
+    A model without a checkpoint is as large as the policy, which begins as the folder `start` or afresh.
 
     Raises:
-        BadInput: there is no such checkpoint, or the library makes no model of it.
+        BadInput: a checkpoint is missing, or the library makes no model of its config.
     """
     names = {POLICY, *(name for stage in config.run.stages for part in _other_models(config, stage) for name in part)}
     scalar = {name for name in (config.rl.reward_model,) if name}
@@ -206,13 +207,13 @@ def _num_trained(model: Outline) -> int:
 
 
 def _optimiser(model: Outline) -> int:
-    """Return the bytes of two moments, and of masters of weights that are not float32."""
+    """Return the bytes of two moments, and of float32 masters of weights of another dtype."""
     return sum((2 + (one.dtype.itemsize != FLOAT)) * one.numel() * FLOAT for one in model.trained)
 
 
 def _micro_batch(config: RunConfig, model: Outline, train: TrainConfig) -> Size:
-    """Return the memory of a micro-batch, cut into lanes as the trainer cuts it, beside the gradients that are added up
-    in float32. Lanes are computed side by side, or, with one thread, one after the other."""
+    """Return the memory of a micro-batch, cut into lanes as the trainer cuts it, without the float32 sums of gradients.
+    Lanes are computed side by side, or in turn with one thread."""
     budget = train.tokens_at_once
     tokens = min(budget, MOST_TOKENS)
     lanes = LANES if tokens >= LANES * SMALLEST_LANE else 1
@@ -223,14 +224,13 @@ def _micro_batch(config: RunConfig, model: Outline, train: TrainConfig) -> Size:
 
 
 def _learner(config: RunConfig) -> CriticConfig | ImplicitConfig | None:
-    """Return the section of the model that learns beside the policy; a credit needs at most one."""
+    """Return the section of the critic or implicit reward model; a credit rule needs at most one."""
     return (config.rl.critic or config.rl.implicit) if "rl" in config.run.stages else None
 
 
 def _other_models(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
-    """Return the models that a stage has beside the policy and its learner: those whose weights are only computed with
-    (a reference, a reward model, teachers over the whole vocabulary), and those with an engine of their own in this
-    process."""
+    """Return the models of a stage other than the policy and its critic: frozen ones (a reference, a reward model,
+    teachers over the whole vocabulary), and those with an engine in this process."""
     frozen = [reference_model(config)] if stage == "rl" and has_reference_model(config) else []
     engines: list[str] = []
     if stage in SERVING:
@@ -249,8 +249,8 @@ def _other_models(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
 
 
 def _cache(config: RunConfig, model: Outline, name: str) -> int:
-    """Return the bytes of one engine's caches: pages here and in host memory, of which one more is the probe's, and
-    slots of recurrent states."""
+    """Return the bytes of an engine's caches: pages here (one more for the probe) and in host memory, and recurrent
+    states."""
     from sparring.engine.sizes import Sizes
     from sparring.model.states import state_bytes
 
@@ -260,7 +260,7 @@ def _cache(config: RunConfig, model: Outline, name: str) -> int:
 
 
 def _sampling(config: RunConfig, model: Outline, name: str) -> int:
-    """Return the bytes of one engine's step over as many tokens as it takes at most."""
+    """Return the bytes of one step of an engine over its largest number of tokens."""
     engine = engine_of(config, name)
     dtype = config.models.get(name, config.models[POLICY]).dtype
     tokens = min(engine.max_batch_tokens, engine.cache_tokens(model.token_bytes(dtype)))
@@ -268,12 +268,7 @@ def _sampling(config: RunConfig, model: Outline, name: str) -> int:
 
 
 def check_memory(files: RunFiles, shapes: Mapping[str, Outline]) -> list[str]:
-    """Compare the run's peak memory and its checkpoints' size with what the machine has; `run.memory = "warn"` only
-    warns.
-
-    Raises:
-        BadInput: memory or disk is too small.
-    """
+    """Refuse a run whose peak memory or checkpoints exceed the machine; `run.memory = "warn"` only warns of memory."""
     config, estimate = files.config, MemoryEstimate.of(files.config, shapes, resident())
     here, warnings = machine_memory(), []
     if config.run.device == "cpu" and estimate.total > here:

@@ -1,4 +1,4 @@
-"""Preflight of the words: the chat format round-trips, and what will be said fits into the model's context."""
+"""Check of the chat format: messages survive a round trip, and prompts and demonstrations fit the model's context."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sparring.stages.models.context_length import max_context
 from sparring.types import Message, Task, ToolSpec
 
 SOME = 200
-"""Demonstrations and training tasks that are tried; a stage refuses the others when it meets them."""
+"""Demonstrations and training tasks that are tried; a stage refuses the others when it reads them."""
 
 
 def check_rendering(
@@ -33,18 +33,18 @@ def check_rendering(
     shown: Sequence[Conversation],
     held: Sequence[Conversation],
 ) -> list[str]:
-    """Prove the format, and that prompts and demonstrations fit.
+    """Check the chat format, and that prompts and demonstrations fit the context.
 
-    A fresh model's tokenizer does not exist yet. One that is trained on `shown` alone writes those in about as few
-    tokens as the real one will at best, so that what does not fit here does not fit there.
+    A fresh model has no tokenizer yet, so one is trained on `shown` alone. It writes `shown` in about as few tokens as
+    the real one at best, so what does not fit here will not fit later.
 
     Args:
-        tasks: training tasks; one whose prompt is too long is no error unless all are.
+        tasks: training tasks. Some prompts may be too long, but not all.
         shown: conversations to imitate; may be empty.
-        held: conversations with the environment, which may have said what replies must be.
+        held: conversations that were played with the environment, which may constrain replies.
 
     Raises:
-        BadInput: something does not round-trip, does not fit, or is no conversation of the format.
+        BadInput: a message changes on its round trip, or does not fit.
     """
     from sparring.render.round_trip import check_round_trip
 
@@ -82,12 +82,12 @@ def check_rendering(
 
 
 def _tools_by_environment(factory: EnvFactory, tasks: Sequence[Task]) -> dict[str, Sequence[ToolSpec]]:
-    """Return the tools that the world of each environment has before it knows its task, by the environment's name."""
+    """Return the tools of each environment before it knows a task, by the environment's name."""
     return {env: factory_of(factory, task).make().tools for env, task in {t.env: t for t in tasks}.items()}
 
 
 def _check_thinking(config: RunConfig, renderer: Renderer) -> list[str]:
-    """Say where prompts begin a thought though the model is not to think: the format has no switch for it."""
+    """Warn if prompts begin a thought although `thinking` is off: the chat format has no switch."""
     prompt = renderer.render([Message(role="user", content="Who?")], ()).tokens
     controls = {*renderer.control_ids.values(), *renderer.stop_ids}
     words = [token for token in prompt if token not in controls]
@@ -97,10 +97,10 @@ def _check_thinking(config: RunConfig, renderer: Renderer) -> list[str]:
 
 
 def _check_agent_tools(held: Sequence[Conversation], own: Sequence[ToolSpec], renderer: Renderer) -> list[str]:
-    """Prove calls of the tools that agents bring: those of the requests that were played, beside the world's own.
+    """Check calls of the tools that agents added to their requests.
 
     Raises:
-        BadInput: the template has no place for them, or a call is not read as it was written.
+        BadInput: the template has no place for the tools, or a call does not survive a round trip.
     """
     from sparring.render.round_trip import check_tool_calls
 
@@ -111,11 +111,10 @@ def _check_agent_tools(held: Sequence[Conversation], own: Sequence[ToolSpec], re
 
 
 def _prompt_lengths(held: Sequence[Conversation], renderer: Renderer, shape: Outline) -> list[int]:
-    """Return the length, in tokens, of what was asked first in each conversation that was played, as its agent asked
-    it: a task may have tools of its own. One that is too long is no error unless all are.
+    """Return the tokens of the first request of each played conversation: a task may have tools of its own.
 
     Raises:
-        BadInput: the format refuses one, or none fits into the model.
+        BadInput: the format refuses a request, or none fits into the model.
     """
     lengths: list[int] = []
     for conversation in held:
@@ -131,7 +130,7 @@ def _prompt_lengths(held: Sequence[Conversation], renderer: Renderer, shape: Out
 
 
 def _check_sampling(config: RunConfig, shape: Outline, renderer: Renderer) -> list[str]:
-    """Refuse sampling settings of `[rollout]` that the engine does not take, and text rules that do not compile."""
+    """Refuse sampling settings of `[rollout]` that the engine does not have, and constraints that do not compile."""
     from sparring.engine.check import problem_of
 
     sampling = config.rollout.sampling(stop=renderer.stop_ids)
@@ -148,11 +147,7 @@ def _check_sampling(config: RunConfig, shape: Outline, renderer: Renderer) -> li
 
 
 def _check_constraints(held: Sequence[Conversation], renderer: Renderer) -> None:
-    """Compile the constraints that the environment puts on replies.
-
-    Raises:
-        BadInput: it does not.
-    """
+    """Refuse constraints of the environment that do not compile."""
     for conversation in held:
         for constraint in conversation.constraints:
             try:

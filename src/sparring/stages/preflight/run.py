@@ -1,6 +1,6 @@
-"""Preflight: everything that can be wrong is found here, not half an hour in. Trains nothing.
+"""All checks before a run, the same as `sparring check`. No weights are trained.
 
-Each check returns what it found, one sentence each, and raises `BadInput` where a run would be refused.
+Each check returns facts, one sentence each, and raises `BadInput` to refuse the run.
 """
 
 from __future__ import annotations
@@ -49,13 +49,10 @@ from sparring.types import Task
 
 
 async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[str]:
-    """Prove that the run can work, cheapest first.
+    """Check that the run can work, cheapest checks first.
 
     Args:
-        rehearsal: who plays the rollouts of workers; None where the run has none.
-
-    Raises:
-        BadInput: the run would fail, and why.
+        rehearsal: player of workers' rollouts; None: the run has no workers.
     """
     config, factory, start = context.config, context.factory, given_checkpoint(context.config)
     facts = _check_stages(config) + check_metrics(config)
@@ -107,7 +104,7 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
 async def _play_tasks(
     context: Context, tasks: Sequence[Task], rehearsal: Rehearsal | None
 ) -> tuple[list[str], list[Conversation], list[Conversation]]:
-    """Play tasks of each environment. Return what was found, the conversations that were held and those to imitate."""
+    """Play tasks of each environment; return facts, the played conversations and those to imitate."""
     facts, held, shown = await check_environment(context, tasks, rehearsal)
     rendered = given_checkpoint(context.config) is not None
     facts += players_of(context.config, held, rehearsal, rendered=rendered) + check_parts(context.config, held)
@@ -149,11 +146,7 @@ def _check_sampling(config: RunConfig) -> None:
 
 
 def _check_held_out(files: RunFiles, factory: EnvFactory) -> list[str]:
-    """Refuse an evaluation of more held-out tasks than there are, and files that train on them.
-
-    Raises:
-        BadInput: there are fewer, or one does.
-    """
+    """Refuse an evaluation of more held-out tasks than there are, and training files that contain one."""
     config = files.config
     if "eval" not in config.run.stages:
         if config.eval.against:

@@ -1,4 +1,4 @@
-"""Preflight of teachers that other servers serve: they answer."""
+"""Check of teachers on other servers: they answer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from sparring.stages.preflight.judges import check_answers
 
 
 async def check_teachers_answer(context: Context) -> list[str]:
-    """Check that every remote teacher responds before any stage starts. A finished stage needs none.
-
-    Raises:
-        BadInput: one does not.
-    """
+    """Refuse a remote teacher of an unfinished stage that does not answer."""
     config, facts = context.config, []
     by_stage = (
         ("collect", config.collect.by_domain, context.judges.check),
