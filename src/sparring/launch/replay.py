@@ -23,16 +23,14 @@ from sparring.recipe.load import load_recorded
 from sparring.recipe.run_config import RunConfig, dump
 from sparring.rollout.group_log import GroupLog
 from sparring.rollout.resample import RecordedTurn, Resampling, resample, turns_of
-from sparring.stages import distill, rl
-from sparring.stages.context import LIVE, POLICY, Context, Replay, RunFiles, renderer_of
+from sparring.stages.context import ONLINE_STAGES, POLICY, Context, Replay, RunFiles, renderer_of
 from sparring.stages.models.adapters import start_adapter
 from sparring.stages.models.written import write_weights
+from sparring.stages.pipeline import STAGES
 from sparring.stages.runtime.versions import OtherWeights
 from sparring.store.copy import copy_store
 from sparring.store.sqlite import SqliteStore
 from sparring.types import Rollout, WeightRef
-
-STAGES = {"rl": rl, "distill": distill}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +105,7 @@ async def _replayed_run(
 ) -> Replayed:
     config = _recipe(folder)
     result = Replayed()
-    for name in [stage] if stage is not None else LIVE:
+    for name in [stage] if stage is not None else ONLINE_STAGES:
         with closing(SqliteStore(folder / STORE, read_only=True)) as store:
             if stage is None and not GroupLog(store, name).last_published(0):
                 continue
@@ -117,7 +115,7 @@ async def _replayed_run(
             return result
     if not result.lines:
         got = f"a run of {', '.join(config.run.stages)} that has published no weights"
-        raise refusal(str(folder), f"a run with steps of {' or '.join(LIVE)}", got, "choose another run")
+        raise refusal(str(folder), f"a run with steps of {' or '.join(ONLINE_STAGES)}", got, "choose another run")
     return result
 
 
@@ -210,8 +208,8 @@ def _check_published(store: SqliteStore, folder: Path, stage: str, expected: str
         BadInput: that is below `least`.
     """
     published = GroupLog(store, stage).last_published(0)
-    if stage not in LIVE or published < least:
-        got = f"{published} published steps" if stage in LIVE else f"{stage}, which trains nothing that it samples"
+    if stage not in ONLINE_STAGES or published < least:
+        got = f"{published} published steps" if stage in ONLINE_STAGES else f"{stage}, which trains nothing that it samples"
         do = "choose another stage or rollout; what was recorded before there was a log has no published steps"
         raise refusal(f"{folder}, stage {stage}", expected, got, do)
     return published
@@ -265,12 +263,12 @@ async def _replay_steps(
             updates: list[ReplayedUpdates] = []
 
             def serve(engine: Engine, source: Path) -> ReplayedUpdates:
-                resampling = Resampling(engine, context.renderer(source)) if sampling else None
+                resampling = Resampling(engine, renderer_of(context.config, source)) if sampling else None
                 updates.append(ReplayedUpdates(engine, resampling, RecordedSteps(context, steps)))
                 return updates[0]
 
             try:
-                await STAGES[steps.stage].run(replace(context, replay=Replay(last_step=steps.last, updates=serve)))
+                await STAGES[steps.stage](replace(context, replay=Replay(last_step=steps.last, updates=serve)))
                 await updates[0].finish()
             except OtherWeights as error:
                 result.identical = False

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
-import threading
 from collections.abc import Callable
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from sparring.testing.serving import ServingThread, free_socket, quiet_server
+
 Reply = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
 """A request's body -> the status and the body of the answer."""
 
 
-class ChatServer:
+class ChatServer(ServingThread):
     """Serves in a thread until it is stopped.
 
     Args:
@@ -33,21 +31,10 @@ class ChatServer:
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
         self.bodies: list[dict[str, Any]] = []
-        listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        listening, root = free_socket()
+        self.url = f"{root}/v1"
         application = Starlette(routes=[Route("/v1/chat/completions", self._answer, methods=["POST"])])
-        self._server = uvicorn.Server(
-            uvicorn.Config(application, log_level="warning", access_log=False, lifespan="off")
-        )
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._server.serve(sockets=[listening])), daemon=True
-        )
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop serving. Safe to call twice."""
-        self._server.should_exit = True
-        self._thread.join()
+        super().__init__(quiet_server(application), listening)
 
     async def _answer(self, request: Request) -> Response:
         body = await request.json()

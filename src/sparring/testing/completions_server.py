@@ -3,15 +3,11 @@ clients."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import socket
-import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -20,9 +16,10 @@ from starlette.routing import Route
 from sparring.errors import EngineError
 from sparring.generation import Completion, Delta, GenerateRequest, Sampling, ScoreRequest
 from sparring.protocols import Engine
+from sparring.testing.serving import ServingThread, free_socket, quiet_server
 
 
-class CompletionsServer:
+class CompletionsServer(ServingThread):
     """Serves one engine in a thread until it is stopped, which closes the engine.
 
     Args:
@@ -41,25 +38,12 @@ class CompletionsServer:
     ) -> None:
         self._engine, self._models, self._tells_ids, self._processed = engine, models, tells_ids, processed
         self._count = 0
-        listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        listening, root = free_socket()
+        self.url = f"{root}/v1"
         routes = [Route("/v1/models", self._list), Route("/v1/completions", self._complete, methods=["POST"])]
         handlers: dict[Any, Any] = {EngineError: self._refused}
         application = Starlette(routes=routes, exception_handlers=handlers)
-        self._server = uvicorn.Server(
-            uvicorn.Config(application, log_level="warning", access_log=False, lifespan="off")
-        )
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(listening)), daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop serving. Safe to call twice."""
-        self._server.should_exit = True
-        self._thread.join()
-
-    async def _serve(self, listening: socket.socket) -> None:
-        await self._server.serve(sockets=[listening])
-        await self._engine.close()
+        super().__init__(quiet_server(application), listening, engine.close)
 
     async def _refused(self, request: Request, error: EngineError) -> Response:
         return JSONResponse({"error": {"message": str(error)}}, 400)

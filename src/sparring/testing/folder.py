@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from sparring.protocols import Boxes, Sandbox
+from sparring.testing.toy import ToyTasks
 from sparring.types import Limits, Message, Observation, Score, Task, ToolSpec, Trajectory
 
 QUESTION, ANSWER = "question.txt", "answer.txt"
@@ -84,24 +82,13 @@ class FolderWorld:
         """Return no expert: programs are shown by a teacher."""
 
 
-class FolderTasks:
+class FolderTasks(ToyTasks):
     """Endless tasks of the folder world."""
 
     def __init__(self) -> None:
-        self._next = 0
+        super().__init__("train", None)
 
     def next(self) -> Task | None:
         """Return the next task."""
         self._next += 1
         return folder_task(str(self._next))
-
-    def observe(self, group: Any) -> None:
-        """Ignore results: tasks do not depend on them."""
-
-    def state(self) -> Mapping[str, Any]:
-        """Return the position of the stream."""
-        return {"next": self._next}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        self._next = state["next"]

@@ -21,8 +21,8 @@ CONFIG = EngineConfig(
 
 
 @cache
-def real_vllm(path: Path, dtype: str = "float32") -> VllmServer:
+def real_vllm(path: Path) -> VllmServer:
     """Return the server of a model. It ends with this process, whatever becomes of it."""
     from sparring.engine.adapters.vllm_server import VllmServer
 
-    return VllmServer(path, CONFIG, dtype=dtype)
+    return VllmServer(path, CONFIG, dtype="float32")

@@ -13,12 +13,12 @@ from sparring.errors import refusal
 from sparring.observe.evaluation import Evaluation
 from sparring.observe.results import read_result
 from sparring.rollout.seeds import digest
-from sparring.stages.context import ORDER, Context
+from sparring.stages.context import ORDER, RunFiles
 from sparring.store.sqlite import SqliteStore
 from sparring.types import Task
 
 
-class Other(msgspec.Struct, frozen=True, kw_only=True):
+class BaselineResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of another run, or of a file of `sparring eval`. `tokens_trained`: by the last stage that
     trained them, None where nobody knows."""
 
@@ -26,7 +26,7 @@ class Other(msgspec.Struct, frozen=True, kw_only=True):
     tokens_trained: int | None = None
 
 
-def check_against(context: Context, tasks: Sequence[Task]) -> list[str]:
+def check_against(files: RunFiles, tasks: Sequence[Task]) -> list[str]:
     """Check that every result of `[eval] against` is there and of the same tasks.
 
     Returns:
@@ -35,31 +35,31 @@ def check_against(context: Context, tasks: Sequence[Task]) -> list[str]:
     Raises:
         BadInput: a result is missing, has another task by the same name, or has no task in common.
     """
-    digests, kept = {task.id: digest(task) for task in tasks}, others(context)
+    digests, kept = {task.id: digest(task) for task in tasks}, stored_baselines(files)
     facts = []
-    for name, path in context.config.eval.against.items():
+    for name, path in files.config.eval.against.items():
         where = f"eval.against.{name}"
         other = kept[name] if name in kept else _read(where, path)
-        facts.append(_check(where, path, other.evaluation, digests))
+        facts.append(_check_same_tasks(where, path, other.evaluation, digests))
     return facts
 
 
-def remember_others(context: Context) -> None:
+def remember_others(files: RunFiles) -> None:
     """Keep the results of `[eval] against` in this run, when it begins: what becomes of the others' folders does not
     change it.
 
     Raises:
         BadInput: a result is missing.
     """
-    for name, path in context.config.eval.against.items():
-        if context.store.get(_key(name)) is None:
-            context.store.put(_key(name), msgspec.to_builtins(_read(f"eval.against.{name}", path)))
+    for name, path in files.config.eval.against.items():
+        if files.store.get(_key(name)) is None:
+            files.store.put(_key(name), msgspec.to_builtins(_read(f"eval.against.{name}", path)))
 
 
-def others(context: Context) -> dict[str, Other]:
+def stored_baselines(files: RunFiles) -> dict[str, BaselineResult]:
     """Return the results of `[eval] against` that this run keeps, by name."""
-    stored = {name: context.store.get(_key(name)) for name in context.config.eval.against}
-    return {name: msgspec.convert(value, Other) for name, value in stored.items() if value is not None}
+    stored = {name: files.store.get(_key(name)) for name in files.config.eval.against}
+    return {name: msgspec.convert(value, BaselineResult) for name, value in stored.items() if value is not None}
 
 
 def last_evaluated(results: Mapping[str, Any]) -> Any | None:
@@ -71,7 +71,7 @@ def _key(name: str) -> str:
     return f"against/{name}"
 
 
-def _check(where: str, path: str, other: Evaluation, digests: Mapping[str, str]) -> str:
+def _check_same_tasks(where: str, path: str, other: Evaluation, digests: Mapping[str, str]) -> str:
     other_tasks = other.tasks
     common = digests.keys() & other_tasks.keys()
     expected, do = (
@@ -86,7 +86,7 @@ def _check(where: str, path: str, other: Evaluation, digests: Mapping[str, str])
     return f"{where}: {len(common)} of {len(digests)} held-out tasks are in {path}"
 
 
-def _read(where: str, path: str) -> Other:
+def _read(where: str, path: str) -> BaselineResult:
     """Read a file of `sparring eval`, or the result of the last weights that a run evaluated.
 
     Raises:
@@ -94,16 +94,16 @@ def _read(where: str, path: str) -> Other:
     """
     place = Path(path)
     if place.suffix == ".json":
-        return Other(evaluation=read_result(place).evaluation)
-    result = _evaluated(place)
+        return BaselineResult(evaluation=read_result(place).evaluation)
+    result = _last_result(place)
     if result is None:
         expected = "the folder of a run whose stage eval is done, or an evaluation.json"
         got = "a run that has evaluated nothing" if place.is_dir() else "no folder"
         raise refusal(where, expected, f"{got}: {path}", "run it first")
-    return Other(evaluation=msgspec.convert(result, Evaluation), tokens_trained=_tokens_trained(place))
+    return BaselineResult(evaluation=msgspec.convert(result, Evaluation), tokens_trained=_tokens_trained(place))
 
 
-def _evaluated(folder: Path) -> Any | None:
+def _last_result(folder: Path) -> Any | None:
     if not (folder / "store.sqlite").is_file():
         return None
     store = SqliteStore(folder / "store.sqlite", read_only=True)

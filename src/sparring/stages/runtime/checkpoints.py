@@ -101,7 +101,7 @@ class Checkpoints:
                 self._verify(ref)
                 await self._trainer.restore(ref)
                 for role, other in self._beside.items():
-                    await other.restore(_of(role, ref))
+                    await other.restore(_of_role(role, ref))
                 return ref.step, state
             except StoreError as error:
                 if not (self._keeping.passes_over and self._keeping.saves):
@@ -122,7 +122,7 @@ class Checkpoints:
         from sparring.train.checkpoint import read
 
         for role in self._beside if self._keeping.passes_over else ():
-            read(Path(_of(role, ref).path))
+            read(Path(_of_role(role, ref).path))
 
     async def after(self, step: StepResult, metrics: Mapping[str, float], state: Mapping[str, Any]) -> None:
         """Save when it is time to: every `save_every` steps, after the last, and where an evaluation of it decides
@@ -148,7 +148,7 @@ class Checkpoints:
         path = self._folder / f"step-{step.version:06d}"
         ref = await self._trainer.save(str(path), stage=self._stage, metrics=metrics)
         for role, other in self._beside.items():  # after its folder, which the first puts in the place of any before
-            await other.save(_of(role, ref).path, stage=self._stage, metrics={})
+            await other.save(_of_role(role, ref).path, stage=self._stage, metrics={})
         self._store.checkpoint(ref, state)
         self._unsaved = None
         if self._refs is None:  # also those from before a resume; they are read once
@@ -186,7 +186,7 @@ class Checkpoints:
             keep_last=train.keep_last,
             best_metric=train.best_metric,
             best_is_highest=train.best_is_highest,
-            also=self._under_way(refs),
+            also=self._awaiting_evaluation(refs),
         )
         deleted = {other.step for other in refs} - {other.step for other in retained}
         if deleted:
@@ -207,11 +207,11 @@ class Checkpoints:
         every, metric = self._keeping.eval_every, self._keeping.train.best_metric
         return bool(every) and step % every == 0 and is_held_out(self._stage, metric)
 
-    def _under_way(self, refs: list[CheckpointRef]) -> set[int]:
+    def _awaiting_evaluation(self, refs: list[CheckpointRef]) -> set[int]:
         """Return the steps whose evaluation may still say which is the best."""
         latest = max(evaluated_steps(self._store, self._stage), default=0)
         return {ref.step for ref in refs if ref.step > latest and self._is_evaluated(ref.step)}
 
 
-def _of(role: str, ref: CheckpointRef) -> CheckpointRef:
+def _of_role(role: str, ref: CheckpointRef) -> CheckpointRef:
     return replace(ref, model=role, path=str(Path(ref.path) / role))

@@ -7,9 +7,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from sparring.errors import EvaluationFailed, refusal
 from sparring.observe.evaluation import Evaluation
-from sparring.protocols import Engine
+from sparring.protocols import Engine, EnvFactory
+from sparring.recipe.run_config import RunConfig
 from sparring.rollout.evaluate import EvalPlan, Finding, ScoredRunner, evaluate, recorded, summarize
 from sparring.rollout.metrics import Warnings
 from sparring.stages.context import POLICY, Context
@@ -20,7 +23,7 @@ from sparring.stages.runtime.rollouts import rollout_runner
 from sparring.types import Task
 
 
-def held_out(context: Context, count: int, key: str = "eval.tasks") -> list[Task]:
+def held_out(config: RunConfig, factory: EnvFactory, count: int, key: str = "eval.tasks") -> list[Task]:
     """Return the first `count` tasks of the environment's evaluation split; 0 takes all.
 
     Args:
@@ -29,7 +32,7 @@ def held_out(context: Context, count: int, key: str = "eval.tasks") -> list[Task
     Raises:
         BadInput: there are fewer.
     """
-    source = context.factory.tasks("eval", context.config.run.seed)
+    source = factory.tasks("eval", config.run.seed)
     tasks: list[Task] = []
     while (not count or len(tasks) < count) and (task := source.next()) is not None:
         tasks.append(task)
@@ -46,14 +49,15 @@ async def evaluate_folder(context: Context, folder: str, plan: EvalPlan, model: 
         EvaluationFailed: more than `[eval] max_lost` of the rollouts were broken by infrastructure or judge.
         BadInput: the store has it of other tasks.
     """
-    played = context.played_by(model)
+    models = {**context.config.models, POLICY: context.config.models[model]}
+    played = replace(context, config=msgspec.structs.replace(context.config, models=models))
     plan = replace(plan, max_context=policy_context(played.config, Path(folder)))
     findings = recorded(plan, context.store)
     if len(findings) < len(plan):
         engine = context.cluster.engine(model, path=folder)
-        others = open_role_engines(context)
+        others = open_role_engines(context.config, context.cluster)
         try:
-            findings = await _sampled(played, engine, Path(folder), plan, others)
+            findings = await _sample_missing(played, engine, Path(folder), plan, others)
         finally:
             for opened in (engine, *others.values()):
                 await opened.close()
@@ -79,7 +83,7 @@ def check_lost(result: Evaluation, most: float, name: str) -> None:
     )
 
 
-async def _sampled(
+async def _sample_missing(
     context: Context, engine: Engine, folder: Path, plan: EvalPlan, others: Mapping[str, Engine]
 ) -> dict[int, Finding]:
     """Run the rollouts that are missing. The sink is told of each under the name of the plan's stage."""

@@ -9,13 +9,14 @@ from functools import partial
 from sparring.errors import EvaluationFailed, refusal
 from sparring.observe.evaluation import Evaluation
 from sparring.observe.statistics import Estimate
-from sparring.protocols import Scorer
+from sparring.protocols import EnvFactory, Scorer
+from sparring.recipe.run_config import RunConfig
 from sparring.rollout.evaluate import EvalPlan, ScoredRunner
 from sparring.rollout.evaluator import Evaluator
 from sparring.rollout.load import EvalShare
 from sparring.rollout.metrics import Warnings
 from sparring.rollout.runner import RolloutRunner
-from sparring.stages.context import LIVE, Context
+from sparring.stages.context import ONLINE_STAGES, Context
 from sparring.stages.runtime.evaluation import check_lost, held_out
 
 
@@ -44,7 +45,7 @@ async def periodic_evaluator(
             longer.
     """
     config, eval_stage, every = context.config, f"{stage}/eval", context.config.eval.every
-    tasks = held_out(context, config.eval.every_tasks, "eval.every_tasks") if every else ()
+    tasks = held_out(config, context.factory, config.eval.every_tasks, "eval.every_tasks") if every else ()
     context.store.truncate(eval_stage, trained)
     finished = {step for step, _ in context.store.metrics(eval_stage, after=done - 1)}
     warnings = Warnings(partial(context.sink.event, eval_stage), "")
@@ -68,7 +69,7 @@ async def periodic_evaluator(
         await evaluator.finish()
 
 
-def check_beside(context: Context) -> list[str]:
+def check_beside(config: RunConfig, factory: EnvFactory) -> list[str]:
     """Check the settings of evaluation beside training.
 
     Returns:
@@ -77,17 +78,16 @@ def check_beside(context: Context) -> list[str]:
     Raises:
         BadInput: too few held-out tasks, or updates would wait for it.
     """
-    config = context.config
     if not config.eval.every:
         return []
-    if not set(LIVE) & set(config.run.stages):
-        expected = f"0 without a stage beside which it evaluates ({', '.join(LIVE)})"
+    if not set(ONLINE_STAGES) & set(config.run.stages):
+        expected = f"0 without a stage beside which it evaluates ({', '.join(ONLINE_STAGES)})"
         raise refusal("eval.every", expected, str(config.eval.every), "leave it out")
     if config.engine.live_kv == "drain":
         got = f'{config.eval.every}, with engine.live_kv = "drain"'
         do = 'set engine.live_kv to "keep" or "recompute", or leave eval.every out'
         raise refusal("eval.every", "0 where an update waits for every request, evaluation's too", got, do)
-    tasks = len(held_out(context, config.eval.every_tasks, "eval.every_tasks"))
+    tasks = len(held_out(config, factory, config.eval.every_tasks, "eval.every_tasks"))
     return [f"eval: {tasks} held-out tasks after every {config.eval.every} steps, beside training"]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparring.protocols import Store
-from sparring.stages.context import Context
+from sparring.recipe.run_config import RunConfig
 
 
 def raises_key(stage: str) -> str:
@@ -23,7 +23,7 @@ def first_steps(store: Store, stage: str, steps: int) -> int:
     return int(raises[0]["before"]) if raises else steps
 
 
-def rl_optimiser_steps(context: Context) -> int:
+def rl_optimiser_steps(config: RunConfig, store: Store) -> int:
     """Return the optimiser steps that the schedules of the stage rl are made for."""
-    section = context.config.rl
-    return first_steps(context.store, "rl", section.steps) * section.passes * section.minibatches
+    section = config.rl
+    return first_steps(store, "rl", section.steps) * section.passes * section.minibatches

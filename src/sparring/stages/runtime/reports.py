@@ -32,17 +32,17 @@ class StepReports:
         now = {name: value for name, value in metrics.items() if name.endswith((DROPPED, MISPLACED))}
         for name in sorted(now.keys() - self._reported):
             role, _, kind = name.rpartition("/")
-            say = _dropped if kind == DROPPED else _misplaced
+            say = _dropped_sentence if kind == DROPPED else _misplaced_sentence
             whose = f"{role}: " if role else ""
             self._sink.event(self._stage, f"step {version}: {say(whose, now[name])}")
         self._reported = frozenset(now)
 
 
-def _dropped(whose: str, tokens: float) -> str:
+def _dropped_sentence(whose: str, tokens: float) -> str:
     return f"{whose}the gradient was not finite: {tokens:.0f} tokens trained nothing; more in a row end the run"
 
 
-def _misplaced(whose: str, tensors: float) -> str:
+def _misplaced_sentence(whose: str, tensors: float) -> str:
     return (
         f"{whose}{tensors:.0f} tensors are stepped right from here on. The version of Sparring that this run was begun "
         "with read their gradients in the wrong order: a run of another name (--name) is right from its start"

@@ -11,7 +11,7 @@ from sparring.protocols import Engine
 from sparring.record.recorder import Recorder
 from sparring.rollout.journal import Journals
 from sparring.rollout.runner import RolloutRunner
-from sparring.stages.context import POLICY, Context
+from sparring.stages.context import POLICY, Context, renderer_of
 from sparring.stages.models.context_length import policy_context
 from sparring.stages.models.role_models import with_roles
 
@@ -36,7 +36,7 @@ def rollout_runner(
     sampling, store = context.config.rollout.sampling(), None if greedy else context.store
     recorder = Recorder(
         engine,
-        context.renderer(model),
+        renderer_of(context.config, model),
         store,
         sampling=replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0) if greedy else sampling,
         model=POLICY,
@@ -45,7 +45,7 @@ def rollout_runner(
     return RolloutRunner(
         context.factory,
         context.boxes,
-        with_roles(context, recorder, others, store),
+        with_roles(context.config, recorder, others, store),
         context.harness,
         context.config.rollout,
         executors=THREADS.executor,

@@ -112,7 +112,7 @@ def weights_of(files: RunFiles, stage: str, step: int) -> Path:
     """
     from sparring.train.checkpoint import MODEL, read
 
-    saved = _saved(files.folder / stage, step)
+    saved = _checkpoint_folder(files.folder / stage, step)
     out = files.folder / stage / WEIGHTS / saved.name
     manifest = (saved / MANIFEST).read_bytes() if (saved / MANIFEST).is_file() else b""
     if (out / MANIFEST).is_file() and (out / MANIFEST).read_bytes() == manifest:
@@ -142,5 +142,5 @@ def _refs(folder: Path) -> list[CheckpointRef]:
     return refs
 
 
-def _saved(folder: Path, step: int) -> Path:
+def _checkpoint_folder(folder: Path, step: int) -> Path:
     return folder / CHECKPOINTS / f"step-{step:06d}"
