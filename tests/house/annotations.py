@@ -27,7 +27,6 @@ OTHER_MEANINGS = {
     "probability_squares": "a quantity of the model's head",
     "proximal": "a value of [algo] anchor",
     "ratio": "a key of the configuration, a metric",
-    "reference": "a key of the configuration",
     "return": "a metric of the critic",
     "reward": "a metric, a key of a record",
     "teacher": "a role, a source of tokens, a quantity of the trainer",

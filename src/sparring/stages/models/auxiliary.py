@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparring.algo.facts import name_of
+from sparring.algo.base import name_of
 from sparring.algo.rules import credits_with
 from sparring.annotations import Annotation
 from sparring.errors import refusal
