@@ -209,7 +209,8 @@ def _check_published(store: SqliteStore, folder: Path, stage: str, expected: str
     """
     published = GroupLog(store, stage).last_published(0)
     if stage not in ONLINE_STAGES or published < least:
-        got = f"{published} published steps" if stage in ONLINE_STAGES else f"{stage}, which trains nothing that it samples"
+        offline = f"{stage}, which trains nothing that it samples"
+        got = f"{published} published steps" if stage in ONLINE_STAGES else offline
         do = "choose another stage or rollout; what was recorded before there was a log has no published steps"
         raise refusal(f"{folder}, stage {stage}", expected, got, do)
     return published

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparring.algo.facts import name_of
+from sparring.algo.base import name_of
 from sparring.algo.rules import credits_with
 from sparring.annotations import Annotation
 from sparring.errors import refusal

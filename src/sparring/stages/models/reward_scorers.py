@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sparring.algo.facts import name_of
+from sparring.algo.base import name_of
 from sparring.algo.rules import credits_with
 from sparring.envs.roles import roles_of
 from sparring.errors import refusal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparring.algo.facts import name_of
+from sparring.algo.base import name_of
 from sparring.errors import refusal
 from sparring.recipe.run_config import RunConfig
 from sparring.rollout.scorers.reward_scorer import PART
