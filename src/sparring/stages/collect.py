@@ -173,7 +173,7 @@ def _sayable(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str,
     said more than the policy has positions for.
 
     Raises:
-        BadInput: fewer than nine in ten remain; the message is that of the first refused trace.
+        BadInput: fewer than nine in ten remain; the message is the first refusal.
     """
     source, tools = context.input("sft"), context.factory.make().tools
     renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions

@@ -1,4 +1,4 @@
-"""Adapters that a stage starts from: that of the stage before, or a fresh one."""
+"""Adapters that a stage starts from: the output of the stage before, or a fresh one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training on rows that are there before it begins: epochs, checkpoints, metrics, resume."""
+"""Training on rows that exist before it begins: epochs, checkpoints, metrics, resume."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Section(Protocol):
-    """Keys that the sections of such stages share."""
+    """Keys that the sections of these stages share."""
 
     steps: int
     rows_per_step: int
@@ -28,7 +28,7 @@ class Section(Protocol):
 
 
 class _OpenWindow:
-    """Window of a stage whose rows are there from the start: it is never shut."""
+    """Window that is always open. Implements `loop.StepWindow`."""
 
     def release(self, step: int) -> None:
         """Do nothing: no row waits."""
@@ -42,17 +42,18 @@ async def supervise(
     batch_of: Callable[[Sequence[T], int], Batch],
     shown: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Train `trainer` from its last checkpoint of this stage, or from the start, to the stage's last step.
+    """Train `trainer` from its last checkpoint, or from the start, to the last step of the stage.
 
     Args:
-        stage: its name, and that of its section.
-        trainer: what is trained; it holds the stage's input.
-        units: what an epoch goes through once.
-        batch_of: the batch of a step, of the units chosen for it.
-        shown: by name in the result, a metric whose value at the last step stands there.
+        stage: name of the stage and of its section.
+        trainer: trainer that holds the stage's input.
+        units: rows or groups of rows; an epoch has each once.
+        batch_of: function of units and step that returns a batch.
+        shown: metrics to return, by their name in the result.
 
     Returns:
-        `tokens_trained` and what is `shown`; None of a metric that no step reported.
+        `tokens_trained`, the last value of each metric in `shown` (None: never reported), and `best`, if there is
+        one.
 
     Raises:
         NotFinite: gradients are not finite in several steps in a row, or weights are not.
@@ -95,8 +96,8 @@ async def supervise(
 
 
 def epochs(units: Sequence[T], steps: range, per_step: int, seed: int, stage: str) -> Iterator[list[T]]:
-    """Yield the units that each of `steps` trains on. Every unit is seen once per epoch, in an order that depends on
-    (stage, seed, epoch) alone, so a resume needs no more than the number of steps that are done."""
+    """Yield the units of each of `steps`. An epoch has every unit once, in an order that depends on (stage, seed,
+    epoch) alone, so a resume needs only the number of finished steps."""
     orders: dict[int, list[int]] = {}
     for step in steps:
         places = range((step - 1) * per_step, step * per_step)
