@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import xxhash
@@ -10,6 +11,7 @@ import xxhash
 from sparring.loop import run_loop
 from sparring.protocols import Trainer
 from sparring.stages.context import POLICY, Context
+from sparring.stages.models.written import write_model
 from sparring.stages.runtime.checkpoints import Checkpoints, Keeping
 from sparring.stages.runtime.garbage import fewer_collections
 from sparring.stages.runtime.reports import StepReports
@@ -38,22 +40,24 @@ async def supervise(
     context: Context,
     stage: str,
     trainer: Trainer,
+    source: Path,
     units: Sequence[T],
     batch_of: Callable[[Sequence[T], int], Batch],
     shown: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Train `trainer` from its last checkpoint, or from the start, to the last step of the stage.
+    """Train `trainer` from its last checkpoint, or from the start, to the last step of the stage; write its weights.
 
     Args:
         stage: name of the stage and of its section.
         trainer: trainer that holds the stage's input.
+        source: checkpoint or adapter folder of that input.
         units: rows or groups of rows; an epoch has each once.
         batch_of: function of units and step that returns a batch.
         shown: metrics to return, by their name in the result.
 
     Returns:
-        `tokens_trained`, the last value of each metric in `shown` (None: never reported), and `best`, if there is
-        one.
+        `model`: the folder. `tokens_trained`. The last value of each metric in `shown`, None if never reported.
+        `best`: the best checkpoint, if there is one.
 
     Raises:
         NotFinite: gradients are not finite in several steps in a row, or weights are not.
@@ -92,7 +96,8 @@ async def supervise(
 
     with fewer_collections():
         await run_loop(rows(), batches, {POLICY: trainer}, {}, _OpenWindow(), after_step)
-    return {**totals, **checkpoints.finish()}
+    await write_model(trainer, source, context.output(stage))
+    return {"model": str(context.output(stage)), **totals, **checkpoints.finish()}
 
 
 def epochs(units: Sequence[T], steps: range, per_step: int, seed: int, stage: str) -> Iterator[list[T]]:
