@@ -131,7 +131,7 @@ async def _play_expert(
         rehearsal.own_tools.clear()
     try:
         async with playable(task):
-            return await Demonstrations(context, imitator).shown(task)
+            return await Demonstrations(context, imitator).play_expert(task)
     except BadInput:
         if rehearsal is None or not rehearsal.own_tools:
             raise
@@ -234,7 +234,7 @@ async def _play_empty(context: Context, task: Task) -> list[Conversation]:
     silent = await play_silently(context, task)
     if _is_unscored(silent) and _wants_scores(context.config, context.factory):
         async with playable(task):
-            answered = await Demonstrations(context).played(
+            answered = await Demonstrations(context).play(
                 task, lambda messages: Message(role="assistant", content="?")
             )
         if _is_unscored(answered):

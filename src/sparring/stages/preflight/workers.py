@@ -100,7 +100,7 @@ async def check_idle(context: Context, task: Task, rehearsal: Rehearsal) -> None
     """Refuse a run that gives a score to a worker without any request."""
     rehearsal.is_idle = True
     try:
-        held = await Demonstrations(context).played(task, lambda messages: Message(role="assistant", content=""))
+        held = await Demonstrations(context).play(task, lambda messages: Message(role="assistant", content=""))
     except BadInput:  # it was answered nothing: a failure, which has no reward
         return
     finally:
