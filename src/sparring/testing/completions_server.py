@@ -67,7 +67,7 @@ class CompletionsServer(ServingThread):
         generation = GenerateRequest(id=str(self._count), tokens=tuple(body["prompt"]), sampling=sampling)
         if body.get("stream"):
             pieces = self._engine.stream(generation)
-            first = await anext(pieces)  # or its refusal
+            first = await anext(pieces)  # a refusal is raised here
             return StreamingResponse(self._events(pieces, first, sampling.top_logprobs), media_type="text/event-stream")
         answer = await self._engine.generate(generation)
         choice = self._choice(answer.tokens, answer.logprobs, answer.top_logprobs, answer.finish_reason)

@@ -31,7 +31,9 @@ def check_unseen(files: RunFiles, factory: EnvFactory, tasks: Sequence[Task]) ->
         BadInput: one of the runs did.
     """
     check_unseen_files(files.config, tasks)
-    texts = {same(task): task.id for same in (identity_by_words, identity) for task in tasks}  # early runs have words
+    texts = {
+        same(task): task.id for same in (identity_by_words, identity) for task in tasks
+    }  # early runs recorded words
     note_shown(files, factory, texts)
     digests = {_digest(text): text for text in texts}
     for recipe, shown in _earlier_prompts(files.config):

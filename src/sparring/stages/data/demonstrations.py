@@ -243,7 +243,7 @@ class Demonstrations:
     ) -> None:
         config = context.config.rollout
         if config.rewards_within_s is not None:
-            config = msgspec.structs.replace(config, rewards_within_s=0.0)  # whoever judges trained ones is not awaited
+            config = msgspec.structs.replace(config, rewards_within_s=0.0)  # rewards from outside are for training only
         self._context, self._config, self._imitator, self._report = context, config, imitator, report
         self._fits = fits
         self._scripts, self._numbers = _Scripts(config, imitator), count()
@@ -270,7 +270,7 @@ class Demonstrations:
         for retry in range(1, retries + 1):
             try:
                 return await self.play(task, self._expert(task))
-            except (RequestRefused, TaskError):  # it will be the same the next time
+            except (RequestRefused, TaskError):  # a further try would fail alike
                 raise
             except InfraError as error:
                 self._report(f"task {task.id} is played again: {error}")
@@ -304,7 +304,7 @@ class Demonstrations:
             positions = outline_of(self._context.input("sft")).max_positions
             raise _over_context(task, self._imitator.max_context, positions)
         if not played.transcripts and self._imitator is not None and not self._fits:
-            return await Demonstrations(self._context).play(task, replies)  # not even its first prompt does
+            return await Demonstrations(self._context).play(task, replies)  # not even the first prompt fits
         if not played.transcripts:
             got = f"{played.rollout.outcome.reason} before the first reply for task {task.id}"
             raise refusal("rollout.harness", "a harness that is answered", got, "raise that limit")

@@ -56,7 +56,7 @@ def show_adapter(files: RunFiles, stage: str) -> None:
         return
     out = files.folder / TRAINED
     if out.exists() and not (files.folder / START).exists() and _is_untrained(out):
-        os.rename(out, files.folder / START)  # of a run begun before the two had names of their own
+        os.rename(out, files.folder / START)  # of an old run, which gave both adapters one name
     staging = out.with_name(out.name + ".tmp")
     shutil.rmtree(staging, ignore_errors=True)
     shutil.copytree(written, staging)

@@ -101,7 +101,7 @@ async def check_idle(context: Context, task: Task, rehearsal: Rehearsal) -> None
     rehearsal.is_idle = True
     try:
         held = await Demonstrations(context).play(task, lambda messages: Message(role="assistant", content=""))
-    except BadInput:  # it was answered nothing: a failure, which has no reward
+    except BadInput:  # no request is a failure, which has no reward
         return
     finally:
         rehearsal.is_idle = False

@@ -119,5 +119,5 @@ def _tokens_trained(folder: Path) -> int | None:
         OSError,
         ValueError,
         AttributeError,
-    ):  # no summary, or none of ours: the figure is one more, not the comparison
+    ):  # no readable summary: the comparison does without this figure
         return None

@@ -14,7 +14,7 @@ from typing import Any
 from sparring.errors import StoreError
 from sparring.protocols import Store, Trainer
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.runtime.saved import BEST, WEIGHTS, best_saved, evaluated_steps, is_held_out, rated
+from sparring.stages.runtime.saved import BEST, WEIGHTS, best_saved, evaluated_steps, is_held_out, with_eval_metrics
 from sparring.train.config import TrainConfig
 from sparring.types import CheckpointRef, StepResult
 
@@ -147,11 +147,11 @@ class Checkpoints:
         step, metrics, state = self._unsaved
         path = self._folder / f"step-{step.version:06d}"
         ref = await self._trainer.save(str(path), stage=self._stage, metrics=metrics)
-        for role, other in self._beside.items():  # after its folder, which the first puts in the place of any before
+        for role, other in self._beside.items():  # after the folder exists: the policy's trainer replaces it
             await other.save(_of_role(role, ref).path, stage=self._stage, metrics={})
         self._store.checkpoint(ref, state)
         self._unsaved = None
-        if self._refs is None:  # also those from before a resume; they are read once
+        if self._refs is None:  # include those from before a resume; read once
             self._refs = list(self._store.checkpoints(self._stage))
         else:
             self._refs = [other for other in self._refs if other.step != ref.step] + [ref]
@@ -182,7 +182,7 @@ class Checkpoints:
 
         train, refs = self._keeping.train, self._refs or []
         retained = retain(
-            rated(self._store, self._stage, refs, train.best_metric),
+            with_eval_metrics(self._store, self._stage, refs, train.best_metric),
             keep_last=train.keep_last,
             best_metric=train.best_metric,
             best_is_highest=train.best_is_highest,

@@ -200,7 +200,7 @@ class OnlineTraining:
     ) -> Callable[[AsyncIterator[Group]], AsyncIterator[Batch]]:
         """Return the function that makes the batches of the remaining steps from scored groups, and records which
         groups each step takes."""
-        steps = progress.stopping.left(range(progress.done + 1, self._last_step + 1))
+        steps = progress.stopping.remaining(range(progress.done + 1, self._last_step + 1))
         targets = observation_targets(self.watch, self._section.observations)
         annotators = [*objective.annotators, *targets, self.watch]
 
@@ -239,7 +239,7 @@ class OnlineTraining:
             metrics = {**metrics, **scheduler.metrics(), **context.judges.metrics(), **objective.metrics()}
             metrics |= domain_metrics(objective.tasks)
             metrics |= {**counters.lap(), **clock.lap(batch.account.sampled)}
-            if step.version in progress.recorded:  # trained again: its first time is the one that counts
+            if step.version in progress.recorded:  # trained again: the first record counts
                 metrics = progress.recorded.pop(step.version)
             else:
                 context.store.metric(stage, step.version, metrics)

@@ -63,7 +63,7 @@ async def periodic_evaluator(
     )
     async with evaluator:
         if done:
-            evaluator.after(done)  # if it was due when the process before was stopped
+            evaluator.after(done)  # it may have been due when the process before stopped
         yield evaluator
         await evaluator.finish()
 

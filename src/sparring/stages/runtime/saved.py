@@ -42,7 +42,7 @@ def evaluated_steps(store: Store, stage: str) -> list[int]:
     return [step for step, _ in store.metrics(f"{stage}/eval")]
 
 
-def rated(store: Store, stage: str, refs: Sequence[CheckpointRef], metric: str) -> list[CheckpointRef]:
+def with_eval_metrics(store: Store, stage: str, refs: Sequence[CheckpointRef], metric: str) -> list[CheckpointRef]:
     """Return checkpoints with the value of `metric` from the stage's evaluations, if `metric` is one of their
     figures."""
     if not is_held_out(stage, metric):
@@ -93,7 +93,7 @@ def saved_step(files: RunFiles, stage: str, name: str) -> int:
     if refs:
         by_name[LAST] = refs[-1].step
         train = train_of(files.config, stage)
-        best = best_saved(rated(files.store, stage, refs, train.best_metric), train)
+        best = best_saved(with_eval_metrics(files.store, stage, refs, train.best_metric), train)
         by_name |= {} if best is None else {BEST: best["step"]}
     if name not in by_name:
         expected = f"a checkpoint of the stage: {', '.join(by_name) or 'none is there'}"

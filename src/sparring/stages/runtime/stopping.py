@@ -37,7 +37,7 @@ class Stopping:
         self._best, self._best_step, self._num_worse = math.nan, 0, 0
         self.reason, self.step = "", 0
 
-    def left(self, steps: Iterable[int]) -> Iterator[int]:
+    def remaining(self, steps: Iterable[int]) -> Iterator[int]:
         """Yield the steps until the stage ends."""
         for step in steps:
             if self.reason:
@@ -53,7 +53,8 @@ class Stopping:
             await evaluations.finish()
             recorded = self._eval_values(0)
         else:
-            recorded = [(step, values[config.metric]) for step, values in self._recorded() if config.metric in values]
+            steps = self._store.metrics(self._stage)
+            recorded = [(step, values[config.metric]) for step, values in steps if config.metric in values]
         for step, value in recorded:
             if step <= done:
                 self._observe(step, value)
@@ -79,9 +80,6 @@ class Stopping:
     def result(self) -> dict[str, object]:
         """Return step and reason of an early end as `ended_early`, else nothing."""
         return {"ended_early": {"step": self.step, "reason": self.reason}} if self.reason else {}
-
-    def _recorded(self) -> list[tuple[int, dict[str, float]]]:
-        return self._store.metrics(self._stage)
 
     def _eval_values(self, first: int) -> list[tuple[int, float]]:
         assert self._config is not None, "who asks looks for a metric"

@@ -37,13 +37,13 @@ class RetriedUpdates:
                 return await self._engine.pull(ref)
             except (WeightsError, EngineError) as error:
                 if attempt == retries:
-                    raise WeightsError(self._stopped(ref, error)) from error
+                    raise WeightsError(self._failure(ref, error)) from error
                 pause_s = retry_pause_s(self._config.update_retry_delay_s, attempt + 1, ref.checksum, ref.version)
                 again = f"tried again in {pause_s:.1f} s ({attempt + 1} of {retries})"
                 self._report(f"{where}: {again}, version {self._engine.version} serves on: {error}")
                 await asyncio.sleep(pause_s)
 
-    def _stopped(self, ref: WeightRef, error: SparringError) -> str:
+    def _failure(self, ref: WeightRef, error: SparringError) -> str:
         expected = f"expected an update within {self._config.update_retries + 1} tries"
         served = f"the engine serves version {self._engine.version}, the run cannot go on without them"
         do = f"mend the engine, then the same command goes on after step {ref.version}"
