@@ -153,14 +153,14 @@ def _outline(config: RunConfig, name: str, start: Path | None, *, scalar: bool) 
 
 
 def _estimate(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process: int) -> MemoryEstimate:
-    def model(name: str) -> Outline:
-        return shapes.get(name) or shapes.get(name + SCALAR) or shapes[POLICY]
-
     policy, section = shapes[POLICY], _learner(config)
+
+    def model(name: str, *heads: str) -> Outline:
+        return next((shapes[name + head] for head in heads or ("", SCALAR) if name + head in shapes), policy)
+
     heads = (SCALAR, "") if isinstance(section, CriticConfig) else ("",)
-    learners = [shapes[section.model + head] for head in heads if section.model + head in shapes] if section else []
-    learner = next(iter(learners), policy) if section else None
-    trained = shapes.get(POLICY + SCALAR, policy) if stage == "reward_model" else policy
+    learner = None if section is None else model(section.model, *heads)
+    trained = model(POLICY, SCALAR) if stage == "reward_model" else policy
     averaging = [name for name in config.run.stages if name in ONLINE_STAGES and is_averaging(config, name)]
     averaged = _num_trained(policy) if averaging else 0
     # the average of a float32 model serves as its frozen copy and takes no memory of its own
