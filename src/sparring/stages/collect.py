@@ -59,7 +59,7 @@ async def run(context: Context) -> dict[str, Any]:
     source = context.factory.tasks("train", context.config.run.seed)
     tasks = [task for task in (source.next() for _ in range(config.tasks)) if task is not None]
     context.sink.start("collect", len(tasks), min(len(tasks), config.max_concurrent_rollouts))
-    if context.store.get(FRESH) is None:  # what was begun before tasks had fresh seeds goes on without them
+    if context.store.get(FRESH) is None:  # a run from before fresh seeds resumes without them
         context.store.put(FRESH, all(context.store.get(f"collect/{index}") is None for index in range(len(tasks))))
     async with AsyncExitStack() as stack:
         teachers = sorted(set(config.by_domain.values()))
@@ -117,7 +117,7 @@ async def _collect_task(
         metrics = {"collect/traces": float(len(collected["traces"])), "collect/unscored": float(collected["unscored"])}
         context.sink.log("collect", next(ended), metrics)
     else:
-        next(ended)  # the run has all of these before a rollout ends
+        next(ended)  # recorded tasks are counted before any rollout ends
     return collected
 
 
@@ -173,7 +173,7 @@ def _sayable(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str,
     said more than the policy has positions for.
 
     Raises:
-        BadInput: fewer than nine in ten remain; the message is that of the first refused trace.
+        BadInput: fewer than nine in ten remain; the message is the first refusal.
     """
     source, tools = context.input("sft"), context.factory.make().tools
     renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions

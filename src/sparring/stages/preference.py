@@ -43,7 +43,6 @@ async def run(context: Context) -> dict[str, Any]:
     """
     from sparring.algo.loss.imitate import ImitateLoss
     from sparring.algo.loss.preference.load import load_preference
-    from sparring.stages.models.written import write_model
 
     section, seed = context.config.preference, context.config.run.seed
     source = trained_folder(context, context.input("preference"))
@@ -63,6 +62,7 @@ async def run(context: Context) -> dict[str, Any]:
         context,
         "preference",
         trainer,
+        source,
         units,
         lambda chosen, step: preference_batch(chosen, step=step, model=POLICY),
         SHOWN,
@@ -70,8 +70,7 @@ async def run(context: Context) -> dict[str, Any]:
     judged = await _held_out_accuracy(trainer, loss, others) if others else None
     if judged is not None:
         context.sink.event("preference", in_words(judged, "replies are on the right side"))
-    await write_model(trainer, source, context.output("preference"))
-    return {"rows": len(trained), "held_out": judged, "model": str(context.output("preference")), **totals}
+    return {"rows": len(trained), "held_out": judged, **totals}
 
 
 def _units(

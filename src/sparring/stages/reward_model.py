@@ -30,7 +30,6 @@ async def run(context: Context) -> dict[str, Any]:
         `rows`: number of trained rows. `tokens_trained`. `loss`, `accuracy`: values of the last step. `held_out`:
         accuracy on held-out rows with its interval, or None. `model`: the folder.
     """
-    from sparring.stages.models.written import write_model
 
     section, seed = context.config.reward_model, context.config.run.seed
     source = context.input("reward_model")
@@ -44,6 +43,7 @@ async def run(context: Context) -> dict[str, Any]:
         context,
         "reward_model",
         trainer,
+        source,
         units,
         lambda chosen, step: preference_batch(chosen, step=step, model=POLICY),
         {"loss": f"loss_{loss.term}", "accuracy": "accuracy"},
@@ -51,8 +51,7 @@ async def run(context: Context) -> dict[str, Any]:
     judged = await _held_out_accuracy(trainer, others) if others else None
     if judged is not None:
         context.sink.event("reward_model", in_words(judged, "pairs, steps or turns are judged right"))
-    await write_model(trainer, source, context.output("reward_model"))
-    return {"rows": len(trained), "held_out": judged, "model": str(context.output("reward_model")), **totals}
+    return {"rows": len(trained), "held_out": judged, **totals}
 
 
 def _loss(config: BradleyTerryConfig | StepsConfig | TurnsConfig) -> Loss:

@@ -21,7 +21,6 @@ async def run(context: Context) -> dict[str, Any]:
         `rows` (distinct demonstrations), `tokens_trained`, `loss` of the last step and `model`, the folder.
     """
     from sparring.algo.loss.imitate import ImitateLoss
-    from sparring.stages.models.written import write_model
 
     config = context.config.sft
     source = trained_folder(context, context.input("sft"))
@@ -38,9 +37,9 @@ async def run(context: Context) -> dict[str, Any]:
         context,
         "sft",
         trainer,
+        source,
         rows,
         lambda chosen, step: demonstration_batch(chosen, step=step, model=POLICY),
         {"loss": "loss_imitate"},
     )
-    await write_model(trainer, source, context.output("sft"))
-    return {"rows": len(rows), "model": str(context.output("sft")), **totals}
+    return {"rows": len(rows), **totals}

@@ -1,4 +1,4 @@
-"""A real server that speaks OpenAI's chat completions, its replies made by a function: for tests of its clients."""
+"""Server of OpenAI's chat completions with scripted replies, for tests of clients."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from starlette.routing import Route
 from sparring.testing.serving import ServingThread, free_socket, quiet_server
 
 Reply = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
-"""A request's body -> the status and the body of the answer."""
+"""Function of a request's body that returns status and body of the answer."""
 
 
 class ChatServer(ServingThread):
-    """Serves in a thread until it is stopped.
+    """Thread that serves scripted replies.
 
     Args:
-        reply: called with every request, one at a time.
+        reply: function that answers each request, one at a time.
 
     Attributes:
-        reply: as given; may be exchanged.
-        url: where, up to and with /v1.
-        bodies: the bodies of all requests.
+        reply: replaceable function that answers requests.
+        url: base URL, including /v1.
+        bodies: bodies of all requests.
     """
 
     def __init__(self, reply: Reply) -> None:

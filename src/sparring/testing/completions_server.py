@@ -1,5 +1,4 @@
-"""A real server that speaks OpenAI's completions with token ids, on top of an engine of ours: for tests of its
-clients."""
+"""Server of OpenAI's completions with token ids on an engine of ours, for tests of clients."""
 
 from __future__ import annotations
 
@@ -20,17 +19,17 @@ from sparring.testing.serving import ServingThread, free_socket, quiet_server
 
 
 class CompletionsServer(ServingThread):
-    """Serves one engine in a thread until it is stopped, which closes the engine.
+    """Thread that serves one engine and closes it at the end.
 
     Args:
-        engine: samples.
-        models: names that it lists.
-        tells_ids: whether it tells token ids; else text.
-        processed: whether log-probabilities are of the distribution that was sampled from; else from before the
+        engine: engine that samples.
+        models: names in the list of models.
+        tells_ids: whether answers have token ids; otherwise they have text.
+        processed: whether log-probabilities are of the sampled distribution; otherwise of the one before the
             temperature.
 
     Attributes:
-        url: where, up to and with /v1.
+        url: base URL, including /v1.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class CompletionsServer(ServingThread):
         generation = GenerateRequest(id=str(self._count), tokens=tuple(body["prompt"]), sampling=sampling)
         if body.get("stream"):
             pieces = self._engine.stream(generation)
-            first = await anext(pieces)  # or its refusal
+            first = await anext(pieces)  # a refusal is raised here
             return StreamingResponse(self._events(pieces, first, sampling.top_logprobs), media_type="text/event-stream")
         answer = await self._engine.generate(generation)
         choice = self._choice(answer.tokens, answer.logprobs, answer.top_logprobs, answer.finish_reason)
@@ -79,8 +78,8 @@ class CompletionsServer(ServingThread):
         return JSONResponse({"choices": [choice]})
 
     async def _events(self, pieces: Any, piece: Delta | Completion, tops: int) -> AsyncIterator[str]:
-        """Yield the events of a stream. Likeliest tokens come with the last event only, because the engine returns them
-        there."""
+        """Yield the events of a stream. The engine returns likeliest tokens at the end, so only the last event has
+        them."""
         async with aclosing(pieces):
             while isinstance(piece, Delta):
                 if tops <= 1:

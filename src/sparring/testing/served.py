@@ -1,4 +1,4 @@
-"""A server on a real socket in a thread of this process, for tests of its clients."""
+"""Server of a native engine in a thread of this process, for tests of its clients."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class ServerThread(ServingThread):
-    """Serves an engine until it is stopped, which closes the engine.
+    """Thread that serves an engine and closes it at the end.
 
     Args:
-        engine: native, made of the checkpoint folder `folder`.
-        folder: its tokenizer, where there is one, makes constraints.
-        api_key: what clients must send.
-        unix: path of a Unix socket to listen on, replaced if it exists; None for a free TCP port.
+        engine: native engine, made from the checkpoint folder `folder`.
+        folder: checkpoint folder; its tokenizer, if it has one, compiles constraints.
+        api_key: key that clients must send.
+        unix: path of a Unix socket to listen on, replaced if it exists; None: a free TCP port.
 
     Attributes:
-        url: where clients reach it.
+        url: URL of the server.
     """
 
     def __init__(self, engine: NativeEngine, folder: Path, *, api_key: str = "", unix: Path | None = None) -> None:
@@ -43,7 +43,7 @@ class ServerThread(ServingThread):
 
 
 class RemoteToThread(RemoteEngine):
-    """A client with a server of its own, which ends with it."""
+    """Client with its own server, which ends with the client."""
 
     def __init__(self, engine: NativeEngine, folder: Path) -> None:
         self._thread = ServerThread(engine, folder)

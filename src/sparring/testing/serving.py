@@ -1,4 +1,4 @@
-"""A thread of this process that serves on a real socket, for tests of clients."""
+"""Thread that serves HTTP on a real socket, for tests of clients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ServingThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop serving like Ctrl-C: requests in flight end with an error. Safe to call twice."""
+        """Stop serving like Ctrl-C: requests in progress end with an error. Safe to call twice."""
         self._server.should_exit = True
         self._thread.join()
 
@@ -44,5 +44,5 @@ def free_socket() -> tuple[socket.socket, str]:
 
 
 def quiet_server(application: Starlette) -> uvicorn.Server:
-    """Return a server of an application that writes warnings alone."""
+    """Return a server of an application that logs only warnings."""
     return uvicorn.Server(uvicorn.Config(application, log_level="warning", access_log=False, lifespan="off"))

@@ -31,7 +31,8 @@ def check_unseen(files: RunFiles, factory: EnvFactory, tasks: Sequence[Task]) ->
         BadInput: one of the runs did.
     """
     check_unseen_files(files.config, tasks)
-    texts = {same(task): task.id for same in (identity_by_words, identity) for task in tasks}  # early runs have words
+    identities = (identity_by_words, identity)  # early runs recorded words
+    texts = {same(task): task.id for same in identities for task in tasks}
     note_shown(files, factory, texts)
     digests = {_digest(text): text for text in texts}
     for recipe, shown in _earlier_prompts(files.config):

@@ -197,15 +197,15 @@ async def play_experts(context: Context, tasks: Sequence[Task], imitator: Imitat
     """Have experts play tasks, as many at once as the run allows, and return the conversations of the policy's roles.
 
     Raises:
-        BadInput: a task has no expert, or as `Demonstrations.played`.
-        InfraError: as `Demonstrations.played`.
+        BadInput: a task has no expert, or as `Demonstrations.play`.
+        InfraError: as `Demonstrations.play`.
     """
     gate = asyncio.Semaphore(min(AT_ONCE, context.config.rollout.max_concurrent_rollouts))
     stage = Demonstrations(context, imitator, lambda sentence: context.sink.event("demonstrations", sentence))
 
     async def one(task: Task) -> list[Conversation]:
         async with gate:
-            return await stage.shown(task, context.config.rollout.retries)
+            return await stage.play_expert(task, context.config.rollout.retries)
 
     played = await asyncio.gather(*map(one, tasks))
     return [each for of_task in played for each in of_task if context.config.rollout.speaks(each.role)]
@@ -243,7 +243,7 @@ class Demonstrations:
     ) -> None:
         config = context.config.rollout
         if config.rewards_within_s is not None:
-            config = msgspec.structs.replace(config, rewards_within_s=0.0)  # whoever judges trained ones is not awaited
+            config = msgspec.structs.replace(config, rewards_within_s=0.0)  # rewards from outside are for training only
         self._context, self._config, self._imitator, self._report = context, config, imitator, report
         self._fits = fits
         self._scripts, self._numbers = _Scripts(config, imitator), count()
@@ -257,27 +257,27 @@ class Demonstrations:
             report=report,
         )
 
-    async def shown(self, task: Task, retries: int = 0) -> list[Conversation]:
+    async def play_expert(self, task: Task, retries: int = 0) -> list[Conversation]:
         """Have the expert play `task`; return a conversation for each branch of each role that was asked.
 
         Args:
             retries: number of further tries after the infrastructure broke.
 
         Raises:
-            BadInput: the task or one of its roles has no expert, or as `played`.
-            InfraError: as `played`.
+            BadInput: the task or one of its roles has no expert, or as `play`.
+            InfraError: as `play`.
         """
         for retry in range(1, retries + 1):
             try:
-                return await self.played(task, self._expert(task))
-            except (RequestRefused, TaskError):  # it will be the same the next time
+                return await self.play(task, self._expert(task))
+            except (RequestRefused, TaskError):  # a further try would fail alike
                 raise
             except InfraError as error:
                 self._report(f"task {task.id} is played again: {error}")
             await asyncio.sleep(retry_pause_s(self._config.retry_delay_s, retry, "demonstration", task.id))
-        return await self.played(task, self._expert(task))
+        return await self.play(task, self._expert(task))
 
-    async def played(self, task: Task, replies: Replies) -> list[Conversation]:
+    async def play(self, task: Task, replies: Replies) -> list[Conversation]:
         """Play and score one rollout with scripted replies, within the limits of the run.
 
         Args:
@@ -304,7 +304,7 @@ class Demonstrations:
             positions = outline_of(self._context.input("sft")).max_positions
             raise _over_context(task, self._imitator.max_context, positions)
         if not played.transcripts and self._imitator is not None and not self._fits:
-            return await Demonstrations(self._context).played(task, replies)  # not even its first prompt does
+            return await Demonstrations(self._context).play(task, replies)  # not even the first prompt fits
         if not played.transcripts:
             got = f"{played.rollout.outcome.reason} before the first reply for task {task.id}"
             raise refusal("rollout.harness", "a harness that is answered", got, "raise that limit")

@@ -136,7 +136,7 @@ def render_reply(
     if len(rendered.tokens) > longest:
         got, do = f"{len(rendered.tokens)} tokens", "shorten it, leave it out, or take another model"
         raise refusal(where, f"at most {longest} tokens, the positions of the model", got, do)
-    # what the assistant said in the prompt is not the reply
+    # assistant messages of the prompt are not part of the reply
     earlier, marks, before = sum(message.role == "assistant" for message in prompt), [], False
     for mark in rendered.sampled:
         earlier -= mark and not before

@@ -1,4 +1,4 @@
-"""Adapters that a stage starts from: that of the stage before, or a fresh one."""
+"""Adapters that a stage starts from: the output of the stage before, or a fresh one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sparring.model.config import LoraConfig
 from sparring.model.peft import base_of, is_adapter, read, read_config, write
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import NON_POLICY_STAGES, POLICY, RunFiles, given_checkpoint
+from sparring.stages.models.written import write_beside
 
 ALONE = {"vllm": "vLLM", "openai": "an OpenAI-compatible server"}
 """Engines that serve a model without adapters, by kind, with their names in messages."""
@@ -34,10 +35,7 @@ def trained_folder(files: RunFiles, source: Path) -> Path:
     if not out.exists() and (before := start_adapter(files.folder)).exists():
         os.rename(before, out)
     if not out.exists():
-        staging = out.with_name(out.name + ".tmp")
-        shutil.rmtree(staging, ignore_errors=True)
-        write(fresh(source, lora, files.config.run.seed), lora, source, staging)
-        os.rename(staging, out)
+        write_beside(out, lambda to: write(fresh(source, lora, files.config.run.seed), lora, source, to))
     return out
 
 
@@ -50,18 +48,14 @@ def start_adapter(folder: Path) -> Path:
 def show_adapter(files: RunFiles, stage: str) -> None:
     """Copy the adapter that a stage wrote to `<run>/lora`, whole or not at all. An untrained adapter is not copied."""
     written = files.output(stage)
-    if stage in NON_POLICY_STAGES or not written.is_relative_to(files.folder) or not is_adapter(written):
+    if stage in NON_POLICY_STAGES or not written.is_relative_to(files.folder):
         return
-    if _is_untrained(written):
+    if not is_adapter(written) or _is_untrained(written):
         return
     out = files.folder / TRAINED
     if out.exists() and not (files.folder / START).exists() and _is_untrained(out):
-        os.rename(out, files.folder / START)  # of a run begun before the two had names of their own
-    staging = out.with_name(out.name + ".tmp")
-    shutil.rmtree(staging, ignore_errors=True)
-    shutil.copytree(written, staging)
-    shutil.rmtree(out, ignore_errors=True)
-    os.rename(staging, out)
+        os.rename(out, files.folder / START)  # of an old run, which gave both adapters one name
+    write_beside(out, lambda to: shutil.copytree(written, to))
 
 
 def _is_untrained(folder: Path) -> bool:

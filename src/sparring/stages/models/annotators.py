@@ -26,11 +26,11 @@ def annotators(config: RunConfig, trainers: Mapping[str, Trainer], coefficient: 
     chain: list[Annotator] = (
         [TrainerQuantity(trainers[CRITIC].forward, Annotation.VALUE, "value")] if CRITIC in trainers else []
     )
-    if IMPLICIT in trainers:  # as it is before the update: the paper's single forward
+    if IMPLICIT in trainers:  # before the update, as in the paper
         chain.append(TrainerQuantity(trainers[IMPLICIT].forward, Annotation.IMPLICIT))
     algo, steps = config.algo, config.rl.passes * config.rl.minibatches
     by_algo = config.rl.preference is None
-    # of a batch that is trained once, the forward with gradients says what the trainer's were before the update
+    # a batch that is trained once needs no extra forward: the one with gradients has the same values
     if by_algo and algo.needs_proximal and steps > 1:
         guessed = algo.anchor == "loglinear"
         chain.append(

@@ -13,7 +13,7 @@ from sparring.protocols import Cluster, Trainer, TrainPlan
 from sparring.recipe.sections.rl import CriticConfig
 from sparring.stages.context import POLICY, RunFiles, given_checkpoint
 from sparring.stages.models.auxiliary import check_section
-from sparring.stages.models.reward_scorers import SCALAR, architectures, check_reads_policy
+from sparring.stages.models.reward_scorers import SCALAR, architectures, checkpoint_of
 
 CRITIC = "critic"
 """Role of the critic on batches and checkpoints."""
@@ -78,10 +78,7 @@ def _check_model(files: RunFiles, name: str) -> None:
             stages = str(list(files.config.run.stages))
             raise refusal(where, f"a stage {OWN} before rl", stages, "add it, or name another model")
         return
-    if name not in models or models[name].path is None:
-        names = ", ".join([POLICY, OWN, *(n for n, spec in models.items() if n != POLICY and spec.path)])
-        raise refusal(where, f"one of {names}", repr(name), f"add [models.{name}] path")
-    check_reads_policy(name, model_folder(models[name]), given_checkpoint(files.config))
+    checkpoint_of(files.config, where, name, (POLICY, OWN), given_checkpoint(files.config))
 
 
 def with_explained_variance(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -6,14 +6,13 @@ from pathlib import Path
 
 from sparring.annotations import Annotation
 from sparring.errors import refusal
-from sparring.model.hub import model_folder
 from sparring.observe.hooks import prefixed
 from sparring.protocols import Cluster, Trainer, TrainPlan
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.rl import ImplicitConfig
 from sparring.stages.context import POLICY, given_checkpoint
 from sparring.stages.models.auxiliary import check_section
-from sparring.stages.models.reward_scorers import SCALAR, architectures, check_reads_policy
+from sparring.stages.models.reward_scorers import SCALAR, architectures, checkpoint_of
 
 IMPLICIT = "implicit"
 """Role of the model on batches and checkpoints, and the annotation with its log-probabilities."""
@@ -45,19 +44,9 @@ def check_implicit(config: RunConfig) -> list[str]:
     section = config.rl.implicit
     if not check_section(config, IMPLICIT, Annotation.IMPLICIT, "prime") or section is None:
         return []
-    _check_model(config, section.model)
+    if (name := section.model) != POLICY:
+        folder = checkpoint_of(config, "rl.implicit.model", name, (POLICY,), given_checkpoint(config))
+        if SCALAR in (kinds := architectures(folder)):
+            do = "name a language model: what this one's stage began with"
+            raise refusal(f"models.{name}.path", "a language model, whose log-probabilities are the reward", kinds, do)
     return [f"rl: an implicit reward model that begins as {section.model}"]
-
-
-def _check_model(config: RunConfig, name: str) -> None:
-    models = config.models
-    if name == POLICY:
-        return
-    if name not in models or models[name].path is None:
-        names = ", ".join([POLICY, *(n for n, spec in models.items() if n != POLICY and spec.path)])
-        raise refusal("rl.implicit.model", f"one of {names}", repr(name), f"add [models.{name}] path")
-    folder = model_folder(models[name])
-    check_reads_policy(name, folder, given_checkpoint(config))
-    if SCALAR in (kinds := architectures(folder)):
-        do = "name a language model: what this one's stage began with"
-        raise refusal(f"models.{name}.path", "a language model, whose log-probabilities are the reward", kinds, do)

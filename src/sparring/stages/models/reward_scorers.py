@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from sparring.algo.base import name_of
@@ -70,17 +71,12 @@ def check_reward_model(files: RunFiles, factory: EnvFactory, tokenizer: Path | N
                 "rl.reward_model", f"a stage {OWN} before rl", str(list(config.run.stages)), "add it, or name a model"
             )
         return [f"rl: the stage reward_model scores {_scored_units(config)}"]
-    if name not in config.models or name == POLICY or config.models[name].path is None:
-        others = ", ".join(n for n, spec in config.models.items() if n != POLICY and spec.path) or "none"
-        raise refusal(
-            "rl.reward_model", f"{OWN} or a model with a path ({others})", repr(name), f"add [models.{name}] path"
-        )
-    check_reads_policy(name, _folder(files), tokenizer)
-    kinds = architectures(_folder(files))
+    folder = checkpoint_of(config, "rl.reward_model", name, (OWN,), tokenizer)
+    kinds = architectures(folder)
     if SCALAR not in kinds:
         got, do = kinds or "none", "train one: the stage reward_model writes such a folder"
         raise refusal(f"models.{name}.path", "a checkpoint with a scalar head (ForSequenceClassification)", got, do)
-    return [f"rl: {_folder(files)} scores {_scored_units(config)}"]
+    return [f"rl: {folder} scores {_scored_units(config)}"]
 
 
 def _check_turns(config: RunConfig) -> None:
@@ -115,26 +111,31 @@ def architectures(folder: Path) -> str:
     return ", ".join(config.get("architectures") or [])
 
 
-def check_reads_policy(name: str, folder: Path, policy: Path | None) -> None:
-    """Refuse a model unless it is whole weights that read the policy's tokens, in conversations as long as the
-    policy's.
+def checkpoint_of(config: RunConfig, where: str, name: str, others: Sequence[str], policy: Path | None) -> Path:
+    """Return the checkpoint folder of a model that scores the policy's tokens.
+
+    Refuse a model without a path, and a checkpoint unless it is whole weights with the policy's tokenizer and at least
+    as many positions.
 
     Args:
-        name: name of the model in `[models]`.
-        folder: checkpoint folder of the model.
+        where: key of the recipe that names the model.
+        others: names that the key may have in addition to models with a path.
         policy: checkpoint folder of the policy; None: the run makes one.
     """
-    where = f"models.{name}.path"
+    models = config.models
+    if name == POLICY or name not in models or models[name].path is None:
+        names = ", ".join([*others, *(n for n, spec in models.items() if n != POLICY and spec.path)])
+        raise refusal(where, f"one of {names}", repr(name), f"add [models.{name}] path")
+    folder, where = model_folder(models[name]), f"models.{name}.path"
     if is_adapter(folder):
         raise refusal(where, "whole weights, to add a scalar head to", "an adapter", "export it first")
-    tokenizer = base_folder(folder) / "tokenizer.json"
-    mine = None if policy is None else base_folder(policy) / "tokenizer.json"
-    if policy is None or mine is None or not tokenizer.is_file() or tokenizer.read_bytes() != mine.read_bytes():
-        raise refusal(
-            where, "the policy's tokenizer.json", "a different one or none", "train a reward model from the policy"
-        )
+    tokenizers = [base_folder(each) / "tokenizer.json" for each in (folder, policy) if each is not None]
+    if policy is None or not tokenizers[0].is_file() or len({file.read_bytes() for file in tokenizers}) > 1:
+        do = "train a reward model from the policy"
+        raise refusal(where, "the policy's tokenizer.json", "a different one or none", do)
     if (most := outline_of(folder).max_positions) < (longest := outline_of(policy).max_positions):
         raise refusal(where, f"a model that reads the policy's {longest} tokens", str(most), "take another")
+    return folder
 
 
 def _folder(files: RunFiles) -> Path:

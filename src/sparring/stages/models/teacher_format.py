@@ -44,10 +44,10 @@ def check_format(config: RunConfig, factory: EnvFactory, name: str) -> list[str]
         student_format = renderer_of(config, student)
         folder = base_folder(model_folder(spec))
         own_format = load_renderer(folder, spec.renderer, policy.thinking, render.control_tokens, render.thoughts)
-    except BadInput:  # no template of its own: it never wrote a prompt
+    except BadInput:  # without a template it has no prompts to compare
         return []
     tried = list(tried_prompts(own_format, tools, thinking=policy.thinking))
-    shown = tools if tried else ()  # a template without a place for tools refuses all that show some
+    shown = tools if tried else ()  # a template without a place for tools refuses prompts with tools
     own = {repr(prompt.messages): prompt for prompt in tried or tried_prompts(own_format, (), thinking=policy.thinking)}
     for prompt in tried_prompts(student_format, shown, thinking=policy.thinking):
         other = own.get(repr(prompt.messages))

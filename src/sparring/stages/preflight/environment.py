@@ -116,7 +116,7 @@ def _longest_with_own_tools(
     own = {task.env: tools_key(factory_of(factory, task).make().tools) for task in tasks}
     others = {each.task.env for each in held if each.task and tools_key(each.tools) != own.get(each.task.env)}
     for env in sorted(others):
-        if config.harness_of(env) in BUILT_IN:  # another brings tools of its own
+        if config.harness_of(env) in BUILT_IN:  # other harnesses add their own tools
             of_env = {task.id: task for task in tasks if task.env == env}.values()
             longest += sorted(of_env, key=lambda task: len(repr((task.messages, task.data))))[-LONGEST:]
     return longest
@@ -131,7 +131,7 @@ async def _play_expert(
         rehearsal.own_tools.clear()
     try:
         async with playable(task):
-            return await Demonstrations(context, imitator).shown(task)
+            return await Demonstrations(context, imitator).play_expert(task)
     except BadInput:
         if rehearsal is None or not rehearsal.own_tools:
             raise
@@ -234,13 +234,11 @@ async def _play_empty(context: Context, task: Task) -> list[Conversation]:
     silent = await play_silently(context, task)
     if _is_unscored(silent) and _wants_scores(context.config, context.factory):
         async with playable(task):
-            answered = await Demonstrations(context).played(
-                task, lambda messages: Message(role="assistant", content="?")
-            )
+            answered = await Demonstrations(context).play(task, lambda messages: Message(role="assistant", content="?"))
         if _is_unscored(answered):
             do = "return a number from reward, or set rollout.rewards_within_s where rewards come from outside"
             raise refusal(f"task {task.id}", "a reward of an answer", "None for an empty answer and for '?'", do)
-    if (_reward(silent) or 0.0) > 0:  # less than nothing is a penalty, and right
+    if (_reward(silent) or 0.0) > 0:  # a negative reward is a penalty, which is right
         got = f"{_reward(silent):g}"
         raise refusal(f"task {task.id}", "no reward for an empty answer", got, "correct the scorer: it can be gamed")
     return silent

@@ -35,7 +35,7 @@ async def play_silently(context: Context, task: Task) -> list[Conversation]:
     """
     async with playable(task):
         scripted = Demonstrations(context, imitator_of(context), fits=False)
-        return await scripted.played(task, lambda messages: Message(role="assistant", content=""))
+        return await scripted.play(task, lambda messages: Message(role="assistant", content=""))
 
 
 def players_of(

@@ -29,9 +29,9 @@ def _limits(root: Path) -> Iterator[int]:
         inner = base / group.lstrip("/")
         for folder in (inner, *inner.parents):
             written = _read(folder / ("memory.limit_in_bytes" if controllers else "memory.max")).strip()
-            if written.isdecimal() and int(written):  # else "max"
+            if written.isdecimal() and int(written):  # "max" means no limit
                 yield int(written)
-            if folder == base:  # a container may see its own group there, under another path
+            if folder == base:  # a container may see its own group at the root
                 break
 
 

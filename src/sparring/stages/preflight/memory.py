@@ -153,17 +153,17 @@ def _outline(config: RunConfig, name: str, start: Path | None, *, scalar: bool) 
 
 
 def _estimate(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process: int) -> MemoryEstimate:
-    def model(name: str) -> Outline:
-        return shapes.get(name) or shapes.get(name + SCALAR) or shapes[POLICY]
-
     policy, section = shapes[POLICY], _learner(config)
+
+    def model(name: str, *heads: str) -> Outline:
+        return next((shapes[name + head] for head in heads or ("", SCALAR) if name + head in shapes), policy)
+
     heads = (SCALAR, "") if isinstance(section, CriticConfig) else ("",)
-    learners = [shapes[section.model + head] for head in heads if section.model + head in shapes] if section else []
-    learner = next(iter(learners), policy) if section else None
-    trained = shapes.get(POLICY + SCALAR, policy) if stage == "reward_model" else policy
+    learner = None if section is None else model(section.model, *heads)
+    trained = model(POLICY, SCALAR) if stage == "reward_model" else policy
     averaging = [name for name in config.run.stages if name in ONLINE_STAGES and is_averaging(config, name)]
     averaged = _num_trained(policy) if averaging else 0
-    # of a float32 model the average is the weights of a model that is only asked
+    # the average of a float32 model serves as its frozen copy and takes no memory of its own
     beside = averaged * FLOAT if stage in averaging and policy.model.dtype.itemsize != FLOAT else 0
     frozen, others = _other_models(config, stage)
     trainers = [trained] if stage in TRAINING else []
@@ -171,15 +171,15 @@ def _estimate(config: RunConfig, shapes: Mapping[str, Outline], stage: str, proc
     serving = [POLICY] if stage in SERVING and config.engine.kind != "openai" else []
     engines = [*serving, *others]
     every = [*trainers, *map(model, [*frozen, *engines])]
-    every += [] if trainers or engines else [policy]  # init and export hold what they write
+    every += [] if trainers or engines else [policy]  # init and export hold the weights that they write
     trains = [train_of(config, stage) if stage in TRAINING else config.train]
     trains += [config.train.replaced(section.train)] if section is not None else []
     sizes = [(one, _micro_batch(config, one, train)) for one, train in zip(trainers, trains, strict=False)]
-    # the sums of the gradients, of all trainers; what micro-batches take is given back before another trainer's
+    # gradient sums of all trainers exist at once; the micro-batches of one trainer are freed before another's begin
     sums = sum(parameter.numel() * FLOAT for one, _ in sizes for parameter in one.trained)
     step = sums + max((int(SCATTERED * size.kept) + size.returned for _, size in sizes), default=0)
     staged, packed = (part if stage in ONLINE_STAGES and serving else Size() for part in policy.staged())
-    # published weights take the place of the policy's sum
+    # published weights reuse the memory of the policy's gradient sums
     published = sum(one.nbytes for one in trained.trained) if trainers else 0
     update, in_update = staged.total + packed.total, max(sums, published)
     larger = in_update + update > step
@@ -218,7 +218,7 @@ def _micro_batch(config: RunConfig, model: Outline, train: TrainConfig) -> Size:
     tokens = min(budget, MOST_TOKENS)
     lanes = LANES if tokens >= LANES * SMALLEST_LANE else 1
     size = model.micro_batch(-(-tokens // lanes))
-    if tokens < budget:  # what it needs beyond its gradients grows with the tokens
+    if tokens < budget:  # activations grow with the tokens
         size = size.times(-(-budget // tokens))
     return size if config.run.threads == 1 else size.times(lanes)
 
@@ -237,7 +237,7 @@ def _other_models(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
         frozen += [config.rl.reward_model] if config.rl.reward_model is not None else []
         engines += sorted({*config.rollout.roles.values()} - {POLICY})
     if stage == "distill":
-        teachers = sorted(set(config.distill.teachers.values()) - {POLICY})  # that one is served already
+        teachers = sorted(set(config.distill.teachers.values()) - {POLICY})  # the policy is served already
         by_vocabulary = config.distill.over == "vocabulary"
         frozen += [name for name in teachers if by_vocabulary or name == AVERAGE]
         engines += [name for name in teachers if not by_vocabulary and name != AVERAGE]

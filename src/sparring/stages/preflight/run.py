@@ -72,7 +72,7 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
             config.algo.check(config.rollout.group_size, ANNOTATIONS)
         check_reference(config)
     for stage in {"rl", "distill"} & set(config.run.stages):
-        # a teacher compares with nobody: a rollout may be alone in its group
+        # distillation compares no rollouts, so a group may have a single one
         alone = msgspec.structs.replace(config.rollout, group_size=max(2, config.rollout.group_size))
         check_window(
             config.rollout if stage == "rl" else alone,

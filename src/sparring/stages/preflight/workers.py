@@ -100,8 +100,8 @@ async def check_idle(context: Context, task: Task, rehearsal: Rehearsal) -> None
     """Refuse a run that gives a score to a worker without any request."""
     rehearsal.is_idle = True
     try:
-        held = await Demonstrations(context).played(task, lambda messages: Message(role="assistant", content=""))
-    except BadInput:  # it was answered nothing: a failure, which has no reward
+        held = await Demonstrations(context).play(task, lambda messages: Message(role="assistant", content=""))
+    except BadInput:  # no request is a failure, which has no reward
         return
     finally:
         rehearsal.is_idle = False

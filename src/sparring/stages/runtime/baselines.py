@@ -1,4 +1,4 @@
-"""Results of other runs that a run's own result is compared with, task by task."""
+"""Results of other runs (`[eval] against`) that a run's own result is compared with, task by task."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from sparring.types import Task
 
 
 class BaselineResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of another run, or of a file of `sparring eval`. `tokens_trained`: by the last stage that
-    trained them, None where nobody knows."""
+    """Result of another run, or of a file of `sparring eval`.
+
+    Attributes:
+        tokens_trained: tokens trained by the last stage of the other run; None: unknown.
+    """
 
     evaluation: Evaluation
     tokens_trained: int | None = None
 
 
 def check_against(files: RunFiles, tasks: Sequence[Task]) -> list[str]:
-    """Check that every result of `[eval] against` is there and of the same tasks.
+    """Refuse a result of `[eval] against` that is missing, has another task under a name of ours, or shares no task.
 
     Returns:
-        One sentence for each result: how many tasks it has in common with this run.
-
-    Raises:
-        BadInput: a result is missing, has another task by the same name, or has no task in common.
+        A sentence for each result: the number of tasks in common.
     """
     digests, kept = {task.id: digest(task) for task in tasks}, stored_baselines(files)
     facts = []
@@ -45,8 +45,7 @@ def check_against(files: RunFiles, tasks: Sequence[Task]) -> list[str]:
 
 
 def remember_others(files: RunFiles) -> None:
-    """Keep the results of `[eval] against` in this run, when it begins: what becomes of the others' folders does not
-    change it.
+    """Store the results of `[eval] against` when the run begins, so that later changes in the other runs do not matter.
 
     Raises:
         BadInput: a result is missing.
@@ -57,13 +56,13 @@ def remember_others(files: RunFiles) -> None:
 
 
 def stored_baselines(files: RunFiles) -> dict[str, BaselineResult]:
-    """Return the results of `[eval] against` that this run keeps, by name."""
+    """Return the stored results of `[eval] against`, by name."""
     stored = {name: files.store.get(_key(name)) for name in files.config.eval.against}
     return {name: msgspec.convert(value, BaselineResult) for name, value in stored.items() if value is not None}
 
 
 def last_evaluated(results: Mapping[str, Any]) -> Any | None:
-    """Return the result of the weights that were trained last, out of those of an eval stage; None of no results."""
+    """Return the result of the last trained weights from the results of an eval stage; None for no results."""
     return next((results[stage] for stage in reversed(ORDER) if stage in results), None)
 
 
@@ -90,7 +89,7 @@ def _read(where: str, path: str) -> BaselineResult:
     """Read a file of `sparring eval`, or the result of the last weights that a run evaluated.
 
     Raises:
-        BadInput: it is neither.
+        BadInput: `path` is neither.
     """
     place = Path(path)
     if place.suffix == ".json":
@@ -120,5 +119,5 @@ def _tokens_trained(folder: Path) -> int | None:
         OSError,
         ValueError,
         AttributeError,
-    ):  # no summary, or none of ours: the figure is one more, not the comparison
+    ):  # no readable summary: the comparison does without this figure
         return None

@@ -1,4 +1,4 @@
-"""Evaluation of weights on held-out tasks: what the stage eval, periodic evaluation and `sparring eval` share."""
+"""Evaluation of weights on held-out tasks, for the eval stage, evaluation during training and `sparring eval`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from sparring.types import Task
 
 
 def held_out(config: RunConfig, factory: EnvFactory, count: int, key: str = "eval.tasks") -> list[Task]:
-    """Return the first `count` tasks of the environment's evaluation split; 0 takes all.
+    """Return the first `count` tasks of the environment's evaluation split; 0: all.
 
     Args:
-        key: the setting that holds the count, for the message of a refusal.
+        key: key with the count, for a refusal.
 
     Raises:
-        BadInput: there are fewer.
+        BadInput: the split has fewer tasks.
     """
     source = factory.tasks("eval", config.run.seed)
     tasks: list[Task] = []
@@ -42,12 +42,11 @@ def held_out(config: RunConfig, factory: EnvFactory, count: int, key: str = "eva
 
 
 async def evaluate_folder(context: Context, folder: str, plan: EvalPlan, model: str = POLICY) -> Evaluation:
-    """Evaluate a checkpoint folder, as that of `model`, going on from what the store has; an engine is made if that is
-    not all.
+    """Evaluate a checkpoint folder of `model`. Recorded rollouts are not played again.
 
     Raises:
-        EvaluationFailed: more than `[eval] max_lost` of the rollouts were broken by infrastructure or judge.
-        BadInput: the store has it of other tasks.
+        EvaluationFailed: infrastructure or judge broke more than `[eval] max_lost` of the rollouts.
+        BadInput: the record has other tasks.
     """
     models = {**context.config.models, POLICY: context.config.models[model]}
     played = replace(context, config=msgspec.structs.replace(context.config, models=models))
@@ -68,10 +67,10 @@ async def evaluate_folder(context: Context, folder: str, plan: EvalPlan, model: 
 
 
 def check_lost(result: Evaluation, most: float, name: str) -> None:
-    """Check that enough rollouts are left to speak of a result.
+    """Check that few enough rollouts were lost.
 
     Raises:
-        EvaluationFailed: too many rollouts were broken by infrastructure or judge; which and how.
+        EvaluationFailed: infrastructure or judge broke too many rollouts; the message names some.
     """
     if result.lost_share <= most:
         return
@@ -86,7 +85,7 @@ def check_lost(result: Evaluation, most: float, name: str) -> None:
 async def _sample_missing(
     context: Context, engine: Engine, folder: Path, plan: EvalPlan, others: Mapping[str, Engine]
 ) -> dict[int, Finding]:
-    """Run the rollouts that are missing. The sink is told of each under the name of the plan's stage."""
+    """Play the rollouts that the record lacks, and log each under the name of the plan's stage."""
     name, successes = plan.stage.replace("/", " "), 0
 
     def done(number: int, finding: Finding) -> None:

@@ -1,10 +1,10 @@
-"""Online training: a policy is trained on what it has just sampled. The one wiring of `loop.run_loop`, for every such
-stage.
+"""Online training: the policy is trained on what it has just sampled. The only wiring of `loop.run_loop` for such
+stages.
 
     training = OnlineTraining(context, "rl", section, plan)     engine and trainer of the policy
     await training.train(OnlineObjective(...))                  from the last checkpoint to the written model
 
-A stage adds what is its own: its losses (`plan`), and how rollouts become something to learn (`OnlineObjective`).
+A stage adds its losses (`plan`) and its `OnlineObjective`.
 """
 
 from __future__ import annotations
@@ -55,28 +55,27 @@ from sparring.types import Batch, Group, StepResult
 
 
 class Stateful(Protocol):
-    """Something whose state is saved with every checkpoint."""
+    """Part whose state is saved with every checkpoint."""
 
     def state(self) -> Mapping[str, Any]:
-        """Return what `restore` needs."""
+        """Return the state for `restore`."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; an empty one where the checkpoint is older than the part."""
+        """Continue from a saved state; it is empty if the checkpoint is older than the part."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnlineObjective:
-    """Objective of a stage: how its rollouts become batches.
+    """Objective of a stage: the way from rollouts to batches.
 
     Attributes:
-        tasks: source of the tasks that are rolled out.
-        annotators: add values to rows, in this order; after them the tokens that tools answered are added where the
-            section trains them.
-        credit: turns scores into advantages.
-        plan: says how an update is made of its groups.
-        kept: by name, what a resume needs beside weights and scheduler.
-        metrics: reports figures of each step.
-        baseline: whether every task is rolled out once more, greedily.
+        tasks: source of the tasks.
+        annotators: annotators in the order in which they run; targets of `observations` follow.
+        credit: rule that turns scores into advantages.
+        plan: division of an update into optimiser steps.
+        kept: further parts with a state to save, by name.
+        metrics: function that returns further metrics of a step.
+        baseline: whether every task has a greedy rollout too.
     """
 
     tasks: TaskSource
@@ -138,13 +137,13 @@ class OnlineTraining:
         context.sink.start(stage, section.steps)
 
     def add(self, role: str, trainer: Trainer) -> None:
-        """Train another model beside the policy, on the batches of its role."""
+        """Add the trainer of another model, which trains on the batches of its role."""
         self.trainers[role] = timed(trainer, self._spans, TRAINER_SPANS)
 
     async def train(self, objective: OnlineObjective) -> dict[str, Any]:
         """Train the remaining updates, then write a Hugging Face folder, or an adapter's.
 
-        Four calls wire an update, and `loop.run_loop` in the last of them runs all updates:
+        An update is four calls. `loop.run_loop`, in the fourth, runs all updates:
 
             generate     task -> rollouts: the engine samples, the environment answers and scores
             reward       rollouts of a task -> scored group: scorers see the whole group
@@ -201,7 +200,7 @@ class OnlineTraining:
     ) -> Callable[[AsyncIterator[Group]], AsyncIterator[Batch]]:
         """Return the function that makes the batches of the remaining steps from scored groups, and records which
         groups each step takes."""
-        steps = progress.stopping.left(range(progress.done + 1, self._last_step + 1))
+        steps = progress.stopping.remaining(range(progress.done + 1, self._last_step + 1))
         targets = observation_targets(self.watch, self._section.observations)
         annotators = [*objective.annotators, *targets, self.watch]
 
@@ -240,7 +239,7 @@ class OnlineTraining:
             metrics = {**metrics, **scheduler.metrics(), **context.judges.metrics(), **objective.metrics()}
             metrics |= domain_metrics(objective.tasks)
             metrics |= {**counters.lap(), **clock.lap(batch.account.sampled)}
-            if step.version in progress.recorded:  # trained again: its first time is the one that counts
+            if step.version in progress.recorded:  # trained again: the first record counts
                 metrics = progress.recorded.pop(step.version)
             else:
                 context.store.metric(stage, step.version, metrics)
@@ -311,9 +310,12 @@ class OnlineTraining:
         return RetriedUpdates(self.engine, context.config.engine, self._say)
 
     def _rewind(self, log: GroupLog, done: int) -> int:
-        """Let what the record has after the last step that was published count no longer, and return that step. What a
-        store without a log has after the checkpoint, which is of step `done`, is done again; so is all of it where the
-        recipe says so."""
+        """Discard the record after the last published step, and return that step; steps up to it are trained again
+        without sampling.
+
+        With `run.redo = "sample"`, and in old stores without a log, everything after the checkpoint of step `done` is
+        sampled again.
+        """
         context, first_group = self._context, done * self._section.groups_per_step
         trained = log.last_published(done)
         again = context.config.run.redo == "sample" and context.replay is None

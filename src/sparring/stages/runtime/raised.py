@@ -1,4 +1,4 @@
-"""The record of steps that were raised after a run had begun: schedules keep the length that they began with."""
+"""Record of steps that were raised after a run began; schedules keep their first length."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from sparring.recipe.run_config import RunConfig
 
 
 def raises_key(stage: str) -> str:
-    """Return the key of the store under which the raises of a stage's steps are, oldest first: steps `before`, `steps`
-    since, and the `results` of the stages that had been done."""
+    """Return the store's key for the raises of a stage, oldest first: steps `before`, `steps` since, and `results` of
+    the stages that were done."""
     return f"raised/{stage}"
 
 
 def first_steps(store: Store, stage: str, steps: int) -> int:
-    """Return the number of steps that a stage was begun with.
+    """Return the number of steps that a stage began with.
 
     Args:
-        stage: whose steps may have been raised.
-        steps: of its recipe now.
+        stage: name of the stage.
+        steps: steps in its recipe now.
     """
     raises = store.get(raises_key(stage))
     return int(raises[0]["before"]) if raises else steps
 
 
 def rl_optimiser_steps(config: RunConfig, store: Store) -> int:
-    """Return the optimiser steps that the schedules of the stage rl are made for."""
+    """Return the number of optimiser steps in the schedules of the rl stage."""
     section = config.rl
     return first_steps(store, "rl", section.steps) * section.passes * section.minibatches

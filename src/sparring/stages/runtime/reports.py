@@ -1,4 +1,4 @@
-"""Reports of a stage's steps: their metrics, and a word of those that were dropped or that mend earlier ones."""
+"""Reports of a stage's steps: metrics, dropped updates, and steps that correct earlier ones."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from sparring.observe.sinks.sink import SampleRow, Sink
 
 DROPPED, MISPLACED = "tokens_dropped", "tensors_misplaced"
-"""Metrics of such steps (`Trainer.step`); those of a model beside the policy begin with its role and a slash."""
+"""Metrics of dropped and of correcting steps (`Trainer.step`); models other than the policy have their role and a slash
+as prefix."""
 
 
 class StepReports:
-    """Reports of a stage's updates. The first in a row whose gradient was not finite is said in a line, and so is the
-    first that steps tensors right which earlier ones of the run did not.
+    """Reports of a stage's updates. Of consecutive dropped updates, or correcting ones, the first is reported in a
+    sentence.
 
     Args:
-        sink: of the run.
-        stage: the stage's name.
-        samples: rollouts of a step, for a table; empty where it has none.
+        sink: sink of the run.
+        stage: name of the stage.
+        samples: function that returns rollouts of a step for a table; may return none.
     """
 
     def __init__(self, sink: Sink, stage: str, samples: Callable[[int], Sequence[SampleRow]] = lambda _: ()) -> None:

@@ -1,4 +1,4 @@
-"""Rollouts of a run: its environment, its harness and its recorder on one engine."""
+"""Runner of a run's rollouts: environment, harness and recorder on one engine."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ def rollout_runner(
     greedy: bool = False,
     rebuilds: bool = False,
 ) -> RolloutRunner:
-    """Return the runner of this run's rollouts.
+    """Return a runner of the run's rollouts.
 
     Args:
-        model: the checkpoint folder that `engine` serves.
-        others: engines of the models that speak for other roles, of `open_role_engines`.
-        greedy: the policy takes its likeliest token, and turns are not stored: they are no part of what is trained.
-        rebuilds: unfinished rollouts of an earlier process go on from the store, under the ids that they had.
+        engine: engine of the policy.
+        model: checkpoint folder that `engine` serves.
+        others: engines of other roles' models, from `open_role_engines`.
+        greedy: whether the policy takes its likeliest token; such turns are not stored, because they are not trained.
+        rebuilds: whether rollouts that an earlier process began continue from the store.
     """
     sampling, store = context.config.rollout.sampling(), None if greedy else context.store
     recorder = Recorder(

@@ -1,4 +1,4 @@
-"""Some rollouts of a step as a table, for the sinks that show one."""
+"""Table of some rollouts of a step, for sinks that show one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sparring.protocols import Store
 from sparring.types import Message, Rollout, Score
 
 MOST_CHARACTERS = 4000
-"""Of a conversation, in a table."""
+"""Most characters of a conversation in the table."""
 
 
 def sample_rows(config: ObserveConfig, store: Store, stage: str, groups_per_step: int, step: int) -> list[SampleRow]:
-    """Return the first rollouts of a step where the recipe has a table of it; nothing elsewhere.
+    """Return the first rollouts of a step if the recipe asks for a table of this step.
 
     Raises:
         StoreError: the store cannot be read.

@@ -1,4 +1,4 @@
-"""`summary.json`: the figures of a run, read by people, by the report and by other runs."""
+"""`summary.json`: figures of a run, for people, the report and other runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sparring.stages.runtime.elapsed import peak_rss, wall_s
 from sparring.stages.runtime.raised import raises_key
 
 EVALUATED = ("init", "sft", "preference", "rl", "distill")
-"""Stages whose weights may have been evaluated."""
+"""Stages with weights to evaluate."""
 
 
 def write_summary(context: Context) -> dict[str, Any]:
-    """Write `<run>/summary.json` from what the stages recorded, and return it. Rates are numbers from 0 to 1."""
+    """Write `<run>/summary.json` from the stages' results, and return it. Rates are numbers from 0 to 1."""
     results = context.done("eval") or {}
     rl = context.done("distill") or context.done("rl") or {}
     account = rl.get("account", {})
@@ -68,7 +68,7 @@ def _of_stages(files: RunFiles, key: str) -> dict[str, Any]:
 
 
 def _raises(store: Store, stage: str) -> list[dict[str, int]]:
-    """Return the numbers of steps that a stage had before and since, for each time that they were raised."""
+    """Return the numbers of steps before and after each raise of a stage's steps."""
     raises = store.get(raises_key(stage)) or ()
     return [{key: each[key] for key in ("before", "steps")} for each in raises]
 
@@ -83,8 +83,8 @@ def _rate(rate: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _teachers(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return, by teacher that was evaluated, its success on the tasks that it teaches, and the share of that success
-    which the student has on them."""
+    """Return the success of each evaluated teacher on its tasks, and the student's share of that success on the same
+    tasks."""
     by_teacher = {}
     for label, result in results.items():
         if label.startswith("teacher/"):
@@ -95,7 +95,8 @@ def _teachers(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _change(results: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Compare the last evaluation of a stage with the first, over the tasks that both scored; None of one alone."""
+    """Compare the last evaluation of a stage with the first, over the tasks that both scored; None for a single
+    evaluation."""
     stages = [name for name in EVALUATED if results.get(name)]
     if len(stages) < 2:
         return None
@@ -116,11 +117,11 @@ def _interval(name: str, estimate: Estimate) -> dict[str, Any]:
 
 
 def _against(files: RunFiles, last: Mapping[str, Any]) -> dict[str, Any]:
-    """Compare with the results of `[eval] against`, over the tasks that both scored.
+    """Compare the last evaluation with the results of `[eval] against`, over the tasks that both scored.
 
     Returns:
-        By name: the other's success (its reward, where the world knows none), how much higher ours is, task by task,
-        its success by dataset, and the number of tokens that its last stage trained.
+        By name: success of the other run (reward, if the environment knows no success), our difference from it task
+        by task, its success by dataset, and the tokens that its last stage trained.
     """
     by_name = {}
     own = msgspec.convert(last, Evaluation) if last else None

@@ -1,4 +1,4 @@
-"""Tasks that a stage of live training rolls out: of one environment, or of several in proportion to their weights."""
+"""Training tasks of an online stage: of one environment, or a mixture of several by weight."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def training_tasks(
     """Return the training tasks of a run.
 
     Args:
-        pools: pass over tasks; an environment of several may have others.
-        drops_equal: whether updates leave groups of equal rewards out.
+        pools: pools that skip tasks by difficulty; an environment of several may have its own.
+        drops_equal: whether updates leave out groups of equal rewards.
     """
     seed = config.run.seed
     if not isinstance(factory, Domains):
@@ -32,14 +32,14 @@ def training_tasks(
 
 
 def data_files(config: RunConfig) -> dict[str, str]:
-    """Return the files that training tasks come from, in words, by the name of their environment; of a single one under
-    the empty name."""
+    """Return a description of each file with training tasks, by the environment's name; a single environment has the
+    empty name."""
     environments = config.environments
     return {key.partition(".")[2]: f"{key}.data ({env.data})" for key, env in environments.items() if env.data}
 
 
 def domain_metrics(source: TaskSource) -> Mapping[str, float]:
-    """Return the figures of each environment of a mixture; none of another source."""
+    """Return the metrics of each environment of a mixture; empty for another source."""
     return source.metrics() if isinstance(source, Mix) else {}
 
 
