@@ -127,8 +127,9 @@ class Exchange:
             self._compact()
         if delivered is None or not self._delivered:
             self._delivered, self.broken = bool(delivered), not delivered
-            for id in self._ids.values() if delivered is not None else ():
-                self._session.deliver(id, delivered)
+            if delivered is not None:
+                for id in self._ids.values():
+                    self._session.deliver(id, delivered)
 
     def hand_on(self) -> None:
         """Take note that the whole answer is on its way to a client, by another process: none of its replies is lost
@@ -207,15 +208,11 @@ class Exchange:
         """Hold each reply in as few pieces as it has parts."""
         self._in_pieces = False
         if self.error is None:
-            self.parts = [
-                (sample, part)
-                for sample, reply in self.replies.items()
-                for part in (
-                    ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens),
-                    *pieces_of(reply.message),
-                    reply,
-                )
-            ]
+            self.parts = []
+            for sample, reply in self.replies.items():
+                self.parts.append((sample, ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens)))
+                self.parts += [(sample, piece) for piece in pieces_of(reply.message)]
+                self.parts.append((sample, reply))
 
 
 class Exchanges:

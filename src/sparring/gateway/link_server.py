@@ -21,10 +21,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from starlette.applications import Starlette
@@ -330,7 +330,7 @@ async def _lines(reader: _Reader, session: Session | None) -> AsyncIterator[byte
     yield encode(Line(over=True, error=None if error is None else error_form(error))) + b"\n"
 
 
-def _answered(answer: Callable[[Request], Any]) -> Callable[[Request], Any]:
+def _answered(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
     """Return an endpoint whose errors are answered with their forms."""
 
     async def endpoint(request: Request) -> Response:

@@ -43,6 +43,7 @@ MUCH_BYTES, MUCH_VALUES = 128 << 10, 8192
 """Size of a request from which on it is read beside the event loop."""
 
 _OPENS = b",[{:"
+Body = bytes
 
 
 class Overflow(LimitReached):
@@ -73,7 +74,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
         """Return the refusal of a request."""
         return Overflow(what, self.context)
 
-    def check(self, data: bytes) -> None:
+    def check(self, data: Body) -> None:
         """Refuse a body by its bytes alone. Raises Overflow where it has too many values, BadInput where it is large
         and cannot be an object."""
         if len(data) > MUCH_VALUES and not data[:64].lstrip().startswith(b"{"):
@@ -81,7 +82,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
         if has_more(data, self.values):
             raise self.overflow(f"more than {self.values} values")
 
-    def check_text(self, body: Any, data: bytes) -> None:
+    def check_text(self, body: Any, data: Body) -> None:
         """Refuse a body by the text in it, which escapes may have made longer than it is.
 
         Args:
@@ -108,11 +109,25 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 class ReadDoor(Protocol):
     """Part of a door that requests are read by: see the attributes of `server.Door`."""
 
-    models: ModelTable[Any]
-    leave_out: frozenset[str]
-    exchanges: DoorExchanges
-    room: Room
-    reading: asyncio.Lock
+    @property
+    def models(self) -> ModelTable[Any]:
+        """The models that its client may name."""
+
+    @property
+    def leave_out(self) -> frozenset[str]:
+        """Types of tools that are left out."""
+
+    @property
+    def exchanges(self) -> DoorExchanges:
+        """The exchanges of its client's requests."""
+
+    @property
+    def room(self) -> Room:
+        """Room that a prompt has."""
+
+    @property
+    def reading(self) -> asyncio.Lock:
+        """Held while a request is read."""
 
 
 async def read_body(request: Request, most_bytes: int, over: Callable[[], Exception] | None = None) -> bytes:

@@ -107,8 +107,8 @@ def put_together(messages: Sequence[Message], recorded: Mapping[str, tuple[int, 
                 continue
             reply = len(merged)
         merged.append(message)
-    for reply in moved:
-        _put_in_order(merged, reply)
+    for each in moved:
+        _put_in_order(merged, each)
     return messages if same and len(merged) == len(messages) else merged
 
 

@@ -122,9 +122,9 @@ async def _judged(trainer: Trainer, loss: PairLoss | Kto, units: Sequence[Unit])
     """Count the pairs whose chosen reply is worth more. A single reply is where it is worth more
     than under the reference when it is wanted, less when it is not."""
     from sparring.algo.loss.preference.dpo import Dpo
-    from sparring.algo.loss.preference.pairs import PairLoss, rewards_of
+    from sparring.algo.loss.preference.pairs import PairForm, PairLoss, rewards_of
 
-    form = loss.form if isinstance(loss, PairLoss) else Dpo(beta=loss.beta)
+    form: PairForm = loss.form if isinstance(loss, PairLoss) else Dpo(beta=loss.beta)
     rows = [row for unit in units for row in unit]
     logprobs = [values["logprob"] for values in await trainer.forward(rows, frozenset({"logprob"}))]
     rewards = iter(rewards_of(form, rows, logprobs))

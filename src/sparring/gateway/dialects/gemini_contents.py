@@ -157,7 +157,9 @@ def _declared(function: Any, where: str) -> ToolSpec:
 
 def _reply(parts: Sequence[Any], where: str) -> tuple[Message, str]:
     """Return a reply as the client sends it back, and the id of the reply that its signature names."""
-    texts, thoughts, calls, handle = [], [], [], ""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls, handle = [], ""
     for at, part in enumerate(parts):
         place = f"{where}.parts[{at}]"
         typed(part, place, dict, "a part")

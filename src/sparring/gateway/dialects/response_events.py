@@ -106,6 +106,7 @@ class ResponseWriter:
         if self._open is not None and self._open["type"] == kind:
             return b""
         events = self._closed()
+        item: dict[str, Any]
         if kind == "reasoning":
             item = {"type": kind, "id": f"rs_{self._handle}", "summary": [], "content": [], "encrypted_content": None}
         else:
@@ -158,10 +159,9 @@ class ResponseWriter:
     def _of_part(self, name: str, **values: Any) -> bytes:
         """Write an event of the text of the open item."""
         assert self._open is not None
-        kind, logprobs = (
-            ("reasoning_text", {}) if self._open["type"] == "reasoning" else ("output_text", {"logprobs": []})
-        )
-        return self._of_item(f"response.{kind}.{name}", content_index=0, **{**logprobs, **values})
+        if self._open["type"] == "reasoning":
+            return self._of_item(f"response.reasoning_text.{name}", content_index=0, **values)
+        return self._of_item(f"response.output_text.{name}", content_index=0, **{"logprobs": [], **values})
 
     def _of_item(self, type: str, **values: Any) -> bytes:
         """Write an event of the last item."""

@@ -61,6 +61,7 @@ def _shown(context: Context) -> Iterator[tuple[str, str]]:
     """Yield the identity of every task that this run was shown, and which it is."""
     for index in range((context.done("collect") or {}).get("tasks", 0)):
         collected = context.store.get(f"collect/{index}")
+        assert collected is not None  # the stage is done, with so many
         identifier = collected.get("identity") or normalised(collected["prompt"])
         yield identifier, f"the task of a trace, {collected['prompt'][:60]!r}"
     for stage in ("rl", "distill"):

@@ -26,7 +26,7 @@ from sparring.tasks.preferences import (
 )
 from sparring.types import Message, ToolSpec
 
-R = TypeVar("R", Preference, Solution, JudgedTurns)
+R = TypeVar("R", bound=Preference | Solution | JudgedTurns)
 
 
 def given_preferences(context: Context) -> list[Preference]:

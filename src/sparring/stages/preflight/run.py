@@ -58,9 +58,10 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
     config = context.config
     facts = _stages(context) + check_metrics(config)
     check_read(config)
-    if context.given() is not None:
-        outline_of(context.given())
-    shapes = shapes_of(config, context.given())
+    given = context.given()
+    if given is not None:
+        outline_of(given)
+    shapes = shapes_of(config, given)
     shape = shapes[POLICY]
     facts += check_lora(context) + check_critic(context) + check_implicit(context)
     facts += check_reward_model(context, context.given()) + check_collect(context) + check_distill(context)

@@ -155,8 +155,8 @@ class OnlineTraining:
                 context.store.metric(stage, step.version, metrics)
             totals.add(batch, metrics)
             reports.log(step.version, metrics)
-            states = {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()}
-            states |= {name: part.state() for name, part in kept.items()}
+            states: dict[str, Mapping[str, Any]] = {"scheduler": scheduler.state(step.version)}
+            states |= {"totals": totals.as_dict(), **{name: part.state() for name, part in kept.items()}}
             with self._spans.span("saving"):
                 await checkpoints.after(step, metrics, states)
             evaluator.after(step.version)

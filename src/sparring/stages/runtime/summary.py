@@ -121,9 +121,10 @@ def _against(context: Context, last: Mapping[str, Any]) -> dict[str, Any]:
         By name: the other's success (its reward, where the world knows none), how much higher ours is, task by task,
         its success by dataset, and the number of tokens that its last stage trained.
     """
-    by_name = {}
-    own = msgspec.convert(last, Evaluation) if last else None
-    for name, other in others(context).items() if own is not None else ():
+    if not last:
+        return {}
+    by_name, own = {}, msgspec.convert(last, Evaluation)
+    for name, other in others(context).items():
         compared = compare(other.evaluation, own)
         baseline, change = narrowed(other.evaluation, own), compared.changes[compared.figure]
         low, high = change.interval or (None, None)
