@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -134,8 +134,10 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.ratio.kind in self.gate.takes:
             return
         gate, ratio = name_of(self.gate), name_of(self.ratio)
-        ratios = " or ".join(f'"{name_of(rule)}"' for rule in RULES_BY_KEY["ratio"] if rule.kind in self.gate.takes)
-        gates = ", ".join(name_of(rule) for rule in RULES_BY_KEY["gate"] if self.ratio.kind in rule.takes)
+        all_ratios: tuple[type[RatioRule], ...] = get_args(RatioRule)
+        all_gates: tuple[type[GateRule], ...] = get_args(GateRule)
+        ratios = " or ".join(f'"{name_of(rule)}"' for rule in all_ratios if rule.kind in self.gate.takes)
+        gates = ", ".join(name_of(rule) for rule in all_gates if self.ratio.kind in rule.takes)
         raise ValueError(
             f'ratio must be {ratios} with the gate "{gate}", got "{ratio}"; gates that take "{ratio}": {gates}'
         )
@@ -262,8 +264,13 @@ def named(algo: Any) -> Any:
         base = filled.get(key)
         _refuse_foreign_keys(key, value, base, preset)
         # a name replaces the preset's part; a table changes its settings
-        tables = isinstance(algo[key], Mapping) and isinstance(base, Mapping)
-        filled[key] = {**base, **value} if tables and value.get("name", base.get("name")) == base.get("name") else value
+        if (
+            isinstance(algo[key], Mapping)
+            and isinstance(base, Mapping)
+            and value.get("name", base.get("name")) == base.get("name")
+        ):
+            value = {**base, **value}
+        filled[key] = value
     correction = filled.get("correction")
     if (
         isinstance(correction, Mapping)

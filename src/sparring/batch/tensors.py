@@ -101,13 +101,13 @@ def micro_batch(
     names = agreed(rows)
     flat = _Flat(rows)
     weights = _weights(flat, terms)
-    marked = weights.any(axis=0)
+    marked = np.asarray(weights.any(axis=0))
     # another term may weigh tokens between two turns
     turns = _turns(flat, weights[terms.index("policy")] != 0 if "policy" in terms else marked)
     temperature = _temperature(flat, terms, weights)
     if not idle_tokens:
         weights = _mask_idle(flat, terms, weights)
-        marked = weights.any(axis=0)
+        marked = np.asarray(weights.any(axis=0))
     chosen = np.flatnonzero(marked)
     layout, predicting = _layout_and_predictors(flat, chosen)
 
@@ -202,7 +202,8 @@ def _turns(flat: _Flat, marked: np.ndarray) -> np.ndarray:
     before."""
     begins = marked & ~np.concatenate(([False], marked[:-1]))
     begins[flat.offsets[:-1][flat.lengths > 0]] |= marked[flat.offsets[:-1][flat.lengths > 0]]
-    return np.maximum(begins.cumsum() - 1, 0)
+    numbers: np.ndarray = np.maximum(begins.cumsum() - 1, 0)
+    return numbers
 
 
 def _kept_sets(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -216,7 +217,9 @@ def _kept_sets(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> t
     return torch.from_numpy(offsets).to(device), torch.from_numpy(ids).to(device)
 
 
-def _bias(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, ...] | None:
+def _bias(
+    flat: _Flat, chosen: np.ndarray, device: torch.device | str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
     """Return the logit biases of the `chosen` [M] of T tokens, end to end."""
     if all(row.bias is None for row in flat.rows):
         return None

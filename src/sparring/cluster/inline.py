@@ -12,6 +12,7 @@ from sparring.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from sparring.model.causal import CausalModel
+    from sparring.train.trainer import LocalTrainer
 
 
 class InlineCluster:
@@ -41,7 +42,7 @@ class InlineCluster:
         self._device = device
         self._threads = threads
         self._engines: list[Engine] = []
-        self._trainers: list[Trainer] = []
+        self._trainers: list[LocalTrainer] = []
         self._rewards: dict[tuple[str, str], ValueModel] = {}
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:

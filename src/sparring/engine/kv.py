@@ -268,7 +268,7 @@ class KvCache:
             shared, fresh = self.pool.hole, self.take(count - len(pages) - holes, spare)
         if fresh is None:
             # only the conversation's own pages: the step being planned may still have to fill the others
-            if num_parked:
+            if num_parked and conversation is not None:
                 self.park(conversation, tokens[:num_parked], pages[: self.pages_for(num_parked)], version)
             self.drop(pages)
             digests.clear()
@@ -303,8 +303,8 @@ class KvCache:
     def _resume(self, conversation: str | None, tokens: list[int], version: Weights) -> tuple[list[int], int]:
         """Take over the parked pages of a conversation that hold a prefix of `tokens`; return the pages and the number
         of tokens in them."""
-        parked = self._here.get(conversation)
-        if parked is None:
+        parked = None if conversation is None else self._here.get(conversation)
+        if conversation is None or parked is None:
             return [], 0
         num_cached = self._common(parked, tokens, version, self.pool)
         pages = parked.pages[: self.pages_for(num_cached)]

@@ -75,7 +75,7 @@ class NativeEngine:
         self._runner = Runner(model, sizes, page_size=PAGE_SIZE, max_running=most)
         self._base = BaseWeights(self._runner, name, version)
         self._adapters = AdapterTable(model, self._runner, name, version, self._scheduler.forget)
-        self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._deliveries: list[Delivery] = []
         self._metrics: dict[str, float] = defaultdict(float)
         self.latencies = Latencies()
@@ -135,7 +135,8 @@ class NativeEngine:
             EngineError: the request can never be served, its step failed, or the engine is closed.
         """
         async with self._serving(await self._sequence(request, Reply())) as reply:
-            return await reply.result()
+            completion: Completion = await reply.result()
+            return completion
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
         """Sample one turn in pieces: the tokens sampled since the previous piece, finally the Completion. Closing the
@@ -181,7 +182,10 @@ class NativeEngine:
         Raises:
             EngineError: not exactly one request of this id is running, or the engine is closed.
         """
-        return await self._call(EngineError, f"fork of {request}", lambda: self._fork(request, seeds))
+        branches: tuple[GenerateRequest, ...] = await self._call(
+            EngineError, f"fork of {request}", lambda: self._fork(request, seeds)
+        )
+        return branches
 
     async def score(self, request: ScoreRequest) -> Scores:
         """Compute log-probabilities of given tokens, scheduled with the requests that generate and within the same
@@ -194,7 +198,8 @@ class NativeEngine:
         check_score(request, self._limits)
         self._arrivals += 1
         async with self._serving(Sequence.to_score(request, Reply(), arrival=self._arrivals)) as reply:
-            return await reply.result()
+            scores: Scores = await reply.result()
+            return scores
 
     async def release(self, conversation: str) -> None:
         self._tell(lambda: self._scheduler.release(conversation))
@@ -339,7 +344,7 @@ class NativeEngine:
         chunks = self._scheduler.plan(base)
         if not chunks:  # all requests wait for newer weights
             return
-        limited = [chunk.sequence for chunk in chunks if chunk.samples and chunk.sequence.request.allowed]
+        limited = [chunk.sequence for chunk in chunks if chunk.samples and chunk.sequence.generated.allowed]
         steps = self._scheduler.steps_ahead(chunks, 1 if limited else self._most_steps(chunks))
         broken = self._limit(limited)
         try:
@@ -361,7 +366,8 @@ class NativeEngine:
                 self._fail(sequence, broken[sequence])
                 continue
             before = len(sequence.logprobs)
-            kept, tops = (values and values[index] for values in (sampled.kept, sampled.tops))
+            kept = None if sampled.kept is None else sampled.kept[index]
+            tops = None if sampled.tops is None else sampled.tops[index]
             try:
                 with boundary(EngineError, f"request {sequence.request.id}: its stop function `ends`"):
                     version = sequence.version_under(base)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from itertools import accumulate
 from operator import add
@@ -18,6 +19,7 @@ from sparring.engine.kv import PageCopy
 from sparring.engine.scheduler import Chunk
 from sparring.engine.sequence import Sequence
 from sparring.engine.sizes import Sizes
+from sparring.generation import ScoreRequest
 from sparring.kernels import ops
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
@@ -94,6 +96,7 @@ class Runner:
     def copy_states(self, slots: list[tuple[int, int]]) -> None:
         """Copy recurrent states, given as (from, to) slots, in this order."""
         for source, target in slots:
+            assert self._states is not None  # slots are those of its states
             self._states.copy(source, target)
 
     def interrupt(self, wanted: bool) -> None:
@@ -132,12 +135,14 @@ class Runner:
     def _score(self, chunk: Chunk, hidden: torch.Tensor) -> None:
         """Append the requested scores of a chunk's rows to its sequence, from their hidden[count, D]."""
         sequence, begin, count, _ = chunk
-        first = max(begin, sequence.scored_from)
-        request = sequence.request
+        request, scored_from = sequence.request, sequence.scored_from
+        assert isinstance(request, ScoreRequest) and scored_from is not None
+        first = max(begin, scored_from)
         targets = torch.tensor(request.tokens[first + 1 : begin + count + 1], device=hidden.device)
         temperature = torch.full((len(targets),), request.temperature, device=hidden.device)
         judged = score_tokens(self._model, hidden[first - begin :], targets, temperature, request.top_k)
-        sequence.scores.append(tuple(values.tolist() for values in judged))
+        logprobs, entropies, ids, likeliest = (values.tolist() for values in judged)
+        sequence.scores.append((logprobs, entropies, ids, likeliest))
 
     def _rows(self, chunks: list[Chunk], steps: int) -> StepRows:
         sequences, begins, counts, samples = zip(*chunks, strict=True)
@@ -146,7 +151,7 @@ class Runner:
             if sequence.allowed is not None:
                 self._slots.limit(sequence.slot, sequence.allowed)
         if all(count == 1 for count in counts):
-            cu_rows = range(len(chunks) + 1)
+            cu_rows: Iterable[int] = range(len(chunks) + 1)
             tokens = [sequence.tokens[begin] for sequence, begin in zip(sequences, begins, strict=True)]
         else:
             cu_rows = accumulate(counts, initial=0)
@@ -178,8 +183,8 @@ class Runner:
             slots.adapters[slot] = -1 if sequence.adapter is None else sequence.adapter.number
             slots.limit(slot, None)
             slots.states[slot] = sequence.state or 0
-            banned = sequence.stop if sampling.min_tokens else ()
-            banned = sorted(token for token in banned if 0 <= token < self._model.vocab_size)
+            stops_banned = sequence.stop if sampling.min_tokens else ()
+            banned = sorted(token for token in stops_banned if 0 <= token < self._model.vocab_size)
             slots.bias(slot, sequence.num_prompt + sampling.min_tokens, banned, sampling.logit_bias)
             stops = sampling.stop[: slots.stops.shape[1]]
             slots.stops[slot] = (*stops, *[-1] * (slots.stops.shape[1] - len(stops)))

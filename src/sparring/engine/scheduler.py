@@ -27,7 +27,7 @@ class Chunk(NamedTuple):
 
     sequence: Sequence
     begin: int
-    count: int
+    count: int  # type: ignore[assignment]  # instead of tuple's method, which nobody calls here
     samples: bool
 
 

@@ -128,6 +128,12 @@ class Sequence:
             scored_from=request.first - 1,
         )
 
+    @property
+    def generated(self) -> GenerateRequest:
+        """The request, of a sequence that is sampled."""
+        assert isinstance(self.request, GenerateRequest)
+        return self.request
+
     def version_under(self, version: int) -> int:
         """Return the version of the weights that compute this request: its adapter's, or `version` of the base
         model."""
@@ -204,16 +210,16 @@ class Sequence:
 
     def branch(self, name: str, seed: int) -> GenerateRequest:
         """Return a request that continues this one from here with another seed."""
-        sampled, sampling = self.tokens[self.num_prompt :], self.request.sampling
+        request, sampled = self.generated, self.tokens[self.num_prompt :]
         sampling = replace(
-            sampling,
+            request.sampling,
             seed=seed,
             max_tokens=self.max_new - len(sampled),
-            min_tokens=max(0, sampling.min_tokens - len(sampled)),
+            min_tokens=max(0, request.sampling.min_tokens - len(sampled)),
         )
-        allowed, ends = self.request.allowed, self.request.ends
+        allowed, ends = request.allowed, request.ends
         return replace(
-            self.request,
+            request,
             id=name,
             tokens=tuple(self.tokens),
             sampling=sampling,
@@ -226,8 +232,8 @@ class Sequence:
     def _end(self, new: list[int]) -> int | None:
         """Return the number of new tokens up to the end of the turn; None if the turn continues."""
         stop = None if self.stop.isdisjoint(new) else next(i for i, token in enumerate(new, 1) if token in self.stop)
-        ends, num_sampled = self.request.ends, len(self.logprobs)
-        least = max(0, self.request.sampling.min_tokens - 1 - num_sampled)
+        request, num_sampled = self.generated, len(self.logprobs)
+        ends, least = request.ends, max(0, request.sampling.min_tokens - 1 - num_sampled)
         if ends is None or len(new) <= least:
             return stop
         end = ends([*self.tokens[self.num_prompt :], *new], len(new) - least)
@@ -242,8 +248,8 @@ class Sequence:
         Raises:
             ValueError: the mask has too many bits, or allows no token.
         """
-        if self.request.allowed is not None:
-            allowed = bytes(self.request.allowed(self.tokens[self.num_prompt :]))
+        if self.generated.allowed is not None:
+            allowed = bytes(self.generated.allowed(self.tokens[self.num_prompt :]))
             if len(allowed) > -(-vocab_size // 64) * 8:
                 raise ValueError(f"expected a mask of {vocab_size} bits, got {8 * len(allowed)}")
             if not int.from_bytes(allowed, "little") % (1 << vocab_size):
@@ -267,8 +273,8 @@ class Sequence:
 
     def _runs(self) -> tuple[Runs, Runs]:
         if len(self.origins) == 1:
-            lengths, ((_, version, kv_version),) = (len(self.logprobs),), self.origins
-            return Runs(lengths=lengths, values=(version,)), Runs(lengths=lengths, values=(kv_version,))
+            whole, ((_, version, kv_version),) = (len(self.logprobs),), self.origins
+            return Runs(lengths=whole, values=(version,)), Runs(lengths=whole, values=(kv_version,))
         bounds = [*(begin for begin, _, _ in self.origins), len(self.logprobs)]
         lengths = [end - begin for begin, end in pairwise(bounds)]
         _, versions, kv_versions = zip(*self.origins, strict=True) if self.origins else ((), (), ())

@@ -22,7 +22,7 @@ import asyncio
 import hmac
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
@@ -276,7 +276,7 @@ class _Events(Response):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _event_bytes(self) -> AsyncIterator[bytes]:
+    async def _event_bytes(self) -> AsyncGenerator[bytes, None]:
         try:
             async with aclosing(self._pieces):  # type: ignore[type-var]
                 piece = await self._first

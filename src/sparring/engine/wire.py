@@ -53,11 +53,12 @@ def _form(noun: type, without: tuple[str, ...] = (), **replaced: tuple[Any, Any]
 
 SamplingForm = _form(Sampling)
 ScoreForm = _form(ScoreRequest, id=(str, ""))
-_Weights = _form(WeightRef, transport=(str, "shared_memory"))
-_Generate = _form(GenerateRequest, ("ends", "allowed"), id=(str, ""), sampling=(SamplingForm, SamplingForm()))
+# bases of the forms below, which mypy cannot follow because they are made when this module loads
+_Weights: Any = _form(WeightRef, transport=(str, "shared_memory"))
+_Generate: Any = _form(GenerateRequest, ("ends", "allowed"), id=(str, ""), sampling=(SamplingForm, SamplingForm()))
 
 
-class GenerateForm(_Generate, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[misc, valid-type]
+class GenerateForm(_Generate, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[call-arg,misc]
     """Request to generate. Without `stream` the answer is a Completion. With it, the answer is server-sent events:
     "delta" while tokens are sampled, unless `deltas` is false, and finally "completion" or "error"."""
 
@@ -65,7 +66,7 @@ class GenerateForm(_Generate, frozen=True, kw_only=True, forbid_unknown_fields=T
     deltas: bool = True
 
 
-class WeightForm(_Weights, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[misc, valid-type]
+class WeightForm(_Weights, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[call-arg,misc]
     """Request to serve other weights. `base` is the version that the sending run counts as 0; None leaves it
     unchanged."""
 

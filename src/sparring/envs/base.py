@@ -76,7 +76,7 @@ class Env:
 
     @cooperative
     def __init__(self, args: Any = None) -> None:
-        self.args = self.Args() if args is None else args
+        self.args: Any = self.Args() if args is None else args
         self.box: Sandbox | None = None
         self.scorer: Scorer | None = None
         self._tools = _tools_of(cast("Any", type(self)))

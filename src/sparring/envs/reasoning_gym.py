@@ -121,7 +121,8 @@ class ReasoningGymEnv(Env):
     Args = Args
 
     def prompt(self, task: Task) -> str:
-        return entry_of(task)["question"]
+        question: str = entry_of(task)["question"]
+        return question
 
     @cooperative
     async def reward(self, completion: str, task: Task) -> Score:
@@ -279,7 +280,8 @@ def item(name: str, params: Mapping[str, Any], seed: int) -> dict[str, Any]:
 @functools.lru_cache(maxsize=4096)
 def _item(name: str, params: str, seed: int) -> dict[str, Any]:
     with _isolated_library(seed, name):
-        return _dataset(name, params, seed)[0]
+        entry: dict[str, Any] = _dataset(name, params, seed)[0]
+        return entry
 
 
 def _dataset(name: str, params: str, seed: int) -> Any:

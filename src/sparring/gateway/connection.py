@@ -129,7 +129,7 @@ class ExchangeResponse(Response):
     ) -> None:
         self._exchange, self._dialect = exchange, dialect
         self._client_request, self._bytes_of = client_request, bytes_of
-        self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self._more_headers = [(name.encode(), value.encode()) for name, value in headers.items()]
         self._ping_s, self._sent = ping_s, False
         self.background = None
 
@@ -182,7 +182,7 @@ class ExchangeResponse(Response):
         connection.delivered = exchange.error is None
 
     async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._headers]})
+        await send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._more_headers]})
 
 
 async def while_connected(receive: Receive, answering: asyncio.Future[T]) -> T:

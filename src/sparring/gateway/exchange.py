@@ -143,8 +143,9 @@ class Exchange:
             self._compact()
         if delivered is None or not self._delivered:
             self._delivered, self.broken = bool(delivered), not delivered
-            for id in self._ids.values() if delivered is not None else ():
-                self._session.deliver(id, delivered)
+            if delivered is not None:
+                for id in self._ids.values():
+                    self._session.deliver(id, delivered)
 
     def hand_on(self) -> None:
         """Count the answer as delivered, because another process has received it completely and is sending it. That
@@ -223,15 +224,11 @@ class Exchange:
         """Replace the pieces of each reply by as few as its message has parts, to save memory."""
         self._in_pieces = False
         if self.error is None:
-            self.parts = [
-                (sample, part)
-                for sample, reply in self.replies.items()
-                for part in (
-                    ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens),
-                    *pieces_of(reply.message),
-                    reply,
-                )
-            ]
+            self.parts = []
+            for sample, reply in self.replies.items():
+                self.parts.append((sample, ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens)))
+                self.parts += [(sample, piece) for piece in pieces_of(reply.message)]
+                self.parts.append((sample, reply))
 
 
 class Exchanges:

@@ -32,7 +32,7 @@ def key_of(request: Request) -> str:
     """
     shown = {name: value.decode("latin-1") for name, value in reversed(request.scope["headers"]) if name in HEADERS}
     bearer = shown.pop(b"authorization", "")
-    keys = {
+    keys: set[str] = {
         bearer[7:] if bearer[:7].lower() == "bearer " else bearer,
         *shown.values(),
         request.query_params.get("key", "") if request.scope["query_string"] else "",

@@ -23,10 +23,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from starlette.applications import Starlette
@@ -337,7 +337,7 @@ async def _lines(reader: _Reader, session: Session | None) -> AsyncIterator[byte
     yield encode(Line(over=True, error=None if error is None else error_form(error))) + b"\n"
 
 
-def _with_error_forms(answer: Callable[[Request], Any]) -> Callable[[Request], Any]:
+def _with_error_forms(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
     """Return an endpoint that answers errors with their forms."""
 
     async def endpoint(request: Request) -> Response:

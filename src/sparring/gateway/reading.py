@@ -25,6 +25,7 @@ from sparring.record.request import far
 from sparring.types import Message, ToolSpec
 
 T = TypeVar("T")
+Body = bytes
 
 MOST_BYTES = 8 << 20
 """Maximum number of bytes of a request, whatever the context."""
@@ -73,7 +74,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
         """Return the refusal of a request that has too much of `what`."""
         return Overflow(what, self.context)
 
-    def check(self, data: bytes) -> None:
+    def check(self, data: Body) -> None:
         """Check a body by its bytes alone.
 
         Raises:
@@ -85,7 +86,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
         if has_more(data, self.values):
             raise self.overflow(f"more than {self.values} values")
 
-    def check_text(self, body: Any, data: bytes) -> None:
+    def check_text(self, body: Any, data: Body) -> None:
         """Check the length of the text in a body. Escapes make the body longer than its text.
 
         Args:
@@ -118,11 +119,25 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 class ReadDoor(Protocol):
     """Door as the reader of requests needs it. See the attributes of `server.Door`."""
 
-    models: ModelTable[Any]
-    leave_out: frozenset[str]
-    exchanges: DoorExchanges
-    room: Room
-    reading: asyncio.Lock
+    @property
+    def models(self) -> ModelTable[Any]:
+        """Models that its client may name."""
+
+    @property
+    def leave_out(self) -> frozenset[str]:
+        """Types of tools that are left out."""
+
+    @property
+    def exchanges(self) -> DoorExchanges:
+        """Exchanges of its client's requests."""
+
+    @property
+    def room(self) -> Room:
+        """Room for a prompt."""
+
+    @property
+    def reading(self) -> asyncio.Lock:
+        """Lock that is held while a request is read."""
 
 
 async def read_body(request: Request, most_bytes: int, over: Callable[[], Exception] | None = None) -> bytes:

@@ -159,7 +159,10 @@ class RemoteExchanges:
 
     async def conversations(self, models: Any, replies: Collection[str]) -> Mapping[str, Sequence[Message]]:
         form = RecallForm(key=self._key, replies=tuple(replies))
-        return decode(await self._link.post("recall", encode(form)), dict[str, tuple[Message, ...]])
+        found: dict[str, tuple[Message, ...]] = decode(
+            await self._link.post("recall", encode(form)), dict[str, tuple[Message, ...]]
+        )
+        return found
 
     @property
     def notes(self) -> tuple[asyncio.Task[None], ...]:

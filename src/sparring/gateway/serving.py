@@ -132,7 +132,7 @@ class ClientProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         when_broken = None if exc is None or self.scope is None else self.scope.get(WHEN_BROKEN)
-        if when_broken is not None:
+        if callable(when_broken):
             when_broken()
 
     def data_received(self, data: bytes) -> None:
@@ -330,9 +330,9 @@ class BoundedServer(uvicorn.Server):
     async def _join(self, accepted: socket.socket) -> None:
         """Attach the protocol to an accepted connection."""
         accepted.setblocking(False)
-        factory, loop = self.config.http_protocol_class, asyncio.get_running_loop()
+        factory: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
         try:
-            await loop.connect_accepted_socket(
+            await asyncio.get_running_loop().connect_accepted_socket(
                 partial(factory, config=self.config, server_state=self.server_state, app_state={}), accepted
             )
         except OSError:

@@ -103,7 +103,8 @@ def _run_of(value: Any, name: str, open_door: OpenDoor | None) -> Callable[[Epis
         raise refusal(KEY, EXPECTED, f"{type(value).__name__} {name}", "name one")
     clients = clients_of(value, name)
     if not clients:
-        return value
+        run: Callable[[Episode], Awaitable[None]] = value
+        return run
     if open_door is None:
         raise refusal(KEY, "a run with a gateway", f"{name}, which wants {', '.join(clients)}", "run it by a recipe")
     return partial(with_clients, value, clients, open_door)

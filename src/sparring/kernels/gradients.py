@@ -34,6 +34,7 @@ class WeightSum:
         dx = torch.zeros_like(x, dtype=torch.float32)
         for rows, part, total in zip(weight.split(SLAB), grad.split(SLAB, 1), self._total.split(SLAB), strict=True):
             of_x, of_weight = path.linear_backward(x, rows, part.to(x.dtype), (True, True))
+            assert of_x is not None  # it was asked for
             dx += of_x
             total += of_weight
         return dx.to(x.dtype)
@@ -41,7 +42,8 @@ class WeightSum:
     def attach(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return x, for all uses to read. After the backward passes of all uses, the sum becomes the gradient of
         `weight`."""
-        return _ReturnSum.apply(x, weight, self)
+        attached: torch.Tensor = _ReturnSum.apply(x, weight, self)
+        return attached
 
     def take(self) -> torch.Tensor | None:
         """Return the sum and reset it."""

@@ -7,9 +7,12 @@ Shapes: N rows, V vocabulary, W = ceil(V / 64) words of a mask, K kept ids in al
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
+
+Columns = TypeVar("Columns", bound=tuple[torch.Tensor, ...])
 
 KeptRows = tuple[torch.Tensor, torch.Tensor]
 """offsets [N + 1] int64 and ids [K] int32: row n is limited to ids[offsets[n]:offsets[n + 1]], ascending; a row with no
@@ -31,21 +34,23 @@ def ids_of(masks: np.ndarray) -> list[bytes]:
     return [ids[begin:end] for begin, end in pairwise([0, *ends.tolist()])]
 
 
-def select_rows(values: tuple[torch.Tensor, ...] | None, rows: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+def select_rows(values: Columns | None, rows: torch.Tensor) -> Columns | None:
     """Select the rows where `rows` [N] is true from offsets [N + 1] and columns [K], such as kept sets."""
     if values is None:
         return None
     offsets, *columns = values
     counts = offsets.diff()
     selected = torch.repeat_interleave(rows, counts)
-    return torch.cat((offsets[:1], counts[rows].cumsum(0))), *(column[selected] for column in columns)
+    ends = torch.cat((offsets[:1], counts[rows].cumsum(0)))
+    return cast("Columns", (ends, *(column[selected] for column in columns)))
 
 
-def split_rows(values: tuple[torch.Tensor, ...] | None, rows: int, size: int) -> list[tuple[torch.Tensor, ...] | None]:
+def split_rows(values: Columns | None, rows: int, size: int) -> list[Columns | None]:
     """Split offsets [N + 1] and columns [K], such as kept sets, into chunks of `size` rows; the last may be smaller."""
     bounds = [*range(0, rows, size), rows] if rows else [0, 0]
     if values is None:
         return [None] * (len(bounds) - 1)
     offsets, *columns = values
     parts = [offsets[begin : end + 1] for begin, end in pairwise(bounds)]
-    return [(part - part[0], *(column[int(part[0]) : int(part[-1])] for column in columns)) for part in parts]
+    chunks = [(part - part[0], *(column[int(part[0]) : int(part[-1])] for column in columns)) for part in parts]
+    return cast("list[Columns | None]", chunks)

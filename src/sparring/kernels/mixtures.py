@@ -33,7 +33,8 @@ def route(logits: torch.Tensor, count: int, *, renormalised: bool) -> tuple[torc
     if not 0 < count <= logits.shape[1]:
         raise refusal("route", f"1 to {logits.shape[1]} experts of a row", str(count), "check the model's config")
     if torch.is_grad_enabled() and logits.requires_grad:
-        return _Route.apply(logits.contiguous(), count, renormalised)
+        chosen: tuple[torch.Tensor, torch.Tensor] = _Route.apply(logits.contiguous(), count, renormalised)
+        return chosen
     return _route(logits.detach().contiguous(), count, renormalised)
 
 

@@ -32,7 +32,7 @@ from sparring.kernels.kept import KeptRows, no_masks
 from sparring.kernels.mixtures import linear_groups, mixture, route
 from sparring.kernels.packed import PackedStack, PackedWeight, pack
 from sparring.kernels.pages import BLOCK, KvHeads, KvPages, PagedRows
-from sparring.kernels.path import Norms
+from sparring.kernels.path import Heads, Norms
 from sparring.kernels.paths import (
     fused_path,
     is_compiled,
@@ -100,7 +100,8 @@ def linear(
     if torch.is_grad_enabled() and (
         x.requires_grad or any(w.requires_grad for w in packed.weights) or (bias is not None and bias.requires_grad)
     ):
-        return gradients.Linear.apply(x, bias, packed, path_of(x), dtype, total, *packed.weights)
+        y: torch.Tensor = gradients.Linear.apply(x, bias, packed, path_of(x), dtype, total, *packed.weights)
+        return y
     return path_of(x).linear(x.contiguous(), packed.storage, bias, packed.num_outputs, dtype)
 
 
@@ -129,7 +130,8 @@ def _norm(eps: float, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def silu(x: torch.Tensor) -> torch.Tensor:
     """Compute x * sigmoid(x), any shape."""
     if torch.is_grad_enabled() and x.requires_grad:
-        return gradients.SiluMul.apply(x.contiguous(), None, path_of(x))
+        y: torch.Tensor = gradients.SiluMul.apply(x.contiguous(), None, path_of(x))
+        return y
     return path_of(x).silu_mul(x.contiguous(), None)
 
 
@@ -141,7 +143,8 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         )
     gate, up = gate.contiguous(), up.contiguous()
     if torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad):
-        return gradients.SiluMul.apply(gate, up, path_of(gate))
+        y: torch.Tensor = gradients.SiluMul.apply(gate, up, path_of(gate))
+        return y
     return path_of(gate).silu_mul(gate, up)
 
 
@@ -160,7 +163,8 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 def _tanh(x: torch.Tensor) -> torch.Tensor:
     x = x.contiguous()
     if torch.is_grad_enabled() and x.requires_grad:
-        return gradients.Tanh.apply(x, path_of(x))
+        y: torch.Tensor = gradients.Tanh.apply(x, path_of(x))
+        return y
     return path_of(x).tanh(x)
 
 
@@ -177,7 +181,8 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
     if torch.is_grad_enabled() and x.requires_grad:
-        return gradients.Rope.apply(x, cos, sin, path_of(x))
+        y: torch.Tensor = gradients.Rope.apply(x, cos, sin, path_of(x))
+        return y
     return path_of(x).rope(x, cos, sin, False)
 
 
@@ -213,12 +218,13 @@ def split_heads(
     if not fits or (norms is not None and not all(w.shape == (size,) and w.dtype is qkv.dtype for w in norms[:2])):
         got = f"qkv {tuple(qkv.shape)} {qkv.dtype}, cos {tuple(cos.shape)} for {num_heads} and {num_kv_heads} heads"
         raise refusal("split_heads", "qkv[N, (H + 2 G) d], cos, sin[N, d], norm weights [d]", got, "reshape or cast")
-    angles = tuple(t.to(qkv.dtype).contiguous() for t in (cos, sin))
+    angles = cos.to(qkv.dtype).contiguous(), sin.to(qkv.dtype).contiguous()
     qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
     weights = (None, None) if norms is None else norms[:2]
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (qkv, *weights)):
         shape = (num_heads, num_kv_heads, 0.0 if norms is None else norms[2])
-        return gradients.SplitHeads.apply(qkv, *weights, angles, shape, path_of(qkv))
+        heads: Heads = gradients.SplitHeads.apply(qkv, *weights, angles, shape, path_of(qkv))
+        return heads
     return path_of(qkv).split_heads(qkv, angles, norms, num_heads, num_kv_heads)
 
 
@@ -262,6 +268,7 @@ def attention_packed(
     size = q.shape[2]
     q, k, v = _padded(q), _padded(k), _padded(v)
     sinks = None if sinks is None else sinks.float().contiguous()
+    out: torch.Tensor
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, sinks)):
         out = gradients.AttentionPacked.apply(q, k, v, sinks, (cu_seqlens.contiguous(), shared), form, path_of(q))
     else:

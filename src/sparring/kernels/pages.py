@@ -93,7 +93,7 @@ class KvPages:
         for layer, (num_heads, _, owner) in self.heads.items():
             if owner == layer:
                 alike.setdefault((num_heads, self.heads[layer].depth), []).append(layer)
-        stored = {}
+        stored: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for (num_heads, depth), group in alike.items():
             shape = (len(group), num_pages, num_heads, page_size, depth)
             blocks = (*shape[:3], page_size // BLOCK, depth, BLOCK)

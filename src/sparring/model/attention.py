@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import AttentionInterface
@@ -114,9 +114,15 @@ def attend(
     return ops.attention_paged(q, k, v, attention.pages, layer, attention.rows, form, sinks)
 
 
+class NumberedLayer(Protocol):
+    """Attention layer of transformers."""
+
+    layer_idx: int
+
+
 @row_invariant
 def library_attention(
-    module: torch.nn.Module,
+    module: NumberedLayer,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

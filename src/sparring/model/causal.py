@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from sparring.errors import WeightsError, refusal
 from sparring.kernels import ops
 from sparring.model.attention import CURRENT_ATTENTION, Attention
-from sparring.model.decoder import LlamaDecoder
+from sparring.model.decoder import LlamaBody, LlamaDecoder
 from sparring.model.experts import RowExperts
-from sparring.model.layers import RowLinear
+from sparring.model.layers import Product, RowLinear
 from sparring.model.library import NonTextParts, text_model
 from sparring.model.lora import Adapters
 from sparring.model.recurrent import LAYOUT, MixerLayout
@@ -49,7 +50,7 @@ class CausalModel:
         adapters: adapters of the model; `state` and `parameters` exclude them.
     """
 
-    def __init__(self, module: nn.Module, forward: Forward, *, path_name: str, max_positions: int) -> None:
+    def __init__(self, module: PreTrainedModel, forward: Forward, *, path_name: str, max_positions: int) -> None:
         self.module = module
         self.config = module.config
         self.path_name = path_name
@@ -71,19 +72,21 @@ class CausalModel:
         self.recurrent = {} if library is None else library.recurrent
         self.adapters = Adapters(module, self.decoder) if library is None else library.adapters
         # modules that hold packed copies of parameters
-        self.parts = [part for part in module.modules() if isinstance(part, (RowLinear, RowExperts))]
+        parts = (part for part in module.modules() if isinstance(part, (RowLinear, RowExperts)))
+        self.parts: list[RowLinear | RowExperts | Product] = [*parts]
         self.parts += [] if self.decoder is None else self.decoder.joined
         self.is_scalar = module.get_output_embeddings() is None
-        self.head: nn.Module = module.score if self.is_scalar else module.get_output_embeddings()
-        weight = module.get_input_embeddings().weight
+        self.head: nn.Module = module.get_submodule("score") if self.is_scalar else module.get_output_embeddings()
+        weight = module.get_input_embeddings().get_parameter("weight")
         self.dtype, self.device = weight.dtype, weight.device
 
     @property
     def window(self) -> int | None:
         """Return the most positions that a position attends to, itself included; None if a layer attends to all, or is
         computed by transformers."""
-        windows = [None] if self.decoder is None else [layer.form.window for layer in self.decoder.layers]
-        return None if None in windows else max(windows)
+        windows = [] if self.decoder is None else [layer.form.window for layer in self.decoder.layers]
+        limited = [window for window in windows if window is not None]
+        return max(limited) if windows and len(limited) == len(windows) else None
 
     def hidden(
         self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None
@@ -142,7 +145,8 @@ class CausalModel:
             raise refusal("values", "a scalar head", "a head over tokens", 'load the model with head = "scalar"')
         if isinstance(self.head, RowLinear):
             return self.head.forward(hidden, torch.float32)[:, 0]
-        return self.head(hidden).float()[:, 0]
+        values: torch.Tensor = self.head(hidden).float()[:, 0]
+        return values
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return every parameter by its Hugging Face name, tied weights once, and the buffers that checkpoints store
@@ -197,13 +201,15 @@ class LibraryForward:
     """
 
     def __init__(
-        self, module: nn.Module, recurrent: RecurrentLayers, *, exact: bool, gradient_checkpointing: bool
+        self, module: PreTrainedModel, recurrent: RecurrentLayers, *, exact: bool, gradient_checkpointing: bool
     ) -> None:
         self.body, self.recurrent, self.adapters = text_model(module), recurrent, Adapters(module, None)
         self.rowwise = RowWise() if exact else None
         if gradient_checkpointing:
             # the library renamed it within version 5 and warns of the old name
-            enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
+            enable: Callable[[dict[str, Any]], None] = (
+                getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
+            )
             enable({"use_reentrant": False, "context_fn": self._checkpoint_contexts})
             for part in module.modules():  # only checkpointed layers read the flag; a router in training may sample
                 part.training = hasattr(part, "gradient_checkpointing")
@@ -217,7 +223,7 @@ class LibraryForward:
             context[LAYOUT] = MixerLayout.of(attention, tokens.device, self.adapters)
         with _LibraryCall(attention, self.rowwise):
             out = self.body(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **context)
-        hidden = out.last_hidden_state[0]
+        hidden: torch.Tensor = out.last_hidden_state[0]
         return hidden if rows is None else hidden.index_select(0, rows)
 
     def _checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -243,9 +249,10 @@ class _LibraryCall(AbstractContextManager[None]):
 
 
 def forward_of(
-    module: nn.Module, *, lean: bool, exact: bool, gradient_checkpointing: bool, recurrent: RecurrentLayers
+    module: PreTrainedModel, *, lean: bool, exact: bool, gradient_checkpointing: bool, recurrent: RecurrentLayers
 ) -> Forward:
     """Return the lean decoder for a swapped module of the Llama family, transformers' forward for any other."""
     if lean:
-        return LlamaDecoder(module.base_model, gradient_checkpointing=gradient_checkpointing)
+        body = cast("LlamaBody", module.base_model)  # of the family, swapped
+        return LlamaDecoder(body, gradient_checkpointing=gradient_checkpointing)
     return LibraryForward(module, recurrent, exact=exact, gradient_checkpointing=gradient_checkpointing)

@@ -9,25 +9,69 @@ Shapes: N tokens, D width, H query heads, G key/value heads, d head size.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Protocol
+
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedConfig
 
 from sparring.kernels import ops
 from sparring.kernels.form import AttentionForm
 from sparring.model.attention import Attention, attend
 from sparring.model.experts import RowExperts, RowRouter
-from sparring.model.layers import Product
+from sparring.model.layers import Product, RotaryTable, RowLinear, RowNorm
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 FAMILY = (*DENSE, "mixtral", "qwen3_moe")
 """`model_type`s with this decoder layer, whose numerics our own tests prove."""
 
 
+class LlamaAttention(Protocol):
+    """Attention of a layer, as transformers has it once its parts are swapped; some have norms of queries and keys."""
+
+    config: PreTrainedConfig
+    head_dim: int
+    scaling: float
+    q_proj: RowLinear
+    k_proj: RowLinear
+    v_proj: RowLinear
+    o_proj: RowLinear
+
+
+class LlamaMlp(Protocol):
+    """MLP of a layer, as transformers has it: the three projections, or a router and experts."""
+
+    gate_proj: RowLinear
+    up_proj: RowLinear
+    down_proj: RowLinear
+    gate: RowRouter
+    experts: RowExperts
+
+
+class LlamaLayer(Protocol):
+    """Decoder layer, as transformers has it."""
+
+    self_attn: LlamaAttention
+    mlp: LlamaMlp
+    input_layernorm: RowNorm
+    post_attention_layernorm: RowNorm
+
+
+class LlamaBody(Protocol):
+    """Module of `FAMILY` without its head, as transformers has it."""
+
+    embed_tokens: nn.Embedding
+    layers: Iterable[LlamaLayer]
+    norm: RowNorm
+    rotary_emb: RotaryTable
+
+
 class Mlp:
     """MLP of a layer, gated by SiLU."""
 
-    def __init__(self, mlp: nn.Module) -> None:
+    def __init__(self, mlp: LlamaMlp) -> None:
         self.gate_up, self.down = Product(mlp.gate_proj, mlp.up_proj), mlp.down_proj.product
         self.products = (self.gate_up, self.down)
         self.joined = (self.gate_up,)
@@ -43,20 +87,20 @@ class Mixture:
     products: tuple[Product, ...] = ()
     joined: tuple[Product, ...] = ()
 
-    def __init__(self, mlp: nn.Module) -> None:
-        self.router: RowRouter = mlp.gate
-        self.experts: RowExperts = mlp.experts
+    def __init__(self, mlp: LlamaMlp) -> None:
+        self.router, self.experts = mlp.gate, mlp.experts
 
     def __call__(self, h: torch.Tensor) -> torch.Tensor:
         """Compute h[N, D] -> [N, D]."""
         _, shares, chosen = self.router(h)
-        return self.experts(h, chosen, shares)
+        y: torch.Tensor = self.experts(h, chosen, shares)
+        return y
 
 
 class Layer:
     """Decoder layer, with the modules of transformers' layer as attributes."""
 
-    def __init__(self, layer: nn.Module, index: int) -> None:
+    def __init__(self, layer: LlamaLayer, index: int) -> None:
         attention = layer.self_attn
         self.index, self.head_dim = index, attention.head_dim
         self.form = AttentionForm(attention.scaling, _window(attention))
@@ -67,7 +111,8 @@ class Layer:
         self.mlp = Mixture(layer.mlp) if hasattr(layer.mlp, "experts") else Mlp(layer.mlp)
         self.products = (self.qkv, self.o, *self.mlp.products)
         self.joined = (self.qkv, *self.mlp.joined)
-        self.q_norm, self.k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self.q_norm: RowNorm | None = getattr(attention, "q_norm", None)
+        self.k_norm: RowNorm | None = getattr(attention, "k_norm", None)
         self.input_norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
         norms = (self.input_norm, self.q_norm, self.k_norm, self.mlp_norm)
         self.norms = tuple(norm for norm in norms if norm is not None)
@@ -98,19 +143,21 @@ class Layer:
         return x, self.mlp(h)
 
     def _head_norms(self) -> tuple[torch.Tensor, torch.Tensor, float] | None:
-        if self.q_norm is None:
+        if self.q_norm is None or self.k_norm is None:
             return None
         return self.q_norm.weight, self.k_norm.weight, self.q_norm.variance_epsilon
 
 
-def _window(attention: nn.Module) -> int | None:
+def _window(attention: LlamaAttention) -> int | None:
     """Return the window of a layer: the config's for Mistral and Mixtral, the layer's own for Qwen, None for Llama."""
     if attention.config.model_type in ("mistral", "mixtral"):
-        return attention.config.sliding_window
-    return getattr(attention, "sliding_window", None)
+        own: int | None = attention.config.sliding_window
+    else:
+        own = getattr(attention, "sliding_window", None)
+    return own
 
 
-def add_and_norm(x: torch.Tensor, y: torch.Tensor | None, norm: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+def add_and_norm(x: torch.Tensor, y: torch.Tensor | None, norm: RowNorm) -> tuple[torch.Tensor, torch.Tensor]:
     """Return x + y and its norm; x itself without y."""
     if y is None:
         return x, ops.rms_norm(x, norm.weight, norm.variance_epsilon)
@@ -120,7 +167,7 @@ def add_and_norm(x: torch.Tensor, y: torch.Tensor | None, norm: nn.Module) -> tu
 class LlamaDecoder:
     """Forward tokens -> hidden states for a module of `FAMILY` whose parts have been swapped."""
 
-    def __init__(self, body: nn.Module, *, gradient_checkpointing: bool) -> None:
+    def __init__(self, body: LlamaBody, *, gradient_checkpointing: bool) -> None:
         self.embedding = body.embed_tokens
         self.layers = [Layer(layer, index) for index, layer in enumerate(body.layers)]
         self.norm, self.rotary = body.norm, body.rotary_emb
@@ -135,7 +182,7 @@ class LlamaDecoder:
         """
         angles = self.rotary.rows(positions)
         x = nn.functional.embedding(tokens, self.embedding.weight, self.embedding.padding_idx)
-        y = None
+        y: torch.Tensor | None = None
         recompute = self.gradient_checkpointing and torch.is_grad_enabled()
         for layer in self.layers:
             arguments = (x, y, angles, attention, rows if layer is self.layers[-1] else None)

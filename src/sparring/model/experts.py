@@ -23,9 +23,11 @@ AdaptedExpert = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class ExpertAdapters(Protocol):
-    """Terms that adapters add to the products of a layer's experts; `targets` names the two stacked parameters."""
+    """Terms that adapters add to the products of a layer's experts."""
 
-    targets: Sequence[object]
+    @property
+    def targets(self) -> Sequence[object]:
+        """The two stacked parameters."""
 
     @property
     def adds(self) -> bool:
@@ -42,9 +44,13 @@ class ExpertAdapters(Protocol):
 class RowRouter(RowLinear):
     """Router that selects the `top_k` most likely experts of a row; `renormalise` and shares as in `ops.route`."""
 
+    top_k: int
+
     def __init__(self, router: nn.Module, *, renormalise: bool) -> None:
         super().__init__(router)
-        self.top_k: int = router.top_k
+        top_k = router.top_k
+        assert isinstance(top_k, int)
+        self.top_k = top_k
         self.renormalise = renormalise
 
     @row_invariant
@@ -69,9 +75,9 @@ class RowExperts(nn.Module):
 
     def __init__(self, experts: nn.Module, gate: Gate) -> None:
         super().__init__()
-        self.gate_up_proj, self.down_proj = experts.gate_up_proj, experts.down_proj
-        self.gate_up_proj_bias = getattr(experts, "gate_up_proj_bias", None)
-        self.down_proj_bias = getattr(experts, "down_proj_bias", None)
+        self.gate_up_proj, self.down_proj = experts.get_parameter("gate_up_proj"), experts.get_parameter("down_proj")
+        self.gate_up_proj_bias: nn.Parameter | None = getattr(experts, "gate_up_proj_bias", None)
+        self.down_proj_bias: nn.Parameter | None = getattr(experts, "down_proj_bias", None)
         self.is_transposed = bool(experts.is_transposed)
         self._gate = gate
         self._stacks: list[ops.PackedStack] = []
@@ -94,12 +100,13 @@ class RowExperts(nn.Module):
         """Compute x[N, D], chosen[N, k] experts, their shares[N, k] -> [N, D]."""
         training, adds = torch.is_grad_enabled(), self.adapted is not None and self.adapted.adds
         if self.is_plain and not (adds or training or x.is_meta) and ops.is_compiled(x.device):
-            return ops.mixture(x, *self.stacks, chosen.int(), shares.float())
+            gate_up, down = self.stacks
+            return ops.mixture(x, gate_up, down, chosen.int(), shares.float())
         count, per_row = chosen.shape
         of_pair, order = chosen.flatten().sort(stable=True)
         loads = _loads(of_pair, len(self.gate_up_proj))
         numbers = order // per_row
-        adapted = self.adapted(numbers.split(loads.tolist())) if adds else None
+        adapted = None if self.adapted is None or not adds else self.adapted(numbers.split(loads.tolist()))
         rows = x.index_select(0, numbers)
         outputs = (self._one_by_one if training else self._grouped)(rows, loads, adapted)
         outputs = outputs.index_select(0, order.argsort()).view(count, per_row, -1).float()
@@ -130,7 +137,7 @@ class RowExperts(nn.Module):
         packed = [(gate_up.with_weights(one), down.with_weights(other)) for one, other, gate_up, down in pairs]
         biases = list(zip(*self._biases(), strict=True))
         outputs = [
-            self._expert(part, packed[e], biases[e], adapted and adapted[e])
+            self._expert(part, packed[e], biases[e], None if adapted is None else adapted[e])
             for e, part in enumerate(x.split(loads.tolist()))
             if len(part)
         ]

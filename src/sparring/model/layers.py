@@ -32,9 +32,12 @@ Adapted = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class RowLinear(nn.Module):
     """`nn.Linear` as a packed matrix product. Call `refresh()` after every change of the weight."""
 
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
     def __init__(self, linear: nn.Module) -> None:
         super().__init__()
-        self.weight = linear.weight
+        self.weight = linear.get_parameter("weight")
         self.bias = getattr(linear, "bias", None)
         self.out_features, self.in_features = self.matrix(current_value).shape
         self._product: Product | None = None
@@ -102,7 +105,7 @@ class Product:
         packed, bias = self.packed, self.bias
         if torch.is_grad_enabled():
             packed = packed.with_weights(*(part.matrix(current_value) for part in self.parts))
-            bias = None if bias is None else torch.cat([part.bias for part in self.parts])
+            bias = None if bias is None else torch.cat([part.bias for part in self.parts if part.bias is not None])
         y = ops.linear(x, packed, bias, out_dtype, total)
         return y if self.adapted is None else self.adapted(x, y)
 
@@ -120,7 +123,7 @@ class Product:
     def _joined_bias(self, values: Values) -> torch.Tensor | None:
         if self.parts[0].bias is None:
             return None
-        return torch.cat([values(part.bias).detach().float() for part in self.parts])
+        return torch.cat([values(part.bias).detach().float() for part in self.parts if part.bias is not None])
 
 
 def current_value(parameter: nn.Parameter) -> torch.Tensor:
@@ -230,4 +233,5 @@ class RotaryTables(nn.Module):
         self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Look up position_ids[B, N] -> cos[B, N, d], sin[B, N, d], with transformers' signature."""
-        return self.tables[layer_type](x, position_ids)
+        angles: tuple[torch.Tensor, torch.Tensor] = self.tables[layer_type](x, position_ids)
+        return angles

@@ -19,17 +19,18 @@ def class_of(config: Any) -> Any:
     return several if composite else transformers.AutoModelForCausalLM
 
 
-def text_model(module: nn.Module) -> nn.Module:
+def text_model(module: transformers.PreTrainedModel) -> nn.Module:
     """Return the submodule between tokens and head: the language model of a multimodal model, otherwise the base
     model."""
     composite = module.config.get_text_config() is not module.config
-    return module.get_decoder() if composite else module.base_model
+    decoder: nn.Module = module.get_decoder() if composite else module.base_model
+    return decoder
 
 
 class NonTextParts:
     """Names of vision and audio submodules; empty for text-only models."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: transformers.PreTrainedModel) -> None:
         self._module, text = module, text_model(module)
         text_parts = {text, module.get_output_embeddings(), getattr(module, "score", None)}
         self._paths: list[str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ def load(
 
 def module_of(
     path: str | Path, *, dtype: str = "float32", device: str = "cpu", numerics: str = "exact", head: str = "tokens"
-) -> nn.Module:
+) -> transformers.PreTrainedModel:
     """Load transformers' module with its weights, before any part is replaced.
 
     Raises:
@@ -98,10 +98,13 @@ def module_of(
         report = {name: {key for key in keys if "score.weight" not in key} for name, keys in report.items()}
         nn.init.zeros_(module.score.weight)
     refuse_incomplete(where, report["missing_keys"], report["mismatched_keys"])
-    return module.to(device)
+    loaded: transformers.PreTrainedModel = module.to(device)
+    return loaded
 
 
-def equipped(module: nn.Module, path: str | Path, numerics: str, gradient_checkpointing: bool = False) -> CausalModel:
+def equipped(
+    module: transformers.PreTrainedModel, path: str | Path, numerics: str, gradient_checkpointing: bool = False
+) -> CausalModel:
     """Build the model of a loaded module, with the adapter of an adapter folder.
 
     Raises:
@@ -129,7 +132,9 @@ def _is_error(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.ERROR
 
 
-def build_model(module: nn.Module, where: str, *, numerics: str, gradient_checkpointing: bool = False) -> CausalModel:
+def build_model(
+    module: transformers.PreTrainedModel, where: str, *, numerics: str, gradient_checkpointing: bool = False
+) -> CausalModel:
     """Replace parts of transformers' module by ours, and verify the result for models that our own tests do not cover.
     On torch's meta device nothing is verified: the model gets the parts that a verified one would have.
 
@@ -188,7 +193,7 @@ def read_config(where: str, numerics: str) -> Any:
     return config
 
 
-def refuse_incomplete(where: str, missing: Iterable[str], mismatched: Iterable[Sequence[Any]]) -> None:
+def refuse_incomplete(where: str, missing: Iterable[str], mismatched: Iterable[tuple[str, Any, Any]]) -> None:
     """Refuse a checkpoint that transformers would silently complete with random weights.
 
     Args:
@@ -222,7 +227,8 @@ def _device_of(module: nn.Module) -> str:
 
 
 def _max_positions(config: Any) -> int:
-    return config.get_text_config().max_position_embeddings
+    positions: int = config.get_text_config().max_position_embeddings
+    return positions
 
 
 def _switch_dropout_off(module: nn.Module) -> None:

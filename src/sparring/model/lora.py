@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from sparring.errors import refusal
 from sparring.kernels import ops
@@ -149,7 +150,7 @@ class LoraTerm:
     def __init__(self, adapter: Adapter, target: LoraTarget) -> None:
         self._target, self.scale = target, adapter.scale
         self._factors = [adapter.factors.get(name) for name in target.names]
-        self._inner = [factors[0] for factors in self._factors if factors is not None]
+        self._inner: list[torch.Tensor] = [factors[0] for factors in self._factors if factors is not None]
         self.a = ops.pack(*self._inner) if target.packed else None
         self.b = ops.pack(self._blocks().detach()) if target.packed else None
 
@@ -169,14 +170,15 @@ class LoraTerm:
 
     def _blocks(self) -> torch.Tensor:
         """Return B as a block-diagonal matrix [M, R], with rows of zeros for layers without factors."""
-        if len(self._factors) == 1:
+        if len(self._factors) == 1 and self._factors[0] is not None:
             return self._factors[0][1]
         like = self._inner[0]
         blocks = [
             like.new_zeros(size, 0) if factors is None else factors[1]
             for factors, size in zip(self._factors, self._target.sizes, strict=True)
         ]
-        return torch.block_diag(*blocks)
+        diagonal: torch.Tensor = torch.block_diag(*blocks)
+        return diagonal
 
 
 def _low_rank(x: torch.Tensor, a: ops.PackedWeight, b: ops.PackedWeight, scale: float) -> torch.Tensor:
@@ -305,12 +307,12 @@ class Adapters:
         num_changes: counter that changes with `by_number`.
     """
 
-    def __init__(self, module: nn.Module, decoder: LlamaDecoder | None) -> None:
+    def __init__(self, module: PreTrainedModel, decoder: LlamaDecoder | None) -> None:
         self._module, self._decoder = module, decoder
         self._targets: dict[str, LoraTarget | ExpertLoraTarget] = {}
         self._once = Lock()
         self._by_number: dict[int, Adapter] = {}
-        self._device = module.get_input_embeddings().weight.device
+        self._device = module.get_input_embeddings().get_parameter("weight").device
         self.num_changes = 0
         self._current: AdapterAssignment | None = None
         self.everywhere: Adapter | None = None
@@ -445,7 +447,9 @@ def library_experts_refusal(name: str) -> Exception:
     return refusal(f"adapter {name}", "experts that our own layers compute", "the library's layers", do)
 
 
-def fresh_state(module: nn.Module, names: Sequence[str], rank: int, scale: float, seed: int) -> dict[str, torch.Tensor]:
+def fresh_state(
+    module: PreTrainedModel, names: Sequence[str], rank: int, scale: float, seed: int
+) -> dict[str, torch.Tensor]:
     """Make the state of an untrained adapter: A uniform within 1 / sqrt(K) (Kaiming with a = sqrt(5), as PEFT
     initialises), B zero, so that the adapted model equals the model. A function of the arguments alone.
 

@@ -11,7 +11,8 @@ import copy
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,7 +128,8 @@ class Outline:
             targets, heat = (torch.empty(tokens, dtype=kind, device="meta") for kind in (torch.int64, torch.float32))
             quantities = token_quantities(self.model, hidden, targets, heat, needs)
             with _taken(self.trained):
-                torch.autograd.grad(sum(one.sum() for one in quantities.values()), self.trained, allow_unused=True)
+                total = reduce(add, (one.sum() for one in quantities.values()))
+                torch.autograd.grad(total, self.trained, allow_unused=True)
         return meter.peak
 
     def step(self, tokens: int, sampled: int) -> Size:
@@ -254,7 +256,7 @@ class AllocationMeter(TorchDispatchMode):
     """Mode that counts the bytes of the tensors made within while they live; `peak`: the most of each kind."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self._now, self._most = [0, 0], [0, 0]
         self._noted: set[int] = set()
 

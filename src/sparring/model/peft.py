@@ -167,7 +167,7 @@ def _patterns(state: Mapping[str, torch.Tensor], config: LoraConfig) -> dict[str
     ranks = {name.rpartition(".lora_")[0]: tensor.shape[-1] for name, tensor in state.items() if ".lora_B" in name}
     others = {re.escape(name): rank for name, rank in ranks.items() if rank != config.rank}
     alphas = {name: config.scale * (rank**0.5 if config.rslora else rank) for name, rank in others.items()}
-    return {"rank_pattern": others, "alpha_pattern": alphas} if others else {}
+    return {"rank_pattern": {**others}, "alpha_pattern": alphas} if others else {}
 
 
 def _by_module(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

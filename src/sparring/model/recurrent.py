@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from sparring.model.attention import Attention, Paged
 from sparring.model.lora import AdapterAssignment, Adapters
@@ -109,7 +111,7 @@ def _paths(attention: Attention) -> tuple[list[_SequenceRows], torch.Tensor | No
 
 
 @torch.no_grad()
-def split(module: nn.Module) -> RecurrentLayers:
+def split(module: PreTrainedModel) -> RecurrentLayers:
     """Make transformers' mixers compute flat tokens by a `MixerLayout`; parameters keep their names.
 
     Args:
@@ -118,13 +120,15 @@ def split(module: nn.Module) -> RecurrentLayers:
     Returns:
         Its recurrent layers; empty in most models.
     """
-    recurrent = {}
-    token = torch.zeros_like(module.get_input_embeddings().weight[:1]).unsqueeze(0)
+    recurrent: dict[int, Mapping[tuple[str, int], torch.Tensor]] = {}
+    token = torch.zeros_like(module.get_input_embeddings().get_parameter("weight")[:1]).unsqueeze(0)
     for mixer in filter(_is_mixer, module.modules()):
         carried, cache = MixerCache(), _cache_of(mixer)
         mixer(token, **{cache: carried})
-        recurrent[mixer.layer_idx] = carried.states
-        mixer.forward = partial(_forward, mixer.forward, cache, mixer.layer_idx)
+        layer = mixer.layer_idx
+        assert isinstance(layer, int)
+        recurrent[layer] = carried.states
+        mixer.forward = partial(_forward, mixer.forward, cache, layer)
     return recurrent
 
 
@@ -144,17 +148,18 @@ def _forward(mix: Any, cache_name: str, layer: int, hidden_states: torch.Tensor,
     """Compute hidden_states[1, N, D] -> [1, N, D] with a layout; call transformers' own forward without one."""
     layout: MixerLayout | None = options.pop(LAYOUT, None)
     if layout is None:
-        return mix(hidden_states, **options)
+        mixed: torch.Tensor = mix(hidden_states, **options)
+        return mixed
     outputs = []
     for rows, num_shared, slots, has_state, assignment in layout.batches:
         carried = None
-        if slots is not None:
+        if layout.states is not None and slots is not None:
             carried = layout.states.read(layer, slots) if has_state else MixerCache()
         with layout.adapters.assigned(assignment):
             # not hidden_states[0][rows]: torch would add the gradients of a shared row in the order of its threads
             inputs = hidden_states[0].index_select(0, rows.flatten()).unflatten(0, rows.shape)
             output = mix(inputs, **{cache_name: carried})
-        if carried is not None:
+        if layout.states is not None and slots is not None and carried is not None:
             layout.states.write(layer, slots, carried)
         outputs.append(output[:, num_shared:].flatten(0, 1))
     return torch.cat(outputs).index_select(0, layout.order).unsqueeze(0)

@@ -267,7 +267,8 @@ def _layer_norm(
     """Compute torch's layer norm with each row on one thread, in one order."""
     if len(normalized_shape) != 1:
         return None
-    return gradients.LayerNorm.apply(x, weight, bias, eps)
+    y: torch.Tensor = gradients.LayerNorm.apply(x, weight, bias, eps)
+    return y
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:

@@ -82,4 +82,5 @@ def skeleton(source: str | Path) -> transformers.PreTrainedModel:
     files, where stacked experts are separate."""
     config = transformers.AutoConfig.from_pretrained(source)
     with torch.device("meta"):
-        return class_of(config).from_config(config)
+        module: transformers.PreTrainedModel = class_of(config).from_config(config)
+    return module

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import Any
 
 import torch
-from torch import nn
+from transformers import PreTrainedModel
 
 from sparring.errors import refusal
 from sparring.kernels import ops
@@ -66,11 +67,11 @@ def verify_against_library(model: CausalModel, where: str, *, exact: bool) -> No
         raise refusal(
             where, expected, f"{name}, whose logits differ when it continues from its cache", "choose another model"
         )
-    rowwise = model.library and model.library.rowwise
+    rowwise = None if model.library is None else model.library.rowwise
     unknown = sorted(rowwise.unknown) if rowwise else []
     pairs = [(single_pass, continued), *zip(alone, packed, strict=True)]
     if not exact or (not unknown and all(torch.equal(a, b) for a, b in pairs)):
-        if rowwise and not rowwise.replaced:
+        if model.library is not None and rowwise and not rowwise.replaced:
             model.library.rowwise = None  # not needed, and slow
         elif rowwise:
             rowwise.is_proven = True
@@ -92,10 +93,10 @@ def find_kv_heads(model: CausalModel) -> None:
 
 
 @contextmanager
-def _short_windows(module: nn.Module) -> Iterator[None]:
+def _short_windows(module: PreTrainedModel) -> Iterator[None]:
     """Shorten sliding windows below the length of the test sequences: a model may apply a window that it does not pass
     to the attention interface."""
-    holders = [module.config.get_text_config(), *module.modules()]
+    holders: list[Any] = [module.config.get_text_config(), *module.modules()]
     before = [(holder, window) for holder in holders if (window := getattr(holder, "sliding_window", None))]
     try:
         for holder, window in before:
@@ -136,11 +137,8 @@ def _outputs(model: CausalModel, rows: list[torch.Tensor]) -> torch.Tensor:
 def _outputs_in_pieces(model: CausalModel, row: torch.Tensor) -> torch.Tensor:
     """Compute `_outputs` of one sequence in three pieces, the last of one token, continuing from pages and states."""
     num_pages, device = -(-len(row) // BLOCK), model.device
-    where = {"device": device, "transposed": ops.transposes_keys(device)}
-    pages, states = (
-        ops.KvPages(model.kv_heads, num_pages=num_pages, dtype=model.dtype, **where),
-        RecurrentStates(model.recurrent, 1),
-    )
+    transposed, states = ops.transposes_keys(device), RecurrentStates(model.recurrent, 1)
+    pages = ops.KvPages(model.kv_heads, num_pages=num_pages, dtype=model.dtype, device=device, transposed=transposed)
     table, slots = torch.arange(num_pages, dtype=torch.int32, device=device)[None], torch.zeros(1, dtype=torch.int64)
     outputs = []
     for begin, end in pairwise((0, len(row) // 2, len(row) - 1, len(row))):
@@ -154,6 +152,7 @@ def _outputs_in_pieces(model: CausalModel, row: torch.Tensor) -> torch.Tensor:
 def _library_outputs(model: CausalModel, row: torch.Tensor) -> torch.Tensor:
     module = model.module
     module.set_attn_implementation("eager")
+    outputs: torch.Tensor
     if model.is_scalar:
         outputs = module.base_model(input_ids=row[None], use_cache=False).last_hidden_state[0]
     else:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sparring.errors import refusal
@@ -28,7 +29,7 @@ from sparring.model.layers import (
 from sparring.model.library import text_model
 
 
-def swap(module: nn.Module, max_positions: int, *, exact: bool) -> bool:
+def swap(module: PreTrainedModel, max_positions: int, *, exact: bool) -> bool:
     """Replace linear layers, norms, activations, rotary embeddings, routers and experts in place; parameters keep their
     names.
 
@@ -103,7 +104,7 @@ def _router(router: nn.Module) -> RowRouter | None:
         return None if knows_more else RowRouter(router, renormalise=True)
     # in float32: transformers' router rounds logits to bfloat16, which may reorder nearly equal ones
     reference = copy.deepcopy(router).float()
-    weight = reference.weight
+    weight = reference.get_parameter("weight")
 
     def shares(route: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
         _, weights, chosen = route(x)
@@ -116,9 +117,11 @@ def _router(router: nn.Module) -> RowRouter | None:
 
 
 def _experts(experts: nn.Module) -> RowExperts | None:
-    gates = gates_of(experts)
-    x = 4.0 * _random(64, 2 * experts.down_proj.shape[1 if experts.is_transposed else 2], like=experts.down_proj)
-    at = _closest(experts._apply_gate(x), [gate(x) for gate in gates], x.dtype)
+    gates, down = gates_of(experts), experts.get_parameter("down_proj")
+    x = 4.0 * _random(64, 2 * down.shape[1 if experts.is_transposed else 2], like=down)
+    own = experts._apply_gate
+    assert callable(own)
+    at = _closest(own(x), [gate(x) for gate in gates], x.dtype)
     return None if at is None else RowExperts(experts, gates[at])
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sparring.errors import refusal
@@ -37,7 +38,7 @@ class AdaptableWeight(NamedTuple):
     transposed: bool = False
 
 
-def linears_of(module: nn.Module) -> dict[str, nn.Module]:
+def linears_of(module: PreTrainedModel) -> dict[str, nn.Module]:
     """Return the linear layers of a Hugging Face model that may have adapters, by name; the head, routers and experts
     are excluded."""
     text = {*text_model(module).modules()} - {module.get_output_embeddings(), getattr(module, "score", None)}
@@ -50,11 +51,11 @@ def linears_of(module: nn.Module) -> dict[str, nn.Module]:
 
 def shape_of(layer: nn.Module) -> tuple[int, int]:
     """Return (M, K) of a linear layer."""
-    first, second = layer.weight.shape
+    first, second = layer.get_parameter("weight").shape
     return (second, first) if type(layer) in LYING else (first, second)
 
 
-def targets_of(module: nn.Module) -> dict[str, AdaptableWeight]:
+def targets_of(module: PreTrainedModel) -> dict[str, AdaptableWeight]:
     """Return the weights that adapters may add to: linear layers by name, and stacked matrices of experts by the name
     of their parameter."""
     linears = linears_of(module)
@@ -72,7 +73,7 @@ def targets_of(module: nn.Module) -> dict[str, AdaptableWeight]:
 
 
 def targeted(
-    module: nn.Module, target_modules: str | Sequence[str], target_parameters: Sequence[str] = ()
+    module: PreTrainedModel, target_modules: str | Sequence[str], target_parameters: Sequence[str] = ()
 ) -> list[str]:
     """Return the names of the linear layers and stacked expert matrices that a `LoraConfig` selects, by the rules of
     PEFT.

@@ -29,6 +29,7 @@ from sparring.protocols.training import (
     Loss as Loss,
     LossResult as LossResult,
     Needs as Needs,
+    SurveyingLoss as SurveyingLoss,
     Trainer as Trainer,
     ValueModel as ValueModel,
 )

@@ -226,6 +226,10 @@ class Renderer(Protocol):
     previous reply."""
 
     @property
+    def name(self) -> str:
+        """Name of the format, for messages and for rules that hold for one format."""
+
+    @property
     def stop_ids(self) -> tuple[int, ...]:
         """Tokens that end a reply."""
 

@@ -114,6 +114,13 @@ class Loss(Protocol):
         tokens."""
 
 
+class SurveyingLoss(Loss, Protocol):
+    """Loss with a first pass over all tokens of an optimiser step (`Needs.survey`)."""
+
+    def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> Mapping[str, torch.Tensor]:
+        """Return annotations [M] by name, without gradients. Takes the arguments of the loss, for the whole step."""
+
+
 class Trainer(Protocol):
     """Trainer of one model. It knows loss terms, not algorithms."""
 

@@ -109,8 +109,8 @@ def join_replies(messages: Sequence[Message], recorded: Mapping[str, tuple[int, 
                 continue
             reply = len(merged)
         merged.append(message)
-    for reply in moved:
-        _put_in_order(merged, reply)
+    for each in moved:
+        _put_in_order(merged, each)
     return messages if same and len(merged) == len(messages) else merged
 
 

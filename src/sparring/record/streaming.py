@@ -82,10 +82,11 @@ class PieceReader:
 def without_stop(message: Message, strings: Sequence[str]) -> tuple[Message, str | None]:
     """Return a reply up to the first of some stop strings, and that string; the whole reply and None if it has no stop
     string."""
-    for name, text in (("reasoning", message.reasoning or ""), ("content", message.content)):
-        end = first_of(text, strings)
-        if end is not None:
-            return replace(message, **{name: text[: end[0]]}), end[1]
+    thought = message.reasoning or ""
+    if (end := first_of(thought, strings)) is not None:
+        return replace(message, reasoning=thought[: end[0]]), end[1]
+    if (end := first_of(message.content, strings)) is not None:
+        return replace(message, content=message.content[: end[0]]), end[1]
     return message, None
 
 

@@ -327,9 +327,9 @@ class Tree:
         places of its input and its reply."""
         abandoned = self._abandoned.get(prompt)
         if abandoned:
-            repeat, attempt, input_place, place = heapq.heappop(abandoned)
-            if self._inputs.get((parent, added)) == input_place:
-                return repeat, attempt, input_place, place
+            repeat, attempt, old_input, place = heapq.heappop(abandoned)
+            if self._inputs.get((parent, added)) == old_input:
+                return repeat, attempt, old_input, place
         else:
             repeat, attempt = self._requests.get(prompt, 0), 0
             self._requests[prompt] = repeat + 1
@@ -410,7 +410,7 @@ class Tree:
         quoted = quoted_in(request, self._leaves.values(), begins=request.node is None)
         lane, common = self._nearest(request)
         common = with_equal_thoughts(lane.history, request.messages, common)
-        of, base, tools = request.node and request.node.place, request.before, None
+        of, base, tools = None if request.node is None else request.node.place, request.before, None
         fork = None
         if request.node is None:
             of, base = lane.last_written(common, self._written)

@@ -197,7 +197,10 @@ class LibraryParser:
         assert marks is not None
         if marks.tags.thinks_again:  # the library would parse a thought after the text
             rest = [id for t in rest for id in (self._plain[THINK] if t == marks.think else (t,))]
-        ids = [marks.think, marks.think_end, *rest] if thought else rest
+        ids = rest
+        if thought:
+            assert marks.think is not None and marks.think_end is not None  # it was found by them
+            ids = [marks.think, marks.think_end, *rest]
         try:
             read = self._message(ids, tools, prompt)
         except PolicyFailure:
@@ -229,7 +232,8 @@ class LibraryParser:
             return ids
         begin, end = self._added[channel.begin], self._added[channel.end]
         spelled = {self._added[tag]: self._plain[tag] for tag in channel.calls}
-        spelled_ids, inside = [], self.thinks(prompt)
+        spelled_ids: list[int] = []
+        inside = self.thinks(prompt)
         for token in ids:
             inside = token == begin or inside and token != end
             spelled_ids += spelled.get(token, (token,)) if inside or not calls else (token,)

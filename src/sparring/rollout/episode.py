@@ -100,7 +100,7 @@ class GuardedEnv:
         self.phases = Phases(Waits(RolloutConfig())) if phases is None else phases
         self._timeout_s, self._at_once = timeout_s, at_once
         self._made: AnyEnv | None = None
-        self._roles = DEFAULT_ROLES
+        self._roles: tuple[str, ...] = DEFAULT_ROLES
         self._tools: tuple[ToolSpec, ...] | None = None
         self._box: Sandbox | None = None
         self._observed: list[WorldAnswer] = []

@@ -382,7 +382,8 @@ class Scheduler:
         """Await `wanted`, or raise what killed a background task."""
         assert self._dead is not None
         if isinstance(wanted, asyncio.Future) and wanted.done() and not self._dead.done():
-            return wanted.result()
+            given: T = wanted.result()
+            return given
         waiting = asyncio.ensure_future(wanted)
         try:
             await asyncio.wait((waiting, self._dead), return_when=asyncio.FIRST_COMPLETED)

@@ -28,6 +28,7 @@ import threading
 import time
 import traceback
 import types
+from typing import Any, NoReturn
 
 from sparring.sandbox.confine import address_space_bytes, fork_isolated, furnish, narrow, raise_loopback
 from sparring.sandbox.inside_files import run_on_files
@@ -46,7 +47,7 @@ WARM = (
 ).split()  # without random and statistics: they load OpenSSL, and every fork would pay for its pages
 
 
-def send(connection: socket.socket, header: dict, *bodies: bytes) -> None:
+def send(connection: socket.socket, header: dict[str, Any], *bodies: bytes | bytearray) -> None:
     """Write one frame; its body in parts, to avoid a copy."""
     text = json.dumps(header).encode()
     connection.sendall(struct.pack("<II", len(text), sum(map(len, bodies))) + text)
@@ -54,7 +55,7 @@ def send(connection: socket.socket, header: dict, *bodies: bytes) -> None:
         connection.sendall(body)
 
 
-def receive(connection: socket.socket) -> tuple[dict, bytes]:
+def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
     """Read one frame. End of file ends the process: the parent is gone or has closed the box."""
     sizes = struct.unpack("<II", _exactly(connection, 8))
     header = json.loads(_exactly(connection, sizes[0]))
@@ -84,12 +85,14 @@ class TopLevel:
     def __enter__(self) -> TopLevel:
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: types.TracebackType | None) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> bool:
         if isinstance(error, SystemExit):
             self.status = _exit_status(error.code)
-        elif error is not None:
+        elif kind is not None and error is not None:
             self.status = {KeyboardInterrupt: 130, MemoryError: NO_MEMORY}.get(kind, 1)
-            trace = trace.tb_next  # skip our own frame
+            trace = None if trace is None else trace.tb_next  # skip our own frame
             if kind is MemoryError:
                 traceback.clear_frames(trace)  # free the memory before the report needs some
             sys.excepthook(kind, error.with_traceback(trace), trace)
@@ -106,7 +109,7 @@ def _run_python(code: bytes) -> int:
     with TopLevel() as top:
         exec(compile(code.decode("utf-8", "surrogatepass"), "<string>", "exec"), main.__dict__)
     with TopLevel():
-        threading._shutdown()
+        threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter calls at its end; no stub names it
         atexit._run_exitfuncs()
     return top.status
 
@@ -135,7 +138,9 @@ def _run_program(argv: list[str]) -> int:
         return 126 if isinstance(error, (PermissionError, ValueError)) else 127
 
 
-def command(request: dict, body: bytes, limits: dict, pipes: tuple[int, int, int], armed: int) -> None:
+def command(
+    request: dict[str, Any], body: bytes, limits: dict[str, Any], pipes: tuple[int, ...], armed: int
+) -> NoReturn:
     """Turn this process into a restricted command, run it and exit. Never returns. Writes a byte to `armed` once the
     restrictions hold."""
     status = 1
@@ -183,7 +188,7 @@ def _flush() -> None:
 class Run:
     """Running command: its pipes, its clock, its output so far."""
 
-    def __init__(self, request: dict, body: bytes, limits: dict) -> None:
+    def __init__(self, request: dict[str, Any], body: bytes, limits: dict[str, Any]) -> None:
         self.request_id = request["id"]
         self.limits = limits
         self.output_bytes = request["output"]
@@ -292,7 +297,7 @@ class Run:
             if file >= 0:
                 os.close(file)
 
-    def result(self) -> dict:
+    def result(self) -> dict[str, Any]:
         """Return the header of the answer. A command can end by any signal and with any status, so these alone do not
         prove that a limit was hit."""
         code = os.waitstatus_to_exitcode(self.status)
@@ -330,7 +335,7 @@ def own_bytes() -> int:
         return int(file.read().split()[1]) * PAGE_BYTES
 
 
-def box(connection: socket.socket, joined: list) -> None:
+def box(connection: socket.socket, joined: list[int]) -> NoReturn:
     """Serve one box until its socket closes. Never returns. `joined` are two pipe ends for its first command, or one
     socket over which the parent receives the listening sockets of programs."""
     try:
@@ -350,6 +355,7 @@ def box(connection: socket.socket, joined: list) -> None:
             if request["op"] == "cancel":
                 continue  # it arrived after the end of the command
             if request["op"] == "program":
+                assert ports is not None  # a pool that runs programs joins a socket to each box
                 open_port(ports, request["port"])
             run = Run(request, body, limits)
             while joined:

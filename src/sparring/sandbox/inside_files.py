@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 import sys
+from typing import Any
 
 PIECE_BYTES = 1 << 18
 TOLD = (
@@ -28,7 +29,7 @@ TOLD = (
 KINDS = ((stat.S_ISREG, b"file"), (stat.S_ISDIR, b"folder"), (stat.S_ISLNK, b"link"))
 
 
-def run_on_files(request: dict) -> int:
+def run_on_files(request: dict[str, Any]) -> int:
     """Read, write or list, according to `op` of the request."""
     try:
         if request["op"] == "read":

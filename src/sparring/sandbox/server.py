@@ -184,7 +184,7 @@ class Server:
                 line,
                 pass_fds=tuple(texts.values()),
                 executable=program,
-                stdin=remote,
+                stdin=remote.fileno(),
                 stdout=theirs_errors,
                 stderr=theirs_errors,
                 cwd="/",

@@ -22,6 +22,8 @@ import os
 import struct
 import sys
 import types
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 ASKED, ANSWERED = 200, 201  # as in `inside`
 LARGEST = 1 << 23
@@ -38,7 +40,7 @@ PASSED = "passed\n"
 NOT_RAISED_AS_THEMSELVES = {"StopIteration", "StopAsyncIteration", "GeneratorExit"}
 """Exceptions that would end a loop in the borrower's code (`all(map(f, cases))`) rather than the code. They arrive as
 RuntimeError, as from a generator (PEP 479)."""
-ERRORS = {
+ERRORS: dict[str, type[BaseException]] = {
     name: kind
     for name, kind in vars(builtins).items()
     if isinstance(kind, type) and issubclass(kind, BaseException) and name not in NOT_RAISED_AS_THEMSELVES
@@ -89,7 +91,7 @@ def _write(value: object, depth: int = 0) -> object:
     raise Uncrossable("a value of type %s" % kind.__name__)
 
 
-def _read(value: object) -> object:
+def _read(value: object) -> Any:
     """Return the value that `_write` encoded; raise on any other input."""
     if not isinstance(value, list):
         if isinstance(value, dict):
@@ -113,7 +115,7 @@ def _read(value: object) -> object:
     raise Broken("no kind of value")
 
 
-def _send(file: int, message: list) -> None:
+def _send(file: int, message: list[Any]) -> None:
     try:
         text = json.dumps(message, ensure_ascii=False, check_circular=False).encode("utf-8", "surrogatepass")
     except RecursionError:
@@ -128,7 +130,7 @@ def _send(file: int, message: list) -> None:
         raise Broken("the other end has ended") from error
 
 
-def _receive(file: int) -> list:
+def _receive(file: int) -> list[Any]:
     """Read one message, a non-empty list."""
     (size,) = struct.unpack("<I", _exactly(file, 4))
     if size > LARGEST:
@@ -160,7 +162,7 @@ def lend(program: str) -> None:
     """Run a program with its output discarded, and answer calls to its functions until the borrower ends."""
     sys.setrecursionlimit(sys.getrecursionlimit() + 8)  # our frames do not count
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # open until the process ends
-    scope = {"__name__": "__main__"}
+    scope: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(program, "answer.py", "exec"), scope)
     names, constants = [], []
     for name, value in scope.items():
@@ -189,7 +191,7 @@ class _Call:
     """Call of the program's function, with its answer, however it ends."""
 
     def __init__(self) -> None:
-        self.answer: list = []
+        self.answer: list[Any] = []
 
     def __enter__(self) -> _Call:
         return self
@@ -203,7 +205,7 @@ class _Call:
         return True
 
 
-def _answer(function: object, positional: list, named: dict) -> list:
+def _answer(function: Callable[..., object], positional: list[Any], named: dict[str, Any]) -> list[Any]:
     with _Call() as call:
         call.answer = ["value", _write(function(*positional, **named))]
     return call.answer
@@ -212,14 +214,14 @@ def _answer(function: object, positional: list, named: dict) -> list:
 # ---- the borrower ----
 
 
-def borrow(code: str, defined: tuple = ()) -> None:
+def borrow(code: str, defined: tuple[str, ...] = ()) -> None:
     """Run code, and then the tests that it has `defined` but not called, with stand-ins for the lender's functions and
     copies of its constants. Write `PASSED` and exit with status 0 at the end; a traceback goes to stderr, as usual.
 
     Builtins, names with two leading underscores, and definitions of `code` itself never come from the lender.
     """
     out, sys.stdout = os.dup(1), open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
-    scope = {name: sys.modules[name] for name in MODULES}
+    scope: dict[str, Any] = {name: sys.modules[name] for name in MODULES}
     try:
         names, constants = _receive(ASKED)
         for name in names:
@@ -234,13 +236,14 @@ def borrow(code: str, defined: tuple = ()) -> None:
     os._exit(0)
 
 
-def run_tests(code: str, scope: dict, defined: tuple) -> None:
+def run_tests(code: str, scope: dict[str, Any], defined: tuple[str, ...]) -> None:
     """Run a test's code, then the test functions and classes named in `defined`, as pytest and unittest do. Raise the
     first failure."""
     if "unittest" in code:
         import unittest
 
-        unittest.main = lambda *_, **__: None  # it would look for cases in another module, and end the process
+        # the real one would look for cases in another module, and end the process
+        unittest.main = lambda *_, **__: None  # type: ignore[assignment]  # a function in place of the class
     exec(compile(code, "test.py", "exec"), scope)
     for name in defined:
         test = scope[name]
@@ -265,7 +268,7 @@ def _run_case(case: type) -> None:
         raise AssertionError("a test that has to fail did not")
 
 
-def _finish(result: object) -> None:
+def _finish(result: Any) -> None:
     """Run a coroutine to its end; ignore any other result of a test."""
     if hasattr(result, "__await__"):
         import asyncio
@@ -277,7 +280,7 @@ def _may_be_lent(name: object) -> bool:
     return type(name) is str and not name.startswith("__") and not hasattr(builtins, name)
 
 
-def _stand_in(name: str) -> dict:
+def _stand_in(name: str) -> dict[str, Callable[..., object]]:
     def stand_in(*positional: object, **named: object) -> object:
         word = os.urandom(8).hex()
         try:
@@ -292,25 +295,25 @@ def _stand_in(name: str) -> dict:
                 raise Broken("an answer to no question")
             if kind == "value":
                 return _read(value)
-            error = ERRORS[value] if kind == "error" else None
+            raised = ERRORS[value] if kind == "error" else None
         except (Broken, ValueError, TypeError, LookupError, RecursionError) as error:
             _fail("%s was not answered: %s" % (name, error))
-        if error is None:
+        if raised is None:
             _fail("the result of %s cannot cross: %s" % (name, value))
-        raise _exception_of(error)
+        raise _exception_of(raised)
 
     stand_in.__name__ = stand_in.__qualname__ = name
     return {name: stand_in}
 
 
-def _exception_of(kind: type) -> BaseException:
+def _exception_of(kind: type[BaseException]) -> BaseException:
     try:
         return kind.__new__(kind)  # without the arguments that some classes require
     except TypeError:
         return Exception() if issubclass(kind, Exception) else BaseException()
 
 
-def _fail(why: str) -> None:
+def _fail(why: str) -> NoReturn:
     """End the process, because a test could catch an exception and go on."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != "test.py":

@@ -79,10 +79,11 @@ async def _evaluate_once(
     """Return an evaluation, from the record if the run has it."""
     recorded = context.store.get(f"eval/{label}")
     if recorded is not None:
-        return recorded
+        known: dict[str, Any] = recorded
+        return known
     config = context.config
     plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples, stage=f"eval/{label}")
-    result = msgspec.to_builtins(await evaluate_folder(context, str(folder), plan, model))
+    result: dict[str, Any] = msgspec.to_builtins(await evaluate_folder(context, str(folder), plan, model))
     context.store.put(f"eval/{label}", result)
     return result
 

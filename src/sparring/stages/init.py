@@ -8,12 +8,15 @@ import tempfile
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparring.model.hub import base_folder, local_folder
 from sparring.render.chat_template import NAMED
 from sparring.stages.context import POLICY, Context, given_checkpoint
 from sparring.stages.data.demonstrations import Conversation, conversations
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 TEXTS = 600
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -45,10 +48,16 @@ async def run(context: Context) -> dict[str, Any]:
         vocab_size,
         out,
         context.config.run.seed,
-        eos_token_id=[tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")],
+        eos_token_id=ends_of(tokenizer),
         pad_token_id=tokenizer.token_to_id("<|endoftext|>"),
     )
     return {"model": str(out), "vocab_size": vocab_size, "parameters": _parameters(out)}
+
+
+def ends_of(tokenizer: Tokenizer) -> list[int] | None:
+    """Return the ids of ChatML that end a turn; None for a copied tokenizer of another format."""
+    ids = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
+    return [id for id in ids if id is not None] or None
 
 
 def copy_tokenizer(folder: Path, out: Path) -> None:

@@ -124,9 +124,9 @@ async def _held_out_accuracy(trainer: Trainer, loss: PairLoss | Kto, units: Sequ
     """Return the share of pairs whose chosen reply has the larger reward. With KTO, a wanted reply counts if its reward
     is above 0, an unwanted one if it is below."""
     from sparring.algo.loss.preference.dpo import Dpo
-    from sparring.algo.loss.preference.pairs import PairLoss, rewards_of
+    from sparring.algo.loss.preference.pairs import PairForm, PairLoss, rewards_of
 
-    form = loss.form if isinstance(loss, PairLoss) else Dpo(beta=loss.beta)
+    form: PairForm = loss.form if isinstance(loss, PairLoss) else Dpo(beta=loss.beta)
     rows = [row for unit in units for row in unit]
     logprobs = [values["logprob"] for values in await trainer.forward(rows, frozenset({"logprob"}))]
     rewards = iter(rewards_of(form, rows, logprobs))

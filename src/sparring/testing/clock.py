@@ -27,7 +27,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         return self.now_s
 
 
-class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+class _JumpingSelector(selectors.DefaultSelector):
     loop: VirtualClockLoop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:

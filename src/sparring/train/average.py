@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
@@ -11,7 +11,7 @@ from sparring.model.causal import CausalModel
 
 
 @torch.no_grad()
-def follow(averages: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], decay: float) -> None:
+def follow(averages: list[torch.Tensor], weights: list[torch.Tensor], decay: float) -> None:
     """Compute average = decay * average + (1 - decay) * weights in place (WARP, arXiv 2406.16768, section 3.1, whose mu
     is 1 - decay). If the weights equal the average, it is bitwise unchanged."""
     # the formula as written would round, even for equal weights

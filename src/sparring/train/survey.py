@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import compress
+from typing import TypeGuard
 
 import torch
 
 from sparring.batch.tensors import micro_batch
-from sparring.protocols import Loss
+from sparring.protocols import Loss, SurveyingLoss
 from sparring.types import Sample
 
 Forward = Callable[[Sequence[Sample], Set[str]], Sequence[Mapping[str, tuple[float, ...]]]]
@@ -51,7 +52,7 @@ def surveyed(
     ]
 
 
-def needs_survey(loss: Loss, rows: Sequence[Sample]) -> bool:
+def needs_survey(loss: Loss, rows: Sequence[Sample]) -> TypeGuard[SurveyingLoss]:
     """Return whether a loss has to see all tokens of the step at once.
 
     It does if it declares so, or if its unit is the sequence and a trajectory has several rows, which may be in

@@ -8,12 +8,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import torch
 import xxhash
+from torch import nn
 
 from sparring.batch.packing import pack
 from sparring.batch.tensors import MicroBatch, micro_batch
@@ -120,7 +123,8 @@ class LocalTrainer:
             model.module.requires_grad_(False)
             for parameter in self._trained.parameters().values():
                 parameter.requires_grad_(True)
-        self._optimiser = Optimiser(self._trained.parameters(), config)
+        parameters = self._trained.parameters().items()  # of a whole model, with stored buffers
+        self._optimiser = Optimiser({name: p for name, p in parameters if isinstance(p, nn.Parameter)}, config)
         # the same in every run, and spread over the vocabulary
         self._probe_tokens = tuple(
             xxhash.xxh3_64_intdigest(f"probe/{index}".encode()) % model.vocab_size
@@ -321,7 +325,7 @@ class LocalTrainer:
         losses = [self._losses[term] for term in micro.weights]
         quantities = self._quantities(micro, self._always_needed.union(*(loss.needs.quantities for loss in losses)))
         results = {loss.term: loss(quantities, micro) for loss in losses}
-        self._sums.backward(lane, sum(result.loss for result in results.values()))
+        self._sums.backward(lane, reduce(add, (result.loss for result in results.values())))
         return _MicroBatchResult(micro, quantities["logprob"].detach() if self._always_needed else None, results)
 
     def _quantities(self, micro: MicroBatch, needs: Set[str]) -> dict[str, torch.Tensor]:

@@ -38,7 +38,7 @@ class PassAtK(BaseCredit, frozen=True, kw_only=True, tag="pass_at_k"):
             raise ValueError(f"k must be at least 1, got {self.k}")
 
     @property
-    def least_members(self) -> int:
+    def least_members(self) -> int:  # type: ignore[override]  # of the setting k, where other rules have a number
         """Return max(2, k): smaller groups have no subset of k to compare."""
         return max(2, self.k)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,7 +122,7 @@ class OpenAiEngine:
                     return piece
         raise AssertionError("a stream ends with a completion or an error")
 
-    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[Delta | Completion, None]:
         """Sample one turn in pieces. Closing the iterator drops the request.
 
         Raises:
@@ -316,7 +316,7 @@ class OpenAiEngine:
             "return_tokens_as_token_ids": True,
         }
 
-    async def _choices(self, body: Mapping[str, Any], ended: asyncio.Event, where: str) -> AsyncIterator[Choice]:
+    async def _choices(self, body: Mapping[str, Any], ended: asyncio.Event, where: str) -> AsyncGenerator[Choice, None]:
         if ended.is_set():
             return
         async with self._client.stream("POST", f"{self._url}/completions", json=body) as response:
@@ -397,7 +397,7 @@ def _message(body: bytes, status: int) -> str:
     return f"status {status}: {body[:300].decode(errors='replace')}"
 
 
-async def _until(chunks: AsyncIterator[bytes], ended: asyncio.Event) -> AsyncIterator[bytes]:
+async def _until(chunks: AsyncIterator[bytes], ended: asyncio.Event) -> AsyncGenerator[bytes, None]:
     """Yield the chunks that arrive before `ended`."""
     stop: asyncio.Future[Any] = asyncio.ensure_future(ended.wait())
     coming: asyncio.Future[Any] | None = None

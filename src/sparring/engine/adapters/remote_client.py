@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -199,7 +199,7 @@ class RemoteClient:
             raise wire.unreachable(self._url, f"another server, status {answer.status_code}")
         return wire.decode(answer.content, wire.ServedModel, f"engine at {self._url}")
 
-    async def _pieces(self, request: GenerateRequest, *, deltas: bool) -> AsyncIterator[Delta | Completion]:
+    async def _pieces(self, request: GenerateRequest, *, deltas: bool) -> AsyncGenerator[Delta | Completion, None]:
         where, live = f"engine at {self._url}: request {request.id}", _SentRequest()
         form = wire.generate_form(request, stream=True, deltas=deltas)
         self._live[request.id].append(live)

@@ -119,7 +119,9 @@ class VllmEngine:
             EngineError: the request can never be served, vLLM failed, or the engine is closed.
         """
         if request.ends is not None:  # the stop function needs the tokens as they come
-            return [piece async for piece in self.stream(request)][-1]
+            *_, completion = [piece async for piece in self.stream(request)]
+            assert isinstance(completion, Completion)  # the last piece is
+            return completion
         prompt = await self._prompt_logprobs(request)
         async with self._serving(request, streams=False) as live:
             live.sampled.take(await self._client.post(GENERATE, self._body(live)))

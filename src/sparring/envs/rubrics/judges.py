@@ -130,7 +130,8 @@ class Judges:
         Raises:
             JudgeError: no verdict within the part's retries.
         """
-        messages = tuple(Message(role=r, content=c) for r, c in (("system", part.system), ("user", question)) if c)
+        both = Message(role="system", content=part.system), Message(role="user", content=question)
+        messages = tuple(message for message in both if message.content)
         why, unread = "", 0
         for attempt in range(part.retries + 1):
             if attempt:

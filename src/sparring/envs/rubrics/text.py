@@ -44,7 +44,7 @@ def targets_of(part: Text, row: Mapping[str, Any]) -> Any:
         BadInput: the column is missing, has an unsuitable value, or one that cannot be read completely.
     """
     column = getattr(part, "column", "")
-    if not column:
+    if not column or isinstance(part, Regex):
         return None
     where = f"column {column}"
     if column not in row:
@@ -219,7 +219,7 @@ def _json_equal(a: Any, b: Any) -> bool:
         return a.keys() == b.keys() and all(_json_equal(a[name], b[name]) for name in a)
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(_json_equal, a, b))
-    return a == b
+    return bool(a == b)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -157,7 +157,9 @@ def _read_declaration(function: Any, where: str) -> ToolSpec:
 
 def _read_reply(parts: Sequence[Any], where: str) -> tuple[Message, str]:
     """Read a reply in a conversation. Return it with the id of the reply that its signature names."""
-    texts, thoughts, calls, handle = [], [], [], ""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls, handle = [], ""
     for at, part in enumerate(parts):
         place = f"{where}.parts[{at}]"
         typed(part, place, dict, "a part")

@@ -107,6 +107,7 @@ class ResponseWriter:
         if self._open is not None and self._open["type"] == kind:
             return b""
         events = self._close_item()
+        item: dict[str, Any]
         if kind == "reasoning":
             item = {"type": kind, "id": f"rs_{self._handle}", "summary": [], "content": [], "encrypted_content": None}
         else:
@@ -159,10 +160,9 @@ class ResponseWriter:
     def _part_event(self, name: str, **values: Any) -> bytes:
         """Write an event about the text of the open item."""
         assert self._open is not None
-        kind, logprobs = (
-            ("reasoning_text", {}) if self._open["type"] == "reasoning" else ("output_text", {"logprobs": []})
-        )
-        return self._item_event(f"response.{kind}.{name}", content_index=0, **{**logprobs, **values})
+        if self._open["type"] == "reasoning":
+            return self._item_event(f"response.reasoning_text.{name}", content_index=0, **values)
+        return self._item_event(f"response.output_text.{name}", content_index=0, **{"logprobs": [], **values})
 
     def _item_event(self, type: str, **values: Any) -> bytes:
         """Write an event about the last item."""

@@ -284,7 +284,8 @@ class CompiledPath:
         self._t["split_heads_backward"][qkv.dtype](*pointers, *sizes, eps, torch.get_num_threads())
         if partial is None:
             return out, None, None
-        return out, *partial[0].to(qkv.dtype).unbind(0)
+        of_q, of_k = partial[0].to(qkv.dtype).unbind(0)
+        return out, of_q, of_k
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         rows, width = gate_up.shape
@@ -406,13 +407,14 @@ class CompiledPath:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows, vocabulary = logits.shape
         tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
-        pointers = [t.data_ptr() for t in (logits, *requests, tokens, logprobs)]
+        pointers: list[int | None] = [t.data_ptr() for t in (logits, *requests, tokens, logprobs)]
         pointers.append(None if masks is None else masks.ctypes.data)
         self._f["sample"](*pointers, rows, vocabulary, torch.get_num_threads())
         return tokens, logprobs
 
     def decoder_step(self, plan: Structure, step: Structure, dtype: torch.dtype) -> int:
-        return self._t["decoder_step"][dtype](byref(plan), byref(step))
+        status: int = self._t["decoder_step"][dtype](byref(plan), byref(step))
+        return status
 
 
 def _tile_panel(num_inputs: int, planes: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import importlib.util
 import os
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,6 +25,11 @@ from sparring.kernels.pages import PagedRows
 from sparring.kernels.path import Angles, Heads, Norms, SamplingRows, SavedAttention, SavedLogprobs
 from sparring.kernels.torch.operations import TorchOperations, logits_gradient
 from sparring.kernels.torch.path import walks
+
+if TYPE_CHECKING:  # it imports triton, which only some installs have
+    from sparring.kernels.device.attention import Walk
+
+    _Plan = tuple[Walk, torch.Tensor, list[torch.Tensor]]
 
 NAME = "exact-device"
 
@@ -49,7 +54,7 @@ class DevicePath(TorchOperations):
         from sparring.kernels.device import attention, linear, rows
 
         self._attention, self._linear, self._rows = attention, linear, rows
-        self._last: tuple[Any, Any, Any] | None = None
+        self._last: tuple[weakref.ref[torch.Tensor], torch.Tensor | None, _Plan] | None = None
 
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
         """Copy weights[M_i, K], joined, to `storage`. CUDA graphs keep reading it, so an update writes it in place."""
@@ -101,9 +106,7 @@ class DevicePath(TorchOperations):
             key_gradients = [_sum_positions(part, paths, len(k)) for part in key_gradients]
         return dq, key_gradients[0].to(k.dtype), key_gradients[1].to(v.dtype)
 
-    def _walk(
-        self, cu_seqlens: torch.Tensor, shared: torch.Tensor | None, rows: int
-    ) -> tuple[Any, torch.Tensor, list[torch.Tensor]]:
+    def _walk(self, cu_seqlens: torch.Tensor, shared: torch.Tensor | None, rows: int) -> _Plan:
         """Describe packed rows as pages of one position; cached, because all layers of a forward share it. Also return
         the offset of each sequence in the concatenated positions and, if sequences share rows, the rows of each
         sequence."""

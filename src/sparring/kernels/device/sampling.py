@@ -158,4 +158,5 @@ def words_of(kept: torch.Tensor) -> np.ndarray:
     """Pack kept[N, V] into masks [N, W] uint64, for `kept.ids_of`."""
     padded = torch.nn.functional.pad(kept, (0, -kept.shape[1] % 64)).unflatten(1, (-1, 8)).to(torch.uint8)
     powers = 2 ** torch.arange(8, device=kept.device, dtype=torch.uint8)
-    return (padded * powers).sum(2, dtype=torch.uint8).cpu().numpy().view(np.uint64)
+    words: np.ndarray = (padded * powers).sum(2, dtype=torch.uint8).cpu().numpy().view(np.uint64)
+    return words

@@ -100,7 +100,9 @@ class TorchOperations:
         return torch.cat([t.reshape(tokens, -1) for t in (dq, dk, grads[2])], 1), dq_weight, dk_weight
 
     def swiglu_backward(self, gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        dgate, dup = self.silu_mul_backward(*gate_up.chunk(2, 1), grad)
+        gate, up = gate_up.chunk(2, 1)
+        dgate, dup = self.silu_mul_backward(gate, up, grad)
+        assert dup is not None  # as `up` is given
         return torch.cat((dgate, dup), 1)
 
 

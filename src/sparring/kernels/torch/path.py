@@ -191,10 +191,10 @@ class TorchPath(TorchOperations):
             wide = torch.zeros_like(saved[0])
             for n, ids in _limits(kept):
                 selection = slice(None) if ids is None else ids
-                logits, targets, *others = (t[n : n + 1] for t in saved)
+                logits, targets, temperature, entropy, maximum, log_sum = (t[n : n + 1] for t in saved)
                 target = targets if ids is None else (ids == targets).nonzero()[:, 0]
                 by_entropy = None if grad_entropy is None else grad_entropy[n : n + 1]
-                narrow = (logits[:, selection], target, *others)
+                narrow = (logits[:, selection], target, temperature, entropy, maximum, log_sum)
                 wide[n, selection] = self.token_logprobs_backward(narrow, grad_logprob[n : n + 1], by_entropy)[0]
             return wide
         return logits_gradient(saved, grad_logprob, grad_entropy)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,8 @@ def _weights(file: Path, reader: gguf.GGUFReader, module: transformers.PreTraine
         BadInput: a tensor of the file has no place in the module, or a weight of the module is not in the file.
     """
     where, arch = str(file), reader.fields["general.architecture"].contents()
-    processor = library.TENSOR_PROCESSORS.get(arch, library.TensorProcessor)(config=module.config.to_dict())
+    kind: Callable[..., library.TensorProcessor] = library.TENSOR_PROCESSORS.get(arch, library.TensorProcessor)
+    processor = kind(config=module.config.to_dict())
     placed = library.get_gguf_hf_weights_map(module, processor)
     for tensor in reader.tensors:
         if tensor.name not in placed and tensor.name != FREQUENCIES and "_exps." not in tensor.name:

@@ -47,7 +47,8 @@ def complete(
         if not (isinstance(own[key], (int, float)) and 0 < own[key] < math.inf):
             raise refusal(where, f"a number above 0 as {arch}.{key}", str(own[key])[:40], DO)
     names = (str(config.get("model_type", arch)).removesuffix("_text"), arch)
-    taken = {key: name for arch_name in names for key, name in GGUF_CONFIG_MAPPING.get(arch_name, {}).items()}
+    mapping: Mapping[str, Any] = GGUF_CONFIG_MAPPING
+    taken = {key: name for arch_name in names for key, name in mapping.get(arch_name, {}).items()}
     rotated = {key: own[key] for key in ("rope.dimension_count",) if key in own}  # taken, and yet to be checked
     own = {key: value for key, value in own.items() if taken.get(key) is None and key not in HARMLESS} | rotated
     _head_size(config, own, where)

@@ -84,7 +84,7 @@ def write_tokenizer(file: Path, fields: Mapping[str, Any], other: Path | None, o
     if other is not None:
         shutil.copyfile(other, out / "tokenizer.json")
     ids = {name: fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "padding", *ENDS)}
-    ends = sorted({ids[name] for name in ENDS if ids[name] is not None})
+    ends = sorted({id for id in map(ids.get, ENDS) if id is not None})
     named = {"bos_token_id": ids["bos"], "eos_token_id": ends or None, "pad_token_id": ids["padding"]}
     text = json.dumps({key: value for key, value in named.items() if value is not None}, indent=2)
     (out / "generation_config.json").write_text(text + "\n", encoding="utf-8")

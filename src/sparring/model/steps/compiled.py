@@ -30,7 +30,7 @@ from sparring.kernels.compiled.library import Weight
 from sparring.kernels.kept import no_masks
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import Layer, LlamaDecoder, Mixture, Mlp
-from sparring.model.layers import Product, RowNorm
+from sparring.model.layers import Product, RowLinear, RowNorm
 from sparring.model.lora import Adapters
 from sparring.model.steps.rows import SampledTokens, Slots, StepRows, kept_sets, likeliest
 
@@ -49,7 +49,9 @@ class DecoderStep:
     def __init__(
         self, model: CausalModel, pages: ops.KvPages, slots: Slots, *, work_per_thread: int = WORK_PER_THREAD
     ) -> None:
-        decoder, head = model.decoder, model.head.product
+        decoder, linear = model.decoder, model.head
+        assert decoder is not None and isinstance(linear, RowLinear)  # as `step_of` chooses
+        head = linear.product
         self._adapter_plans = AdapterPlans(model.adapters, decoder)
         self._decoder, self._head, self._pages, self._slots = decoder, head, pages, slots
         self._work_per_thread = work_per_thread
@@ -78,7 +80,7 @@ class DecoderStep:
         counts = array("i", bytes(4 * count))
         masks = no_masks(count * steps, self._plan.V) if self._slots.truncate(slots) else None
         inputs = [values.buffer_info()[0] for values in (slots, cu_rows, lengths, tokens, samples)]
-        outputs = [values.buffer_info()[0] for values in (interrupt, sampled, logprobs, counts)]
+        outputs: list[int | None] = [values.buffer_info()[0] for values in (interrupt, sampled, logprobs, counts)]
         tops = None
         if self._slots.tops[np.frombuffer(slots, np.int32)].any():
             tops = np.full((count * steps, TOPS), -1, np.int32), np.zeros((count * steps, TOPS), np.float32)
@@ -91,14 +93,12 @@ class DecoderStep:
         if bad != -1:
             self._refuse(bad, rows)
         bounds = [(i * steps, i * steps + taken) for i, taken in enumerate(counts)]
-        tokens, their = ([values[a:b].tolist() for a, b in bounds] for values in (sampled, logprobs))
-        return SampledTokens(
-            tokens, their, kept_sets(masks, bounds), None if tops is None else likeliest(*tops, bounds)
-        )
+        drawn, their = [sampled[a:b].tolist() for a, b in bounds], [logprobs[a:b].tolist() for a, b in bounds]
+        return SampledTokens(drawn, their, kept_sets(masks, bounds), None if tops is None else likeliest(*tops, bounds))
 
     def _follow(self) -> None:
         """Update the plan if a tensor of the model was replaced. Packing in place keeps tensors."""
-        tensors = [self._decoder.embedding.weight, *(norm.weight for norm in self._norms)]
+        tensors: list[torch.Tensor | None] = [self._decoder.embedding.weight, *(norm.weight for norm in self._norms)]
         tensors += [product.packed.storage for product in self._products]
         tensors += [product.bias for product in self._products]
         tensors += [stack.storage for _, stack in self._stacks]
@@ -212,6 +212,7 @@ class AdapterPlans:
                 for place, target in enumerate(_targets_of(layer)):
                     delta = adapter.terms.get(target)
                     if delta is not None:
+                        assert delta.a is not None and delta.b is not None  # packed, as all of a decoder's
                         factors = (Weight.on(ops.path_name(), factor, None) for factor in (delta.a, delta.b))
                         plans[number * count + index * WEIGHTS + place] = DeltaPlan(*factors, delta.scale)
         return plans
@@ -219,8 +220,9 @@ class AdapterPlans:
 
 def _targets_of(layer: Layer) -> list[Any]:
     """Return the adapter targets of the products of a layer, in the order of `DeltaPlan`s."""
-    targets = [product.adapted for product in layer.products]
-    return [*targets, *layer.mlp.experts.adapted.targets] if isinstance(layer.mlp, Mixture) else targets
+    targets: list[Any] = [product.adapted for product in layer.products]
+    adapted = layer.mlp.experts.adapted if isinstance(layer.mlp, Mixture) else None
+    return targets if adapted is None else [*targets, *adapted.targets]
 
 
 def mlp_widths(decoder: LlamaDecoder) -> set[int]:

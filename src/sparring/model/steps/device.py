@@ -18,8 +18,7 @@ from sparring.kernels import ops
 from sparring.kernels.device.sampling import draw
 from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
-from sparring.model.decoder import LlamaDecoder
-from sparring.model.layers import Product
+from sparring.model.layers import Product, RowLinear
 from sparring.model.steps.rows import SampledTokens, Slots, StepRows
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -155,10 +154,11 @@ def _until_stop(tokens: np.ndarray, stops: np.ndarray) -> int:
 
 
 def _pointers_of(model: CausalModel) -> list[int]:
-    decoder: LlamaDecoder = model.decoder
+    decoder, head = model.decoder, model.head
+    assert decoder is not None and isinstance(head, RowLinear)  # steps on a device are of a decoder's
     norms = [decoder.norm, *(norm for layer in decoder.layers for norm in layer.norms)]
-    products: list[Product] = [model.head.product, *(product for layer in decoder.layers for product in layer.products)]
-    tensors = [
+    products: list[Product] = [head.product, *(product for layer in decoder.layers for product in layer.products)]
+    tensors: list[torch.Tensor] = [
         decoder.embedding.weight,
         *(norm.weight for norm in norms),
         *(product.packed.storage for product in products),

@@ -42,8 +42,9 @@ class OperationStep:
             if self._states is None
             else (self._states, self._on_device(torch.from_numpy(self._slots.states[rows.slots])))
         )
-        tokens, positions, *where = (self._on_device(t) for t in (tokens, positions, tables, cu_rows, ends))
-        paged = Paged(self._pages, ops.PagedRows(*where, int(counts.max())), recurrent)
+        tokens, positions, tables = map(self._on_device, (tokens, positions, tables))
+        where = ops.PagedRows(tables, self._on_device(cu_rows), self._on_device(ends), int(counts.max()))
+        paged = Paged(self._pages, where, recurrent)
         adapters = self._slots.adapters[rows.slots]
         with self._model.adapters.assign_rows(np.repeat(adapters, np.diff(rows.cu_rows))):
             return self._model.hidden(tokens, positions, paged)
@@ -63,10 +64,10 @@ class OperationStep:
         if (self._slots.bias_counts[chosen] > 0).any() or self._slots.limited[chosen].any():
             for row, slot, length in zip(logits, chosen.tolist(), ends[sampling].tolist(), strict=True):
                 self._slots.change(row, slot, length)
-        slots = self._slots
-        drawn_by = (slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seeds.view(np.int64))
+        own = self._slots
+        drawn_by = (own.temperature, own.top_k, own.top_p, own.min_p, own.seeds.view(np.int64))
         requests = [torch.from_numpy(column[chosen]) for column in drawn_by]
-        requests += [ends[sampling], torch.from_numpy(slots.limited[chosen])]
+        requests += [ends[sampling], torch.from_numpy(own.limited[chosen])]
         sampled, logprobs, masks = ops.sample(logits, *map(self._on_device, requests))
         kept = kept_sets(masks, [(i, i + 1) for i in range(len(sampled))])
         tops = self._tops(logits, chosen, kept) if self._slots.tops[chosen].any() else None

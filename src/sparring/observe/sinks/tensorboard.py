@@ -21,8 +21,8 @@ class TensorboardSink:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = Event, Summary
-        text = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        self._text = lambda tag, cells: Summary.Value(tag=tag, metadata=text, tensor=TensorProto(**_table(cells)))
+        self._tensor = TensorProto
+        self._metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
         self._writer = EventFileWriter(str(folder))
 
     def start(self, stage: str, total_steps: int, at_once: int = 1) -> None:
@@ -39,7 +39,8 @@ class TensorboardSink:
 
     def samples(self, stage: str, step: int, rows: Sequence[SampleRow]) -> None:
         cells = [(row.rollout, row.task, row.conversation, f"{row.reward}", row.outcome) for row in rows]
-        self._write(step, [self._text(f"{stage}/samples", cells)])
+        table = self._tensor(**_table(cells))
+        self._write(step, [self._summary.Value(tag=f"{stage}/samples", metadata=self._metadata, tensor=table)])
 
     def event(self, stage: str, text: str) -> None:
         """Write nothing: the store and `metrics.jsonl` have the events."""

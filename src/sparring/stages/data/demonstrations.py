@@ -374,8 +374,10 @@ def _conversations_of(task: Task, played: Attempt) -> list[Conversation]:
     for role, branches in played.transcripts.items():
         name = f"task {task.id}, {role}" if several else f"task {task.id}"
         names = [name] if len(branches) == 1 else [f"{name}, branch {number}" for number in range(1, len(branches) + 1)]
-        of = {"task": task, "score": score, "role": role, "cut_by": cut_by}
-        shown += [conversation_of(*branch, **of) for branch in zip(names, branches, strict=True)]
+        shown += [
+            conversation_of(name, branch, task=task, score=score, role=role, cut_by=cut_by)
+            for name, branch in zip(names, branches, strict=True)
+        ]
     return shown
 
 

@@ -28,7 +28,7 @@ from sparring.tasks.preferences import (
 )
 from sparring.types import Message, ToolSpec
 
-R = TypeVar("R", Preference, Solution, JudgedTurns)
+R = TypeVar("R", bound=Preference | Solution | JudgedTurns)
 
 
 def preference_rows(config: RunConfig) -> list[Preference]:

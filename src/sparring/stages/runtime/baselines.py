@@ -114,7 +114,8 @@ def _last_result(folder: Path) -> Any | None:
 
 def _tokens_trained(folder: Path) -> int | None:
     try:
-        return json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("tokens_trained")
+        tokens: int | None = json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("tokens_trained")
+        return tokens
     except (
         OSError,
         ValueError,

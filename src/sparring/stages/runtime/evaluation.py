@@ -86,14 +86,14 @@ async def _sample_missing(
     context: Context, engine: Engine, folder: Path, plan: EvalPlan, others: Mapping[str, Engine]
 ) -> dict[int, Finding]:
     """Play the rollouts that the record lacks, and log each under the name of the plan's stage."""
-    name, successes = plan.stage.replace("/", " "), 0
+    name = plan.stage.replace("/", " ")
+    successes = ended = 0
 
     def done(number: int, finding: Finding) -> None:
         nonlocal successes, ended
         successes, ended = successes + bool(finding.success), ended + 1
         context.sink.log(name, number, {"rollout/success": successes / ended})
 
-    ended = 0
     context.sink.start(name, len(plan), context.config.eval.max_concurrent_rollouts)
     return await evaluate(
         ScoredRunner(rollout_runner(context, engine, folder, others), scorers(context)),

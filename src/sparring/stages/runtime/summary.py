@@ -123,9 +123,10 @@ def _against(files: RunFiles, last: Mapping[str, Any]) -> dict[str, Any]:
         By name: success of the other run (reward, if the environment knows no success), our difference from it task
         by task, its success by dataset, and the tokens that its last stage trained.
     """
-    by_name = {}
-    own = msgspec.convert(last, Evaluation) if last else None
-    for name, other in stored_baselines(files).items() if own is not None else ():
+    if not last:
+        return {}
+    by_name, own = {}, msgspec.convert(last, Evaluation)
+    for name, other in stored_baselines(files).items():
         compared = compare(other.evaluation, own)
         baseline = narrowed(other.evaluation, own)
         by_name[name] = {

@@ -39,8 +39,9 @@ class VersionLog:
             self.publish(ref)
             return ref
 
-        overlay: Any = Overlay(trainer, {"push": push})
-        return overlay
+        overlay: Any = Overlay(trainer, {"push": push})  # a trainer, as all else is the trainer's
+        recording: Trainer = overlay
+        return recording
 
     def publish(self, ref: WeightRef) -> None:
         """Record a version, or compare it with the record.
@@ -50,7 +51,7 @@ class VersionLog:
             StoreError: the record cannot be written.
         """
         name = step_name(self._stage, ref.version)
-        entry = next(iter(self._store.entries(self._stage, name=name, kinds=("published",))), None)
+        entry = next(iter(self._store.entries(self._stage, name=name, kinds={"published"})), None)
         if entry is None:
             data = {"checksum": ref.checksum, "digests": _packed(ref.digests)}
             self._store.record(LogEntry(stage=self._stage, kind="published", name=name, data=data))

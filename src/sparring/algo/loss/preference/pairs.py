@@ -30,14 +30,15 @@ class ReplySums(NamedTuple):
 
 
 class PairForm(Protocol):
-    """Algorithm over pairs.
+    """Algorithm over pairs."""
 
-    Attributes:
-        has_reference: True if rows carry the annotation `reference`.
-    """
+    @property
+    def name(self) -> str:
+        """Name of the algorithm in recipes."""
 
-    name: str
-    has_reference: bool
+    @property
+    def has_reference(self) -> bool:
+        """True if rows carry the annotation `reference`."""
 
     def reward(self, replies: ReplySums) -> torch.Tensor:
         """Compute the reward of each reply."""
