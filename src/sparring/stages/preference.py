@@ -41,7 +41,7 @@ async def run(context: Context) -> dict[str, Any]:
         step, `held_out` (accuracy with its interval; None where nothing is) and `model`, the folder.
     """
     from sparring.algo.loss.imitate import ImitateLoss
-    from sparring.algo.loss.preference.load import load_preference
+    from sparring.algo.preference import load_preference
     from sparring.stages.models.written import write_model
 
     section, seed = context.config.preference, context.config.run.seed
