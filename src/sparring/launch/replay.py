@@ -83,7 +83,19 @@ def replay_run(
     Raises:
         BadInput: there is no such run, stage or step; or its engine cannot sample the same tokens again.
     """
-    return block(_replayed_run(folder, stage, steps, sampling, threads))
+    config, result = _recipe(folder, threads), Replayed()
+    for name in [stage] if stage is not None else LIVE:
+        with closing(SqliteStore(folder / STORE, read_only=True)) as store:
+            if stage is None and not GroupLog(store, name).last_published(0):
+                continue
+            chosen = _steps(store, config, folder, name, steps, sampling)
+        block(_replay_steps(config, folder, chosen, sampling, result))
+        if not result.identical:
+            return result
+    if not result.lines:
+        got = f"a run of {', '.join(config.run.stages)} that has published no weights"
+        raise refusal(str(folder), f"a run with steps of {' or '.join(LIVE)}", got, "choose another run")
+    return result
 
 
 def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) -> Replayed:
@@ -99,30 +111,7 @@ def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) ->
     Raises:
         BadInput: there is no such run or rollout, or its weights can be had in neither way.
     """
-    return block(_replayed_rollout(folder, rollout_id, threads))
-
-
-async def _replayed_run(
-    folder: Path, stage: str | None, steps: tuple[int | None, int | None], sampling: bool, threads: int | None
-) -> Replayed:
-    config = _recipe(folder)
-    result = Replayed()
-    for name in [stage] if stage is not None else LIVE:
-        with closing(SqliteStore(folder / STORE, read_only=True)) as store:
-            if stage is None and not GroupLog(store, name).last_published(0):
-                continue
-            chosen = _steps(store, config, folder, name, steps, sampling)
-        await _replay_steps(config, folder, chosen, sampling, threads, result)
-        if not result.identical:
-            return result
-    if not result.lines:
-        got = f"a run of {', '.join(config.run.stages)} that has published no weights"
-        raise refusal(str(folder), f"a run with steps of {' or '.join(LIVE)}", got, "choose another run")
-    return result
-
-
-async def _replayed_rollout(folder: Path, rollout_id: str, threads: int | None) -> Replayed:
-    config, result = _recipe(folder), Replayed()
+    config, result = _recipe(folder, threads), Replayed()
     with tempfile.TemporaryDirectory(prefix="sparring-replay-") as made:
         with closing(SqliteStore(folder / STORE, read_only=True)) as store:
             rollout = store.load(rollout_id)
@@ -132,14 +121,11 @@ async def _replayed_rollout(folder: Path, rollout_id: str, threads: int | None) 
                 raise refusal(rollout_id, "a rollout that the policy sampled", got, "choose another")
             versions = set[int]().union(*(turn.versions for turn in turns))
             weights = _weights(config, folder, store, rollout_id, versions, Path(made))
-            steps = None if weights is not None else _steps_behind(store, folder, rollout_id, versions)
-        if steps is not None:
-            await _replay_steps(config, folder, steps, True, threads, result)
-        elif weights is not None:
-            report = await _replay_alone(config, weights, turns, threads)
-            done = f"{report.turns} turns, {report.tokens} tokens sampled again under version {max(versions)}"
-            result.lines += [f"{rollout_id}: {done}", *([str(report.difference)] if report.difference else [])]
-            result.identical = report.identical
+            if weights is None:
+                work = _replay_steps(config, folder, _steps_to(store, folder, rollout_id, versions), True, result)
+            else:
+                work = _replay_alone(config, weights, rollout_id, turns, result)
+        block(work)
     models = {t.role: {segment.model for segment in t.segments} - {None} for t in rollout.trajectories}
     others = [role for role, names in models.items() if names and POLICY not in names]
     result.lines += [f"role {role}: another model than the policy spoke; it is not sampled again" for role in others]
@@ -147,25 +133,28 @@ async def _replayed_rollout(folder: Path, rollout_id: str, threads: int | None) 
 
 
 async def _replay_alone(
-    config: RunConfig, weights: Path, turns: Sequence[RecordedTurn], threads: int | None
-) -> Resampling:
-    """Sample turns of one version again on an engine that does nothing else."""
+    config: RunConfig, weights: Path, rollout_id: str, turns: Sequence[RecordedTurn], result: Replayed
+) -> None:
+    """Sample the turns of a rollout again, which one version sampled, on an engine that does nothing else."""
     cluster = InlineCluster(
         models=config.models,
         train=config.train,
         engine=config.engine,
         device=config.run.device,
-        threads=threads or config.run.threads,
+        threads=config.run.threads,
     )
     try:
         engine = cluster.engine(POLICY, path=str(weights))
-        return await resample([turn.under(0) for turn in turns], engine, renderer_of(config, weights))
+        report = await resample([turn.under(0) for turn in turns], engine, renderer_of(config, weights))
     finally:
         await cluster.close()
+    done = f"{report.turns} turns, {report.tokens} tokens sampled again under version {max(turns[0].versions)}"
+    result.lines += [f"{rollout_id}: {done}", *([str(report.difference)] if report.difference else [])]
+    result.identical = report.identical
 
 
-def _recipe(folder: Path) -> RunConfig:
-    """Return the recipe of a run whose turns can be sampled again.
+def _recipe(folder: Path, threads: int | None) -> RunConfig:
+    """Return the recipe of a run whose turns can be sampled again, with another number of threads if one is given.
 
     Raises:
         BadInput: there is no run, or its engine does not sample the same tokens again.
@@ -177,7 +166,8 @@ def _recipe(folder: Path) -> RunConfig:
     if not config.engine.exact:
         got = f'"{config.engine.kind}", which cannot sample the same tokens again from seed and position'
         raise refusal(str(folder), 'a run with engine.kind = "native"', got, "choose such a run")
-    return config
+    run = msgspec.structs.replace(config.run, threads=threads or config.run.threads)
+    return msgspec.structs.replace(config, run=run)
 
 
 def _steps(
@@ -217,7 +207,7 @@ def _check_published(store: SqliteStore, folder: Path, stage: str, expected: str
     return published
 
 
-def _steps_behind(store: SqliteStore, folder: Path, rollout: str, versions: set[int]) -> Steps:
+def _steps_to(store: SqliteStore, folder: Path, rollout: str, versions: set[int]) -> Steps:
     """Return the steps that trained all versions which sampled a rollout of a live stage, from the last checkpoint
     before them.
 
@@ -230,7 +220,7 @@ def _steps_behind(store: SqliteStore, folder: Path, rollout: str, versions: set[
     return Steps(stage=stage, start=start, first=start + 1, last=last, rollout=rollout)
 
 
-def _copy(config: RunConfig, folder: Path, stage: str, made: Path, threads: int | None) -> RunConfig:
+def _copy(config: RunConfig, folder: Path, stage: str, made: Path) -> RunConfig:
     """Copy what a replay of a stage changes of a run's folder, link the rest, and return the recipe for it: nothing
     is reported, saved or evaluated, and the engine is in this process."""
     copy = made / config.run.name
@@ -239,10 +229,9 @@ def _copy(config: RunConfig, folder: Path, stage: str, made: Path, threads: int 
         if entry.is_dir() and entry.name != stage:
             (copy / entry.name).symlink_to(entry.absolute())
     copy_store(folder / STORE, copy / STORE)
-    run = msgspec.structs.replace(config.run, directory=str(made), threads=threads or config.run.threads)
     changed = msgspec.structs.replace(
         config,
-        run=run,
+        run=msgspec.structs.replace(config.run, directory=str(made)),
         eval=msgspec.structs.replace(config.eval, every=0),
         engine=msgspec.structs.replace(config.engine, kind="native"),
         observe=msgspec.structs.replace(config.observe, sinks=(), progress="off"),
@@ -251,71 +240,37 @@ def _copy(config: RunConfig, folder: Path, stage: str, made: Path, threads: int 
     return changed
 
 
-async def _replay_steps(
-    config: RunConfig, folder: Path, steps: Steps, sampling: bool, threads: int | None, result: Replayed
-) -> None:
+async def _replay_steps(config: RunConfig, folder: Path, steps: Steps, sampling: bool, result: Replayed) -> None:
     """Do the steps of one stage again in a copy of the run, and add what came of it to the result.
 
     Raises:
         BadInput: something of the run is gone or has changed since.
     """
     with tempfile.TemporaryDirectory(prefix="sparring-replay-") as made:
-        async with opened(_copy(config, folder, steps.stage, Path(made), threads)) as context:
+        async with opened(_copy(config, folder, steps.stage, Path(made))) as context:
             context.store.truncate(steps.stage, steps.start)
-            updates: list[ReplayedUpdates] = []
-
-            def serve(engine: Engine, source: Path) -> ReplayedUpdates:
-                resampling = Resampling(engine, context.renderer(source)) if sampling else None
-                updates.append(ReplayedUpdates(engine, resampling, RecordedSteps(context, steps)))
-                return updates[0]
-
+            updates = ReplayedUpdates(context, steps, sampling)
             try:
-                await STAGES[steps.stage].run(replace(context, replay=Replay(last_step=steps.last, updates=serve)))
-                await updates[0].finish()
+                await STAGES[steps.stage].run(
+                    replace(context, replay=Replay(last_step=steps.last, updates=updates.serve))
+                )
+                await updates.finish()
             except OtherWeights as error:
                 result.identical = False
                 result.lines.append(str(error))
                 with suppress(Differs):
-                    await updates[0].finish()
+                    await updates.finish()
             except Differs:
                 pass
             except BadInput as error:
                 raise BadInput(str(error).replace(str(context.folder), str(folder))) from error
             finally:
-                for part in updates:
-                    part.stop()
-            updates[0].report(steps, result)
+                updates.stop()
+            updates.report(result)
 
 
 class Differs(Exception):
     """End of a replay that sampled others than the recorded bits."""
-
-
-class RecordedSteps:
-    """Recorded rollouts of some steps.
-
-    Args:
-        context: context of the run's copy.
-        steps: the steps.
-    """
-
-    def __init__(self, context: Context, steps: Steps) -> None:
-        section = getattr(context.config, steps.stage)
-        self._context, self._steps = context, steps
-        self._groups_per_step = section.groups_per_step
-        self._next = steps.first
-
-    def upto(self, version: int) -> Iterator[Rollout]:
-        """Yield the rollouts of further steps, up to the last one that `version` may have sampled for."""
-        if self._steps.rollout is not None:
-            if version == self._steps.start:
-                yield self._context.store.load(self._steps.rollout)
-            return
-        end = min(self._steps.last, version + 1 + self._context.config.rollout.max_lag)
-        first, self._next = self._next, max(self._next, end + 1)
-        bounds = {"first": (first - 1) * self._groups_per_step, "end": end * self._groups_per_step}
-        for group in self._context.store.groups(stage=self._steps.stage, **bounds) if first <= end else ():
-            yield from (*group.rollouts, *group.failed)
 
 
 class ReplayedUpdates:
@@ -323,14 +278,30 @@ class ReplayedUpdates:
     it sampled is sampled again; meanwhile the next step is trained. Implements `loop.ServesWeights`.
 
     Args:
-        engine: engine of the policy.
-        resampling: samples turns again on this engine; None: the steps are trained again alone.
-        record: recorded rollouts of the steps.
+        context: context of the run's copy.
+        steps: the steps that are replayed.
+        sampling: whether turns are sampled again; if not, the steps are trained again alone.
     """
 
-    def __init__(self, engine: Engine, resampling: Resampling | None, record: RecordedSteps) -> None:
-        self._engine, self._resampling, self._record = engine, resampling, record
+    _engine: Engine
+
+    def __init__(self, context: Context, steps: Steps, sampling: bool) -> None:
+        self._context, self._steps, self._sampling = context, steps, sampling
+        self._next_step = steps.first
+        self._resampling: Resampling | None = None
         self._under: asyncio.Task[None] | None = None
+
+    def serve(self, engine: Engine, source: Path) -> ReplayedUpdates:
+        """Sample on an engine from now on.
+
+        Args:
+            engine: engine of the policy.
+            source: checkpoint folder that it serves.
+        """
+        self._engine = engine
+        if self._sampling:
+            self._resampling = Resampling(engine, self._context.renderer(source))
+        return self
 
     async def pull(self, ref: WeightRef) -> None:
         """Serve published weights once what the version before them sampled is compared.
@@ -352,12 +323,6 @@ class ReplayedUpdates:
         if self._resampling is not None and self._resampling.difference is not None:
             raise Differs
 
-    async def _sample(self) -> None:
-        if self._resampling is not None:
-            version = self._engine.version
-            self._resampling.add(turns_of(self._record.upto(version), POLICY))
-            await self._resampling.under(version)
-
     def stop(self) -> None:
         """Stop what is under way."""
         if self._under is not None:
@@ -365,9 +330,30 @@ class ReplayedUpdates:
         if self._resampling is not None:
             self._resampling.stop()
 
-    def report(self, steps: Steps, result: Replayed) -> None:
+    async def _sample(self) -> None:
+        if self._resampling is not None:
+            version = self._engine.version
+            self._resampling.add(turns_of(self._rollouts(version), POLICY))
+            await self._resampling.under(version)
+
+    def _rollouts(self, version: int) -> Iterator[Rollout]:
+        """Yield the recorded rollouts of further steps, up to the last one that `version` may have sampled for."""
+        store, steps = self._context.store, self._steps
+        if steps.rollout is not None:
+            if version == steps.start:
+                yield store.load(steps.rollout)
+            return
+        last = min(steps.last, version + 1 + self._context.config.rollout.max_lag)
+        first, self._next_step = self._next_step, max(self._next_step, last + 1)
+        size = getattr(self._context.config, steps.stage).groups_per_step
+        for group in (
+            store.groups(stage=steps.stage, first=(first - 1) * size, end=last * size) if first <= last else ()
+        ):
+            yield from (*group.rollouts, *group.failed)
+
+    def report(self, result: Replayed) -> None:
         """Add to the result how much was sampled again, or the first difference, and which weights came again."""
-        done = self._resampling
+        done, steps = self._resampling, self._steps
         if done is not None:
             across = f", {done.across} of them across versions" if done.across else ""
             result.lines.append(f"{steps.stage}: {done.turns} turns{across}, {done.tokens} tokens sampled again")

@@ -26,7 +26,7 @@ class Attempt:
         error: error that broke the attempt; None if it came to an outcome.
         transcripts: conversations of each role, one for each branch.
         again: whether the attempt played recorded events again.
-        caught_up: whether all replies that were recorded before the attempt came again.
+        caught_up: whether all replies that were recorded before the attempt came again, and nothing differed.
         rebuildable: whether another attempt may play the same journal.
         broken: call of the world that broke; None if none did.
         unjudged: whether the conversation is whole and only its judge failed, so that nothing is run again.
@@ -52,50 +52,35 @@ class Attempts:
     Args:
         rollout_id: id of the first attempt, and of those that are rebuilt from it. One that starts over as number n has
             `<rollout_id>/retry-<n>`; the failure of number n is recorded as `<rollout_id>/broken-<n>`.
+        made: makes a rollout of an id, the number of an attempt, and trajectories.
         retries: number of attempts one after the other that may break without getting further than those before.
         calls: calls of this rollout's worlds.
-        journals: where journals come from.
+        journals: where journals come from: the rollout goes on from what an earlier process recorded of it.
 
     Attributes:
         journal: journal that the next attempt plays.
         number: number of the next attempt.
         idle: number of attempts since one got further.
         failures: number of attempts that broke in this process.
-        rebuilt: number of attempts that got as far as the one before.
-        started_over: reasons why attempts started over.
+        refused: reason why a rollout cannot be rebuilt; empty if it can.
         calls: calls of this rollout's worlds.
     """
 
-    def __init__(self, rollout_id: str, retries: int, calls: WorldCalls, journals: Journals) -> None:
-        self.journal = journals.new(rollout_id)
-        self.number = 0
-        self.idle = 0
-        self.failures = 0
-        self.rebuilt = 0
-        self.started_over: list[str] = []
+    def __init__(
+        self, rollout_id: str, made: Callable[..., Rollout], retries: int, calls: WorldCalls, journals: Journals
+    ) -> None:
+        unfinished = journals.unfinished(rollout_id)
+        earlier = [_rollout_of(journal, reason, made) for journal, reason in unfinished]
+        self.journal = unfinished[-1][0] if unfinished else journals.new(rollout_id)
+        self.number = self.journal.number
+        self.idle = self.failures = 0
         self.calls = calls
-        self._first_id = rollout_id
-        self._retries = retries
-        self._journals = journals
-        self._last: Rollout | None = None
-        self._broken: list[Rollout] = []
-        self._furthest = 0
-        self._refused = ""
-        self._resumed = False
-
-    def resume(self, made: Callable[..., Rollout]) -> None:
-        """Go on from what an earlier process recorded, if it recorded anything.
-
-        Args:
-            made: makes a rollout of an id, the number of an attempt, and trajectories.
-        """
-        unfinished = self._journals.unfinished(self._first_id)
-        if not unfinished:
-            return
-        self.journal = unfinished[-1][0]
-        self.number, self._furthest = self.journal.number, self.journal.size
-        *self._broken, self._last = [_rollout_of(journal, reason, made) for journal, reason in unfinished]
-        self._resumed = True
+        self.refused = ""
+        self._first_id, self._retries, self._journals = rollout_id, retries, journals
+        self._broken: list[Rollout] = earlier[:-1]
+        self._last: Rollout | None = earlier[-1] if earlier else None
+        self._resumed = bool(earlier)
+        self._furthest = self.journal.size
 
     def failed(self, attempt: Attempt, *, excused: bool = False) -> bool:
         """Count an attempt that the infrastructure broke, and prepare the next one. One that is `excused` costs no
@@ -104,42 +89,33 @@ class Attempts:
         Returns:
             Whether there may be another one.
         """
-        self._count(attempt)
         self.number += 1
-        differs, resumed = isinstance(attempt.error, NotRebuildable), self._resumed
-        if differs:
-            self._refused = str(attempt.error)
+        stale = self._resumed and isinstance(attempt.error, NotRebuildable)
+        if isinstance(attempt.error, NotRebuildable):
+            self.refused = str(attempt.error)
         self._go_on(attempt)
-        size = self.journal.size if attempt.rebuildable and attempt.caught_up and not differs else 0
+        size = self.journal.size if attempt.rebuildable and attempt.caught_up else 0
         self.idle = 0 if size > self._furthest or not self.failures else self.idle + (not excused)
-        self.failures += not (differs and resumed)
+        self.failures += not stale
         self._furthest = max(self._furthest, size)
-        if self.idle >= self._retries and not (differs and resumed):
+        if self.idle >= self._retries and not stale:
             return False
-        if self._refused:
+        if self.refused:
             self._start_over()
         return True
 
     def is_the_policys(self, attempt: Attempt) -> bool:
         """Return whether an attempt broke by the policy's doing (law 6). Engine and judge are no part of the world, and
         before its first token the policy has done nothing."""
-        if (
-            attempt.broken is None
-            or not attempt.caught_up
-            or isinstance(attempt.error, (EngineError, JudgeError, NotRebuildable))
-        ):
+        error, broken = attempt.error, attempt.broken
+        if error is None or isinstance(error, (EngineError, JudgeError)) or broken is None or not attempt.caught_up:
             return False
-        if attempt.error is None or attempt.error.limit_s is not None:  # a limit of time says nothing of the call
+        if error.limit_s is not None:  # a limit of time says nothing of the call
             return False
-        return bool(sampled_tokens(attempt.rollout)) and self.calls.broke(attempt.broken, failure_of(attempt.error))
+        return bool(sampled_tokens(attempt.rollout)) and self.calls.broke(broken, failure_of(error))
 
-    def finished(self, attempt: Attempt) -> tuple[Rollout, ...]:
-        """Count an attempt that came to an outcome.
-
-        Returns:
-            The attempts that the infrastructure broke before it.
-        """
-        self._count(attempt)
+    def finished(self) -> tuple[Rollout, ...]:
+        """Return the attempts that the infrastructure broke before one that came to an outcome."""
         self._hand_on()
         return self._in_order()
 
@@ -151,14 +127,13 @@ class Attempts:
     def _go_on(self, attempt: Attempt) -> None:
         """Let an attempt hold the tokens of its journal. One that did not catch up holds those of the one before."""
         rollout, before = attempt.rollout, self._last
-        behind = attempt.again and (not attempt.caught_up or isinstance(attempt.error, NotRebuildable))
         self._hand_on()
-        if before is not None and behind:
+        if before is not None and attempt.again and not attempt.caught_up:
             ended = rollout.trajectories[0].outcome
             rollout = replace(rollout, trajectories=tuple(replace(t, outcome=ended) for t in before.trajectories))
         self._last = rollout
         if not attempt.rebuildable:
-            self._refused = self._refused or "the world says that it cannot be rebuilt"
+            self.refused = self.refused or "the world says that it cannot be rebuilt"
 
     def _hand_on(self) -> None:
         """Leave the failure of the attempt that holds the tokens, if it failed: another one holds them now."""
@@ -173,14 +148,9 @@ class Attempts:
         if self._last is not None and sampled_tokens(self._last):
             self._broken.append(self._last)
             self._last = None
-            self.started_over.append(self._refused)
             id = f"{self._first_id}/retry-{self.number}"
             self.calls.forget()
         self.journal = self._journals.new(id, self.number)
-
-    def _count(self, attempt: Attempt) -> None:
-        """Count an attempt that was brought back."""
-        self.rebuilt += attempt.again and attempt.caught_up and not isinstance(attempt.error, NotRebuildable)
 
     def _without_tokens(self, rollout: Rollout) -> Rollout:
         """Return the failure of an attempt whose tokens another one has."""

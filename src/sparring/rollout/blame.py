@@ -98,11 +98,12 @@ class AttemptCalls:
         playback: play of the journal, which knows the calls that were answered before.
 
     Attributes:
+        playback: play of the journal.
         broken: the call that raised last, unless the journal has an answer to it; None if no call raised.
     """
 
     def __init__(self, calls: WorldCalls, playback: Playback) -> None:
-        self._calls, self._playback = calls, playback
+        self._calls, self.playback = calls, playback
         self.broken: Place | None = None
 
     def call(self, phase: str, role: str = "", reply: Message | None = None) -> AttemptCall:
@@ -114,7 +115,7 @@ class AttemptCalls:
             reply: reply that the call is about.
         """
         tools = tuple(sorted({call.name for call in reply.tool_calls})) if reply and reply.tool_calls else ()
-        return AttemptCall(self, Place(call=(phase, role, *tools), number=self._playback.answers[role]))
+        return AttemptCall(self, Place(call=(phase, role, *tools), number=self.playback.answers[role]))
 
     def ended(self, place: Place, error: BaseException | None) -> None:
         """Count how a call ended. A failure of the policy is no failure of the world."""
@@ -122,7 +123,7 @@ class AttemptCalls:
             self._calls.succeeded(place)
         elif isinstance(error, Exception) and not isinstance(error, PolicyFailure):
             phase, role, *_ = place.call
-            answered = phase != "score" and self._playback.has_answer(role)
+            answered = phase != "score" and self.playback.has_answer(role)
             self.broken = None if answered else place
 
 

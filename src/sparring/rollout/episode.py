@@ -70,13 +70,13 @@ class GuardedEnv:
         executor: runs its author's code; None: the event loop.
         phases: of the attempt; None: of the default limits.
         timeout_s: seconds that the policy's own commands may take together.
-        calls: counts the attempt's calls of the environment; None: nothing is counted.
-        playback: compares what the environment answers with the journal; None: there is none.
+        calls: counts the attempt's calls of the environment, and compares its answers with the journal; None: there is
+            no journal.
         at_once: its constructor is not its author's code, and does not block.
 
     Attributes:
         phases: of the attempt.
-        playback: play of the attempt's journal.
+        calls: calls of the environment in the attempt.
         world_s: seconds spent inside the environment.
         policy_s: seconds of the policy's own commands: of steps that answered, without the wait for a place in which
             a box runs a command.
@@ -90,12 +90,10 @@ class GuardedEnv:
         *,
         timeout_s: float = math.inf,
         calls: AttemptCalls | None = None,
-        playback: Playback | None = None,
         at_once: bool = False,
     ) -> None:
         self._make = make
-        self.playback = playback or Playback()
-        self._calls = calls or AttemptCalls(WorldCalls(Successes()), self.playback)
+        self.calls = calls or AttemptCalls(WorldCalls(Successes()), Playback())
         self._executor = InlineExecutor() if executor is None else executor
         self.phases = Phases(Waits(RolloutConfig())) if phases is None else phases
         self._timeout_s, self._at_once = timeout_s, at_once
@@ -122,6 +120,11 @@ class GuardedEnv:
         made = self._make()
         self._roles = roles_of(made)
         self._made = made
+
+    @property
+    def playback(self) -> Playback:
+        """Play of the attempt's journal."""
+        return self.calls.playback
 
     @property
     def abandoned(self) -> bool:
@@ -165,10 +168,10 @@ class GuardedEnv:
         """Open the environment. Raises EnvError for whatever its code raises, and for what no model can be told."""
         self._box = box
         env = self._env
-        if not self.rebuildable:
-            self.playback.refuse("the world says that it cannot be rebuilt")
+        if self.playback.again and not self.rebuildable:
+            self.playback.differ("the world says that it cannot be rebuilt")
         with self.phases.within("open"):
-            with _Measured(self, "env.open"), self._calls.call("open"):
+            with _Measured(self, "env.open"), self.calls.call("open"):
                 own = None if box is None else BoxAtHome(box)
                 opened = observed(await self._call(env.open, task, own))
                 await self._read_tools(opened=True)
@@ -194,7 +197,7 @@ class GuardedEnv:
         clock = asyncio.get_running_loop().time
         with self.phases.within("tool", ", ".join([call.name for call in reply.tool_calls])):
             started, queued_s = clock(), self._queued_s()
-            with _Measured(self, "env.step"), self._calls.call("step", role, reply):
+            with _Measured(self, "env.step"), self.calls.call("step", role, reply):
                 if len(self._roles) > 1:
                     answer = await self._call(cast(RolesEnv, self._env).step_of, role, reply)
                 else:
@@ -213,7 +216,7 @@ class GuardedEnv:
         the environment's code raises, and for a reward that is no finite number; a JudgeError passes through."""
         env = self._env
         with self.phases.within("score"):
-            with _Measured(self, "env.score"), self._calls.call("score"):
+            with _Measured(self, "env.score"), self.calls.call("score"):
                 try:
                     if len(self._roles) > 1:
                         by_role = {trajectory.role: trajectory for trajectory in trajectories}
@@ -322,6 +325,7 @@ class RunningEpisode:
     opened when its role is first asked for.
 
     Attributes:
+        rewards: rewards of the attempt from outside; None if the run takes none.
         ended_by: what the harness raised that is no failure of the machinery; None where it ended of itself.
     """
 
@@ -345,7 +349,7 @@ class RunningEpisode:
         self._seed = seed
         self._priority = priority
         self._admission = admission
-        self._rewards = rewards
+        self.rewards = rewards
         self._sessions: dict[str, OpenSession] = {}
         self._turn_limits: dict[str, TurnLimit] = {}
         self.ended_by: PolicyFailure | None = None
@@ -358,11 +362,11 @@ class RunningEpisode:
         """
         role = self.env.named(role, "episode.session")
         if role not in self._turn_limits:
-            if self._rewards is not None and len(self.env.roles) > 1:
+            if self.rewards is not None and len(self.env.roles) > 1:
                 do = "unset it: the environment scores its roles"
                 raise refusal("rollout.rewards_within_s", "an environment of one role", f"{len(self.env.roles)}", do)
             session = self._session(role)
-            session.rewards = self._rewards
+            session.rewards = self.rewards
             self._turn_limits[role] = TurnLimit(self.env.phases, role)
             session.add_layer(self._turn_limits[role])
         return self._session(role)

@@ -270,19 +270,9 @@ class Playback:
         self.answers: Counter[str] = Counter()
 
     @property
-    def attempt(self) -> str:
-        """Id of the attempt."""
-        return self._journal.attempt
-
-    @property
     def num_left(self) -> int:
         """Number of recorded replies that were not given again yet."""
         return sum(len(turns.left) for turns in self._turns.values())
-
-    @property
-    def caught_up(self) -> bool:
-        """True once all recorded replies were given: this play has every token of the journal."""
-        return self.num_left == 0
 
     def close(self) -> None:
         """End the play. A request that outlives it is not appended."""
@@ -361,11 +351,6 @@ class Playback:
             self._timed_out_at = answers
             self._journal.events.append(LimitHit(phase="policy", turn=turn, seconds=seconds, answers=answers))
         return exceeded
-
-    def refuse(self, reason: str) -> None:
-        """Raise NotRebuildable if there is anything to play again."""
-        if self.again:
-            self.differ(reason)
 
     def end(self) -> None:
         """Check that everything was played again.

@@ -127,10 +127,8 @@ class Player:
         Raises:
             BadInput: the harness asks for a role that the world does not name.
         """
-        playback = Playback(journal)
-        watched = AttemptCalls(calls, playback)
-        rewards = self._outside_rewards(journal)
-        episode = self._episode(request, playback, watched, rewards)
+        episode = self._episode(request, journal, calls)
+        playback, rewards = episode.env.playback, episode.rewards
         rollout = partial(request.rollout, id=journal.attempt, attempt=number)
         try:
             attempt = await self._conclude(episode, rollout)
@@ -142,40 +140,37 @@ class Player:
         if playback.difference is not None and not isinstance(attempt.error, NotRebuildable):
             error = NotRebuildable(playback.difference)  # the harness went on all the same
             attempt = replace(attempt, rollout=ended_as(attempt.rollout, broken_by(error)), score=None, error=error)
+        broken = episode.env.calls.broken
         boxless = self._box_of(episode) is not None and episode.box is None
         return replace(
             attempt,
             again=playback.again,
-            caught_up=playback.caught_up,
+            caught_up=not playback.num_left and not isinstance(attempt.error, NotRebuildable),
             rebuildable=episode.env.rebuildable and journal.holds(attempt.rollout.trajectories),
-            broken=watched.broken,
-            broken_call=watched.broken.call if watched.broken else OPENING if boxless else None,
+            broken=broken,
+            broken_call=broken.call if broken is not None else OPENING if boxless else None,
         )
 
-    def _episode(
-        self, request: RolloutRequest, playback: Playback, calls: AttemptCalls, rewards: OutsideRewards | None
-    ) -> RunningEpisode:
+    def _episode(self, request: RolloutRequest, journal: Journal, calls: WorldCalls) -> RunningEpisode:
         """Return the episode of an attempt. Nothing of it is open yet."""
-        task, attempt = request.task, playback.attempt
-        factory = factory_of(self.factory, task)
+        factory = factory_of(self.factory, request.task)
         env = GuardedEnv(
             factory.make,
             self.executors(shared=getattr(factory, "shared_thread", False)),
-            self.phases(attempt),
-            timeout_s=task.limits.timeout_s,
+            self.phases(journal.attempt),
+            timeout_s=request.task.limits.timeout_s,
             at_once=getattr(factory, "makes_at_once", False),
-            calls=calls,
-            playback=playback,
+            calls=AttemptCalls(calls, Playback(journal)),
         )
         return RunningEpisode(
-            task,
+            request.task,
             env,
             self.recorder,
-            rollout_id=attempt,
+            rollout_id=journal.attempt,
             seed=request.seed,
             priority=request.priority,
             admission=request.admission,
-            rewards=rewards,
+            rewards=self._outside_rewards(journal),
         )
 
     async def _conclude(self, episode: RunningEpisode, made: Callable[..., Rollout]) -> Attempt:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import struct
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Literal, cast
 
@@ -22,7 +22,7 @@ AT_ONCE = 1024
 What = Literal["token", "logprob", "kept", "length"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Difference:
     """First place where a replay left the record. `expected` is the record's; a log-probability stands with its
     bits."""
@@ -41,11 +41,10 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedTurn:
-    """Recorded turn that a model of ours sampled. `order` is its place among those that are compared."""
+    """Recorded turn that a model of ours sampled."""
 
     trajectory: Trajectory
     segment: Segment
-    order: int = 0
 
     @property
     def recorded(self) -> Recorded:
@@ -57,11 +56,6 @@ class RecordedTurn:
     def versions(self) -> set[int]:
         """Versions that sampled it."""
         return set(self.recorded.versions.values)
-
-    @property
-    def is_across(self) -> bool:
-        """True if several versions sampled it."""
-        return len(self.versions) > 1
 
     @property
     def is_exact(self) -> bool:
@@ -93,17 +87,7 @@ class RecordedTurn:
     def compare(self, again: Completion) -> Difference | None:
         """Return the first difference between the turn and a completion; None if all bits agree."""
         segment = self.segment
-
-        def difference(position: int, what: What, expected: str, got: str) -> Difference:
-            return Difference(
-                trajectory=self.trajectory.id,
-                segment=segment.index,
-                position=position,
-                what=what,
-                expected=expected,
-                got=got,
-            )
-
+        difference = partial(Difference, self.trajectory.id, segment.index)
         recorded = zip(segment.tokens, segment.logprobs or (), strict=True)
         for position, ((token, logprob), (token_again, logprob_again)) in enumerate(
             zip(recorded, zip(again.tokens, again.logprobs, strict=True), strict=False)
@@ -179,23 +163,25 @@ class Resampling:
         unclear: number of turns that cannot be sampled again, because two versions read their prompt.
         crowded: number of turns whose keys and values had to be computed again where they were not before, because the
             cache is too small for all that is held.
-        difference: of the first turn that differs, in the order in which they were added; None as long as all bits
-            agree.
     """
 
     def __init__(self, engine: Engine, renderer: Renderer) -> None:
         self._engine, self._renderer = engine, renderer
-        self._by_version: defaultdict[int, list[RecordedTurn]] = defaultdict(list)
-        self._held: list[_Held] = []
-        self.turns = self.tokens = self.across = self.unclear = self.crowded = 0
-        self.difference: Difference | None = None
-        self._first_different = math.inf
+        self._by_version: defaultdict[int, list[tuple[int, RecordedTurn]]] = defaultdict(list)
+        self._held: list[_HeldTurn] = []
         self._added = 0
+        self._differences: dict[int, Difference] = {}  # by the order of the turns
+        self.turns = self.tokens = self.across = self.unclear = self.crowded = 0
 
     @property
     def num_left(self) -> int:
         """Number of turns whose version was not served yet."""
         return sum(map(len, self._by_version.values()))
+
+    @property
+    def difference(self) -> Difference | None:
+        """Difference of the first turn that differs, in the order in which they were added; None if all bits agree."""
+        return self._differences[min(self._differences)] if self._differences else None
 
     @property
     def identical(self) -> bool:
@@ -207,7 +193,7 @@ class Resampling:
         for turn in turns:
             if turn.is_exact:
                 self._added += 1
-                self._by_version[turn.recorded.versions.values[0]].append(replace(turn, order=self._added))
+                self._by_version[turn.recorded.versions.values[0]].append((self._added, turn))
             else:
                 self.unclear += 1
 
@@ -218,76 +204,70 @@ class Resampling:
             EngineError: the engine failed.
         """
         turns = self._by_version.pop(version, [])
-        alone = iter([turn for turn in turns if not turn.is_across])
+        alone = iter([(order, turn) for order, turn in turns if len(turn.versions) == 1])
 
         async def work() -> None:
-            for turn in alone:
-                self._compare(turn, await self._engine.generate(self._renderer.bind(turn.request())))
+            for order, turn in alone:
+                self._compare(order, turn, await self._engine.generate(self._renderer.bind(turn.request())))
 
         await asyncio.gather(*(work() for _ in range(AT_ONCE)))
-        self._held += [_Held(turn, self._stream(turn)) for turn in turns if turn.is_across]
-        await asyncio.gather(*(held.sampled(version) for held in self._held))
-        self._held = [held for held in self._held if not held.over]
+        for order, turn in turns:
+            if len(turn.versions) > 1:
+                held = _HeldTurn(turn)
+                held.task = asyncio.get_running_loop().create_task(self._sample(order, held))
+                self._held.append(held)
+        await asyncio.gather(*(held.reach(version) for held in self._held))
+        self._held = [held for held in self._held if not held.task.done()]
 
     def stop(self) -> None:
         """Drop the turns that are held. Safe to call twice."""
         for held in self._held:
             held.task.cancel()
 
-    async def _stream(self, turn: RecordedTurn) -> AsyncGenerator[int]:
-        """Sample a turn that several versions sample: yield the number of tokens of each piece."""
-        request = self._renderer.bind(turn.request())
+    async def _sample(self, order: int, held: _HeldTurn) -> None:
+        """Sample a turn of several versions, and count its tokens as they come."""
+        request = self._renderer.bind(held.turn.request())
         stream = cast(AsyncGenerator[Delta | Completion], self._engine.stream(request))
-        async with aclosing(stream) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, Completion):
-                    self._compare(turn, piece)
-                else:
-                    yield len(piece.tokens)
+        try:
+            async with aclosing(stream) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, Completion):
+                        self._compare(order, held.turn, piece)
+                    else:
+                        held.tokens += len(piece.tokens)
+                        held.grew.set()
+        finally:
+            held.grew.set()
 
-    def _compare(self, turn: RecordedTurn, again: Completion) -> None:
+    def _compare(self, order: int, turn: RecordedTurn, again: Completion) -> None:
         self.turns, self.tokens = self.turns + 1, self.tokens + len(turn.segment.tokens)
-        self.across += turn.is_across
+        self.across += len(turn.versions) > 1
         if again.kv_versions != turn.recorded.kv_versions and again.versions == turn.recorded.versions:
             self.crowded += 1
-            return
-        difference = turn.compare(again)
-        if difference is not None and turn.order < self._first_different:
-            self.difference, self._first_different = difference, turn.order
+        elif (difference := turn.compare(again)) is not None:
+            self._differences[order] = difference
 
 
-class _Held:
-    """Turn that several versions sample, with the task that reads it."""
+class _HeldTurn:
+    """Turn of several versions that the engine holds, with the task that samples it."""
 
-    def __init__(self, turn: RecordedTurn, pieces: AsyncGenerator[int]) -> None:
-        runs = turn.recorded.versions
-        self._ends = list(zip(runs.values, accumulate(runs.lengths), strict=True))
-        self._count, self._moved = 0, asyncio.Event()
-        self.task = asyncio.get_running_loop().create_task(self._read(pieces))
+    task: asyncio.Task[None]
 
-    @property
-    def over(self) -> bool:
-        """True once it is whole, or its request has failed."""
-        return self.task.done()
+    def __init__(self, turn: RecordedTurn) -> None:
+        self.turn = turn
+        self.tokens, self.grew = 0, asyncio.Event()
 
-    async def _read(self, pieces: AsyncGenerator[int]) -> None:
-        try:
-            async with aclosing(pieces) as counts:
-                async for count in counts:
-                    self._count += count
-                    self._moved.set()
-        finally:
-            self._moved.set()
-
-    async def sampled(self, version: int) -> None:
+    async def reach(self, version: int) -> None:
         """Wait until all tokens of versions up to `version` are sampled.
 
         Raises:
             EngineError: the engine failed.
         """
-        wanted = max((end for of, end in self._ends if of <= version), default=0)
-        while self._count < wanted and not self.over:
-            self._moved.clear()
-            await self._moved.wait()
-        if self.over:
+        runs = self.turn.recorded.versions
+        ends = zip(runs.values, accumulate(runs.lengths), strict=True)
+        expected = max((end for sampled_by, end in ends if sampled_by <= version), default=0)
+        while self.tokens < expected and not self.task.done():
+            self.grew.clear()
+            await self.grew.wait()
+        if self.task.done():
             self.task.result()

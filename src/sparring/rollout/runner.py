@@ -83,13 +83,10 @@ class RolloutRunner(Player):
         request = RolloutRequest(
             task=self._limited(task), index=index, seed=seed, purpose=purpose, priority=priority, admission=admission
         )
-        attempts = Attempts(rollout_id, self.config.retries, WorldCalls(self._successes[task.env]), self.log)
-        attempts.resume(request.rollout)
-        try:
-            return await self._finished(rollout_id, request, attempts)
-        finally:
-            self._metrics.add("rollout/rebuilt", attempts.rebuilt, "sum")
-            self._metrics.add("rollout/started_over", len(attempts.started_over), "sum")
+        calls = WorldCalls(self._successes[task.env])
+        attempts = Attempts(rollout_id, request.rollout, self.config.retries, calls, self.log)
+        self._metrics.add("rollout/started_over", 0, "sum")
+        return await self._finished(rollout_id, request, attempts)
 
     async def attempt(self, task: Task, *, rollout_id: str, index: int, seed: int) -> Attempt:
         """Run a task once. The arguments are those of `run`.
@@ -116,6 +113,7 @@ class RolloutRunner(Player):
                 attempt = await self.play(request, attempts.journal, attempts.number, attempts.calls)
                 trial.error = None if isinstance(attempt.error, NotRebuildable) else attempt.error
                 trial.broken = attempt.broken_call
+            self._metrics.add("rollout/rebuilt", attempt.again and attempt.caught_up, "sum")
             if isinstance(attempt.error, WorkerLost):
                 self._metrics.add("rollout/workers_lost", 1, "sum")
             final = self._outcome_of(attempt, attempts)
@@ -123,10 +121,10 @@ class RolloutRunner(Player):
                 return final
             again = attempts.failed(attempt, excused=trial.is_excused)
             again = again and not isinstance(attempt.error, (RequestRefused, TaskError))
-            journal = attempts.journal
-            if journal.attempt != attempt.rollout.id:
-                self.report(f"{rollout_id} starts over as {journal.attempt}: {attempts.started_over[-1]}")
-                self.log.start_over(rollout_id, journal, attempts.started_over[-1])
+            if attempts.journal.attempt != attempt.rollout.id:
+                self._metrics.add("rollout/started_over", 1, "sum")
+                self.report(f"{rollout_id} starts over as {attempts.journal.attempt}: {attempts.refused}")
+                self.log.start_over(rollout_id, attempts.journal, attempts.refused)
         last, broken = attempts.given_up()
         return Finished(rollout=last, score=None, broken=broken)
 
@@ -139,8 +137,7 @@ class RolloutRunner(Player):
                 return None
             rollout = ended_as(rollout, replace(broken_by(attempt.error), kind="policy_failed"))
             score = Score(reward=self.config.policy_failure_reward, success=False)
-        broken = attempts.finished(attempt)
-        return Finished(rollout=rollout, score=score, broken=broken, transcripts=attempt.transcripts)
+        return Finished(rollout=rollout, score=score, broken=attempts.finished(), transcripts=attempt.transcripts)
 
     def _place_of(self, task: Task) -> AbstractAsyncContextManager[None]:
         """Return what holds one of the places of a task's environment."""
