@@ -1,4 +1,4 @@
-"""`sparring.Engine`: a checkpoint that is opened in Python, and generates or is served."""
+"""`sparring.Engine`: opens a checkpoint in Python, to generate or to serve."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[Message]
 SETTINGS = tuple(field.name for field in fields(Sampling) if field.name != "stop")
-"""Keyword arguments of `generate` beside its own; turns end where the checkpoint's format ends them."""
+"""Fields of `Sampling` that `generate` accepts as keyword arguments. The checkpoint's format sets the stop tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,7 +191,7 @@ class CheckpointEngine:
     def _request(
         self, prompt: Prompt, tools: Sequence[ToolSpec], settings: Sampling, number: tuple[int, int]
     ) -> GenerateRequest:
-        """Return the request of one reply; prompt and sample decide its seed."""
+        """Return the request of one reply. Its seed depends on the prompt and the number of the sample."""
         messages = (Message(role="user", content=prompt),) if isinstance(prompt, str) else tuple(prompt)
         wrong = [message for message in messages if not isinstance(message, Message)]
         if wrong or not messages:
@@ -212,7 +212,7 @@ async def _together(engine: NativeEngine, requests: Sequence[GenerateRequest]) -
     """Return the completions in the order of the requests.
 
     Raises:
-        EngineError: one failed; the others are dropped.
+        EngineError: a request failed; the others are cancelled.
     """
     running = [asyncio.ensure_future(engine.generate(request)) for request in requests]
     try:

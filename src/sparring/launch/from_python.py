@@ -124,12 +124,12 @@ def evaluate(
 
 
 def _validated(config: RunConfig, where: str, **changed: Mapping[str, Any]) -> RunConfig:
-    """Return the recipe with its types checked, which nobody did of a struct that was built in Python.
+    """Return the recipe with its types checked, because msgspec does not check types when a struct is built in Python.
 
     Args:
-        config: as it was given.
-        where: who was called, for errors.
-        changed: keys to replace, by section.
+        config: recipe of the caller.
+        where: name of the calling function, for errors.
+        changed: values to replace, by section and key.
 
     Raises:
         BadInput: it is no recipe, or a value has a wrong type.
