@@ -42,7 +42,7 @@ def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
     have more steps.
 
     Args:
-        store: store of the run; None if the run has none yet.
+        store: store of the run, or None before it has one.
 
     Returns:
         What is to be said of more steps, one sentence each.
@@ -117,7 +117,7 @@ def _templates(config: RunConfig) -> dict[str, str]:
 
 
 def _begun(folder: Path, config: RunConfig) -> dict[str, Any] | None:
-    """Return the recipe in a run's folder as plain data, or None if there is none."""
+    """Return the recipe in a run's folder as plain data; None before the run has one."""
     file = folder / CONFIG
     if not file.exists():
         return None

@@ -57,7 +57,7 @@ async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
     """Await `work`, and let Ctrl-C interrupt it even if the event loop is blocked, as by an import of seconds."""
     by_asyncio = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(by_asyncio):
-        return await work  # signals reach the main thread alone; or whoever started us has them ignored
+        return await work  # only the main thread gets signals, unless they are ignored
     signal.signal(signal.SIGINT, _Interrupt(asyncio.get_running_loop(), by_asyncio))
     try:
         return await work

@@ -42,7 +42,7 @@ class Chat:
         notes: sentences for the user before the first question.
 
     Args:
-        path: Hugging Face folder, or a run or one of its saved steps. A run's world and tasks become those of the chat.
+        path: Hugging Face folder, or a run or one of its saved steps. The chat of a run uses the run's world and tasks.
         tools: whether tools are offered.
         temperature: sampling temperature; 0 is greedy.
         max_tokens: maximum number of sampled tokens in one turn.
@@ -141,8 +141,8 @@ class Chat:
 
 
 def _setting(recipe: RunConfig | None, tools: bool, renderer: Renderer) -> tuple[ChatSetting | None, tuple[str, ...]]:
-    """Return the setting of a chat and sentences about it for the user. A bare checkpoint gets no tools if its chat
-    format has none.
+    """Return the setting of a chat and sentences about it for the user. A bare checkpoint whose chat format cannot show
+    tools gets no tools.
 
     Raises:
         BadInput: a bare checkpoint's tool needs a box, and this machine can make none.

@@ -71,7 +71,7 @@ def export_checkpoint(path: Path, out: Path, dtype: str) -> list[str]:
         path: path as in `find_checkpoint`.
 
     Returns:
-        What was found of the chat format, one sentence each.
+        Sentences about the chat format.
 
     Raises:
         BadInput: there is no such checkpoint.

@@ -51,8 +51,8 @@ CONTENT = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """Subject of an evaluation: a folder with weights, or a model behind an endpoint. For an endpoint, the folder has
-    the tokenizer."""
+    """Subject of an evaluation: a folder with weights, or a model served at an endpoint. For an endpoint, the folder
+    has the tokenizer."""
 
     name: str
     folder: Path
@@ -320,8 +320,8 @@ def _served(engine: EngineConfig, url: str) -> ServedConfig:
 
 
 def _deciding(config: RunConfig, subject: Subject) -> list[Path]:
-    """Return the files that affect samples and scores: those of the checkpoint, of models of other roles, of reward
-    models, of adapters' bases, and of the environment."""
+    """Return the files that affect samples and scores: of the checkpoint, the models of other roles, the reward models,
+    the adapters' bases, and the environment."""
     from sparring.model.hub import base_folder, model_folder
 
     models, reward = {**config.models, **_reward_model(config)}, _rewards(config).reward_model

@@ -79,7 +79,7 @@ async def _attend(link: GatewayLink, words: AsyncGenerator[Word], say: Callable[
     there = True
     while True:
         with suppress(InfraError):
-            async with aclosing(words):  # left open, it would be closed beside what it reads from when the loop ends
+            async with aclosing(words):  # else it would be closed at the same time as its source
                 async for word in words:
                     if word is not Word.BEGUN:
                         return word

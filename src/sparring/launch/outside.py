@@ -41,12 +41,12 @@ async def outside(
     gateway: str = "",
     keys_of: Path | None = None,
 ) -> AsyncIterator[None]:
-    """Serve workers and senders of rewards inside a context. The keys are those of the run's earlier processes.
+    """Serve workers and senders of rewards inside a context. Keys of an earlier process of the run are used again.
 
     Args:
         folder: folder that the address and the keys are written into.
         tell: called with `run` and the address.
-        gateway: address of `sparring gateway` that answers instead of the run's server; empty if there is none.
+        gateway: address of `sparring gateway` that answers instead of the run's server, or empty.
         keys_of: folder with the keys to use; None uses `folder`.
 
     Raises:

@@ -39,8 +39,8 @@ async def rehearse(
     run has workers.
 
     Args:
-        do: called with the context of the rollouts, and with a function that waits for the worker; None if the run has
-            no workers.
+        do: called with the context of the rollouts, and with the rehearsal of the workers, or None if the run has no
+            workers.
         command: command of the user's worker, with `{keys}`, `{url}` and `{key}` in it; empty uses a worker of
             Sparring.
 
@@ -73,7 +73,7 @@ async def rehearse(
             await playing
             raise refusal(OPTION, "a worker that claims rollouts until the run is over", "its end", "correct it")
         finally:
-            for task in (doing, playing):  # a thread goes on until it is told that the run is over
+            for task in (doing, playing):  # a thread continues until the run is over
                 task.cancel()
             await asyncio.gather(doing, playing, return_exceptions=True)
 

@@ -1,5 +1,5 @@
-"""Replay of a recorded run, of some of its steps, or of one rollout: sampled and trained again from the log, and
-compared bit by bit (law 8)."""
+"""Replay of a recorded run, of some of its steps, or of one rollout: samples and trains them again from the log, and
+compares every bit (law 8)."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Steps:
 
     Attributes:
         stage: name of the stage.
-        start: step after which the training begins: that of a checkpoint, or 0, the stage's input.
+        start: step of the checkpoint that training starts from; 0 is the stage's input.
         first: first step whose rollouts are sampled again.
         last: last step that is sampled again and trained.
-        rollout: id of the only rollout that is sampled again, by versions up to `last`; None: all of these steps.
+        rollout: id of the only rollout to sample again; None samples the rollouts of all steps.
     """
 
     stage: str
@@ -56,7 +56,12 @@ class Steps:
 
 @dataclass(kw_only=True, slots=True)
 class Replayed:
-    """Result of a replay: true if every bit came back, and the report in words."""
+    """Result of a replay.
+
+    Attributes:
+        identical: whether every bit equals the record.
+        lines: report for the user.
+    """
 
     identical: bool = True
     lines: list[str] = field(default_factory=list)
@@ -70,18 +75,18 @@ def replay_run(
     sampling: bool = True,
     threads: int | None = None,
 ) -> Replayed:
-    """Do the recorded steps of a run again, in a copy of it, and compare every token, every log-probability and the
-    weights of every step with the record.
+    """Replay the recorded steps of a run in a copy of its folder. Every token, every log-probability and the weights of
+    every step are compared with the record.
 
     Args:
-        folder: of the run, which is not changed.
-        stage: a live stage; None is every one that has published weights.
-        steps: the first and the last; None is the stage's.
-        sampling: sample the turns again; else the steps are trained again from the recorded turns alone.
-        threads: in the place of the recipe's `[run] threads`.
+        folder: folder of the run, which is not changed.
+        stage: name of a live stage; None replays each one that has published weights.
+        steps: first and last step; None is the first or last of the stage.
+        sampling: whether the turns are sampled again. If not, the steps are trained again from the recorded turns.
+        threads: number of CPU threads instead of `[run] threads`.
 
     Raises:
-        BadInput: there is no such run, stage or step; or its engine cannot sample the same tokens again.
+        BadInput: the run, stage or step does not exist, or its engine cannot sample the same tokens again.
     """
     config, result = _recipe(folder, threads), Replayed()
     for name in [stage] if stage is not None else LIVE:
@@ -99,17 +104,17 @@ def replay_run(
 
 
 def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) -> Replayed:
-    """Sample a recorded rollout again, alone, under the weights that sampled it: the checkpoint of that version where
-    it is there, else the stage's input (version 0). Weights of which there is no checkpoint, and those of a rollout
-    that several versions sampled, are trained again from the run's log.
+    """Replay one recorded rollout under the weights that sampled it. They are the stage's input for version 0, and the
+    version's checkpoint otherwise. If several versions sampled the rollout, or if the checkpoint is gone, the steps
+    that made the weights are trained again.
 
     Args:
-        folder: of the run.
-        rollout_id: as the report shows it.
-        threads: in the place of the recipe's `[run] threads`.
+        folder: folder of the run.
+        rollout_id: id of the rollout, as in the report.
+        threads: number of CPU threads instead of `[run] threads`.
 
     Raises:
-        BadInput: there is no such run or rollout, or its weights can be had in neither way.
+        BadInput: the run or rollout does not exist, or its weights can neither be read nor trained again.
     """
     config, result = _recipe(folder, threads), Replayed()
     with tempfile.TemporaryDirectory(prefix="sparring-replay-") as made:
@@ -135,7 +140,8 @@ def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) ->
 async def _replay_alone(
     config: RunConfig, weights: Path, rollout_id: str, turns: Sequence[RecordedTurn], result: Replayed
 ) -> None:
-    """Sample the turns of a rollout again, which one version sampled, on an engine that does nothing else."""
+    """Sample the turns of a rollout again, on an engine that serves the one version of the weights that sampled
+    them."""
     cluster = InlineCluster(
         models=config.models,
         train=config.train,
@@ -154,10 +160,10 @@ async def _replay_alone(
 
 
 def _recipe(folder: Path, threads: int | None) -> RunConfig:
-    """Return the recipe of a run whose turns can be sampled again, with another number of threads if one is given.
+    """Return the recipe of a run whose turns can be sampled again.
 
     Raises:
-        BadInput: there is no run, or its engine does not sample the same tokens again.
+        BadInput: the folder has no run, or its engine does not sample the same tokens again.
     """
     if not (folder / CONFIG).is_file():
         got = "a folder without config.toml" if folder.is_dir() else "no folder"
@@ -178,7 +184,7 @@ def _steps(
     steps: tuple[int | None, int | None],
     sampling: bool,
 ) -> Steps:
-    """Return the steps of a stage that are done again.
+    """Return the steps of a stage to replay.
 
     Raises:
         BadInput: the stage has not recorded them.
@@ -188,7 +194,7 @@ def _steps(
     if not 1 <= first <= last <= published:
         got = f"{first}:{last}"
         raise refusal("--steps", f"steps from 1 to {published}, which {folder} has recorded", got, "choose among them")
-    needed = max(0, first - 1 - (config.rollout.max_lag if sampling else 0))  # the oldest weights that sampled for it
+    needed = max(0, first - 1 - (config.rollout.max_lag if sampling else 0))  # oldest weights of step `first`
     starts = [ref.step for ref in store.checkpoints(stage) if ref.step <= needed]
     return Steps(stage=stage, start=max(starts, default=0), first=first, last=last)
 
@@ -197,7 +203,7 @@ def _check_published(store: SqliteStore, folder: Path, stage: str, expected: str
     """Return the last step of a stage whose weights were published.
 
     Raises:
-        BadInput: that is below `least`.
+        BadInput: the step is before `least`.
     """
     published = GroupLog(store, stage).last_published(0)
     if stage not in LIVE or published < least:
@@ -208,8 +214,7 @@ def _check_published(store: SqliteStore, folder: Path, stage: str, expected: str
 
 
 def _steps_to(store: SqliteStore, folder: Path, rollout: str, versions: set[int]) -> Steps:
-    """Return the steps that trained all versions which sampled a rollout of a live stage, from the last checkpoint
-    before them.
+    """Return the steps that trained all versions which sampled a rollout, beginning at the last checkpoint before them.
 
     Raises:
         BadInput: the run has not recorded how these versions were trained.
@@ -221,8 +226,8 @@ def _steps_to(store: SqliteStore, folder: Path, rollout: str, versions: set[int]
 
 
 def _copy(config: RunConfig, folder: Path, stage: str, made: Path) -> RunConfig:
-    """Copy what a replay of a stage changes of a run's folder, link the rest, and return the recipe for it: nothing
-    is reported, saved or evaluated, and the engine is in this process."""
+    """Copy the files of a run's folder that a replay of a stage changes, link the others, and return a recipe for the
+    copy. It reports, saves and evaluates nothing, and its engine is in this process."""
     copy = made / config.run.name
     copy.mkdir()
     for entry in folder.iterdir():
@@ -241,10 +246,10 @@ def _copy(config: RunConfig, folder: Path, stage: str, made: Path) -> RunConfig:
 
 
 async def _replay_steps(config: RunConfig, folder: Path, steps: Steps, sampling: bool, result: Replayed) -> None:
-    """Do the steps of one stage again in a copy of the run, and add what came of it to the result.
+    """Replay the steps of one stage in a copy of the run, and add the report to the result.
 
     Raises:
-        BadInput: something of the run is gone or has changed since.
+        BadInput: a part of the run is gone or has changed since.
     """
     with tempfile.TemporaryDirectory(prefix="sparring-replay-") as made:
         async with opened(_copy(config, folder, steps.stage, Path(made))) as context:
@@ -270,17 +275,17 @@ async def _replay_steps(config: RunConfig, folder: Path, steps: Steps, sampling:
 
 
 class Differs(Exception):
-    """End of a replay that sampled others than the recorded bits."""
+    """Ends a replay that sampled other bits than the recorded ones."""
 
 
 class ReplayedUpdates:
-    """Updates of an engine that samples nothing but recorded turns. An update waits until all that the version before
-    it sampled is sampled again; meanwhile the next step is trained. Implements `loop.ServesWeights`.
+    """Weight updates of an engine that only samples recorded turns. An update waits until all recorded turns of the
+    version before are sampled again; meanwhile the next step is trained. Implements `loop.ServesWeights`.
 
     Args:
         context: context of the run's copy.
-        steps: the steps that are replayed.
-        sampling: whether turns are sampled again; if not, the steps are trained again alone.
+        steps: steps that are replayed.
+        sampling: whether turns are sampled again. If not, the steps are trained again from the recorded turns.
     """
 
     _engine: Engine
@@ -292,11 +297,11 @@ class ReplayedUpdates:
         self._under: asyncio.Task[None] | None = None
 
     def serve(self, engine: Engine, source: Path) -> ReplayedUpdates:
-        """Sample on an engine from now on.
+        """Set the engine of the policy; the stage calls it before training.
 
         Args:
             engine: engine of the policy.
-            source: checkpoint folder that it serves.
+            source: checkpoint folder that the engine serves.
         """
         self._engine = engine
         if self._sampling:
@@ -304,27 +309,27 @@ class ReplayedUpdates:
         return self
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve published weights once what the version before them sampled is compared.
+        """Serve published weights, after the turns of the version before were compared.
 
         Raises:
-            Differs: a bit is another one.
+            Differs: a bit differs from the record.
         """
         await self.finish()
         await self._engine.pull(ref)
         self._under = asyncio.get_running_loop().create_task(self._sample())
 
     async def finish(self) -> None:
-        """Wait for what the last version sampled.
+        """Wait until the turns of the served version were compared.
 
         Raises:
-            Differs: a bit is another one.
+            Differs: a bit differs from the record.
         """
         await (self._under or self._sample())
         if self._resampling is not None and self._resampling.difference is not None:
             raise Differs
 
     def stop(self) -> None:
-        """Stop what is under way."""
+        """Cancel the running requests."""
         if self._under is not None:
             self._under.cancel()
         if self._resampling is not None:
@@ -337,7 +342,7 @@ class ReplayedUpdates:
             await self._resampling.under(version)
 
     def _rollouts(self, version: int) -> Iterator[Rollout]:
-        """Yield the recorded rollouts of further steps, up to the last one that `version` may have sampled for."""
+        """Yield the recorded rollouts of the next steps, up to the last step that `version` may have sampled for."""
         store, steps = self._context.store, self._steps
         if steps.rollout is not None:
             if version == steps.start:
@@ -352,7 +357,8 @@ class ReplayedUpdates:
             yield from (*group.rollouts, *group.failed)
 
     def report(self, result: Replayed) -> None:
-        """Add to the result how much was sampled again, or the first difference, and which weights came again."""
+        """Add to the result the number of replayed turns, the first difference, and the steps whose weights are
+        identical."""
         done, steps = self._resampling, self._steps
         if done is not None:
             across = f", {done.across} of them across versions" if done.across else ""
@@ -374,13 +380,13 @@ class ReplayedUpdates:
 def _weights(
     config: RunConfig, folder: Path, store: SqliteStore, rollout: str, versions: set[int], made: Path
 ) -> Path | None:
-    """Return a folder with the weights that sampled a rollout: a stage's output, or its input with a checkpoint's
-    tensors. None where several versions sampled it, or the checkpoint of the one is no longer there."""
+    """Return a folder with the weights that sampled a rollout: a stage's output, or its input with the tensors of a
+    checkpoint. Return None if several versions sampled the rollout, or if their checkpoint is gone."""
     files = RunFiles(config=config, folder=folder, store=store)
     stage, _, rest = rollout.partition("/")
     if stage == "eval":
         label, _, number = rest.partition("/")
-        if not number:  # of `sparring eval`, whose recipe names what was evaluated
+        if not number:  # a run of `sparring eval`; its recipe names the checkpoint
             return files.output("init")
         tried = [stage for stage in config.eval.checkpoints if files.done(stage) is not None]
         return files.output(tried[-1] if label == "no_tool" else label)

@@ -91,7 +91,7 @@ async def _run(config: RunConfig) -> Path:
     async with opened(config) as context:
         changes = raised(context.folder, config)
         if changes or any(context.done(stage) is None for stage in config.run.stages):
-            from sparring.stages.preflight.run import check  # not before a folder in use or a wrong world is refused
+            from sparring.stages.preflight.run import check  # slow import: only after the refusals above
 
             try:
                 facts = await rehearse(context, check)
@@ -101,14 +101,14 @@ async def _run(config: RunConfig) -> Path:
                 raise
             for fact in facts:
                 context.sink.event("check", fact)
-        claim(context, changes)  # not before: a run that was refused may be corrected and started again
+        claim(context, changes)  # last, so that a refused recipe can be corrected
         remember_others(context)
         with _telling_memory(context):
             async with answered_outside(config, context.folder, context.sink.event):
                 for stage in config.run.stages:
                     if context.done(stage) is None:
                         await _stage(context, stage)
-        if context.store.get(SHOWN) is None:  # an evaluation has noted it
+        if context.store.get(SHOWN) is None:  # else an evaluation has recorded it
             note_shown(context, {})
         write_summary(context)
         return context.folder
@@ -273,8 +273,8 @@ def _worlds(config: RunConfig, judges: Judges, same: Same) -> tuple[EnvFactory, 
 def _open_door(
     of_run: Mapping[str, str], session: Any, *, models: Mapping[str, Any] = {}, leave_out: Sequence[str] = ()
 ) -> AbstractAsyncContextManager[Address]:
-    """Open a session to agent programs. The gateway is imported at the first call. `of_run` has the names of models
-    that the run's recipe adds to those of the program."""
+    """Open a session to agent programs. The gateway is imported at the first call. `of_run` has the recipe's names of
+    models, which take precedence over the program's."""
     from sparring.gateway.server import open_door
 
     return open_door(session, models={**of_run, **models, **of_run}, leave_out=leave_out)
@@ -391,7 +391,7 @@ def check_recipe(config: RunConfig, worker: Sequence[str] = ()) -> list[str]:
         check_sinks(config.observe)
         with tempfile.TemporaryDirectory() as folder:
             run = msgspec.structs.replace(config.run, directory=folder)
-            quiet = msgspec.structs.replace(config.observe, sinks=(), progress="off")  # their libraries were looked for
+            quiet = msgspec.structs.replace(config.observe, sinks=(), progress="off")  # `check_sinks` has checked them
             begun = Path(config.run.directory) / config.run.name
             async with opened(resolve(msgspec.structs.replace(config, run=run, observe=quiet)), begun) as context:
                 from sparring.stages.preflight.run import check  # torch: not before what `opened` refuses

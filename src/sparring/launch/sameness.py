@@ -17,8 +17,8 @@ BY_MESSAGES = "tasks/same_by_messages"
 
 
 def sameness_of(folder: Path) -> Same:
-    """Return the equality of tasks for the folder of a run or an evaluation. An evaluation of a run uses that of the
-    run, so that it evaluates the run's held-out tasks.
+    """Return the equality of tasks for the folder of a run or an evaluation. An evaluation of a run uses the run's
+    equality, so that it evaluates the run's held-out tasks.
 
     Raises:
         StoreError: the store is damaged.

@@ -67,7 +67,7 @@ class AdmittedRollouts:
         """Return the estimated mean number of tokens of an admitted rollout, or None if no length is known."""
         rollouts, tokens = 0, 0.0
         for env, cells in self.counts.items():
-            if any(cell.ended or cell.lost_tokens for cell in cells.values()):  # else nothing is known of lengths
+            if any(cell.ended or cell.lost_tokens for cell in cells.values()):  # else no length is known
                 rollouts += sum(cell.ended + cell.lost for cell in cells.values())
                 tokens += self._weighted(env, lambda cell: cell.ended_tokens, lambda cell: cell.lost_tokens)
         return tokens / rollouts if rollouts else None
@@ -92,8 +92,8 @@ class AdmittedRollouts:
         return succeeded / rollouts if rollouts else None
 
     def success_bias(self) -> float | None:
-        """Return the success rate of trainable rollouts divided by that of all admitted ones. It is above 1 if rollouts
-        of difficult tasks are lost more often, and None if no success is known."""
+        """Return the success rate of trainable rollouts divided by the success rate of all admitted ones. It is above 1
+        if rollouts of difficult tasks are lost more often, and None if no success is known."""
         judged, admitted = self._sum(lambda cell: cell.judged), self.admitted_success()
         return self._sum(lambda cell: cell.succeeded) / judged / admitted if judged and admitted else None
 

@@ -89,7 +89,7 @@ class Breaker:
             self._end_probe(trial)
             raise
         self._running -= 1
-        if trial.error is None or isinstance(trial.error, JudgeError):  # the environment itself did all that was wanted
+        if trial.error is None or isinstance(trial.error, JudgeError):  # the environment itself worked
             self._succeeded()
         elif isinstance(trial.error, ENVIRONMENTS):
             self._failed(trial)

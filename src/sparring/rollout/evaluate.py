@@ -37,7 +37,7 @@ class EvalStore(Protocol):
     """Store of an evaluation's groups. `SqliteStore` implements it."""
 
     def append(self, *groups: Group, stage: str) -> None:
-        """Record groups, all or none of them."""
+        """Record all groups in one transaction."""
         ...
 
     def groups(self, *, stage: str | None = None) -> Iterable[Group]:
@@ -82,7 +82,7 @@ class Finding:
 
     Attributes:
         rollout: id of the rollout.
-        success: success that the environment reported; None if it reports none, or if `reward` is None.
+        success: success of the rollout; None if the environment reports no success, or if `reward` is None.
         reward: reward of the rollout; None if the rollout says nothing about the policy.
         turns: number of the policy's turns.
         ending: reason of the outcome.

@@ -100,7 +100,7 @@ class Evaluator:
 
     async def _evaluate(self, step: int) -> None:
         plan = replace(self._plan, stage=f"{self._plan.stage}/{step}")
-        # what an earlier process left of it was sampled with weights that are no longer those of any step
+        # an earlier process sampled its rollouts with weights that no step has any more
         self._store.truncate(plan.stage, 0, first_group=0)
         findings = await evaluate(
             self._runner, plan, max_concurrent_rollouts=self._share.most, share=self._share, store=self._store

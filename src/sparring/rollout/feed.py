@@ -87,7 +87,7 @@ class TaskFeed:
             self._thread = threading.Thread(target=_answer, args=(self._calls,), name="task source", daemon=True)
             self._thread.start()
         future: Future[Task | None] = Future()
-        clock = asyncio.get_running_loop().time  # a virtual one stands still while a source takes its time
+        clock = asyncio.get_running_loop().time  # a virtual clock stands still while the source works
         self._is_asked, began_s = True, clock()
         try:
             self._calls.put((future, self._source.next))
@@ -128,7 +128,7 @@ def problem_of(task: object) -> str:
         return f"{where}: expected a seed of 64 bits, got {task.seed!r:.80}"
     try:
         msgspec.convert(msgspec.to_builtins(task), Task)
-        msgspec.json.encode(task.data, order="sorted")  # as `digest` does, which wants texts as keys
+        msgspec.json.encode(task.data, order="sorted")  # `digest` needs keys that are texts
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as error:
         return f"{where}: expected what a Task holds, as plain data, got {error}"
     return ""

@@ -148,7 +148,7 @@ class GroupLog:
             rollouts = [self._with_segments(rollout) for rollout in rollouts]
         for trajectory in (trajectory for rollout in rollouts for trajectory in rollout.trajectories):
             if len(trajectory.segments) != stored.segments.get(trajectory.id, len(trajectory.segments)):
-                return None  # its turns are not all there
+                return None  # some of its turns are missing
         return Finished(rollout=rollouts[0], score=stored.score, broken=tuple(rollouts[1:]))
 
     def restart(self, rollout_id: str, reason: str) -> None:

@@ -95,7 +95,7 @@ class Places:
     def _follow(self, now: Mapping[str, float]) -> None:
         """Adapt the limit to the engine's metrics."""
         if self._before is None or "kv_lost_tokens" not in now or self.in_use > self.limit:
-            self._before = now  # nothing is reported, or a cut has not taken effect
+            self._before = now  # no metrics, or the last cut has had no effect yet
             return
         grown = {name: value - self._before.get(name, 0.0) for name, value in now.items()}
         requests = grown.get("kv_hits", 0.0) + grown.get("kv_misses", 0.0)

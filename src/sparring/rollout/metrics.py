@@ -55,7 +55,7 @@ def measure(metrics: Metrics, group: Group, *, lag: int, max_context: int | None
     Args:
         metrics: collector of the metrics.
         group: scored group.
-        lag: number of steps that the group is behind when it is trained.
+        lag: lag of the group in optimiser steps when it is trained.
         max_context: maximum number of tokens of a prompt and its reply together; None if it is unknown.
     """
     metrics.add("rollout/lag_mean", lag)
@@ -166,7 +166,7 @@ class HarnessEnds:
         self._reported: set[str] = set()
 
     def take(self, kind: str, name: str, data: Mapping[str, Any]) -> None:
-        """Count an event of an attempt; the signature is that of `phases.Recorded`."""
+        """Count an event of an attempt, with the arguments of `phases.Recorded`."""
         if kind == "harness" or kind == "program" and data.get("failed"):
             self._count("rollout/harness_failed", 1, f"{name}: {_failure_in(data)}")
         if kind == "program" and "unsampled_calls" in data:

@@ -1,16 +1,16 @@
-"""Phases of an attempt: which part of the machinery it waits for, since when, and how long it may.
+"""Phases of an attempt: timed parts, each with a limit and an error of its own.
 
-    box queue   others start their boxes                            no limit
-    worker queue    no worker has claimed the rollout yet           no limit
-    box     a box is taken                                          box_timeout_s      SandboxError
-    open    the environment is made and opened                      open_timeout_s     EnvError
-    turn    one reply: queueing, generating, updates of weights     turn_timeout_s     EngineError
-    tool    one `env.step`                                          tool_timeout_s     ToolHostError
-    score   the environment's score                                 score_timeout_s    JudgeError
-    close   environment, box and sessions are closed                close_timeout_s    the error of the part
+    box queue       wait for a place to start a box                  no limit
+    worker queue    wait for a worker to claim the rollout           no limit
+    box             start of the box                                 box_timeout_s      SandboxError
+    open            opening of the environment                       open_timeout_s     EnvError
+    turn            one reply: queueing, sampling, weight updates    turn_timeout_s     EngineError
+    tool            one `env.step`                                   tool_timeout_s     ToolHostError
+    score           the environment's score                          score_timeout_s    JudgeError
+    close           closing of environment, box and sessions         close_timeout_s    the error of the part
 
-Between them the harness runs; for as long as nothing is asked, `tool_timeout_s` is its limit (EnvError). A limit that
-strikes is the infrastructure's failure, whatever the policy did. The policy's own time is `Limits.timeout_s`.
+Between two phases the harness runs, with the limit `tool_timeout_s` (EnvError). A limit that is hit is a failure of the
+infrastructure, whatever the policy did. The policy's own time has a limit of its own, `Limits.timeout_s`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Wait:
     Attributes:
         rollout_id: id of the attempt.
         phase: kind of the phase.
-        detail: what the phase waits for: the called tools, or the part that is closed.
+        detail: called tools, or the part that is closed.
         since: time at which it began, in seconds of the event loop's clock.
     """
 
@@ -132,7 +132,7 @@ class Wait:
             self._paused = False
             self._enter_task()
         if self.struck:
-            raise TimeoutError  # which the exit of the phase puts in the limit's words
+            raise TimeoutError  # `__exit__` replaces it with the limit's error
 
     def cut(self) -> None:
         """Cancel the task because the limit was hit."""
@@ -216,7 +216,7 @@ class Phases:
         recorded: called with each limit that was hit.
 
     Attributes:
-        rollout_id: of the attempt.
+        rollout_id: id of the attempt.
         struck: error of the first limit that was hit; None if none was. The harness cannot continue after it.
         turns: number of replies that were requested.
     """
@@ -236,7 +236,7 @@ class Phases:
 
         Args:
             phase: kind of the phase.
-            detail: what the phase waits for: the called tools, or the part that is closed.
+            detail: called tools, or the part that is closed.
             error: class of the error; None uses the phase's own.
 
         Raises:

@@ -40,8 +40,8 @@ class Scheduler:
         run_seed: seed that all sampling derives from.
         engine_version: returns the version that the engine serves.
         scorers: scorers of whole groups, in order.
-        log: log of admissions, outcomes and groups. On a resume, recorded groups are yielded as they are and unfinished
-            ones are finished. Its stage begins every id.
+        log: log of admissions, outcomes and groups. A resume yields the recorded groups and finishes the unfinished
+            ones. The log's stage begins every id.
         baseline: whether each task gets one more rollout, with the purpose "baseline". Its score goes to
             `Group.baselines`; without a score the rollout goes to `Group.failed`.
 
@@ -81,7 +81,7 @@ class Scheduler:
         self._states: dict[int, dict[str, Any]] = {}
         self._observed = 0
         self._yielded = 0
-        self._repeats = True  # as long as the log has admissions of an earlier process
+        self._repeats = True  # while the log has admissions of an earlier process
         self._trained_steps = 0
         self._fresh = True
         self._dead: asyncio.Future[None] | None = None
@@ -108,7 +108,7 @@ class Scheduler:
                 finally:
                     self._straggler.await_group(None)
                 self._yielded = group.index + 1
-                if not self._repeats and group.index >= self._observed:  # else a recorded admission has it shown
+                if not self._repeats and group.index >= self._observed:  # else its admission shows it
                     self._observe_to(group.index)
                     self._observe(group)
                 measure(self._metrics, group, lag=self._lag(group), max_context=self._runner.max_context)
@@ -127,7 +127,7 @@ class Scheduler:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._dead is not None and self._dead.done():
-            self._dead.exception()  # it has been raised, or nobody listens any more
+            self._dead.exception()  # retrieves it, so that asyncio does not warn
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the groups that were yielded since the last call."""
@@ -159,8 +159,8 @@ class Scheduler:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state: the groups after it are admitted again, and recorded groups are read from the log.
 
-        A state without `fresh_seeds` is of an old run, in which a task had the same random numbers each time it came.
-        Such a run keeps these seeds, so that its second half is that of the uninterrupted run.
+        A state without `fresh_seeds` comes from an old run, in which a task had the same random numbers each time it
+        came. Such a run keeps these seeds, so that a resume does not change its second half.
 
         Args:
             state: state that `state` returned.
@@ -186,7 +186,7 @@ class Scheduler:
         }
 
     def _lag(self, group: Group) -> int:
-        """Return the number of steps that a group is behind when it is trained. Step n trains version n - 1."""
+        """Return the lag of a group in optimiser steps when it is trained. Step n trains version n - 1."""
         lag = group.index // self._window.groups_per_step - group.version
         if lag > self._window.max_lag:
             raise SparringError(
@@ -201,7 +201,7 @@ class Scheduler:
             admission = self._admission(self._window.next_index)
             if admission is None:
                 await self._window.reached(self._trained_steps)
-                await self.places.acquire()  # the first rollout's, so that the group's version is the one it starts on
+                await self.places.acquire()  # of the first rollout, which starts on the group's version
             index = await self._window.acquire()
             if index is None:
                 break
@@ -210,7 +210,7 @@ class Scheduler:
                 released = self._window.released_steps * self._window.groups_per_step
                 self._states = {i: state for i, state in self._states.items() if i >= released}
                 self._states[index] = self._snapshot(index)
-            observed = self._observed  # by the source when it gives the task
+            observed = self._observed  # before the source gives the task
             task = await self._source.next()
             if admission is not None:
                 await self._repeat(index, admission, task)
@@ -241,8 +241,8 @@ class Scheduler:
         self._pending.put_nowait(self._spawn(self._group(task, index, version, rollouts)))
 
     async def _repeat(self, index: int, admission: Admission, task: Task | None) -> None:
-        """Admit a group that an earlier process admitted. A recorded group is yielded as it is; of an unfinished group,
-        the unfinished rollouts are started.
+        """Admit a group that an earlier process admitted. A recorded group is yielded without changes; of an unfinished
+        group, the unfinished rollouts are started.
 
         Raises:
             BadInput: the source gave another task.

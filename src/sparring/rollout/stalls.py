@@ -47,7 +47,7 @@ class Stalls:
             self._is_armed = False
             return
         due = self._last + self._stalled_s
-        stalled = now >= due  # the difference of the two may round below what was waited for
+        stalled = now >= due  # `now - due` may be rounded below 0
         if stalled and self._reported != (oldest.rollout_id, str(oldest)):
             self._reported = (oldest.rollout_id, str(oldest))
             self._report(
@@ -86,7 +86,7 @@ class Straggler:
         self._turn()
 
     def await_group(self, index: int | None) -> None:
-        """Set the group that is next to be trained; None if there is none."""
+        """Set the group that is next to be trained, or None."""
         self._awaited = index
         self._turn()
 

@@ -115,7 +115,7 @@ def with_turns(
     score: Score, trajectories: Sequence[Trajectory], answers: Sequence[WorldAnswer], *, several: bool
 ) -> Score:
     """Return a score with rewards and states of turns added, unless it has them already. A turn's reward is the sum
-    over its answers, 0 if there is none; its state is the one in which the turn was sampled.
+    over its answers, 0 without any; its state is the state in which it was sampled.
 
     Args:
         score: score of the world.
@@ -163,18 +163,18 @@ def with_turns(
 
 
 def _unanswered(turns: Sequence[Segment], numbers: Sequence[int | None]) -> int | None:
-    """Return the first agent's turn after the last answered one, or None if there is none."""
+    """Return the first agent's turn after the last answered one, or None if all are answered."""
     last = max((number for number in numbers if number is not None), default=-1)
     return next((n for n, turn in enumerate(turns) if n > last and turn.label == "agent"), None)
 
 
 def _taken(wanted: Sequence[ToolCall], calls: Sequence[ToolCall]) -> list[ToolCall] | None:
-    """Return those of a turn's calls that match the calls of a reply, one for each, by id or else by name and
-    arguments; None if a call has no match."""
+    """Return those calls of a turn that match the calls of a reply, one for each, by id or else by name and arguments;
+    None if a call has no match."""
     left, taken = list(calls), []
     for call in wanted:
         named = [other for other in left if stands_for(other.name or "", call.name or "")]
-        named.sort(key=lambda other: other.name != call.name)  # the very name goes before what ends with it
+        named.sort(key=lambda other: other.name != call.name)  # an equal name before one that only ends with it
         equal = [o for o in named if o.id == call.id] or [o for o in named if _arguments(o) == _arguments(call)]
         equal = equal or [o for o in named if _completed(o, call) or _completed(call, o)]
         if not equal:

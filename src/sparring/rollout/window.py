@@ -90,22 +90,27 @@ def check_window(
     engine_tokens: int | None = None,
     rollout_tokens: int | None = None,
 ) -> None:
-    """Prove that the rollouts of a run can never wait for each other in a circle, or refuse.
+    """Prove that the rollouts of a run cannot wait for each other in a circle, or refuse the config.
 
-    The proof. Call a step *open* while its groups are missing. (1) The window admits in order of index and always
-    admits the groups of the open step: their step number minus 1 equals the released steps, and `max_lag` is at least
-    0. (2) Places for rollouts are handed out in admission order and given back only by a rollout's end, so the open
-    step's rollouts wait at most for rollouts that were admitted before them, all of which are running. Their number
-    follows the engine's load but is never below one, and evaluation has places of its own. (3) A running rollout is
-    always in a phase: box, open, turn, tool, score, close, or in its harness between two of them. Each phase has a
-    limit of time that needs nothing of what is waited for: an environment's code runs on a thread of its own, and where
-    it blocks or ignores cancellation it is left behind; a second pass over a group has a limit too. (The phase `box
-    queue` has none: its places are handed out in order, and each is given back within `box_timeout_s`.) The engine can
-    always run its oldest request if one whole rollout fits into its cache, because it may then push out every other
-    conversation, so turns end without their limit. What is left is trusted not to block: a harness, and code that holds
-    the interpreter's lock. (4) So every running rollout ends, the open step fills, and the trainer, which waits for
-    nothing else, releases it. No circle is left as long as there is a place at all, all limits are finite, and one
-    rollout fits into the engine: that is what is checked.
+    The proof. A step is *open* while groups of it are missing.
+
+    (1) The window admits groups in order of index, and always admits the groups of the open step: their step number
+    minus 1 equals the released steps, and `max_lag` is at least 0.
+
+    (2) Places for rollouts are given out in admission order and given back only at a rollout's end. So rollouts of the
+    open step wait at most for rollouts that were admitted before them, and these are all running. The number of places
+    follows the engine's load but is at least one, and evaluation has places of its own.
+
+    (3) A running rollout is always in a phase: box, open, turn, tool, score, close, or in its harness between two
+    phases. Every phase has a time limit that does not depend on the part it waits for. An environment's code runs on a
+    thread of its own and is abandoned if it blocks or ignores cancellation. A second scoring pass has a limit, too. The
+    phase `box queue` has no limit, but its places are given out in order, and each is given back within
+    `box_timeout_s`. The engine can always run its oldest request if one whole rollout fits into its cache, because it
+    may evict every other conversation, so turns end without their limit. Two things are trusted not to block: a
+    harness, and code that holds the interpreter's lock.
+
+    (4) So every running rollout ends, the open step fills, and the trainer, which waits for nothing else, releases it.
+    The proof needs at least one place, finite limits, and an engine that one rollout fits into; these are checked.
 
     Args:
         config: `[rollout]` section.
