@@ -56,8 +56,8 @@ async def supervise(
         shown: metrics to return, by their name in the result.
 
     Returns:
-        `model`: the folder. `tokens_trained`. The last value of each metric in `shown`, None if never reported.
-        `best`: the best checkpoint, if there is one.
+        `model` (the folder), `tokens_trained`, the last value of each metric in `shown`, and `best`, if there is
+        one.
 
     Raises:
         NotFinite: gradients are not finite in several steps in a row, or weights are not.
@@ -86,9 +86,8 @@ async def supervise(
 
     async def rows() -> AsyncIterator[tuple[int, list[T]]]:
         steps = range(done + 1, section.steps + 1)
-        chosen = epochs(units, steps, section.rows_per_step, context.config.run.seed, stage)
-        for step, part in zip(steps, chosen, strict=True):
-            yield step, part
+        for row in zip(steps, epochs(units, steps, section.rows_per_step, context.config.run.seed, stage), strict=True):
+            yield row
 
     async def batches(numbered: AsyncIterator[tuple[int, list[T]]]) -> AsyncIterator[Batch]:
         async for step, part in numbered:
