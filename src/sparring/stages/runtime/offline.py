@@ -84,19 +84,22 @@ async def supervise(
         reports.log(step.version, metrics)
         await checkpoints.after(step, metrics, totals)
 
-    async def rows() -> AsyncIterator[tuple[int, list[T]]]:
-        steps = range(done + 1, section.steps + 1)
-        for row in zip(steps, epochs(units, steps, section.rows_per_step, context.config.run.seed, stage), strict=True):
-            yield row
-
     async def batches(numbered: AsyncIterator[tuple[int, list[T]]]) -> AsyncIterator[Batch]:
         async for step, part in numbered:
             yield batch_of(part, step)
 
+    steps = range(done + 1, section.steps + 1)
+    parts = epochs(units, steps, section.rows_per_step, context.config.run.seed, stage)
     with fewer_collections():
-        await run_loop(rows(), batches, {POLICY: trainer}, {}, _OpenWindow(), after_step)
+        await run_loop(_numbered(steps, parts), batches, {POLICY: trainer}, {}, _OpenWindow(), after_step)
     await write_model(trainer, source, context.output(stage))
     return {"model": str(context.output(stage)), **totals, **checkpoints.finish()}
+
+
+async def _numbered(steps: range, parts: Iterator[T]) -> AsyncIterator[tuple[int, T]]:
+    """Yield each step with its part."""
+    for numbered in zip(steps, parts, strict=True):
+        yield numbered
 
 
 def epochs(units: Sequence[T], steps: range, per_step: int, seed: int, stage: str) -> Iterator[list[T]]:
