@@ -56,15 +56,22 @@ async def supervise(
         shown: metrics to return, by their name in the result.
 
     Returns:
-        `model`: the folder. `tokens_trained`. The last value of each metric in `shown`, None if never reported.
-        `best`: the best checkpoint, if there is one.
+        `model` (the folder), `tokens_trained`, the last value of each metric in `shown`, and `best`, if there is
+        one.
 
     Raises:
         NotFinite: gradients are not finite in several steps in a row, or weights are not.
     """
     section: Section = getattr(context.config, stage)
     context.sink.start(stage, section.steps)
-    checkpoints = _checkpoints(context, stage, trainer, section.steps)
+    checkpoints = Checkpoints(
+        trainer=trainer,
+        store=context.store,
+        stage=stage,
+        folder=context.folder / stage,
+        keeping=Keeping.of(context.config, train_of(context.config, stage), section.steps),
+        say=lambda text: context.sink.event(stage, text),
+    )
     done, state = await checkpoints.resume()
     context.store.truncate(stage, done)
     totals: dict[str, Any] = {"tokens_trained": 0, **dict.fromkeys(shown), **state}
@@ -77,31 +84,22 @@ async def supervise(
         reports.log(step.version, metrics)
         await checkpoints.after(step, metrics, totals)
 
-    async def rows() -> AsyncIterator[tuple[int, list[T]]]:
-        steps = range(done + 1, section.steps + 1)
-        chosen = epochs(units, steps, section.rows_per_step, context.config.run.seed, stage)
-        for step, part in zip(steps, chosen, strict=True):
-            yield step, part
-
     async def batches(numbered: AsyncIterator[tuple[int, list[T]]]) -> AsyncIterator[Batch]:
         async for step, part in numbered:
             yield batch_of(part, step)
 
+    steps = range(done + 1, section.steps + 1)
+    parts = epochs(units, steps, section.rows_per_step, context.config.run.seed, stage)
     with fewer_collections():
-        await run_loop(rows(), batches, {POLICY: trainer}, {}, _OpenWindow(), after_step)
+        await run_loop(_numbered(steps, parts), batches, {POLICY: trainer}, {}, _OpenWindow(), after_step)
     await write_model(trainer, source, context.output(stage))
     return {"model": str(context.output(stage)), **totals, **checkpoints.finish()}
 
 
-def _checkpoints(context: Context, stage: str, trainer: Trainer, last_step: int) -> Checkpoints:
-    return Checkpoints(
-        trainer=trainer,
-        store=context.store,
-        stage=stage,
-        folder=context.folder / stage,
-        keeping=Keeping.of(context.config, train_of(context.config, stage), last_step),
-        say=lambda text: context.sink.event(stage, text),
-    )
+async def _numbered(steps: range, parts: Iterator[T]) -> AsyncIterator[tuple[int, T]]:
+    """Yield each step with its part."""
+    for numbered in zip(steps, parts, strict=True):
+        yield numbered
 
 
 def epochs(units: Sequence[T], steps: range, per_step: int, seed: int, stage: str) -> Iterator[list[T]]:
