@@ -8,8 +8,6 @@ the last recorded event, the engine answers, and new events are appended.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from array import array
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -37,8 +35,7 @@ from sparring.log import (
     stage_of,
 )
 from sparring.protocols import Store
-from sparring.record.identity import DIGEST_BYTES
-from sparring.record.journal import RecordedReply
+from sparring.record.journal import RecordedReply, RecordedTurns
 from sparring.record.order import settled
 from sparring.record.session import trajectory_id
 from sparring.rollout.phases import Recorded, unrecorded
@@ -90,12 +87,6 @@ class Journal:
             if isinstance(event, Answered):
                 by_role.setdefault(event.role, {})[event.number] = event
         return by_role
-
-    @property
-    def timed_out_at(self) -> int | None:
-        """Number of answers after which the policy's time limit was hit; None if it was not."""
-        policy = (event for event in self.events if isinstance(event, LimitHit) and event.phase == "policy")
-        return next((event.answers for event in policy), None)
 
     def holds(self, trajectories: Iterable[Trajectory]) -> bool:
         """Return whether the journal has the replies of all trajectories. Roles whose model replies in text are not
@@ -219,28 +210,6 @@ class Journals:
                 yield event
 
 
-class RecordedRole:
-    """Recorded turns of one role, with the queue of its replies that were not given yet. Implements
-    `record.journal.RecordedTurns`."""
-
-    def __init__(self, segments: Sequence[Segment]) -> None:
-        places = [segment.index if segment.place is None else segment.place for segment in segments]
-        replies = list(_replies(segments))
-        self.places = frozenset(places)
-        self.inputs = [
-            (None if segment.parent is None else places[segment.parent], tuple(segment.tokens), place)
-            for segment, place in zip(segments, places, strict=True)
-            if segment.sampling is None
-        ]
-        self.left = deque(replies)
-        self._by_prompt = {(reply.prompt, reply.sampling.seed): places[reply.segment.index] for reply in replies}
-        self.is_line = all(s.place is None and s.parent == (i - 1 if i else None) for i, s in enumerate(segments))
-        """True if each segment follows the one before, so that no two requests ran at once."""
-
-    def place_of(self, prompt: bytes, seed: int) -> int | None:
-        return self._by_prompt.get((prompt, seed))
-
-
 class Playback:
     """Playback of a journal in one attempt: recorded events come first, and later events are appended. Implements
     `record.journal.SessionJournal`.
@@ -262,9 +231,10 @@ class Playback:
     def __init__(self, journal: Journal | None = None) -> None:
         self._journal = Journal("") if journal is None else journal
         self.again = self._journal.size > 0
-        self._turns = {role: RecordedRole(segments) for role, segments in self._journal.segments().items()}
+        self._turns = {role: RecordedTurns(segments) for role, segments in self._journal.segments().items()}
         self._answers = self._journal.answers()
-        self._timed_out_at = self._journal.timed_out_at
+        limits = (event for event in self._journal.events if isinstance(event, LimitHit) and event.phase == "policy")
+        self._timed_out_at = next((limit.answers for limit in limits), None)
         self._in_line = len(self._turns) < 2 and all(turns.is_line for turns in self._turns.values())
         self._progress: asyncio.Event | None = None  # set when a waiting request may go on
         self._closed = False
@@ -274,21 +244,21 @@ class Playback:
     @property
     def num_left(self) -> int:
         """Number of recorded replies that were not given yet."""
-        return sum(len(turns.left) for turns in self._turns.values())
+        return sum(len(turns.replies) for turns in self._turns.values())
 
     def close(self) -> None:
         """Stop appending, because a request may outlive its attempt."""
         self._closed = True
 
-    def turns(self, role: str) -> RecordedRole:
-        return self._turns.get(role) or RecordedRole(())
+    def turns(self, role: str) -> RecordedTurns:
+        return self._turns.get(role) or RecordedTurns(())
 
     async def reply(self, role: str, prompt: bytes, sampling: Sampling) -> RecordedReply | None:
         if self.num_left and not self._in_line:
             await asyncio.sleep(0)  # concurrent requests must all arrive before one is answered
         while self.num_left:
             self.check()
-            left = self.turns(role).left
+            left = self.turns(role).replies
             if left and (left[0].prompt, left[0].sampling.seed) == (prompt, sampling.seed):
                 return self._given(role, left, sampling)
             if self._in_line:
@@ -411,18 +381,6 @@ class Playback:
 
 def _left(replies: Sequence[RecordedReply]) -> str:
     return f"with {len(replies)} recorded replies left"
-
-
-def _replies(segments: Sequence[Segment]) -> Iterable[RecordedReply]:
-    """Yield the sampled segments with the digests of their prompts."""
-    hashes: list[hashlib.blake2b] = []
-    for segment in segments:
-        parent = None if segment.parent is None else hashes[segment.parent]
-        if segment.sampling is not None and parent is not None:
-            yield RecordedReply(prompt=parent.digest(), segment=segment)
-        ids = hashlib.blake2b(digest_size=DIGEST_BYTES) if parent is None else parent.copy()
-        ids.update(array("q", segment.tokens).tobytes())
-        hashes.append(ids)
 
 
 def observation_digest(observation: Observation) -> int:

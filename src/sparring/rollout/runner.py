@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from sparring.backoff import retry_pause_s
@@ -107,11 +107,11 @@ class RolloutRunner(Player):
     async def _finished(self, rollout_id: str, request: RolloutRequest, attempts: Attempts) -> Finished:
         """Play attempts until one comes to an outcome, or no retry is left."""
         task, again = request.task, True
-        breaker = self.breakers.of(task.env)
+        breaker, environment = self.breakers.of(task.env), self._places.get(task.env) or nullcontext()
         while again:
             if attempts.failures:
                 await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, attempts.idle + 1, rollout_id))
-            async with self._place_of(task), breaker.trial(task.id) as trial:
+            async with environment, breaker.trial(task.id) as trial:
                 attempts.calls.answered = trial.answered
                 attempt = await self.play(request, attempts.journal, attempts.number, attempts.calls)
                 trial.error = None if isinstance(attempt.error, NotRebuildable) else attempt.error
@@ -141,10 +141,6 @@ class RolloutRunner(Player):
             rollout = ended_as(rollout, replace(broken_by(attempt.error), kind="policy_failed"))
             score = Score(reward=self.config.policy_failure_reward, success=False)
         return Finished(rollout=rollout, score=score, broken=attempts.finished(), transcripts=attempt.transcripts)
-
-    def _place_of(self, task: Task) -> AbstractAsyncContextManager[None]:
-        """Return the semaphore of a task's environment, or an empty context."""
-        return self._places.get(task.env) or nullcontext()
 
     def _limited(self, task: Task) -> Task:
         """Return the task with the limits of the run."""
