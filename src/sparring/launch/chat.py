@@ -74,7 +74,7 @@ class Chat:
             max_context=max_context(outline_of(checkpoint), engine, model.dtype),
         )
         task = Task(id="chat", env="chat", messages=(), limits=UNLIMITED)
-        self._session = self._recorder.open(task, rollout_id="chat", seed=seed, role=POLICY, priority=0)
+        self._session = self._recorder.open(task, rollout_id="chat", seed=seed, role=POLICY)
         self._tasks = setting.tasks if setting is not None else ()
         self.proposals = tuple(_text(task) for task in self._tasks)
         self._boxes = None if setting is None else BubblewrapBoxes(msgspec.structs.replace(setting.sandbox, servers=1))

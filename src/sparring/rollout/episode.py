@@ -56,7 +56,7 @@ of the run's own store. Any other error of ours is about the run, which no envir
 class SessionRecorder(Protocol):
     """Opener of recorded sessions: `record.Recorder`."""
 
-    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int) -> OpenSession:
+    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, admission: int) -> OpenSession:
         """Open the session of one role of one rollout."""
         ...
 
@@ -338,7 +338,6 @@ class RunningEpisode:
         *,
         rollout_id: str,
         seed: int,
-        priority: int,
         admission: int = 0,
         rewards: OutsideRewards | None = None,
     ) -> None:
@@ -348,7 +347,6 @@ class RunningEpisode:
         self.id = rollout_id
         self._recorder = recorder
         self._seed = seed
-        self._priority = priority
         self._admission = admission
         self.rewards = rewards
         self._sessions: dict[str, OpenSession] = {}
@@ -470,7 +468,6 @@ class RunningEpisode:
                 rollout_id=self.id,
                 seed=self._seed,
                 role=role,
-                priority=self._priority,
                 admission=self._admission,
             )
             session.journal = self.env.playback

@@ -54,15 +54,12 @@ class Journal:
     Args:
         attempt: id of the attempt.
         number: number of the attempt that began the journal.
-        events: events that an earlier process recorded.
         store: store of the events; None keeps them in memory.
     """
 
-    def __init__(
-        self, attempt: str, number: int = 0, events: Iterable[Event] = (), *, store: Store | None = None
-    ) -> None:
+    def __init__(self, attempt: str, number: int = 0, *, store: Store | None = None) -> None:
         self.attempt, self.number = attempt, number
-        self.events: list[Event] = list(events)
+        self.events: list[Event] = []
         self._store = store
         self._unwritten: list[LogEntry] = []
 

@@ -50,15 +50,13 @@ class RolloutRequest:
         index: place of the rollout in its group.
         seed: seed of the sampling.
         purpose: purpose of the rollout.
-        priority: priority of the rollout's requests at the engine.
-        admission: index of the group; at equal priority, the engine serves the lowest first.
+        admission: index of the group; the engine serves the lowest first.
     """
 
     task: Task
     index: int
     seed: int
     purpose: Purpose = "train"
-    priority: int = 0
     admission: int = 0
 
     def rollout(self, **parts: Any) -> Rollout:
@@ -168,7 +166,6 @@ class Player:
             self.recorder,
             rollout_id=journal.attempt,
             seed=request.seed,
-            priority=request.priority,
             admission=request.admission,
             rewards=self._outside_rewards(journal),
         )

@@ -63,7 +63,6 @@ class RolloutRunner(Player):
         index: int,
         seed: int,
         purpose: Purpose = "train",
-        priority: int = 0,
         admission: int = 0,
     ) -> Finished:
         """Run a task to an outcome.
@@ -83,9 +82,7 @@ class RolloutRunner(Player):
             CancelledError: the awaiting task was cancelled; world, box and sessions are closed.
             Outage: the environment's infrastructure stays down; see `Breaker`.
         """
-        request = RolloutRequest(
-            task=self._limited(task), index=index, seed=seed, purpose=purpose, priority=priority, admission=admission
-        )
+        request = RolloutRequest(task=self._limited(task), index=index, seed=seed, purpose=purpose, admission=admission)
         calls = WorldCalls(self._successes[task.env])
         attempts = Attempts(rollout_id, request.rollout, self.config.retries, calls, self.log)
         self._metrics.add("rollout/started_over", 0, "sum")
