@@ -38,13 +38,13 @@ from sparring.protocols import Store
 from sparring.record.journal import RecordedReply, RecordedTurns
 from sparring.record.order import settled
 from sparring.record.session import trajectory_id
-from sparring.rollout.phases import Recorded, unrecorded
+from sparring.rollout.phases import EventRecorder, ignore_event
 from sparring.types import POLICY, Observation, Segment, Trajectory
 
 PATIENCE_S = 60.0
 """Seconds that a request which is not recorded waits for recorded requests of the same rollout."""
 
-_NOTED: Mapping[str, LogKind] = {"limit": "limit", "program": "program"}
+_STORED_EVENTS: Mapping[str, LogKind] = {"limit": "limit", "program": "program"}
 _encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=dict)
 
 
@@ -132,7 +132,9 @@ class Journals:
         begins: whether only rollouts named by `expect` are looked for in the store. If not, every rollout is.
     """
 
-    def __init__(self, store: Store | None = None, recorded: Recorded = unrecorded, *, begins: bool = False) -> None:
+    def __init__(
+        self, store: Store | None = None, recorded: EventRecorder = ignore_event, *, begins: bool = False
+    ) -> None:
         self._store, self._recorded, self._begins = store, recorded, begins
         self._expected: set[str] = set()
 
@@ -152,7 +154,7 @@ class Journals:
             StoreError: it cannot be written.
         """
         self._recorded(kind, attempt, data)
-        kept = _NOTED.get(kind)
+        kept = _STORED_EVENTS.get(kind)
         if self._store is not None and kept is not None:
             self._store.record(LogEntry(stage=stage_of(attempt), kind=kept, name=attempt, data=data))
 
@@ -180,14 +182,14 @@ class Journals:
         if self._store is None or self._begins and rollout not in self._expected:
             return []
         self._expected.discard(rollout)
-        restarts = [event for event in self._entered(rollout, "restarted") if isinstance(event, StartedOver)]
+        restarts = [event for event in self._log_events(rollout, "restarted") if isinstance(event, StartedOver)]
         names = [(rollout, 0), *((event.id, event.number) for event in restarts)]
         reasons = [*(event.reason for event in restarts), "the process that ran it was stopped"]
-        journals = [self._read(name, number) for name, number in names]
+        journals = [self._read_journal(name, number) for name, number in names]
         begun = len(journals) > 1 or any(isinstance(event, Sampled) for event in journals[0].events)
         return list(zip(journals, reasons, strict=True)) if begun else []
 
-    def _read(self, attempt: str, number: int) -> Journal:
+    def _read_journal(self, attempt: str, number: int) -> Journal:
         """Return a journal from the store, with the turns first."""
         assert self._store is not None
         journal = Journal(attempt, number, store=self._store)
@@ -195,10 +197,10 @@ class Journals:
             role = POLICY if name == attempt else name[len(attempt) + 1 :]
             if not role.startswith((RETRY, BROKEN)):
                 journal.sampled(role, self._store.turns(trajectory_id(attempt, role)))
-        journal.events += self._entered(attempt, "observation", "limit", "reward")
+        journal.events += self._log_events(attempt, "observation", "limit", "reward")
         return journal
 
-    def _entered(self, name: str, *kinds: LogKind) -> Iterable[Entered]:
+    def _log_events(self, name: str, *kinds: LogKind) -> Iterable[Entered]:
         """Yield the logged events of a rollout or attempt."""
         assert self._store is not None
         for _, entry in self._store.entries(stage_of(name), name=name, kinds=kinds):
@@ -220,14 +222,14 @@ class Playback:
         journal: journal of the attempt; None is an empty one.
 
     Attributes:
-        again: whether anything was recorded before.
+        is_rebuild: whether anything was recorded before.
         difference: first difference of the rollout from its journal, or None.
         answers: number of the world's answers to each role so far.
     """
 
     def __init__(self, journal: Journal | None = None) -> None:
         self._journal = Journal("") if journal is None else journal
-        self.again = self._journal.size > 0
+        self.is_rebuild = self._journal.size > 0
         self._turns = {role: RecordedTurns(segments) for role, segments in self._journal.segments().items()}
         self._answers = self._journal.answers()
         limits = (event for event in self._journal.events if isinstance(event, LimitHit) and event.phase == "policy")
@@ -257,9 +259,9 @@ class Playback:
             self.check()
             left = self.turns(role).replies
             if left and (left[0].prompt, left[0].sampling.seed) == (prompt, sampling.seed):
-                return self._given(role, left, sampling)
+                return self._next_reply(role, left, sampling)
             if self._in_line:
-                self.differ(f"{role}: a request is not the recorded one, {_left(left)}")
+                self.differ(f"{role}: a request is not the recorded one, {_count_left(left)}")
             await self._wait(role, left)
         self.check()
         return None
@@ -291,9 +293,9 @@ class Playback:
         """
         number, recorded = self.answers[role], self._answers.get(role, {})
         answer = Answered(role=role, number=number, digest=observation_digest(observation), took_s=took_s)
-        again = self.has_answer(role)
+        is_recorded = self.has_answer(role)
         self.answers[role] += 1
-        if not again:
+        if not is_recorded:
             if not self._closed:
                 self._journal.answered(answer)
             return took_s
@@ -328,7 +330,7 @@ class Playback:
             NotRebuildable: the attempt differs from its journal, or ended before the journal's end.
         """
         self.check()
-        if not self.again:
+        if not self.is_rebuild:
             return
         if self.num_left:
             self.differ(f"the rollout ended with {self.num_left} recorded replies left")
@@ -356,12 +358,12 @@ class Playback:
             self._progress.set()
             self._progress = None
 
-    def _given(self, role: str, left: deque[RecordedReply], sampling: Sampling) -> RecordedReply:
+    def _next_reply(self, role: str, left: deque[RecordedReply], sampling: Sampling) -> RecordedReply:
         """Return the next reply of a role. Its token limits are the recorded ones, because the budget that was left for
         them depended on concurrent requests."""
         recorded = left[0].sampling
         if replace(sampling, max_tokens=recorded.max_tokens, min_tokens=recorded.min_tokens) != recorded:
-            self.differ(f"{role}: a request has other settings of sampling than the recorded one, {_left(left)}")
+            self.differ(f"{role}: a request has other settings of sampling than the recorded one, {_count_left(left)}")
         self.progress()
         return left.popleft()
 
@@ -373,10 +375,10 @@ class Playback:
             await asyncio.wait_for(self._progress.wait(), PATIENCE_S)
         except TimeoutError:
             waited = f"nothing else went on for {PATIENCE_S:.0f} s"
-            self.differ(f"{role}: a request is not in the record, {waited}, {_left(left)}")
+            self.differ(f"{role}: a request is not in the record, {waited}, {_count_left(left)}")
 
 
-def _left(replies: Sequence[RecordedReply]) -> str:
+def _count_left(replies: Sequence[RecordedReply]) -> str:
     return f"with {len(replies)} recorded replies left"
 
 
