@@ -112,7 +112,7 @@ def played(source: str, session: str) -> tuple[Any, list[bool]]:
     async def main() -> tuple[Any, list[bool]]:
         host = Counting()
         recorder = Recorder(ScriptedEngine(lambda request: ()), RENDERER, max_context=3000)
-        of = recorder.open(toy_task(), rollout_id="rl/0/0", seed=1, role="policy", priority=0)
+        of = recorder.open(toy_task(), rollout_id="rl/0/0", seed=1, role="policy")
         async with open_door(of) as door:
             door.tools = host
             python = PROGRAMS / "venv/bin/python"

@@ -52,7 +52,7 @@ def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
     """
     dump(config)
     config = as_begun(folder, config)
-    begun = _begun(folder, config)
+    begun = _recorded_recipe(folder, config)
     if begun is None:
         return []
     changes = raised(folder, config)
@@ -82,16 +82,16 @@ def as_begun(folder: Path, config: RunConfig) -> RunConfig:
     a resume."""
     if config.train.token_budget or not (folder / CONFIG).exists():
         return config
-    return _sized(config, load_recorded(folder / CONFIG).train.tokens_at_once)
+    return _with_token_budget(config, load_recorded(folder / CONFIG).train.tokens_at_once)
 
 
-def _sized(config: RunConfig, tokens: int) -> RunConfig:
+def _with_token_budget(config: RunConfig, tokens: int) -> RunConfig:
     return msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, token_budget=tokens))
 
 
 def raised(folder: Path, config: RunConfig) -> dict[str, tuple[int, int]]:
     """Return the live stages that get more steps than the folder's run has: their steps before and now."""
-    begun = _begun(folder, config)
+    begun = _recorded_recipe(folder, config)
     if begun is None:
         return {}
     counts = {stage: (begun[stage]["steps"], getattr(config, stage).steps) for stage in ONLINE_STAGES}
@@ -116,14 +116,14 @@ def _templates(config: RunConfig) -> dict[str, str]:
     return {name: template_text(spec.template) for name, spec in config.models.items() if spec.template is not None}
 
 
-def _begun(folder: Path, config: RunConfig) -> dict[str, Any] | None:
+def _recorded_recipe(folder: Path, config: RunConfig) -> dict[str, Any] | None:
     """Return the recipe in a run's folder as plain data; None before the run has one."""
     file = folder / CONFIG
     if not file.exists():
         return None
     recorded = resolve(load_recorded(file))
-    begun: dict[str, Any] = msgspec.to_builtins(_sized(recorded, recorded.train.tokens_at_once))
-    if "rl" in config.run.stages and _filtered_by_default(file):
+    begun: dict[str, Any] = msgspec.to_builtins(_with_token_budget(recorded, recorded.train.tokens_at_once))
+    if "rl" in config.run.stages and _filters_by_default(file):
         begun["algo"]["zero_variance_filter"] = True
     now: dict[str, Any] = as_now(begun, msgspec.to_builtins(config))
     return now
@@ -143,7 +143,7 @@ def check_raised(store: Store, config: RunConfig, changes: Mapping[str, tuple[in
             if later in ONLINE_STAGES and (store.get(f"stage/{later}") is not None or store.checkpoints(later)):
                 expected = f"{before}, because stage {later} has trained on what it wrote"
                 raise refusal(where, expected, str(now), "start a new run from these weights: models.policy.path")
-        ends = {name: train for name, train in _trained(config, stage).items() if train.schedule != "constant"}
+        ends = {name: train for name, train in _train_sections(config, stage).items() if train.schedule != "constant"}
         for name, train in ends.items():
             if train.min_ratio == 0:
                 expected = f"{before}, or a schedule of {name} that ends above 0 (train.min_ratio)"
@@ -181,7 +181,7 @@ def raise_steps(context: Context, changes: Mapping[str, tuple[int, int]]) -> Non
         write_whole(folder / BEGUN, (folder / CONFIG).read_bytes())
 
 
-def _trained(config: RunConfig, stage: str) -> dict[str, TrainConfig]:
+def _train_sections(config: RunConfig, stage: str) -> dict[str, TrainConfig]:
     """Return the `[train]` sections of all models that a stage trains, by role."""
     beside = {"critic": config.rl.critic, "implicit": config.rl.implicit} if stage == "rl" else {}
     others = {role: section.train for role, section in beside.items() if section is not None}
@@ -195,7 +195,7 @@ def _teachers(config: RunConfig) -> list[str]:
     return [f"teacher/{name}" for name in sorted(set(config.distill.teachers.values()))]
 
 
-def _filtered_by_default(file: Path) -> bool:
+def _filters_by_default(file: Path) -> bool:
     """Return whether a run filters groups of equal rewards although its config does not say so. Early versions did so
     by default with these credit rules, and wrote no such key."""
     algo = tomllib.loads(file.read_text(encoding="utf-8")).get("algo", {})

@@ -66,7 +66,7 @@ class Chat:
         )
         serving, folder = self._cluster.engine(POLICY, path=str(checkpoint)), base_folder(checkpoint)
         renderer = load_renderer(folder, model.renderer, model.thinking, render.control_tokens, render.thoughts)
-        setting, self.notes = _setting(recipe, tools, renderer)
+        setting, self.notes = _choose_setting(recipe, tools, renderer)
         self._recorder = Recorder(
             serving,
             renderer,
@@ -74,7 +74,7 @@ class Chat:
             max_context=max_context(outline_of(checkpoint), engine, model.dtype),
         )
         task = Task(id="chat", env="chat", messages=(), limits=UNLIMITED)
-        self._session = self._recorder.open(task, rollout_id="chat", seed=seed, role=POLICY, priority=0)
+        self._session = self._recorder.open(task, rollout_id="chat", seed=seed, role=POLICY)
         self._tasks = setting.tasks if setting is not None else ()
         self.proposals = tuple(_text(task) for task in self._tasks)
         self._boxes = None if setting is None else BubblewrapBoxes(msgspec.structs.replace(setting.sandbox, servers=1))
@@ -105,7 +105,7 @@ class Chat:
         between: list[Message] = []
         specs = self._world.tools if self._world is not None else ()
         for _ in range(MAX_TURNS):
-            answer = await self._said([*messages, *between], specs)
+            answer = await self._sample_reply([*messages, *between], specs)
             if self.cut_short or self._world is None:
                 return answer, between
             observation = await self._world.step(answer)
@@ -114,7 +114,7 @@ class Chat:
             between += [answer, *observation.messages]
         return replace(answer, tool_calls=()), between
 
-    async def _said(self, messages: Sequence[Message], specs: Sequence[ToolSpec]) -> Message:
+    async def _sample_reply(self, messages: Sequence[Message], specs: Sequence[ToolSpec]) -> Message:
         """Return one reply; if a limit cut it short, the part up to there."""
         before, self.cut_short = len(self._session.segments), ""
         try:
@@ -140,7 +140,9 @@ class Chat:
                 await self._boxes.close()
 
 
-def _setting(recipe: RunConfig | None, tools: bool, renderer: Renderer) -> tuple[ChatSetting | None, tuple[str, ...]]:
+def _choose_setting(
+    recipe: RunConfig | None, tools: bool, renderer: Renderer
+) -> tuple[ChatSetting | None, tuple[str, ...]]:
     """Return the setting of a chat and sentences about it for the user. A bare checkpoint whose chat format cannot show
     tools gets no tools.
 

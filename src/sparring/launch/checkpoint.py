@@ -32,20 +32,20 @@ def find_checkpoint(path: Path) -> Path:
         BadInput: the path has no checkpoint.
         StoreError: the saved step is damaged.
     """
-    folder = _found(path)
+    folder = _find(path)
     run = run_of(path)
     if run is not None and is_adapter(folder) and not Path(base_of(folder)).exists():
         _make_base(run)
     return folder
 
 
-def _found(path: Path) -> Path:
+def _find(path: Path) -> Path:
     for place in PLACES:
         if (path / place / "config.json").is_file() or is_adapter(path / place):
             return path / place
-    named = _named(path)
+    named = _parse_step_name(path)
     if named is not None:
-        return _saved(*named)
+        return _saved_step(*named)
     file = gguf_file(path)
     if file is not None:
         return converted(file)
@@ -61,7 +61,7 @@ def checkpoint_or_hub(name: str) -> Path:
         BadInput: no checkpoint has this name.
     """
     path = Path(name)
-    return find_checkpoint(path) if path.is_dir() or _named(path) is not None else local_folder(name)
+    return find_checkpoint(path) if path.is_dir() or _parse_step_name(path) is not None else local_folder(name)
 
 
 def export_checkpoint(path: Path, out: Path, dtype: str) -> list[str]:
@@ -106,14 +106,14 @@ def run_of(path: Path) -> Path | None:
 
 def is_run_or_step(path: Path) -> bool:
     """Return whether a path is a run or the name of a saved step."""
-    return _is_run(path) or _named(path) is not None
+    return _is_run(path) or _parse_step_name(path) is not None
 
 
 def _is_run(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and (folder / STORE).is_file()
 
 
-def _named(path: Path) -> tuple[Path, str | None, str] | None:
+def _parse_step_name(path: Path) -> tuple[Path, str | None, str] | None:
     """Return run, stage and name of a saved step, or None if the path is not the name of one."""
     if not SAVED.fullmatch(path.name):
         return None
@@ -123,7 +123,7 @@ def _named(path: Path) -> tuple[Path, str | None, str] | None:
     return (above.parent, above.name, path.name) if above.name in TRAINING and _is_run(above.parent) else None
 
 
-def _saved(run: Path, stage: str | None, name: str) -> Path:
+def _saved_step(run: Path, stage: str | None, name: str) -> Path:
     from sparring.recipe.load import load_recorded
     from sparring.stages.runtime.saved import saved_step, weights_of
     from sparring.store.sqlite import SqliteStore

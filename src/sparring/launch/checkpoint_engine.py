@@ -118,7 +118,7 @@ class CheckpointEngine:
             BadInput: a prompt or a setting is refused.
             EngineError: a prompt is longer than the context, or the engine was closed.
         """
-        engine = self._opened()
+        engine = self._open()
         unknown = sorted(sampling.keys() - set(SETTINGS))
         if unknown:
             raise refusal("sparring.Engine.generate", f"one of {', '.join(SETTINGS)}", unknown[0], "correct the name")
@@ -129,7 +129,7 @@ class CheckpointEngine:
         requests = [
             self._request(prompt, tools, settings, (p, s)) for p, prompt in enumerate(prompts) for s in range(samples)
         ]
-        completions = block(_together(engine, requests))
+        completions = block(_gather(engine, requests))
         return [
             Generation(
                 message=self._renderer.parse(completion.tokens, tools, prompt=request.tokens),
@@ -160,7 +160,7 @@ class CheckpointEngine:
         """
         from sparring.launch.serve import ServeConfig, serve_engine
 
-        engine = self._opened()
+        engine = self._open()
         config = ServeConfig(
             folder=self._folder,
             host=host,
@@ -185,7 +185,7 @@ class CheckpointEngine:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _opened(self) -> NativeEngine:
+    def _open(self) -> NativeEngine:
         if self._engine is None:
             raise refusal("sparring.Engine", "an open engine", "a closed one", "open the checkpoint again")
         return self._engine
@@ -210,7 +210,7 @@ class CheckpointEngine:
         return self._renderer.bind(request)
 
 
-async def _together(engine: NativeEngine, requests: Sequence[GenerateRequest]) -> list[Completion]:
+async def _gather(engine: NativeEngine, requests: Sequence[GenerateRequest]) -> list[Completion]:
     """Return the completions in the order of the requests.
 
     Raises:

@@ -86,7 +86,7 @@ def evaluate_subjects(config: RunConfig, subjects: Sequence[Subject | Path], gat
     if gate is not None and gate.figure:
         _check_figure(gate.figure, config.eval, [results.get(index) for index in range(len(subjects))])
     evaluations = block(
-        _all_evaluated(config, [each if isinstance(each, Subject) else results[i] for i, each in enumerate(subjects)])
+        _evaluate_all(config, [each if isinstance(each, Subject) else results[i] for i, each in enumerate(subjects)])
     )
     comparisons = [compared(evaluations[0], other, gate) for other in evaluations[1:]]
     return Results(evaluations=tuple(evaluations), comparisons=tuple(comparisons))
@@ -175,7 +175,7 @@ def evaluation_folder(config: RunConfig, subject: Subject) -> Path:
     run = RunSection(name="-", seed=recipe.run.seed, device=recipe.run.device)
     settings = msgspec.to_builtins(msgspec.structs.replace(recipe, run=run, observe=ObserveConfig()))
     digest = xxhash.xxh3_64(msgspec.json.encode(settings, order="sorted"))
-    for path in _deciding(config, subject):
+    for path in _deciding_files(config, subject):
         digest.update(path.name.encode())
         with path.open("rb") as file:
             while part := file.read(1 << 24):
@@ -184,7 +184,7 @@ def evaluation_folder(config: RunConfig, subject: Subject) -> Path:
     return Path(config.run.directory) / config.run.name / FOLDERS / f"{slug}-{digest.hexdigest()[:10]}"
 
 
-async def _all_evaluated(config: RunConfig, subjects: Sequence[Subject | Evaluated]) -> list[Evaluated]:
+async def _evaluate_all(config: RunConfig, subjects: Sequence[Subject | Evaluated]) -> list[Evaluated]:
     """Evaluate each subject without a result. For programs outside the process, all evaluations are one run."""
     from sparring.stages.preflight.directory import check_directory
 
@@ -194,7 +194,7 @@ async def _all_evaluated(config: RunConfig, subjects: Sequence[Subject | Evaluat
         if any(isinstance(subject, Subject) for subject in subjects):
             answered = answered_outside(config, run / FOLDERS, tell, linked_too=False, keys_of=run)
             await stack.enter_async_context(answered)
-        return [await _evaluated(config, each) if isinstance(each, Subject) else each for each in subjects]
+        return [await _evaluate(config, each) if isinstance(each, Subject) else each for each in subjects]
 
 
 def _tell(config: ObserveConfig, stage: str, text: str) -> None:
@@ -204,7 +204,7 @@ def _tell(config: ObserveConfig, stage: str, text: str) -> None:
     sink.close()
 
 
-async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
+async def _evaluate(config: RunConfig, subject: Subject) -> Evaluated:
     from sparring.harness.by_environment import mounts_of
     from sparring.harness.load import BUILT_IN
     from sparring.rollout.evaluate import EvalPlan
@@ -231,12 +231,12 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
             await rehearse(context, lambda rehearsed, _: play_silently(rehearsed, tasks[0]))
         plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples)
         evaluation = await evaluate_folder(context, str(subject.folder), plan)
-        result = _told(context, subject, evaluation, folder)
+        result = _evaluated_result(context, subject, evaluation, folder)
         write_results(Results(evaluations=(result,)), folder / RESULT)
         return result
 
 
-def _told(context: Context, subject: Subject, evaluation: Evaluation, folder: Path) -> Evaluated:
+def _evaluated_result(context: Context, subject: Subject, evaluation: Evaluation, folder: Path) -> Evaluated:
     config = context.config
     return Evaluated(
         name=subject.name,
@@ -261,7 +261,7 @@ def _write_recipe(folder: Path, recipe: RunConfig) -> None:
 
 def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> RunConfig:
     """Return the sections of a recipe that an evaluation reads, without settings of its size and its reports."""
-    served = _served(config.engine, subject.endpoint) if subject.endpoint else None
+    served = _endpoint_server(config.engine, subject.endpoint) if subject.endpoint else None
     spec = msgspec.structs.replace(config.models[POLICY], path=str(subject.folder), init=None, lora=None, served=served)
     run = config.run
     return RunConfig(
@@ -313,13 +313,13 @@ def _reward_model(config: RunConfig) -> dict[str, ModelConfig]:
     return {REWARD_MODEL: msgspec.structs.replace(config.models[POLICY], path=str(folder), init=None, lora=None)}
 
 
-def _served(engine: EngineConfig, url: str) -> ServedConfig:
+def _endpoint_server(engine: EngineConfig, url: str) -> ServedConfig:
     """Return the server of an endpoint: OpenAI's completions if the address ends in /v1, else `sparring serve`."""
     kind: Literal["openai", "remote"] = "openai" if url.rstrip("/").endswith("/v1") else "remote"
     return ServedConfig(kind=kind, url=url, api_key_env=engine.api_key_env, served_model=engine.served_model)
 
 
-def _deciding(config: RunConfig, subject: Subject) -> list[Path]:
+def _deciding_files(config: RunConfig, subject: Subject) -> list[Path]:
     """Return the files that affect samples and scores: of the checkpoint, the models of other roles, the reward models,
     the adapters' bases, and the environment."""
     from sparring.model.hub import base_folder, model_folder

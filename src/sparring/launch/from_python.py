@@ -62,7 +62,7 @@ def run(config: RunConfig) -> Path:
     from sparring.dashboard.report import write_report
 
     share_freed_memory()
-    folder = run_with_earlier(_validated(config, "sparring.run"))
+    folder = run_with_earlier(_validate(config, "sparring.run"))
     write_report(folder)
     return folder
 
@@ -77,7 +77,7 @@ def check(config: RunConfig) -> list[str]:
     Raises:
         BadInput: a run would be refused.
     """
-    return check_recipe(_validated(config, "sparring.check"))
+    return check_recipe(_validate(config, "sparring.check"))
 
 
 def evaluate(
@@ -120,12 +120,12 @@ def evaluate(
     share_freed_memory()
     options = {"tasks": tasks, "samples": samples, "ks": None if ks is None else list(ks)}
     changed = {key: value for key, value in options.items() if value is not None}
-    config = _validated(config, "sparring.evaluate", eval=changed)
+    config = _validate(config, "sparring.evaluate", eval=changed)
     folder = None if tokenizer is None else Path(tokenizer)
     return evaluate_subjects(config, [evaluated_as(config, os.fspath(name), folder) for name in checkpoints])
 
 
-def _validated(config: RunConfig, where: str, **changed: Mapping[str, Any]) -> RunConfig:
+def _validate(config: RunConfig, where: str, **changed: Mapping[str, Any]) -> RunConfig:
     """Return the recipe with its types checked, because msgspec does not check types when a struct is built in Python.
 
     Args:

@@ -55,7 +55,7 @@ async def outside(
     path = folder / KEYS
     with boundary(BadInput, str(folder), "a folder that can be created", "choose another --name"):
         folder.mkdir(parents=True, exist_ok=True)
-    earlier = (_earlier(keys_of / KEYS) if keys_of is not None else None) or _earlier(path)
+    earlier = (_read_keys(keys_of / KEYS) if keys_of is not None else None) or _read_keys(path)
     keys = earlier or RunKeys(worker=f"wk-{secrets.token_urlsafe(24)}", reward=f"rk-{secrets.token_urlsafe(24)}")
     async with gateway_here().open_outside(keys, config.listen, config.lease_s, gateway.rstrip("/")) as url:
         write_keys(path, KeysFile(url=url, worker_key=keys.worker, reward_key=keys.reward))
@@ -63,7 +63,7 @@ async def outside(
         yield
 
 
-def _earlier(path: Path) -> RunKeys | None:
+def _read_keys(path: Path) -> RunKeys | None:
     """Return the keys of an earlier process, or None if there is no file of keys.
 
     Raises:

@@ -53,7 +53,7 @@ class Steps:
 
 
 @dataclass(kw_only=True, slots=True)
-class Replayed:
+class ReplayResult:
     """Result of a replay.
 
     Attributes:
@@ -72,7 +72,7 @@ def replay_run(
     steps: tuple[int | None, int | None] = (None, None),
     sampling: bool = True,
     threads: int | None = None,
-) -> Replayed:
+) -> ReplayResult:
     """Replay the recorded steps of a run in a copy of its folder. Every token, every log-probability and the weights of
     every step are compared with the record.
 
@@ -86,7 +86,7 @@ def replay_run(
     Raises:
         BadInput: the run, stage or step does not exist, or its engine cannot sample the same tokens again.
     """
-    config, result = _recipe(folder, threads), Replayed()
+    config, result = _recipe(folder, threads), ReplayResult()
     for name in [stage] if stage is not None else ONLINE_STAGES:
         with closing(SqliteStore(folder / STORE, read_only=True)) as store:
             if stage is None and not GroupLog(store, name).last_published(0):
@@ -101,7 +101,7 @@ def replay_run(
     return result
 
 
-def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) -> Replayed:
+def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) -> ReplayResult:
     """Replay one recorded rollout under the weights that sampled it. They are the stage's input for version 0, and the
     version's checkpoint otherwise. If several versions sampled the rollout, or if the checkpoint is gone, the steps
     that made the weights are trained again.
@@ -114,7 +114,7 @@ def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) ->
     Raises:
         BadInput: the run or rollout does not exist, or its weights can neither be read nor trained again.
     """
-    config, result = _recipe(folder, threads), Replayed()
+    config, result = _recipe(folder, threads), ReplayResult()
     with tempfile.TemporaryDirectory(prefix="sparring-replay-") as made:
         with closing(SqliteStore(folder / STORE, read_only=True)) as store:
             rollout = store.load(rollout_id)
@@ -136,7 +136,7 @@ def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) ->
 
 
 async def _replay_alone(
-    config: RunConfig, weights: Path, rollout_id: str, turns: Sequence[RecordedTurn], result: Replayed
+    config: RunConfig, weights: Path, rollout_id: str, turns: Sequence[RecordedTurn], result: ReplayResult
 ) -> None:
     """Sample the turns of a rollout again, on an engine that serves the one version of the weights that sampled
     them."""
@@ -244,7 +244,7 @@ def _copy(config: RunConfig, folder: Path, stage: str, made: Path) -> RunConfig:
     return changed
 
 
-async def _replay_steps(config: RunConfig, folder: Path, steps: Steps, sampling: bool, result: Replayed) -> None:
+async def _replay_steps(config: RunConfig, folder: Path, steps: Steps, sampling: bool, result: ReplayResult) -> None:
     """Replay the steps of one stage in a copy of the run, and add the report to the result.
 
     Raises:
@@ -353,7 +353,7 @@ class ReplayedUpdates:
         ):
             yield from (*group.rollouts, *group.failed)
 
-    def report(self, result: Replayed) -> None:
+    def report(self, result: ReplayResult) -> None:
         """Add to the result the number of replayed turns, the first difference, and the steps whose weights are
         identical."""
         done, steps = self._resampling, self._steps

@@ -64,12 +64,12 @@ def run_with_earlier(config: RunConfig) -> Path:
     Raises:
         BadInput: a recipe is refused as by `run_recipe`, or a recipe waits for itself.
     """
-    for earlier in _earlier(config, ()):
+    for earlier in _earlier_recipes(config, ()):
         run_recipe(earlier)
     return run_recipe(config)
 
 
-def _earlier(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
+def _earlier_recipes(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
     """Return the recipes that `config` waits for, each after its own. All are read before any is run."""
     recipes = []
     for recipe in config.run.after:
@@ -81,7 +81,7 @@ def _earlier(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
                 "leave one out",
             )
         after = load(recipe)
-        recipes += [*_earlier(after, (*begun, recipe)), after]
+        recipes += [*_earlier_recipes(after, (*begun, recipe)), after]
     return recipes
 
 
@@ -102,7 +102,7 @@ async def _run(config: RunConfig) -> Path:
                 context.sink.event("check", fact)
         claim(context, changes)  # last, so that a refused recipe can be corrected
         remember_others(context)
-        with _telling_memory(context):
+        with _keep_memory_warning(context):
             async with answered_outside(config, context.folder, context.sink.event):
                 for stage in config.run.stages:
                     if context.done(stage) is None:
@@ -114,7 +114,7 @@ async def _run(config: RunConfig) -> Path:
 
 
 @contextmanager
-def _telling_memory(context: Context) -> Iterator[None]:
+def _keep_memory_warning(context: Context) -> Iterator[None]:
     """Keep the run's memory warning in the store while stages run. An out-of-memory error repeats the warning. So does
     the next process if this one was killed, probably by the kernel for its memory.
 
@@ -173,14 +173,14 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
     judges = Judges(open_model)
     same = sameness_of(begun or folder)
     factory, harness = _worlds(config, judges, same)
-    _make(folder)
+    _make_folder(folder)
     store = SqliteStore(folder / STORE)
-    judges.remember(store, partial(_who, config))
+    judges.remember(store, partial(_describe_model, config))
     try:
         compare(folder, config, store)
         if same is identity and (folder / CONFIG).is_file():
             store.put(BY_MESSAGES, True)
-        config, cluster = _placed(config, store)
+        config, cluster = _choose_cluster(config, store)
         recipe = msgspec.to_builtins(config)
         sinks = load_sinks(config.observe, folder, name=config.run.name, recipe=recipe)
         sink = Fanout([*sinks, progress(config.observe)])
@@ -206,7 +206,7 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
         store.close()
 
 
-def _placed(config: RunConfig, store: Store) -> tuple[RunConfig, Cluster]:
+def _choose_cluster(config: RunConfig, store: Store) -> tuple[RunConfig, Cluster]:
     """Return a recipe with the settings that this machine chooses, and the cluster that computes on it."""
     from sparring.cluster.inline import InlineCluster
 
@@ -224,7 +224,7 @@ def _placed(config: RunConfig, store: Store) -> tuple[RunConfig, Cluster]:
     )
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     """Make the folder of a run, or check that an existing one has its store.
 
     Raises:
@@ -344,7 +344,7 @@ async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> Replies
     return EngineReplies(cluster.engine(name, path=str(folder)), renderer, name)
 
 
-def _who(config: RunConfig, name: str) -> str:
+def _describe_model(config: RunConfig, name: str) -> str:
     """Describe a model of `[models]` by its settings and the files on this machine. A change on a server is not
     noticed."""
     from sparring.model.hub import model_folder
@@ -386,7 +386,7 @@ def check_recipe(config: RunConfig, worker: Sequence[str] = ()) -> list[str]:
 
     async def checked() -> list[str]:
         check_directory(Path(config.run.directory))
-        facts = _compared(resolve(config))
+        facts = _compare_with_folder(resolve(config))
         check_sinks(config.observe)
         with tempfile.TemporaryDirectory() as folder:
             run = msgspec.structs.replace(config.run, directory=folder)
@@ -400,7 +400,7 @@ def check_recipe(config: RunConfig, worker: Sequence[str] = ()) -> list[str]:
     return block(checked())
 
 
-def _compared(config: RunConfig) -> list[str]:
+def _compare_with_folder(config: RunConfig) -> list[str]:
     """Return sentences about a recipe and the run in its folder, if there is one.
 
     Raises:

@@ -192,7 +192,7 @@ async def _try(trial: ProgramTrial, program: str, say: Say) -> bool:
         ended = await _run(trial, program, door)
     finally:
         await gateway.shut(door)
-    return _judged(ended, session, engine, say)
+    return _print_end(ended, session, engine, say)
 
 
 async def _run(trial: ProgramTrial, program: str, door: Door) -> int | None:
@@ -252,7 +252,7 @@ def _lines_of_reply(place: int | None, segments: Sequence[Segment]) -> Iterator[
         yield "   begins the conversation" if request.parent is None else "   goes on"
 
 
-def _judged(status: int | None, session: RecordedSession, engine: ScriptedEngine, say: Say) -> bool:
+def _print_end(status: int | None, session: RecordedSession, engine: ScriptedEngine, say: Say) -> bool:
     """Print how the rollout ended. Return whether it is completed."""
     segments = session.segments
     sampled = [segment for segment in segments if segment.model is not None]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+import hashlib
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from sparring.generation import Completion, FinishReason, Runs, Sampling
 from sparring.log import LogEntry
+from sparring.record.identity import DIGEST_BYTES
 from sparring.types import Segment
 
 
@@ -45,21 +49,47 @@ class RecordedReply:
         return "length" if len(tokens) >= sampling.max_tokens and tokens[-1] not in sampling.stop else "stop"
 
 
-class RecordedTurns(Protocol):
-    """Recorded turns of one role. In a rebuild, a turn gets its recorded place."""
+class RecordedTurns:
+    """Recorded turns of one role. In a rebuild, a turn gets its recorded place.
 
-    @property
-    def inputs(self) -> Sequence[tuple[int | None, tuple[int, ...], int]]:
-        """Place of the parent, ids and own place of each input."""
+    Args:
+        segments: segments of the role, in the form of a trajectory.
 
-    @property
-    def places(self) -> Set[int]:
-        """Places of all segments."""
+    Attributes:
+        places: places of all segments.
+        inputs: place of the parent, ids and own place of each input.
+        replies: recorded replies that were not given yet, in order.
+        is_line: whether each segment follows the one before, so that no two requests ran at once.
+    """
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        places = [segment.index if segment.place is None else segment.place for segment in segments]
+        self.places = frozenset(places)
+        self.inputs = [
+            (None if segment.parent is None else places[segment.parent], tuple(segment.tokens), place)
+            for segment, place in zip(segments, places, strict=True)
+            if segment.sampling is None
+        ]
+        self.replies = deque(_replies(segments))
+        self.is_line = all(s.place is None and s.parent == (i - 1 if i else None) for i, s in enumerate(segments))
+        self._by_prompt = {(r.prompt, r.sampling.seed): places[r.segment.index] for r in self.replies}
 
     def place_of(self, prompt: bytes, seed: int) -> int | None:
         """Return the place of the recorded reply to a prompt with a seed; None if it is new. The prompt is given by its
         digest."""
-        ...
+        return self._by_prompt.get((prompt, seed))
+
+
+def _replies(segments: Sequence[Segment]) -> Iterator[RecordedReply]:
+    """Yield the sampled segments with the digests of their prompts."""
+    hashes: list[hashlib.blake2b] = []
+    for segment in segments:
+        parent = None if segment.parent is None else hashes[segment.parent]
+        if segment.sampling is not None and parent is not None:
+            yield RecordedReply(prompt=parent.digest(), segment=segment)
+        ids = hashlib.blake2b(digest_size=DIGEST_BYTES) if parent is None else parent.copy()
+        ids.update(array("q", segment.tokens).tobytes())
+        hashes.append(ids)
 
 
 class SessionJournal(Protocol):

@@ -17,7 +17,6 @@ from sparring.record.journal import RecordedReply, RecordedTurns, SessionJournal
 from sparring.record.lines import Turn
 from sparring.record.rendering import Binder, Planner
 from sparring.record.request import (
-    Rank,
     at_most,
     check_far,
     check_length,
@@ -87,7 +86,6 @@ class Recorder:
         rollout_id: str,
         seed: int,
         role: str = "policy",
-        priority: int = 0,
         admission: int = 0,
         limits: Limits | None = None,
         journal: SessionJournal | None = None,
@@ -99,15 +97,13 @@ class Recorder:
             rollout_id: id of the rollout; roles other than `policy` are recorded under `<rollout_id>/<role>`.
             seed: seed that decides, with a token's position, every random number of the session.
             role: role of the session.
-            priority: priority of its requests at the engine.
-            admission: admission index of the rollout, by which the engine ranks requests of one priority.
+            admission: index of the rollout's group; the engine serves the lowest first.
             limits: limits that replace the task's.
             journal: journal of this rollout. Its recorded replies answer their requests and are not stored again; new
                 turns are appended to it.
         """
-        rank = Rank(priority, admission)
         session = RecordedSession(
-            self, task, rollout_id=rollout_id, seed=seed, role=role, rank=rank, limits=limits or task.limits
+            self, task, rollout_id=rollout_id, seed=seed, role=role, admission=admission, limits=limits or task.limits
         )
         session.journal = journal
         return session
@@ -127,7 +123,7 @@ class RecordedSession(OpenSession):
     """
 
     def __init__(
-        self, recorder: Recorder, task: Task, *, rollout_id: str, seed: int, role: str, rank: Rank, limits: Limits
+        self, recorder: Recorder, task: Task, *, rollout_id: str, seed: int, role: str, admission: int, limits: Limits
     ) -> None:
         super().__init__(trajectory_id(rollout_id, role))
         self.max_prompt_bytes = recorder.max_context * recorder.renderer.longest_token
@@ -137,7 +133,7 @@ class RecordedSession(OpenSession):
         self._recorder = recorder
         self._task = task
         self._role = role
-        self._rank = rank
+        self._admission = admission
         self._limits = limits
         self._seed = seed if role == "policy" else derived_seed(seed, role)
         self._tree = Tree(recorder.renderer, recorder.tool_lists)
@@ -353,8 +349,7 @@ class RecordedSession(OpenSession):
             tokens=self._tree.prompt(turn),
             sampling=sampling,
             conversation=self._conversation(turn.lane),
-            priority=self._rank.priority,
-            admission=self._rank.admission,
+            admission=self._admission,
         )
         self._lanes.add(turn.lane)
         clock = asyncio.get_running_loop().time

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import xxhash
 
@@ -18,13 +17,6 @@ from sparring.types import Message
 
 CHARACTERS_PER_TOKEN = 8
 """Characters per token of the context up to which a prompt is rendered without a check; usual text has about 4."""
-
-
-class Rank(NamedTuple):
-    """Rank of a session's requests at the engine."""
-
-    priority: int
-    admission: int
 
 
 def join_stops(of_run: tuple[str, ...], of_client: Sequence[str]) -> tuple[str, ...]:

@@ -49,9 +49,7 @@ class TextRecorder:
         self.source = source
         self.imitator = imitator
 
-    def open(
-        self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int = 0
-    ) -> TextSession:
+    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, admission: int = 0) -> TextSession:
         return TextSession(self, task, rollout_id, seed, role)
 
 

@@ -25,7 +25,7 @@ class Attempt:
         score: score of the rollout, or None without one.
         error: infrastructure error that broke the attempt; None if it came to an outcome.
         transcripts: conversations of each role in messages, one for each branch.
-        again: whether the attempt began with recorded events.
+        is_rebuild: whether the attempt began with recorded events.
         caught_up: whether the attempt played the whole journal without a difference.
         rebuildable: whether the journal can be played again.
         broken: place of the world's call that broke; None if none did.
@@ -37,7 +37,7 @@ class Attempt:
     score: Score | None
     error: InfraError | None
     transcripts: Mapping[str, tuple[Transcript, ...]]
-    again: bool = False
+    is_rebuild: bool = False
     caught_up: bool = True
     rebuildable: bool = False
     broken: Place | None = None
@@ -52,7 +52,7 @@ class Attempts:
     Args:
         rollout_id: id of the first attempt, which rebuilt attempts share. Attempt n after a start over is
             `<rollout_id>/retry-<n>`; the failure of attempt n is recorded as `<rollout_id>/broken-<n>`.
-        made: makes a rollout from an id, the number of an attempt, and trajectories.
+        make_rollout: makes a rollout from an id, the number of an attempt, and trajectories.
         retries: number of consecutive attempts that may break without getting further than the ones before.
         calls: counts of the rollout's calls of its worlds.
         journals: source of journals. An attempt that an earlier process began is resumed.
@@ -67,10 +67,10 @@ class Attempts:
     """
 
     def __init__(
-        self, rollout_id: str, made: Callable[..., Rollout], retries: int, calls: WorldCalls, journals: Journals
+        self, rollout_id: str, make_rollout: Callable[..., Rollout], retries: int, calls: WorldCalls, journals: Journals
     ) -> None:
         unfinished = journals.unfinished(rollout_id)
-        earlier = [_rollout_of(journal, reason, made) for journal, reason in unfinished]
+        earlier = [_rollout_of(journal, reason, make_rollout) for journal, reason in unfinished]
         self.journal = unfinished[-1][0] if unfinished else journals.new(rollout_id)
         self.number = self.journal.number
         self.idle = self.failures = 0
@@ -82,7 +82,7 @@ class Attempts:
         self._resumed = bool(earlier)
         self._furthest = self.journal.size
 
-    def failed(self, attempt: Attempt, *, excused: bool = False) -> bool:
+    def add_failure(self, attempt: Attempt, *, excused: bool = False) -> bool:
         """Count an attempt that the infrastructure broke, and prepare the next one. An `excused` attempt costs no
         retry.
 
@@ -93,7 +93,7 @@ class Attempts:
         stale = self._resumed and isinstance(attempt.error, NotRebuildable)
         if isinstance(attempt.error, NotRebuildable):
             self.refused = str(attempt.error)
-        self._go_on(attempt)
+        self._own_tokens(attempt)
         size = self.journal.size if attempt.rebuildable and attempt.caught_up else 0
         self.idle = 0 if size > self._furthest or not self.failures else self.idle + (not excused)
         self.failures += not stale
@@ -114,29 +114,29 @@ class Attempts:
             return False
         return bool(sampled_tokens(attempt.rollout)) and self.calls.broke(broken, failure_of(error))
 
-    def finished(self) -> tuple[Rollout, ...]:
+    def finish(self) -> tuple[Rollout, ...]:
         """Return the broken attempts before one that came to an outcome."""
-        self._hand_on()
-        return self._in_order()
+        self._pass_tokens_on()
+        return self._broken_in_order()
 
-    def given_up(self) -> tuple[Rollout, tuple[Rollout, ...]]:
+    def give_up(self) -> tuple[Rollout, tuple[Rollout, ...]]:
         """Return the last attempt, with all tokens that were passed on to it, and the broken attempts before it."""
         assert self._last is not None
-        return self._last, self._in_order()
+        return self._last, self._broken_in_order()
 
-    def _go_on(self, attempt: Attempt) -> None:
+    def _own_tokens(self, attempt: Attempt) -> None:
         """Make an attempt the owner of its journal's tokens. If it did not play the whole journal, it takes over the
         tokens of the attempt before."""
         rollout, before = attempt.rollout, self._last
-        self._hand_on()
-        if before is not None and attempt.again and not attempt.caught_up:
+        self._pass_tokens_on()
+        if before is not None and attempt.is_rebuild and not attempt.caught_up:
             ended = rollout.trajectories[0].outcome
             rollout = replace(rollout, trajectories=tuple(replace(t, outcome=ended) for t in before.trajectories))
         self._last = rollout
         if not attempt.rebuildable:
             self.refused = self.refused or "the world says that it cannot be rebuilt"
 
-    def _hand_on(self) -> None:
+    def _pass_tokens_on(self) -> None:
         """Keep the failure of the current owner, without its tokens, because another attempt takes them over."""
         if self._last is not None and not self._resumed:
             self._broken.append(self._without_tokens(self._last))
@@ -158,14 +158,14 @@ class Attempts:
         alone = replace(first, id=trajectory_id(name, first.role), segments=(), usage=Usage())
         return replace(rollout, id=name, trajectories=(alone,))
 
-    def _in_order(self) -> tuple[Rollout, ...]:
+    def _broken_in_order(self) -> tuple[Rollout, ...]:
         return tuple(sorted(self._broken, key=lambda rollout: rollout.attempt))
 
 
-def _rollout_of(journal: Journal, reason: str, made: Callable[..., Rollout]) -> Rollout:
+def _rollout_of(journal: Journal, reason: str, make_rollout: Callable[..., Rollout]) -> Rollout:
     """Return an attempt of an earlier process with its tokens."""
     outcome = broken_by(NotRebuildable(reason))
-    rollout = made(id=journal.attempt, attempt=journal.number, trajectories=())
+    rollout = make_rollout(id=journal.attempt, attempt=journal.number, trajectories=())
     trajectories = [
         Trajectory(
             id=trajectory_id(journal.attempt, role),

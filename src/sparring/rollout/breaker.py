@@ -80,7 +80,7 @@ class Breaker:
         Raises:
             Outage: the attempt was a probe that failed, and the outage has lasted `outage_s`.
         """
-        trial = Trial(task=task, breaker=self, is_probe=await self._enter())
+        trial = Trial(task=task, breaker=self, is_probe=await self._wait_for_probe())
         self._running += 1
         try:
             yield trial
@@ -90,9 +90,9 @@ class Breaker:
             raise
         self._running -= 1
         if trial.error is None or isinstance(trial.error, JudgeError):  # the environment itself worked
-            self._succeeded()
+            self._count_success()
         elif isinstance(trial.error, ENVIRONMENTS):
-            self._failed(trial)
+            self._count_failure(trial)
         self._end_probe(trial)
 
     def answered(self, trial: Trial, call: Call) -> None:
@@ -101,9 +101,9 @@ class Breaker:
         if call == self._broken:
             self._end_probe(trial)
             trial.is_probe = False
-            self._succeeded()
+            self._count_success()
 
-    async def _enter(self) -> bool:
+    async def _wait_for_probe(self) -> bool:
         """Wait while another attempt is the probe. Return whether this attempt is the next probe."""
         while self.is_open:
             if not self._probing:
@@ -120,7 +120,7 @@ class Breaker:
             await waiting
         return False
 
-    def _succeeded(self) -> None:
+    def _count_success(self) -> None:
         self._failures, self._pause_s = 0, FIRST_PAUSE_S
         self._failed_tasks.clear()
         self._broken = None
@@ -131,7 +131,7 @@ class Breaker:
             self._report(f"environment {self._name} answers again after {down_s:.0f} s: rollouts go on")
             self._wake()
 
-    def _failed(self, trial: Trial) -> None:
+    def _count_failure(self, trial: Trial) -> None:
         now = asyncio.get_running_loop().time()
         self._failures += 1
         self._failed_tasks.add(trial.task)

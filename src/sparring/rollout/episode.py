@@ -56,7 +56,7 @@ of the run's own store. Any other error of ours is about the run, which no envir
 class SessionRecorder(Protocol):
     """Opener of recorded sessions: `record.Recorder`."""
 
-    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int) -> OpenSession:
+    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, admission: int) -> OpenSession:
         """Open the session of one role of one rollout."""
         ...
 
@@ -102,7 +102,7 @@ class GuardedEnv:
         self._tools: tuple[ToolSpec, ...] | None = None
         self._box: Sandbox | None = None
         self._observed: list[WorldAnswer] = []
-        self._left = False
+        self._abandonment_noted = False
         self._reads_tools = False
         self.world_s = 0.0
         self.policy_s = 0.0
@@ -111,11 +111,11 @@ class GuardedEnv:
     def _env(self) -> AnyEnv:
         if self._made is None:
             with boundary(EnvError, "env"):
-                self._make_it()
+                self._make_env()
         assert self._made is not None
         return self._made
 
-    def _make_it(self) -> None:
+    def _make_env(self) -> None:
         """Make the environment. If its maker is cancelled meanwhile, the environment is closed with the others."""
         made = self._make()
         self._roles = roles_of(made)
@@ -162,14 +162,14 @@ class GuardedEnv:
         if self._made is None:
             with self.phases.within("open"):
                 with _Measured(self, "env"):
-                    await self._call(self._make_it)
+                    await self._call(self._make_env)
 
     async def open(self, task: Task, box: Sandbox | None) -> Observation:
         """Open the environment. Raises EnvError for any exception of its code, and for an answer that no model can be
         shown."""
         self._box = box
         env = self._env
-        if self.playback.again and not self.rebuildable:
+        if self.playback.is_rebuild and not self.rebuildable:
             self.playback.differ("the world says that it cannot be rebuilt")
         with self.phases.within("open"):
             with _Measured(self, "env.open"), self.calls.call("open"):
@@ -193,7 +193,7 @@ class GuardedEnv:
             LimitReached: the policy's own commands exceeded their time limit.
             BadInput: the environment has no such role.
         """
-        role = self.named(role, "env.step")
+        role = self.check_role(role, "env.step")
         self._check_time()
         clock = asyncio.get_running_loop().time
         with self.phases.within("tool", ", ".join([call.name for call in reply.tool_calls])):
@@ -231,7 +231,7 @@ class GuardedEnv:
                     raise EnvError("env.score: CancelledError: its own code was cancelled") from None
                 return rated(score, self._roles, trajectories)
 
-    def named(self, role: str | None, where: str) -> str:
+    def check_role(self, role: str | None, where: str) -> str:
         """Return the role; None is the only role of the environment.
 
         Raises:
@@ -275,8 +275,8 @@ class GuardedEnv:
             finally:
                 EXECUTOR.set(before)
         finally:
-            if self.abandoned and not self._left:
-                self._left = True
+            if self.abandoned and not self._abandonment_noted:
+                self._abandonment_noted = True
                 self.phases.note("abandoned", {"call": getattr(method, "__qualname__", repr(method))})
 
     async def _read_tools(self, *, opened: bool = False) -> None:
@@ -338,7 +338,6 @@ class RunningEpisode:
         *,
         rollout_id: str,
         seed: int,
-        priority: int,
         admission: int = 0,
         rewards: OutsideRewards | None = None,
     ) -> None:
@@ -348,7 +347,6 @@ class RunningEpisode:
         self.id = rollout_id
         self._recorder = recorder
         self._seed = seed
-        self._priority = priority
         self._admission = admission
         self.rewards = rewards
         self._sessions: dict[str, OpenSession] = {}
@@ -361,7 +359,7 @@ class RunningEpisode:
         Raises:
             BadInput: the world has no such role.
         """
-        role = self.env.named(role, "episode.session")
+        role = self.env.check_role(role, "episode.session")
         if role not in self._turn_limits:
             if self.rewards is not None and len(self.env.roles) > 1:
                 do = "unset it: the environment scores its roles"
@@ -470,7 +468,6 @@ class RunningEpisode:
                 rollout_id=self.id,
                 seed=self._seed,
                 role=role,
-                priority=self._priority,
                 admission=self._admission,
             )
             session.journal = self.env.playback

@@ -193,7 +193,7 @@ async def evaluate(
     async def work() -> None:
         for number in missing:
             async with share or nullcontext():
-                group = await _one(runner, plan, number, 0 if share is None else share.admission())
+                group = await _run_one(runner, plan, number, 0 if share is None else share.admission())
             if store is not None:
                 store.append(group, stage=plan.stage)
             findings[number] = _finding(group, plan)
@@ -254,7 +254,7 @@ def _shares(findings: Iterable[Finding]) -> dict[str, float]:
     return metrics.take()
 
 
-async def _one(runner: RolloutRunner | ScoredRunner, plan: EvalPlan, number: int, admission: int) -> Group:
+async def _run_one(runner: RolloutRunner | ScoredRunner, plan: EvalPlan, number: int, admission: int) -> Group:
     """Run one rollout and return it as a group, whose only rollout is in `failed` if it has no score."""
     sample, place = divmod(number, len(plan.tasks))
     task, name = plan.tasks[place], f"{plan.stage}/{number}"

@@ -52,7 +52,7 @@ class TaskFeed:
         """
         problem = ""
         for _ in range(MOST_LEFT_OUT):
-            task = await self._asked()
+            task = await self._ask_source()
             problem = "" if task is None else problem_of(task)
             if not problem:
                 return task
@@ -65,7 +65,7 @@ class TaskFeed:
         """Show the source a scored group, once the source is not busy with a task."""
         self._waiting.append(group)
         if not self._is_asked:
-            self._show()
+            self._show_groups()
 
     def state(self) -> Mapping[str, Any]:
         """Return the state of the source."""
@@ -81,10 +81,10 @@ class TaskFeed:
             self._calls.put(None)
             self._thread = None
 
-    async def _asked(self) -> Task | None:
+    async def _ask_source(self) -> Task | None:
         """Return the source's next task."""
         if self._thread is None:
-            self._thread = threading.Thread(target=_answer, args=(self._calls,), name="task source", daemon=True)
+            self._thread = threading.Thread(target=_run_calls, args=(self._calls,), name="task source", daemon=True)
             self._thread.start()
         future: Future[Task | None] = Future()
         clock = asyncio.get_running_loop().time  # a virtual clock stands still while the source works
@@ -99,9 +99,9 @@ class TaskFeed:
             return future.result()
         finally:
             self._is_asked = False
-            self._show()
+            self._show_groups()
 
-    def _show(self) -> None:
+    def _show_groups(self) -> None:
         """Show the source the groups that wait."""
         waiting, self._waiting = self._waiting, []
         for group in waiting:
@@ -134,7 +134,7 @@ def problem_of(task: object) -> str:
     return ""
 
 
-def _answer(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
+def _run_calls(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
     """Run the calls of a queue until it yields None."""
     while (call := calls.get()) is not None:
         future, function = call

@@ -37,10 +37,10 @@ class GroupScoring:
             BadInput: a scorer refused the group.
         """
         for scorer in self._scorers:
-            scores = await self._retried(scorer, task, rollouts, scores)
+            scores = await self._score_with_retries(scorer, task, rollouts, scores)
         return scores
 
-    async def _retried(
+    async def _score_with_retries(
         self, scorer: Scorer, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]
     ) -> Sequence[Score]:
         """Call one scorer until it succeeds or the retries are used up."""
@@ -49,13 +49,13 @@ class GroupScoring:
             if retry:
                 await asyncio.sleep(retry_pause_s(config.retry_delay_s, retry, "scorer", rollouts[0].id))
             try:
-                return await self._asked(scorer, task, rollouts, scores)
+                return await self._score_once(scorer, task, rollouts, scores)
             except JudgeError:
                 if retry == config.retries:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    async def _asked(
+    async def _score_once(
         self, scorer: Scorer, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]
     ) -> Sequence[Score]:
         """Call one scorer once."""
@@ -63,10 +63,10 @@ class GroupScoring:
         try:
             with self._runner.phases(rollouts[0].id).within("score", where), boundary(JudgeError, where):
                 if is_cooperative(scorer.score):
-                    work = InlineExecutor().run(_cooperatively, executor, scorer, task, rollouts, scores)
+                    work = InlineExecutor().run(_call_scorer, executor, scorer, task, rollouts, scores)
                 else:
                     work = executor.run(scorer.score, task, rollouts, scores)
-                return _checked(await work, rollouts)
+                return _check_scores(await work, rollouts)
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
@@ -76,7 +76,7 @@ class GroupScoring:
             executor.close()
 
 
-async def _cooperatively(
+async def _call_scorer(
     executor: Executor, scorer: Scorer, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]
 ) -> Sequence[Score]:
     """Call a scorer that runs blocking code in an executor itself. Must run in a task of its own."""
@@ -84,7 +84,7 @@ async def _cooperatively(
     return await scorer.score(task, rollouts, scores)
 
 
-def _checked(answer: object, rollouts: Sequence[Rollout]) -> Sequence[Score]:
+def _check_scores(answer: object, rollouts: Sequence[Rollout]) -> Sequence[Score]:
     """Return a scorer's result if it is one score per rollout."""
     if not isinstance(answer, Sequence) or isinstance(answer, (str, bytes)):
         raise TypeError(f"expected a list of scores, got {answer!r:.80}")

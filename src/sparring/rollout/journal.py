@@ -8,8 +8,6 @@ the last recorded event, the engine answers, and new events are appended.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from array import array
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -37,17 +35,16 @@ from sparring.log import (
     stage_of,
 )
 from sparring.protocols import Store
-from sparring.record.identity import DIGEST_BYTES
-from sparring.record.journal import RecordedReply
+from sparring.record.journal import RecordedReply, RecordedTurns
 from sparring.record.order import settled
 from sparring.record.session import trajectory_id
-from sparring.rollout.phases import Recorded, unrecorded
+from sparring.rollout.phases import EventRecorder, ignore_event
 from sparring.types import POLICY, Observation, Segment, Trajectory
 
 PATIENCE_S = 60.0
 """Seconds that a request which is not recorded waits for recorded requests of the same rollout."""
 
-_NOTED: Mapping[str, LogKind] = {"limit": "limit", "program": "program"}
+_STORED_EVENTS: Mapping[str, LogKind] = {"limit": "limit", "program": "program"}
 _encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=dict)
 
 
@@ -57,15 +54,12 @@ class Journal:
     Args:
         attempt: id of the attempt.
         number: number of the attempt that began the journal.
-        events: events that an earlier process recorded.
         store: store of the events; None keeps them in memory.
     """
 
-    def __init__(
-        self, attempt: str, number: int = 0, events: Iterable[Event] = (), *, store: Store | None = None
-    ) -> None:
+    def __init__(self, attempt: str, number: int = 0, *, store: Store | None = None) -> None:
         self.attempt, self.number = attempt, number
-        self.events: list[Event] = list(events)
+        self.events: list[Event] = []
         self._store = store
         self._unwritten: list[LogEntry] = []
 
@@ -90,12 +84,6 @@ class Journal:
             if isinstance(event, Answered):
                 by_role.setdefault(event.role, {})[event.number] = event
         return by_role
-
-    @property
-    def timed_out_at(self) -> int | None:
-        """Number of answers after which the policy's time limit was hit; None if it was not."""
-        policy = (event for event in self.events if isinstance(event, LimitHit) and event.phase == "policy")
-        return next((event.answers for event in policy), None)
 
     def holds(self, trajectories: Iterable[Trajectory]) -> bool:
         """Return whether the journal has the replies of all trajectories. Roles whose model replies in text are not
@@ -144,7 +132,9 @@ class Journals:
         begins: whether only rollouts named by `expect` are looked for in the store. If not, every rollout is.
     """
 
-    def __init__(self, store: Store | None = None, recorded: Recorded = unrecorded, *, begins: bool = False) -> None:
+    def __init__(
+        self, store: Store | None = None, recorded: EventRecorder = ignore_event, *, begins: bool = False
+    ) -> None:
         self._store, self._recorded, self._begins = store, recorded, begins
         self._expected: set[str] = set()
 
@@ -164,7 +154,7 @@ class Journals:
             StoreError: it cannot be written.
         """
         self._recorded(kind, attempt, data)
-        kept = _NOTED.get(kind)
+        kept = _STORED_EVENTS.get(kind)
         if self._store is not None and kept is not None:
             self._store.record(LogEntry(stage=stage_of(attempt), kind=kept, name=attempt, data=data))
 
@@ -192,14 +182,14 @@ class Journals:
         if self._store is None or self._begins and rollout not in self._expected:
             return []
         self._expected.discard(rollout)
-        restarts = [event for event in self._entered(rollout, "restarted") if isinstance(event, StartedOver)]
+        restarts = [event for event in self._log_events(rollout, "restarted") if isinstance(event, StartedOver)]
         names = [(rollout, 0), *((event.id, event.number) for event in restarts)]
         reasons = [*(event.reason for event in restarts), "the process that ran it was stopped"]
-        journals = [self._read(name, number) for name, number in names]
+        journals = [self._read_journal(name, number) for name, number in names]
         begun = len(journals) > 1 or any(isinstance(event, Sampled) for event in journals[0].events)
         return list(zip(journals, reasons, strict=True)) if begun else []
 
-    def _read(self, attempt: str, number: int) -> Journal:
+    def _read_journal(self, attempt: str, number: int) -> Journal:
         """Return a journal from the store, with the turns first."""
         assert self._store is not None
         journal = Journal(attempt, number, store=self._store)
@@ -207,38 +197,16 @@ class Journals:
             role = POLICY if name == attempt else name[len(attempt) + 1 :]
             if not role.startswith((RETRY, BROKEN)):
                 journal.sampled(role, self._store.turns(trajectory_id(attempt, role)))
-        journal.events += self._entered(attempt, "observation", "limit", "reward")
+        journal.events += self._log_events(attempt, "observation", "limit", "reward")
         return journal
 
-    def _entered(self, name: str, *kinds: LogKind) -> Iterable[Entered]:
+    def _log_events(self, name: str, *kinds: LogKind) -> Iterable[Entered]:
         """Yield the logged events of a rollout or attempt."""
         assert self._store is not None
         for _, entry in self._store.entries(stage_of(name), name=name, kinds=kinds):
             event = event_of(entry)
             if event is not None:
                 yield event
-
-
-class RecordedRole:
-    """Recorded turns of one role, with the queue of its replies that were not given yet. Implements
-    `record.journal.RecordedTurns`."""
-
-    def __init__(self, segments: Sequence[Segment]) -> None:
-        places = [segment.index if segment.place is None else segment.place for segment in segments]
-        replies = list(_replies(segments))
-        self.places = frozenset(places)
-        self.inputs = [
-            (None if segment.parent is None else places[segment.parent], tuple(segment.tokens), place)
-            for segment, place in zip(segments, places, strict=True)
-            if segment.sampling is None
-        ]
-        self.left = deque(replies)
-        self._by_prompt = {(reply.prompt, reply.sampling.seed): places[reply.segment.index] for reply in replies}
-        self.is_line = all(s.place is None and s.parent == (i - 1 if i else None) for i, s in enumerate(segments))
-        """True if each segment follows the one before, so that no two requests ran at once."""
-
-    def place_of(self, prompt: bytes, seed: int) -> int | None:
-        return self._by_prompt.get((prompt, seed))
 
 
 class Playback:
@@ -254,17 +222,18 @@ class Playback:
         journal: journal of the attempt; None is an empty one.
 
     Attributes:
-        again: whether anything was recorded before.
+        is_rebuild: whether anything was recorded before.
         difference: first difference of the rollout from its journal, or None.
         answers: number of the world's answers to each role so far.
     """
 
     def __init__(self, journal: Journal | None = None) -> None:
         self._journal = Journal("") if journal is None else journal
-        self.again = self._journal.size > 0
-        self._turns = {role: RecordedRole(segments) for role, segments in self._journal.segments().items()}
+        self.is_rebuild = self._journal.size > 0
+        self._turns = {role: RecordedTurns(segments) for role, segments in self._journal.segments().items()}
         self._answers = self._journal.answers()
-        self._timed_out_at = self._journal.timed_out_at
+        limits = (event for event in self._journal.events if isinstance(event, LimitHit) and event.phase == "policy")
+        self._timed_out_at = next((limit.answers for limit in limits), None)
         self._in_line = len(self._turns) < 2 and all(turns.is_line for turns in self._turns.values())
         self._progress: asyncio.Event | None = None  # set when a waiting request may go on
         self._closed = False
@@ -274,25 +243,25 @@ class Playback:
     @property
     def num_left(self) -> int:
         """Number of recorded replies that were not given yet."""
-        return sum(len(turns.left) for turns in self._turns.values())
+        return sum(len(turns.replies) for turns in self._turns.values())
 
     def close(self) -> None:
         """Stop appending, because a request may outlive its attempt."""
         self._closed = True
 
-    def turns(self, role: str) -> RecordedRole:
-        return self._turns.get(role) or RecordedRole(())
+    def turns(self, role: str) -> RecordedTurns:
+        return self._turns.get(role) or RecordedTurns(())
 
     async def reply(self, role: str, prompt: bytes, sampling: Sampling) -> RecordedReply | None:
         if self.num_left and not self._in_line:
             await asyncio.sleep(0)  # concurrent requests must all arrive before one is answered
         while self.num_left:
             self.check()
-            left = self.turns(role).left
+            left = self.turns(role).replies
             if left and (left[0].prompt, left[0].sampling.seed) == (prompt, sampling.seed):
-                return self._given(role, left, sampling)
+                return self._next_reply(role, left, sampling)
             if self._in_line:
-                self.differ(f"{role}: a request is not the recorded one, {_left(left)}")
+                self.differ(f"{role}: a request is not the recorded one, {_count_left(left)}")
             await self._wait(role, left)
         self.check()
         return None
@@ -324,9 +293,9 @@ class Playback:
         """
         number, recorded = self.answers[role], self._answers.get(role, {})
         answer = Answered(role=role, number=number, digest=observation_digest(observation), took_s=took_s)
-        again = self.has_answer(role)
+        is_recorded = self.has_answer(role)
         self.answers[role] += 1
-        if not again:
+        if not is_recorded:
             if not self._closed:
                 self._journal.answered(answer)
             return took_s
@@ -361,7 +330,7 @@ class Playback:
             NotRebuildable: the attempt differs from its journal, or ended before the journal's end.
         """
         self.check()
-        if not self.again:
+        if not self.is_rebuild:
             return
         if self.num_left:
             self.differ(f"the rollout ended with {self.num_left} recorded replies left")
@@ -389,12 +358,12 @@ class Playback:
             self._progress.set()
             self._progress = None
 
-    def _given(self, role: str, left: deque[RecordedReply], sampling: Sampling) -> RecordedReply:
+    def _next_reply(self, role: str, left: deque[RecordedReply], sampling: Sampling) -> RecordedReply:
         """Return the next reply of a role. Its token limits are the recorded ones, because the budget that was left for
         them depended on concurrent requests."""
         recorded = left[0].sampling
         if replace(sampling, max_tokens=recorded.max_tokens, min_tokens=recorded.min_tokens) != recorded:
-            self.differ(f"{role}: a request has other settings of sampling than the recorded one, {_left(left)}")
+            self.differ(f"{role}: a request has other settings of sampling than the recorded one, {_count_left(left)}")
         self.progress()
         return left.popleft()
 
@@ -406,23 +375,11 @@ class Playback:
             await asyncio.wait_for(self._progress.wait(), PATIENCE_S)
         except TimeoutError:
             waited = f"nothing else went on for {PATIENCE_S:.0f} s"
-            self.differ(f"{role}: a request is not in the record, {waited}, {_left(left)}")
+            self.differ(f"{role}: a request is not in the record, {waited}, {_count_left(left)}")
 
 
-def _left(replies: Sequence[RecordedReply]) -> str:
+def _count_left(replies: Sequence[RecordedReply]) -> str:
     return f"with {len(replies)} recorded replies left"
-
-
-def _replies(segments: Sequence[Segment]) -> Iterable[RecordedReply]:
-    """Yield the sampled segments with the digests of their prompts."""
-    hashes: list[hashlib.blake2b] = []
-    for segment in segments:
-        parent = None if segment.parent is None else hashes[segment.parent]
-        if segment.sampling is not None and parent is not None:
-            yield RecordedReply(prompt=parent.digest(), segment=segment)
-        ids = hashlib.blake2b(digest_size=DIGEST_BYTES) if parent is None else parent.copy()
-        ids.update(array("q", segment.tokens).tobytes())
-        hashes.append(ids)
 
 
 def observation_digest(observation: Observation) -> int:

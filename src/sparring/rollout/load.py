@@ -89,10 +89,10 @@ class Places:
 
     def release(self) -> None:
         """Give a place back, and adapt the limit to the engine's load."""
-        self._follow(self._metrics())
+        self._adapt(self._metrics())
         self._limiter.release()
 
-    def _follow(self, now: Mapping[str, float]) -> None:
+    def _adapt(self, now: Mapping[str, float]) -> None:
         """Adapt the limit to the engine's metrics."""
         if self._before is None or "kv_lost_tokens" not in now or self.in_use > self.limit:
             self._before = now  # no metrics, or the last cut has had no effect yet

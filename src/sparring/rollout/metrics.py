@@ -166,7 +166,7 @@ class HarnessEnds:
         self._reported: set[str] = set()
 
     def take(self, kind: str, name: str, data: Mapping[str, Any]) -> None:
-        """Count an event of an attempt, with the arguments of `phases.Recorded`."""
+        """Count an event of an attempt, with the arguments of `phases.EventRecorder`."""
         if kind == "harness" or kind == "program" and data.get("failed"):
             self._count("rollout/harness_failed", 1, f"{name}: {_failure_in(data)}")
         if kind == "program" and "unsampled_calls" in data:

@@ -71,11 +71,11 @@ ACTIVITIES: dict[Phase, str] = {
 QUEUES: tuple[Phase, ...] = ("box queue", "worker queue")
 """Phases without a limit."""
 
-Recorded = Callable[[str, str, Mapping[str, Any]], None]
+EventRecorder = Callable[[str, str, Mapping[str, Any]], None]
 """Callback that records an event of a rollout: its kind (`limit`, `abandoned`), the rollout's id, and its data."""
 
 
-def unrecorded(kind: str, rollout_id: str, data: Mapping[str, Any]) -> None:
+def ignore_event(kind: str, rollout_id: str, data: Mapping[str, Any]) -> None:
     """Ignore an event."""
 
 
@@ -178,7 +178,7 @@ class Waits:
             self.spans.enter(activity)
         if wait.phase not in self._armed and self._limits[wait.phase] < math.inf:
             self._armed.add(wait.phase)
-            loop.call_at(wait.since + self._limits[wait.phase], self._look, wait.phase, loop)
+            loop.call_at(wait.since + self._limits[wait.phase], self._cut_overdue, wait.phase, loop)
 
     def end(self, wait: Wait) -> None:
         """Remove a phase that has ended."""
@@ -192,7 +192,7 @@ class Waits:
         first = [next(iter(waits.values())) for waits in self.under_way.values() if waits]
         return min(first, key=lambda wait: (wait.phase in QUEUES, wait.since), default=None)
 
-    def _look(self, phase: Phase, loop: asyncio.AbstractEventLoop) -> None:
+    def _cut_overdue(self, phase: Phase, loop: asyncio.AbstractEventLoop) -> None:
         """Cut the overdue phases of one kind, and set the timer for the next one."""
         if loop is not self._loop:
             return
@@ -201,7 +201,7 @@ class Waits:
         for wait in self.under_way[phase].values():
             if wait.since + limit_s > now:
                 self._armed.add(phase)
-                loop.call_at(wait.since + limit_s, self._look, phase, loop)
+                loop.call_at(wait.since + limit_s, self._cut_overdue, phase, loop)
                 break
             if not wait.struck:
                 wait.cut()
@@ -221,7 +221,7 @@ class Phases:
         turns: number of replies that were requested.
     """
 
-    def __init__(self, waits: Waits, *, rollout_id: str = "", recorded: Recorded = unrecorded) -> None:
+    def __init__(self, waits: Waits, *, rollout_id: str = "", recorded: EventRecorder = ignore_event) -> None:
         self._waits = waits
         self.rollout_id = rollout_id
         self._recorded = recorded

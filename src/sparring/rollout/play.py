@@ -50,15 +50,13 @@ class RolloutRequest:
         index: place of the rollout in its group.
         seed: seed of the sampling.
         purpose: purpose of the rollout.
-        priority: priority of the rollout's requests at the engine.
-        admission: index of the group; at equal priority, the engine serves the lowest first.
+        admission: index of the group; the engine serves the lowest first.
     """
 
     task: Task
     index: int
     seed: int
     purpose: Purpose = "train"
-    priority: int = 0
     admission: int = 0
 
     def rollout(self, **parts: Any) -> Rollout:
@@ -113,7 +111,7 @@ class Player:
 
     def phases(self, name: str) -> Phases:
         """Return the phases of an attempt or of a group's scoring, under this player's limits."""
-        return Phases(self.waits, rollout_id=name, recorded=self._note)
+        return Phases(self.waits, rollout_id=name, recorded=self._record_event)
 
     async def play(self, request: RolloutRequest, journal: Journal, number: int, calls: WorldCalls) -> Attempt:
         """Play an attempt: the journal first, then the engine. Its world is always closed.
@@ -133,7 +131,7 @@ class Player:
         try:
             attempt = await self._conclude(episode, rollout)
             if rewards is not None and rewards.offered and attempt.error is None:
-                attempt = await self._rewarded(attempt, rewards)
+                attempt = await self._add_outside_rewards(attempt, rewards)
         finally:
             if rewards is not None:
                 await rewards.close()
@@ -144,7 +142,7 @@ class Player:
         boxless = self._box_of(episode) is not None and episode.box is None
         return replace(
             attempt,
-            again=playback.again,
+            is_rebuild=playback.is_rebuild,
             caught_up=not playback.num_left and not isinstance(attempt.error, NotRebuildable),
             rebuildable=episode.env.rebuildable and journal.holds(attempt.rollout.trajectories),
             broken=broken,
@@ -168,28 +166,27 @@ class Player:
             self.recorder,
             rollout_id=journal.attempt,
             seed=request.seed,
-            priority=request.priority,
             admission=request.admission,
             rewards=self._outside_rewards(journal),
         )
 
-    async def _conclude(self, episode: RunningEpisode, made: Callable[..., Rollout]) -> Attempt:
+    async def _conclude(self, episode: RunningEpisode, make_rollout: Callable[..., Rollout]) -> Attempt:
         """Bring an episode to its outcome, or to the error that broke it.
 
         Args:
             episode: episode of the attempt.
-            made: makes the rollout from its trajectories.
+            make_rollout: makes the rollout from its trajectories.
         """
         clock = asyncio.get_running_loop().time
         started, began = time.time(), clock()
         scoring = False
         self._stalls.start()
 
-        def ended(outcome: Outcome, score: Score | None = None, error: InfraError | None = None) -> Attempt:
+        def finish(outcome: Outcome, score: Score | None = None, error: InfraError | None = None) -> Attempt:
             episode.env.playback.close()
             timing = Timing(started=started, wall_s=clock() - began, world_s=episode.env.world_s)
             return Attempt(
-                rollout=made(trajectories=episode.trajectories(outcome, timing)),
+                rollout=make_rollout(trajectories=episode.trajectories(outcome, timing)),
                 score=score,
                 error=error,
                 transcripts=episode.transcripts(),
@@ -198,21 +195,21 @@ class Player:
 
         try:
             await self._open(episode)
-            outcome = await self._play(episode)
+            outcome = await self._run_to_outcome(episode)
             episode.env.playback.end()
             silent = episode.silent(self.harness, self.config.speaks) if outcome.trainable else None
-            attempt = ended(silent or outcome)
+            attempt = finish(silent or outcome)
             if silent is not None or not outcome.trainable:
                 return attempt
             scoring = True
             return replace(attempt, score=await self._score(episode, attempt.rollout))
         except PolicyFailure as failure:
             if scoring:  # raised by the scorer: there is nothing left to score
-                return ended(MALFORMED, Score(reward=self.config.policy_failure_reward, success=False))
+                return finish(MALFORMED, Score(reward=self.config.policy_failure_reward, success=False))
             error = EnvError(f"environment {episode.task.env}: {failure}")  # raised before the policy's first action
-            return ended(broken_by(error), error=error)
+            return finish(broken_by(error), error=error)
         except InfraError as error:
-            return ended(broken_by(error), error=error)
+            return finish(broken_by(error), error=error)
         finally:
             await self._close(episode)
 
@@ -261,7 +258,7 @@ class Player:
             return episode.task.box
         return self._widens(episode.task, tools=bool(episode.env.tools))
 
-    async def _play(self, episode: RunningEpisode) -> Outcome:
+    async def _run_to_outcome(self, episode: RunningEpisode) -> Outcome:
         """Run the harness and return its outcome.
 
         Raises:
@@ -336,7 +333,7 @@ class Player:
             expire=partial(self._metrics.add, "rollout/rewards_expired", 1, "sum"),
         )
 
-    async def _rewarded(self, attempt: Attempt, rewards: OutsideRewards) -> Attempt:
+    async def _add_outside_rewards(self, attempt: Attempt, rewards: OutsideRewards) -> Attempt:
         """Return an attempt with its rewards from outside, after the final reward or the time limit for it. If the
         policy failed, the attempt keeps its own score unless the final reward has arrived already: its sender may be
         gone."""
@@ -349,7 +346,7 @@ class Player:
         self._metrics.add("rollout/rewards_of_no_turn", rewards.of_no_turn(trajectory), "sum")
         return replace(attempt, score=rewards.score(attempt.score, trajectory))
 
-    def _note(self, kind: str, name: str, data: Mapping[str, Any]) -> None:
+    def _record_event(self, kind: str, name: str, data: Mapping[str, Any]) -> None:
         """Record an event of an attempt, and report an abandoned environment."""
         self.log.note(kind, name, data)
         self._ends.take(kind, name, data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from sparring.backoff import retry_pause_s
@@ -63,7 +63,6 @@ class RolloutRunner(Player):
         index: int,
         seed: int,
         purpose: Purpose = "train",
-        priority: int = 0,
         admission: int = 0,
     ) -> Finished:
         """Run a task to an outcome.
@@ -84,12 +83,12 @@ class RolloutRunner(Player):
             Outage: the environment's infrastructure stays down; see `Breaker`.
         """
         request = RolloutRequest(
-            task=self._limited(task), index=index, seed=seed, purpose=purpose, priority=priority, admission=admission
+            task=self._with_limits(task), index=index, seed=seed, purpose=purpose, admission=admission
         )
         calls = WorldCalls(self._successes[task.env])
         attempts = Attempts(rollout_id, request.rollout, self.config.retries, calls, self.log)
         self._metrics.add("rollout/started_over", 0, "sum")
-        return await self._finished(rollout_id, request, attempts)
+        return await self._play_attempts(rollout_id, request, attempts)
 
     async def attempt(self, task: Task, *, rollout_id: str, index: int, seed: int) -> Attempt:
         """Run a task once. The arguments are as in `run`.
@@ -97,41 +96,41 @@ class RolloutRunner(Player):
         Raises:
             BadInput: the harness requested a role that the world does not have.
         """
-        request = RolloutRequest(task=self._limited(task), index=index, seed=seed)
+        request = RolloutRequest(task=self._with_limits(task), index=index, seed=seed)
         return await self.play(request, self.log.new(rollout_id), 0, WorldCalls(self._successes[task.env]))
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of rollouts since the last call."""
         return self._metrics.take()
 
-    async def _finished(self, rollout_id: str, request: RolloutRequest, attempts: Attempts) -> Finished:
+    async def _play_attempts(self, rollout_id: str, request: RolloutRequest, attempts: Attempts) -> Finished:
         """Play attempts until one comes to an outcome, or no retry is left."""
         task, again = request.task, True
-        breaker = self.breakers.of(task.env)
+        breaker, environment = self.breakers.of(task.env), self._places.get(task.env) or nullcontext()
         while again:
             if attempts.failures:
                 await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, attempts.idle + 1, rollout_id))
-            async with self._place_of(task), breaker.trial(task.id) as trial:
+            async with environment, breaker.trial(task.id) as trial:
                 attempts.calls.answered = trial.answered
                 attempt = await self.play(request, attempts.journal, attempts.number, attempts.calls)
                 trial.error = None if isinstance(attempt.error, NotRebuildable) else attempt.error
                 trial.broken = attempt.broken_call
-            self._metrics.add("rollout/rebuilt", attempt.again and attempt.caught_up, "sum")
+            self._metrics.add("rollout/rebuilt", attempt.is_rebuild and attempt.caught_up, "sum")
             if isinstance(attempt.error, WorkerLost):
                 self._metrics.add("rollout/workers_lost", 1, "sum")
-            final = self._outcome_of(attempt, attempts)
+            final = self._finish(attempt, attempts)
             if final is not None:
                 return final
-            again = attempts.failed(attempt, excused=trial.is_excused)
+            again = attempts.add_failure(attempt, excused=trial.is_excused)
             again = again and not isinstance(attempt.error, (RequestRefused, TaskError))
             if attempts.journal.attempt != attempt.rollout.id:
                 self._metrics.add("rollout/started_over", 1, "sum")
                 self.report(f"{rollout_id} starts over as {attempts.journal.attempt}: {attempts.refused}")
                 self.log.start_over(rollout_id, attempts.journal, attempts.refused)
-        last, broken = attempts.given_up()
+        last, broken = attempts.give_up()
         return Finished(rollout=last, score=None, broken=broken)
 
-    def _outcome_of(self, attempt: Attempt, attempts: Attempts) -> Finished | None:
+    def _finish(self, attempt: Attempt, attempts: Attempts) -> Finished | None:
         """Return the finished rollout of an attempt; None if the infrastructure broke the attempt. A failure of the
         policy gets its fixed reward, and a rollout whose judge failed has no score."""
         rollout, score = attempt.rollout, attempt.score
@@ -140,13 +139,9 @@ class RolloutRunner(Player):
                 return None
             rollout = ended_as(rollout, replace(broken_by(attempt.error), kind="policy_failed"))
             score = Score(reward=self.config.policy_failure_reward, success=False)
-        return Finished(rollout=rollout, score=score, broken=attempts.finished(), transcripts=attempt.transcripts)
+        return Finished(rollout=rollout, score=score, broken=attempts.finish(), transcripts=attempt.transcripts)
 
-    def _place_of(self, task: Task) -> AbstractAsyncContextManager[None]:
-        """Return the semaphore of a task's environment, or an empty context."""
-        return self._places.get(task.env) or nullcontext()
-
-    def _limited(self, task: Task) -> Task:
+    def _with_limits(self, task: Task) -> Task:
         """Return the task with the limits of the run."""
         limits = self.config.limits(task.limits)
         return task if limits == task.limits else replace(task, limits=limits)

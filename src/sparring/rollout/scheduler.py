@@ -81,7 +81,7 @@ class Scheduler:
         self._states: dict[int, dict[str, Any]] = {}
         self._observed = 0
         self._yielded = 0
-        self._repeats = True  # while the log has admissions of an earlier process
+        self._resuming = True  # while the log has admissions of an earlier process
         self._trained_steps = 0
         self._fresh = True
         self._dead: asyncio.Future[None] | None = None
@@ -108,7 +108,7 @@ class Scheduler:
                 finally:
                     self._straggler.await_group(None)
                 self._yielded = group.index + 1
-                if not self._repeats and group.index >= self._observed:  # else its admission shows it
+                if not self._resuming and group.index >= self._observed:  # else its admission shows it
                     self._observe_to(group.index)
                     self._observe(group)
                 measure(self._metrics, group, lag=self._lag(group), max_context=self._runner.max_context)
@@ -213,7 +213,7 @@ class Scheduler:
             observed = self._observed  # before the source gives the task
             task = await self._source.next()
             if admission is not None:
-                await self._repeat(index, admission, task)
+                await self._resume_group(index, admission, task)
             elif task is None:
                 self._end(index)
                 break
@@ -240,7 +240,7 @@ class Scheduler:
             rollouts.append(self._spawn(self._rollout(task, index, place)))
         self._pending.put_nowait(self._spawn(self._group(task, index, version, rollouts)))
 
-    async def _repeat(self, index: int, admission: Admission, task: Task | None) -> None:
+    async def _resume_group(self, index: int, admission: Admission, task: Task | None) -> None:
         """Admit a group that an earlier process admitted. A recorded group is yielded without changes; of an unfinished
         group, the unfinished rollouts are started.
 
@@ -250,14 +250,14 @@ class Scheduler:
         task = self._log.check(index, admission, task)
         group = self._log.group(index)
         if group is not None:
-            self._pending.put_nowait(_done(group))
+            self._pending.put_nowait(_future_of(group))
             return
         await self._window.reached(self._trained_steps)
         rollouts: list[asyncio.Future[Finished]] = []
         for place in self._places():
             finished = self._log.finished(self._log.rollout_id(index, place), task)
             if finished is not None:
-                rollouts.append(_done(finished))
+                rollouts.append(_future_of(finished))
                 continue
             await self.places.acquire()
             self._runner.log.expect(self._log.rollout_id(index, place))
@@ -269,8 +269,8 @@ class Scheduler:
 
     def _admission(self, index: int) -> Admission | None:
         """Return the recorded admission of the next group, or None if this group and all later ones are new."""
-        admission = self._log.admission(index) if self._repeats else None
-        self._repeats = admission is not None
+        admission = self._log.admission(index) if self._resuming else None
+        self._resuming = admission is not None
         return admission
 
     def _observe(self, group: Group) -> None:
@@ -322,12 +322,12 @@ class Scheduler:
 
     async def _group(self, task: Task, index: int, version: int, rollouts: Sequence[asyncio.Future[Finished]]) -> Group:
         """Return the scored and recorded group when its last rollout has ended."""
-        group = await self._scored(task, index, version, await asyncio.gather(*rollouts))
+        group = await self._score_group(task, index, version, await asyncio.gather(*rollouts))
         await self._log.append(group)
         compact(group)
         return group
 
-    async def _scored(self, task: Task, index: int, version: int, finished: Sequence[Finished]) -> Group:
+    async def _score_group(self, task: Task, index: int, version: int, finished: Sequence[Finished]) -> Group:
         """Return the group of finished rollouts after the second scoring pass."""
         kept = [(f.rollout, f.score) for f in finished if f.score is not None]
         scores: Sequence[Score] = [score for _, score in kept]
@@ -362,10 +362,10 @@ class Scheduler:
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._handle_task_end)
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _handle_task_end(self, task: asyncio.Task[Any]) -> None:
         """Handle the end of a background task. Its error ends the run."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
@@ -390,7 +390,7 @@ class Scheduler:
             waiting.cancel()
 
 
-def _done(result: T) -> asyncio.Future[T]:
+def _future_of(result: T) -> asyncio.Future[T]:
     """Return a future with a result."""
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     future.set_result(result)

@@ -32,13 +32,13 @@ class Stalls:
         loop = asyncio.get_running_loop()
         if loop is not self._loop or not self._is_armed:
             self._loop, self._is_armed, self._last = loop, True, loop.time()
-            loop.call_at(self._last + self._stalled_s, self._look, loop)
+            loop.call_at(self._last + self._stalled_s, self._report_stall, loop)
 
     def reset(self) -> None:
         """Restart the clock after an attempt has finished."""
         self._last, self._reported = asyncio.get_running_loop().time(), None
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _report_stall(self, loop: asyncio.AbstractEventLoop) -> None:
         """Report a stall if it is due, and schedule the next check while any phase is running."""
         if loop is not self._loop:
             return
@@ -54,7 +54,7 @@ class Stalls:
                 f"no rollout has finished for {now - self._last:.0f} s: {oldest.rollout_id} has been in "
                 f"phase {oldest} for {now - oldest.since:.0f} s"
             )
-        loop.call_at(now + self._stalled_s if stalled else due, self._look, loop)
+        loop.call_at(now + self._stalled_s if stalled else due, self._report_stall, loop)
 
 
 class Straggler:

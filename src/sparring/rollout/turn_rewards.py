@@ -67,30 +67,30 @@ class AnsweredTurns:
             if not equal and not reply.tool_calls:
                 text = reply.content.strip()
                 equal = [n for n, m in enumerate(self._left) if m is not None and m.content.strip() == text]
-            number = self._chosen(equal, self.numbers[:at])
+            number = self._choose(equal, self.numbers[:at])
             if number is not None:
                 self._left[number], self._calls[number] = None, []
             elif reply.tool_calls:
-                number = self._caller(reply, self.numbers[:at])
+                number = self._find_caller(reply, self.numbers[:at])
             self.numbers[at] = number
 
-    def _caller(self, reply: Message, before: Sequence[int | None]) -> int | None:
+    def _find_caller(self, reply: Message, before: Sequence[int | None]) -> int | None:
         """Return the turn that made all calls of a reply, and mark its calls as run; None if there is no such turn."""
         text = reply.content.strip()
         able = [
             number
             for number, turn in enumerate(self._turns)
-            if _taken(reply.tool_calls, self._calls[number])
+            if _match_calls(reply.tool_calls, self._calls[number])
             and (not text or turn.message is not None and text == turn.message.content.strip())
         ]
-        number = self._chosen(able, before)
+        number = self._choose(able, before)
         if number is not None:
-            for call in _taken(reply.tool_calls, self._calls[number]) or ():
+            for call in _match_calls(reply.tool_calls, self._calls[number]) or ():
                 self._calls[number].remove(call)
             self._left[number] = None
         return number
 
-    def _chosen(self, numbers: Sequence[int], before: Sequence[int | None]) -> int | None:
+    def _choose(self, numbers: Sequence[int], before: Sequence[int | None]) -> int | None:
         """Return the chosen one of several equal turns, given the previously answered one; None if there are no turns.
         The previously answered turn is preferred, because its calls are answered one by one."""
         if len(numbers) < 2:
@@ -145,12 +145,12 @@ def with_turns(
             reward = (answers[place].observation.reward or 0.0) if rewarded else 0.0
             if number is None:
                 if reward or in_states:
-                    raise _of_no_turn(trajectory, answers[place], at.index(place) + 1)
+                    raise _no_turn_error(trajectory, answers[place], at.index(place) + 1)
                 continue
             earned[number] += reward
             if stood[number] is None:
                 stood[number] = answers[place - 1].observation.state_key
-        left = _unanswered(trajectory.turns, numbers)
+        left = _next_agent_turn(trajectory.turns, numbers)
         if not several and left is not None:
             stood[left] = answers[-1].observation.state_key
         rewards[trajectory.role], states[trajectory.role] = tuple(earned), tuple(stood)
@@ -162,13 +162,13 @@ def with_turns(
     return replace(score, states=states[role]) if in_states else score
 
 
-def _unanswered(turns: Sequence[Segment], numbers: Sequence[int | None]) -> int | None:
+def _next_agent_turn(turns: Sequence[Segment], numbers: Sequence[int | None]) -> int | None:
     """Return the first agent's turn after the last answered one, or None if all are answered."""
     last = max((number for number in numbers if number is not None), default=-1)
     return next((n for n, turn in enumerate(turns) if n > last and turn.label == "agent"), None)
 
 
-def _taken(wanted: Sequence[ToolCall], calls: Sequence[ToolCall]) -> list[ToolCall] | None:
+def _match_calls(wanted: Sequence[ToolCall], calls: Sequence[ToolCall]) -> list[ToolCall] | None:
     """Return those calls of a turn that match the calls of a reply, one for each, by id or else by name and arguments;
     None if a call has no match."""
     left, taken = list(calls), []
@@ -176,7 +176,7 @@ def _taken(wanted: Sequence[ToolCall], calls: Sequence[ToolCall]) -> list[ToolCa
         named = [other for other in left if stands_for(other.name or "", call.name or "")]
         named.sort(key=lambda other: other.name != call.name)  # an equal name before one that only ends with it
         equal = [o for o in named if o.id == call.id] or [o for o in named if _arguments(o) == _arguments(call)]
-        equal = equal or [o for o in named if _completed(o, call) or _completed(call, o)]
+        equal = equal or [o for o in named if _has_more_arguments(o, call) or _has_more_arguments(call, o)]
         if not equal:
             return None
         left.remove(equal[0])
@@ -184,7 +184,7 @@ def _taken(wanted: Sequence[ToolCall], calls: Sequence[ToolCall]) -> list[ToolCa
     return taken
 
 
-def _completed(call: ToolCall, by: ToolCall) -> bool:
+def _has_more_arguments(call: ToolCall, by: ToolCall) -> bool:
     """Return whether a call has all arguments of another and more: clients write out default values or leave them
     out."""
     if call.arguments is None or by.arguments is None:
@@ -198,19 +198,19 @@ def _arguments(call: ToolCall) -> bytes:
     return message_key(Message(role="assistant", tool_calls=(replace(call, name=""),)))
 
 
-def _of_no_turn(trajectory: Trajectory, answer: WorldAnswer, number: int) -> HarnessError:
+def _no_turn_error(trajectory: Trajectory, answer: WorldAnswer, number: int) -> HarnessError:
     """Return the error about an answer that belongs to no turn."""
     what = "a state" if not answer.observation.reward else f"the reward {answer.observation.reward:g}"
-    shown = "; ".join(f"{at} {_shown(turn.message)}" for at, turn in enumerate(trajectory.turns))
+    shown = "; ".join(f"{at} {_excerpt(turn.message)}" for at, turn in enumerate(trajectory.turns))
     return HarnessError(
         f"rollout {trajectory.id}: expected env.step to be given replies of {trajectory.role}, as its turns say them "
-        f"({shown[:1000]}), got {_shown(answer.reply)} in call {number}, which earned {what}; pass a reply on as the "
+        f"({shown[:1000]}), got {_excerpt(answer.reply)} in call {number}, which earned {what}; pass a reply on as the "
         "session returned it, or name it (env.step(..., of=reply)), or let the environment score its turns "
         "(Score.per_turn, states)"
     )
 
 
-def _shown(message: Message | None) -> str:
+def _excerpt(message: Message | None) -> str:
     """Return the beginning of a message's text or calls."""
     if message is None:
         return "nothing"

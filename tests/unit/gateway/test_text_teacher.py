@@ -61,7 +61,7 @@ def taught(
         reply_ids = partial(reply_tokens, RENDERER)
         of = Imitator(renderer=RENDERER, reply_ids=reply_ids, max_context=max_context, max_reply=64)
         task = toy_task(limits=Limits(max_turns=20, max_tokens=1000, max_tool_calls=20))
-        session = TextRecorder(reply, "teacher", of).open(task, rollout_id="r", seed=7, role="policy", priority=0)
+        session = TextRecorder(reply, "teacher", of).open(task, rollout_id="r", seed=7, role="policy")
         try:
             async with open_door(session) as door, httpx.AsyncClient(base_url=door.url) as client:
                 return await ask(session, door, client)

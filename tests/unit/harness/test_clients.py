@@ -40,7 +40,7 @@ def test_a_function_is_handed_a_ready_client_and_the_address(file: str) -> None:
     harness = load_harness(f"{file}:agent", ("policy",), open_door)
     engine = ScriptedEngine(replies(["Hi"], RENDERER.tokenizer.encode))
     world = GuardedEnv(ToyEnv)
-    live = RunningEpisode(toy_task(3), world, Recorder(engine, RENDERER), rollout_id="r", seed=1, priority=0)
+    live = RunningEpisode(toy_task(3), world, Recorder(engine, RENDERER), rollout_id="r", seed=1)
     asyncio.run(harness.run(live))
     agent = harness._function.args[0]
     assert agent.__globals__["said"] == [("Hi", True)]

@@ -26,7 +26,7 @@ RENDERER = toy_renderer()
 def episode(engine: ScriptedEngine, env: ToyEnv | None = None, task: Task | None = None) -> RunningEpisode:
     """A rollout of the toy world on this engine."""
     world = GuardedEnv(lambda: env or ToyEnv())
-    return RunningEpisode(task or toy_task(3), world, Recorder(engine, RENDERER), rollout_id="r", seed=1, priority=0)
+    return RunningEpisode(task or toy_task(3), world, Recorder(engine, RENDERER), rollout_id="r", seed=1)
 
 
 def trajectories(live: RunningEpisode) -> dict[str, Trajectory]:

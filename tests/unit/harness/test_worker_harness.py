@@ -67,7 +67,7 @@ class Played:
     async def run(self) -> None:
         leases, task = Leases(1e6), toy_task(3, limits=Limits(max_turns=2))
         recorder = TextRecorder(self._reply, "teacher")
-        episode = RunningEpisode(task, GuardedEnv(ToyEnv), recorder, rollout_id="r", seed=1, priority=0)
+        episode = RunningEpisode(task, GuardedEnv(ToyEnv), recorder, rollout_id="r", seed=1)
         working = asyncio.create_task(self._work(leases))
         await WorkerHarness(self._open_door, lambda: leases).run(episode)
         await working
@@ -101,9 +101,7 @@ def test_a_worker_that_finishes_after_a_limit_ends_by_it_at_once() -> None:
     ("asks", "told"),
     [(False, "finished and requested no reply"), (True, "refused every request, the last for: tools: expected none")],
 )
-def test_a_worker_that_got_no_answer_fails_with_the_refusals(
-    asks: bool, told: str
-) -> None:
+def test_a_worker_that_got_no_answer_fails_with_the_refusals(asks: bool, told: str) -> None:
     async def main() -> None:
         with pytest.raises(Unanswered, match=told):
             await Played(refuses=BadInput("tools: expected none"), finishes=True, asks=asks).run()
@@ -122,7 +120,7 @@ def test_a_rollout_that_no_worker_claims_in_time_fails() -> None:
     async def main() -> None:
         task = toy_task(3)
         recorder = TextRecorder(nobody._reply, "teacher")
-        episode = RunningEpisode(task, GuardedEnv(ToyEnv), recorder, rollout_id="r", seed=1, priority=0)
+        episode = RunningEpisode(task, GuardedEnv(ToyEnv), recorder, rollout_id="r", seed=1)
         with pytest.raises(HarnessError, match="no worker has claimed it in 5 s"):
             await several.run(episode)
 

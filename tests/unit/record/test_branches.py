@@ -111,9 +111,7 @@ def told(*, thinking: bool = False) -> TextSession:
     async def reply(request: TextRequest) -> Message:
         return said(planned[-1], thinking)
 
-    session = TextRecorder(reply, "teacher").open(
-        toy_task(limits=LIMITS), rollout_id="r", seed=7, role="policy", priority=0
-    )
+    session = TextRecorder(reply, "teacher").open(toy_task(limits=LIMITS), rollout_id="r", seed=7, role="policy")
     asyncio.run(program(asking(session, planned), session, replace))
     return session
 
@@ -212,9 +210,7 @@ def test_the_last_reply_of_a_sub_agent_is_not_the_answer(named: bool) -> None:
         async def reply(request: TextRequest) -> Message:
             return REPLIES[planned[-1]]
 
-        text = TextRecorder(reply, "expert").open(
-            toy_task(limits=LIMITS), rollout_id="r", seed=7, role="policy", priority=0
-        )
+        text = TextRecorder(reply, "expert").open(toy_task(limits=LIMITS), rollout_id="r", seed=7, role="policy")
         for session in (sampled, text):
             asyncio.run(background(asking(session, planned)))
         return [sampled.trajectory(OVER), text.trajectory(OVER)]

@@ -44,7 +44,7 @@ def opened(reply: Any, of: Imitator | None) -> TextSession:
         return made
 
     recorder = TextRecorder(answered, "expert", of)
-    return recorder.open(toy_task(limits=LIMITS), rollout_id="r", seed=7, role="policy", priority=0)
+    return recorder.open(toy_task(limits=LIMITS), rollout_id="r", seed=7, role="policy")
 
 
 def edited(number: int) -> list[Message]:

@@ -23,15 +23,15 @@ class RewardScale:
         """Return the scaled scores: reward, rewards of turns and steps, and rewards of roles. Named parts are not
         scaled."""
         scale = self._scales.get(task.env, 1.0)
-        return scores if scale == 1.0 else [_scaled(score, scale) for score in scores]
+        return scores if scale == 1.0 else [_scale(score, scale) for score in scores]
 
 
-def _scaled(score: Score, scale: float) -> Score:
+def _scale(score: Score, scale: float) -> Score:
     of_turns = score.per_role_turns
     return replace(
         score,
         reward=None if score.reward is None else scale * score.reward,
-        per_turn=_times(score.per_turn, scale),
+        per_turn=_scale_values(score.per_turn, scale),
         per_step=None
         if score.per_step is None
         else tuple(tuple((end, scale * reward) for end, reward in turn) for turn in score.per_step),
@@ -42,5 +42,5 @@ def _scaled(score: Score, scale: float) -> Score:
     )
 
 
-def _times(values: tuple[float, ...] | None, scale: float) -> tuple[float, ...] | None:
+def _scale_values(values: tuple[float, ...] | None, scale: float) -> tuple[float, ...] | None:
     return None if values is None else tuple(scale * value for value in values)

@@ -59,9 +59,11 @@ class TurnScorer:
         values = iter(await self._model.values(prefixes))
         probabilities = [[{end: _sigmoid(next(values)) for end in at} for at in of] for of in ends]
         lengths = [[len(turn) for _, turn in of] for of in turns]
-        return [self._with(*parts) for parts in zip(rollouts, scores, probabilities, lengths, strict=True)]
+        return [self._add_rewards(*parts) for parts in zip(rollouts, scores, probabilities, lengths, strict=True)]
 
-    def _with(self, rollout: Rollout, score: Score, probabilities: Probabilities, lengths: Sequence[int]) -> Score:
+    def _add_rewards(
+        self, rollout: Rollout, score: Score, probabilities: Probabilities, lengths: Sequence[int]
+    ) -> Score:
         own = [0.0] * len(probabilities) if score.per_turn is None else score.per_turn
         if len(own) != len(probabilities):
             expected = f"rewards of {len(probabilities)} turns, as many as were sampled"
@@ -79,10 +81,10 @@ class TurnScorer:
         steps_before = score.per_step or ((),) * len(probabilities)
         steps = zip(steps_before, probabilities, lengths, strict=True)
         return replace(
-            with_turns, per_step=tuple(self._of_turn(dict(before), turn, length) for before, turn, length in steps)
+            with_turns, per_step=tuple(self._step_rewards(dict(before), turn, length) for before, turn, length in steps)
         )
 
-    def _of_turn(
+    def _step_rewards(
         self, earned: dict[int, float], probabilities: Mapping[int, float], length: int
     ) -> tuple[tuple[int, float], ...]:
         """Return the rewards of a turn's steps with the model's added. The model's last reward is put at the turn's

@@ -358,11 +358,9 @@ class _Scripts:
         finally:
             del self._recorders[rollout_id]
 
-    def open(
-        self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int = 0
-    ) -> OpenSession:
+    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, admission: int = 0) -> OpenSession:
         recorder = self._recorders[rollout_id]
-        return recorder.open(task, rollout_id=rollout_id, seed=seed, role=role, priority=priority, admission=admission)
+        return recorder.open(task, rollout_id=rollout_id, seed=seed, role=role, admission=admission)
 
 
 def _conversations_of(task: Task, played: Attempt) -> list[Conversation]:

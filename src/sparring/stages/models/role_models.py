@@ -112,6 +112,6 @@ class RoleRecorder:
         """Most tokens of a prompt of the policy with its reply; None: replies are text."""
         return getattr(self._policy, "max_context", None)
 
-    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int) -> OpenSession:
+    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, admission: int) -> OpenSession:
         recorder = self._by_role.get(role, self._policy)
-        return recorder.open(task, rollout_id=rollout_id, seed=seed, role=role, priority=priority, admission=admission)
+        return recorder.open(task, rollout_id=rollout_id, seed=seed, role=role, admission=admission)
