@@ -294,9 +294,12 @@ def named(algo: Any) -> Any:
         base = filled.get(key)
         _refuse_foreign_keys(key, value, base, preset)
         # a name replaces the preset's part; a table changes its settings
-        if isinstance(algo[key], Mapping) and isinstance(base, Mapping):
-            if value.get("name", base.get("name")) == base.get("name"):
-                value = {**base, **value}
+        if (
+            isinstance(algo[key], Mapping)
+            and isinstance(base, Mapping)
+            and value.get("name", base.get("name")) == base.get("name")
+        ):
+            value = {**base, **value}
         filled[key] = value
     correction = filled.get("correction")
     if (
