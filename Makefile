@@ -6,6 +6,7 @@
 # make test-mutations small wrong changes, each of which the short suite must notice; an hour on two cores
 # make test-near     the tests that a change can touch, nearest first (BASE=COMMIT: since when; origin/main)
 # make test-slow     the long proofs
+# make test-kills    a hundred kills of synchronous, asynchronous and streaming runs and of the gateway; an hour on two cores
 # make test-extra    tests of optional packages, which it installs (wandb, peft, zensical, anthropic)
 # make real          train SmolLM2-135M-Instruct, which a package ships, on instructions that can be checked, and report
 # make real-calls    train it on BFCL's function calls, scored by BFCL's own checker, and report (make bfcl brings that alone)
@@ -36,7 +37,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart check check-lint check-types check-house pythons preflight test test-full test-mutations test-near test-slow test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
+.PHONY: quickstart check check-lint check-types check-house pythons preflight test test-full test-mutations test-near test-slow test-kills test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -62,9 +63,10 @@ PYTHONS ?= python3.12 python3.13
 pythons:
 	$(PYTHON) tests/house/pythons.py $(PYTHONS)
 
-# two files at once, in the order of the tree: the long ones come first, a thread each. All other tests run one after another: they fill the machine.
+# Three files at once on two cores, in the order of the tree: the long ones come first, a thread each, and a quarter of the
+# time of a file is waiting. All other tests run one after another: they fill the machine.
 # A test that hangs is a failure that says where every thread stands; its worker starts anew once.
-SUITE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 \
+SUITE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 \
 	-o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 # tests/conftest.py: with the tests that shorter ones stand for in make test, and on the portable kernels too
 FULL := --full --kernel-paths two
@@ -84,6 +86,9 @@ test-near: install $(VENV)/.stamp-chromium
 
 test-slow: install $(VENV)/.stamp-chromium
 	$(BIN)/python -m pytest $(FULL) -m slow
+
+test-kills: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m kills
 
 test-extra: install
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[wandb,peft,docs,clients]"

@@ -29,7 +29,7 @@ from sparring.gateway.dialects.chat_completions import ChatCompletions
 from sparring.gateway.dialects.dialect import ClientCall, ClientRequest, body_of
 from sparring.gateway.dialects.messages import Messages
 from sparring.generation import Completion, Rendered, Runs, Sampling
-from sparring.record.identity import chained
+from sparring.record.identity import chain_digests
 from sparring.record.lines import START
 from sparring.record.recorder import Recorder
 from sparring.record.tree import Tree
@@ -151,7 +151,7 @@ def growing(read: Callable[[ClientCall], ClientRequest], size: int, repeats: int
             started = time.perf_counter()
             request = read(ClientCall(body=body_of(data)))
             read_at = time.perf_counter()
-            chained(START, request.messages)
+            chain_digests(START, request.messages)
             digested_at = time.perf_counter()
             reply = numbers(2 * turn + 1, size)
             matching = appended(tree, request, Message(role="assistant", content=reply))

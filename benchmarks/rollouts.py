@@ -39,9 +39,9 @@ from sparring.harness.chat import ChatHarness
 from sparring.observe.hooks import timed
 from sparring.observe.spans import Spans
 from sparring.record.recorder import Recorder
-from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.group_log import GroupLog
+from sparring.rollout.journal import Journals
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
@@ -127,7 +127,7 @@ def scheduler_of(
     """Return a scheduler as `stages/runtime/online.py` makes it."""
     config = RolloutConfig(group_size=GROUP_SIZE, max_concurrent_rollouts=1024)
     recorder = Recorder(engine, renderer, store, sampling=sampling, max_context=100_000 if sampling.seed else 512)
-    log = AttemptLog(store, begins=True)
+    log = Journals(store, begins=True)
     runner = RolloutRunner(factory, None, recorder, ChatHarness(), config, executors=THREADS.executor, log=log)
     tasks = factory.tasks("train", 0)
     groups = GroupLog(store, "rl")
@@ -331,7 +331,7 @@ async def rebuilt(turns: int, tokens: int, folder: str) -> tuple[float, float]:
         recorder = Recorder(engine, AppendingRenderer(), store, sampling=Sampling(max_tokens=tokens), max_context=10**6)
         factory = TalkFactory(turns + 8)
         parts = (factory, None, recorder, ChatHarness(), RolloutConfig())
-        runner = RolloutRunner(*parts, executors=THREADS.executor, log=AttemptLog(store))
+        runner = RolloutRunner(*parts, executors=THREADS.executor, log=Journals(store))
         began = time.perf_counter()
         task = asyncio.create_task(runner.run(factory.task(0), rollout_id="rl/0/0", index=0, seed=1))
         await engine.asked.wait()

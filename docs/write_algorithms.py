@@ -1,4 +1,5 @@
-"""Writes docs/algorithms.md: every algorithm by name, from the docstrings of the rules. Run it after changing one.
+"""Writes docs/algorithms.md: every algorithm by name, from the docstrings of the rules and the sources in
+docs/algorithms.toml. Run it after changing one.
 
 python docs/write_algorithms.py
 """
@@ -10,6 +11,7 @@ import inspect
 import itertools
 import json
 import runpy
+import tomllib
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,22 +22,21 @@ import msgspec
 
 from sparring.algo import aggregation
 from sparring.algo.config import AlgoConfig
-from sparring.algo.correction.presets import PRESETS as CORRECTIONS
+from sparring.algo.correction.presets import CORRECTIONS
 from sparring.algo.correction.rule import Correction
-from sparring.algo.facts import Facts, Preset
 from sparring.algo.filter.difficulty import Difficulty
 from sparring.algo.kl import Kl
 from sparring.algo.loss.preference.config import PreferenceLoss
-from sparring.algo.presets import PRESETS
+from sparring.algo.presets import ALGORITHMS
 from sparring.algo.right_answers import RightAnswers
 from sparring.algo.rules import CreditRule, GateRule, RatioRule, ShapingRule
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.recipe.sections.distill import DistillConfig
 from sparring.recipe.sections.preference import BradleyTerryConfig, StepsConfig, TurnsConfig
 from sparring.recipe.sections.rl import ImplicitConfig
-from sparring.recipe.sources import FACTS
 
 PAGE = Path(__file__).with_name("algorithms.md")
+SOURCES: Mapping[str, Any] = tomllib.loads(PAGE.with_suffix(".toml").read_text(encoding="utf-8"))
 WRAP = runpy.run_path(str(PAGE.with_name("wrap.py")))
 CONFIGURATION: Mapping[str, Any] = runpy.run_path(str(Path(__file__).with_name("write_configuration.py")))
 
@@ -161,28 +162,32 @@ def _section(title: str, lead: str, kinds: tuple[type[msgspec.Struct], ...]) -> 
     yield f"## {title}\n\n{lead}\n"
     for kind in sorted(kinds, key=_name):
         yield f"### `{_name(kind)}`\n\n{inspect.getdoc(kind)}\n"
-        yield from _origin(facts(kind))
+        yield from _origin(source_of(kind))
         yield from _settings(kind)
 
 
-def facts(kind: type[msgspec.Struct]) -> Facts:
-    """Return the sources of a rule."""
-    return FACTS[kind] if kind in FACTS else vars(kind)["facts"]
+def source_of(kind: type[msgspec.Struct]) -> Mapping[str, Any]:
+    """Return the entry of a rule in docs/algorithms.toml."""
+    entry: Mapping[str, Any] = SOURCES["rules"][kind.__name__]
+    return entry
 
 
-def _origin(of: Facts | Preset) -> Iterator[str]:
+def _origin(entry: Mapping[str, Any]) -> Iterator[str]:
     """Yield the source of a rule or preset, and the points in which the source differs."""
-    yield f"*From*: {of.source}.\n"
-    if len(of.differences) == 1:
-        yield f"*Differs*: {of.differences[0]}\n"
-    elif of.differences:
-        yield "\n".join(["*Differs*:\n", *(f"- {one}" for one in of.differences), ""])
+    yield f"*From*: {entry['source']}.\n"
+    differences = entry.get("differences", ())
+    if len(differences) == 1:
+        yield f"*Differs*: {differences[0]}\n"
+    elif differences:
+        yield "\n".join(["*Differs*:\n", *(f"- {one}" for one in differences), ""])
 
 
 def _corrections() -> Iterator[str]:
     yield "## Corrections by name\n\n| name | what it sets | from | differs |\n| --- | --- | --- | --- |"
-    for name, one in CORRECTIONS.items():
-        yield f"| `{name}` | {'<br>'.join(_lines(one.sets)) or 'nothing'} | {one.source} | {' '.join(one.differences)} |"
+    for name, settings in CORRECTIONS.items():
+        entry = SOURCES["corrections"][name]
+        sets, differs = "<br>".join(_lines(settings)) or "nothing", " ".join(entry.get("differences", ()))
+        yield f"| `{name}` | {sets} | {entry['source']} | {differs} |"
     yield ""
 
 
@@ -193,16 +198,16 @@ def _aggregations() -> Iterator[str]:
 def _presets() -> Iterator[str]:
     yield "## Algorithms by name\n\n`[algo] preset` sets every key that the recipe does not. Keys that a preset leaves out keep the"
     yield "[default](#defaults-of-algo).\n"
-    for name, one in PRESETS.items():
-        yield f"### preset `{name}`\n\n{', '.join(_lines(one.sets))}\n"
-        yield from _origin(one)
+    for name, settings in ALGORITHMS.items():
+        yield f"### preset `{name}`\n\n{', '.join(_lines(settings))}\n"
+        yield from _origin(SOURCES["presets"][name])
 
 
 def _defaults() -> Iterator[str]:
     yield "## Defaults of `[algo]`\n\nWhat each key means stands in [the configuration](configuration.md).\n"
-    yield from _origin(facts(AlgoConfig))
+    yield from _origin(source_of(AlgoConfig))
     yield "| key | from |\n| --- | --- |"
-    for name, source in facts(AlgoConfig).defaults.items():
+    for name, source in source_of(AlgoConfig)["defaults"].items():
         yield f"| `{name}` | {source} |"
     yield ""
 
@@ -235,7 +240,7 @@ def _settings(kind: type[msgspec.Struct]) -> Iterator[str]:
         docs = CONFIGURATION["_field_docs"](kind)
         yield "| setting | type | default | from | |\n| --- | --- | --- | --- | --- |"
         for field in fields:
-            source = facts(kind).defaults.get(field.name, "")
+            source = source_of(kind).get("defaults", {}).get(field.name, "")
             cells = CONFIGURATION["_type"](field.type), CONFIGURATION["_default"](field), source, docs[field.name]
             yield f"| `{field.name}` | {' | '.join(cells)} |"
         yield ""

@@ -75,12 +75,17 @@ def table(run: Path) -> str:
     *before, after = (percent(summary, stage) for stage in stages)
     rows.append(f"| **all** ({summary['eval_tasks']}) | {' | '.join([*before, f'**{after}**'])} |")
     wall = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in summary["wall_s"].items())
-    facts = (
-        f"In brackets: the 95 % interval. Task by task: **{points(summary)}**. Largest difference between engine and"
-        f" trainer log-probabilities over {summary['tokens_trained']:,} trained tokens:"
-        f" **{summary['logprob_max_abs_diff']!r}**. Wall clock: {wall}; {summary['peak_rss_bytes'] / 2**30:.1f} GiB."
-    )
-    return WRAPPED("\n".join(rows) + "\n\n" + facts + "\n")
+    change, difference = points(summary), summary["logprob_max_abs_diff"]
+    facts = ["In brackets: the 95 % interval."]
+    if change:
+        facts.append(f"Task by task: **{change}**.")
+    if difference is not None:
+        tokens = f"{summary['tokens_trained']:,} trained tokens"
+        facts.append(
+            f"Largest difference between engine and trainer log-probabilities over {tokens}: **{difference!r}**."
+        )
+    facts.append(f"Wall clock: {wall}; {summary['peak_rss_bytes'] / 2**30:.1f} GiB.")
+    return WRAPPED("\n".join(rows) + "\n\n" + " ".join(facts) + "\n")
 
 
 def curve(run: Path, metric: str = "rollout/success") -> str:

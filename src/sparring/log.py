@@ -1,13 +1,16 @@
-"""Entries of a run's durable log: events other than turns and groups, in the order in which they happened.
+"""The run's durable log: events of rollouts, and entries about groups and steps, in the order in which they happened.
 
-Resume and replay read them; turns and groups have tables of their own in the store.
+The events of one rollout are its journal (`rollout/journal.py`). The store keeps `Asked` and `Sampled` in its table of
+turns, and all other events as entries of its log. Resume, retry, rebuild and replay read them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal, get_args
+
+from sparring.types import Segment
 
 LogKind = Literal[
     "admitted",  # a group began: its task's digest, its version, the number of groups its source had observed
@@ -47,6 +50,116 @@ class LogEntry:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"log entry {self.name}: expected a kind of sparring/log.py, got {self.kind!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A role's prompt grew by ids that no model sampled."""
+
+    role: str
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A model replied in a role."""
+
+    role: str
+    segment: Segment
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answered:
+    """The world answered.
+
+    Attributes:
+        role: role that was answered; "" for the opening.
+        number: number of answers that the role got before.
+        digest: digest of the answer, which a rebuilt rollout must get again.
+        took_s: seconds of the policy's own time that the answer took.
+    """
+
+    kind: ClassVar[LogKind] = "observation"
+    role: str
+    number: int
+    digest: int
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LimitHit:
+    """A limit of time struck.
+
+    Attributes:
+        phase: phase of the attempt that took too long; `policy` for the time of the policy's own commands.
+        turn: number of replies that had been requested.
+        seconds: the limit; of `policy`, the seconds that were taken.
+        detail: what the phase waited for.
+        answers: number of answers of the world before; of `policy` alone.
+    """
+
+    kind: ClassVar[LogKind] = "limit"
+    phase: str
+    turn: int
+    seconds: float
+    detail: str = ""
+    answers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewarded:
+    """A reward arrived from outside; `reward` is a `record.rewards.OutsideReward` as plain data."""
+
+    kind: ClassVar[LogKind] = "reward"
+    reward: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartedOver:
+    """An attempt ended, and its rollout started over with an empty journal.
+
+    Attributes:
+        id: id of the next attempt.
+        number: number of the next attempt.
+        reason: reason why the attempt could not be rebuilt.
+    """
+
+    kind: ClassVar[LogKind] = "restarted"
+    id: str
+    number: int
+    reason: str
+
+
+Event = Asked | Sampled | Answered | LimitHit | Rewarded | StartedOver
+Entered = Answered | LimitHit | Rewarded | StartedOver
+"""Events that the store keeps as entries of its log."""
+
+
+def entry_of(event: Entered, name: str) -> LogEntry:
+    """Return the entry of the log that keeps an event of a rollout or attempt, by its id."""
+    data = dict(event.reward) if isinstance(event, Rewarded) else asdict(event)
+    return LogEntry(stage=stage_of(name), kind=event.kind, name=name, data=data)
+
+
+def event_of(entry: LogEntry) -> Entered | None:
+    """Return the event that an entry of the log keeps; None if it keeps none of a journal, or has no data for it."""
+    data = entry.data
+    match entry.kind:
+        case "observation":
+            return Answered(role=data["role"], number=data["number"], digest=data["digest"], took_s=data["took_s"])
+        case "limit":
+            phase, turn, seconds = data["phase"], data.get("turn", 0), data.get("seconds", 0.0)
+            return LimitHit(phase=phase, turn=turn, seconds=seconds, answers=data.get("answers"))
+        case "reward":
+            return Rewarded(data)
+        case "restarted" if "id" in data:
+            return StartedOver(id=data["id"], number=data["number"], reason=data["reason"])
+    return None
+
+
+def stage_of(name: str) -> str:
+    """Return the stage of a rollout or an attempt: what its id begins with."""
+    return name.partition("/")[0]
 
 
 def step_name(stage: str, step: int) -> str:

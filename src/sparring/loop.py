@@ -1,7 +1,19 @@
 """The training loop: rollouts, batch, step, publish. One pass is one optimiser step.
 
-Synchronous and asynchronous training are this same loop: `max_lag` is known to `rollout/window.py` alone, the order of
-groups to the scheduler, the making of batches to `batch/`. No tensor passes through this module.
+Three parts run side by side, and each waits for one other:
+
+    scheduler ── groups ──▶ batches ── batch ──▶ trainer ── weights ──▶ engine
+        ▲                                                                  │
+        └─────────────────────── window.release(step) ◀────────────────────┘
+
+    part        waits for                                        is unblocked by
+    scheduler   a place in the window                            `window.release`, after the engine serves the weights
+    loop        the next group in admission order                the last rollout of that group, scored
+    engine      nothing: it samples while the trainer computes   (`pull` commits new weights between two of its steps)
+
+With `max_lag = 0` the scheduler has no place until the step before is released, so sampling and training take turns.
+With more they overlap. Only `rollout/window.py` knows `max_lag`, only the scheduler the order of groups, and only
+`batch/` how batches are made. No tensor passes through this module.
 """
 
 from __future__ import annotations

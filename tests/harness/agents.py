@@ -22,8 +22,8 @@ from sparring.record.recorder import Recorder
 from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.render.demonstrate import reply_tokens
 from sparring.render.grammars.call_format import call_id
-from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.config import RolloutConfig
+from sparring.rollout.journal import Journals
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
@@ -248,7 +248,7 @@ def play(
     engine: Any = scripted(script, fail_on=fail_on) if native is None else Requested(native)
     notes: list[tuple[str, dict[str, Any]]] = []
     loaded = load_harness(harness, ("policy",), open_door if cuts is None else cuts.open_door, PROGRAMS)
-    log = AttemptLog(recorded=lambda kind, name, data: notes.append((kind, dict(data))))
+    log = Journals(recorded=lambda kind, name, data: notes.append((kind, dict(data))))
 
     async def expert(request: TextRequest) -> Message:
         prompt = renderer.decode(renderer.render(request.messages, request.tools).tokens)

@@ -15,6 +15,7 @@ from sparring.cli.main import main
 from sparring.launch.run import opened
 from sparring.recipe.load import load
 from sparring.recipe.run_config import resolve
+from sparring.stages.context import renderer_of
 from sparring.stages.data.demonstrations import demonstrations
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.chat_server import ChatServer, message
@@ -79,7 +80,8 @@ def test_a_served_chat_model_teaches_through_pi_and_sft_is_shown_what_rl_shows(t
 
     async def imitated() -> list[tuple[int, ...]]:
         async with opened(resolve(load(RECIPE, settings))) as context:
-            return [e.tokens for _, e in await demonstrations(context, context.renderer(context.input("sft")), 1024)]
+            renderer = renderer_of(context.config, context.input("sft"))
+            return [e.tokens for _, e in await demonstrations(context, renderer, 1024)]
 
     shown = asyncio.run(imitated())
     with closing(SqliteStore(tmp_path / "agent/store.sqlite", read_only=True)) as store:

@@ -13,7 +13,7 @@ DECLARATION = "annotations.py"
 
 WRITING = {"annotated": 0, "with_steps": 1, "TrainerQuantity": 1}
 """Calls that put an annotation on rows, and the argument that names it."""
-READING = {"get": 0, "read": 0, "reads": 0, "check_asked": 2}
+READING = {"get": 0, "read": 0, "reads": 0, "check_section": 2}
 """Likewise calls that take one from rows, or ask whether somebody does."""
 OTHER_MEANINGS = {
     "chosen": "a side of a pair, a choice of the user",
@@ -27,7 +27,6 @@ OTHER_MEANINGS = {
     "probability_squares": "a quantity of the model's head",
     "proximal": "a value of [algo] anchor",
     "ratio": "a key of the configuration, a metric",
-    "reference": "a key of the configuration",
     "return": "a metric of the critic",
     "reward": "a metric, a key of a record",
     "teacher": "a role, a source of tokens, a quantity of the trainer",

@@ -15,7 +15,7 @@ SHOWN = {
     "gateway/dialects/response_events.py": "the same",
     "observe/sinks/jsonl.py": "when a line was written",
     "observe/sinks/tensorboard.py": "when a point was written",
-    "rollout/runner.py": "when a rollout began; how long it took is measured by the loop's clock",
+    "rollout/play.py": "when a rollout began; how long it took is measured by the loop's clock",
     "store/sqlite.py": "when an event was recorded; their order is that of their rows",
 }
 """Files that may ask for it, and what they show; each asks once."""

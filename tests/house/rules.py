@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from sparring.algo.facts import name_of
+from sparring.algo.base import name_of
 from sparring.algo.rules import CreditRule, GateRule, RatioRule, ShapingRule, rules
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "sparring"

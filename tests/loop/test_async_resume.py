@@ -23,10 +23,10 @@ from sparring.harness.chat import ChatHarness
 from sparring.log import step_name
 from sparring.protocols import Store, TaskSource
 from sparring.record.recorder import Recorder
-from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.group_log import GroupLog
-from sparring.rollout.replay import prompt_of
+from sparring.rollout.journal import Journals
+from sparring.rollout.resample import prompt_of
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
@@ -185,7 +185,7 @@ class Life:
         self.engine.ledger = ledger
         recorder = Recorder(self.engine, toy_renderer(), self.store, sampling=settings.sampling())
         boxes = BubblewrapBoxes(SandboxConfig(enabled=False))
-        attempts = AttemptLog(self.store)
+        attempts = Journals(self.store)
         runner = RolloutRunner(SlowWorld(number), boxes, recorder, ChatHarness(), settings, log=attempts)
         self.window = Window(GROUPS, MAX_LAG, steps)
         self.source: TaskSource = DifficultyPools(keep_easy=0.3, keep_hard=0.5).open(FewTasks(changed), seed=3)
@@ -419,6 +419,7 @@ def test_a_run_that_dies_at_random_commits_goes_on_to_the_same_weights(
     assert ledger.rebuilt > 0
 
 
+@pytest.mark.kills
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(10))
 def test_a_run_dies_at_every_commit(tmp_path: Path, num_commits: int, first: int) -> None:

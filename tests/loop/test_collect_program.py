@@ -17,6 +17,7 @@ from sparring.cli.main import main
 from sparring.launch.run import opened
 from sparring.recipe.load import load
 from sparring.recipe.run_config import resolve
+from sparring.stages.context import renderer_of
 from sparring.stages.data.demonstrations import demonstrations
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.chat_server import ChatServer, message
@@ -69,7 +70,7 @@ def test_a_native_teacher_is_collected_from_through_a_program(given: Path, teach
 
     async def imitated() -> dict[str, tuple[int, ...]]:
         async with opened(resolve(load(given, [*PROGRAM, *settings]))) as context:
-            shown = await demonstrations(context, context.renderer(context.input("sft")), 512)
+            shown = await demonstrations(context, renderer_of(context.config, context.input("sft")), 512)
         return {row["messages"][1]["content"]: each.tokens for row, (_, each) in zip(rows, shown, strict=True)}
 
     begun = asyncio.run(imitated())
@@ -238,7 +239,7 @@ def test_an_experts_program_is_told_that_its_prompt_is_too_long_for_the_policy(g
 
     async def imitated() -> list[tuple[str, int]]:
         async with opened(resolve(load(given, [*PROGRAM, *settings]))) as context:
-            shown = await demonstrations(context, context.renderer(context.input("sft")), 512)
+            shown = await demonstrations(context, renderer_of(context.config, context.input("sft")), 512)
         return [(name, len(each.tokens)) for name, each in shown]
 
     shown = asyncio.run(imitated())

@@ -266,7 +266,7 @@ def test_what_makes_no_sense_is_refused(
 
     async def checked() -> list[str]:
         async with opened(resolve(read(file, words(*settings)[1::2]))) as context:
-            return check_distill(context)
+            return check_distill(context.config, context.factory)
 
     with pytest.raises(BadInput, match=re.escape(said)):
         asyncio.run(checked())
@@ -277,7 +277,7 @@ def test_what_makes_sense_is_said(given: Path, checkpoint: Path) -> None:
 
     async def checked() -> list[str]:
         async with opened(resolve(read(file, words()[1::2]))) as context:
-            return check_distill(context)
+            return check_distill(context.config, context.factory)
 
     assert asyncio.run(checked()) == ["distill: reverse over token; teachers: teacher for odd"]
 
@@ -308,7 +308,7 @@ def test_a_teacher_of_another_format_is_told(
 
     async def checked() -> list[str]:
         async with opened(resolve(read(file, words(*settings)[1::2]))) as context:
-            return check_distill(context)
+            return check_distill(context.config, context.factory)
 
     facts = asyncio.run(checked())
     assert said in facts[-1] and len(facts) == (2 if said else 1)

@@ -219,6 +219,7 @@ def test_a_gateway_that_is_killed_in_mid_stream_loses_and_doubles_nothing(tmp_pa
     check_killed(tmp_path, [1, None, 9, 16, None])
 
 
+@pytest.mark.kills
 @pytest.mark.slow
 def test_a_hundred_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     chance = random.Random(5)

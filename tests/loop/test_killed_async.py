@@ -38,6 +38,7 @@ def checksums(folder: Path) -> dict[str, str]:
         return {entry.name: entry.data["checksum"] for _, entry in store.entries("rl", kinds=["published"])}
 
 
+@pytest.mark.kills
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_twenty_kills_lose_and_double_nothing(given: Path, tmp_path: Path, seed: int) -> None:

@@ -153,6 +153,7 @@ def test_a_client_and_an_engine_that_are_killed_in_mid_stream_lose_and_double_no
     check(tmp_path, [("client", 5), ("engine", 7), ("client", 0), None])
 
 
+@pytest.mark.kills
 @pytest.mark.slow
 def test_seventy_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     chance = random.Random(11)
@@ -189,6 +190,7 @@ def outcome(folder: Path) -> tuple[list[Any], dict[str, str]]:
         return msgspec.to_builtins(sampled), weights
 
 
+@pytest.mark.kills
 @pytest.mark.slow
 def test_a_run_killed_thirty_times_in_mid_stream_is_one_that_nobody_killed(given: Path) -> None:
     """The run holds gateway, store and harness: all of them are killed at once, within a streamed reply."""

@@ -180,10 +180,11 @@ def test_a_killed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, kille
     assert checkpoints(tmp_path) == checkpoints(whole)
 
 
+@pytest.mark.kills
 @pytest.mark.slow
-def test_killed_at_random_moments(whole: Path, tmp_path: Path) -> None:
+def test_a_hundred_kills_at_random_moments(whole: Path, tmp_path: Path) -> None:
     moments = random.Random(7)
-    for number in range(4):
+    for number in range(20):
         folder = tmp_path / str(number)
         for _ in range(5):
             with subprocess.Popen(command(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:

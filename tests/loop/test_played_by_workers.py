@@ -124,7 +124,7 @@ def test_a_rollout_in_which_a_worker_asked_for_nothing_may_not_count(given: Path
     async def main() -> None:
         async with opened(resolve(load(given))) as context:
             with pytest.raises(BadInput, match="expected no rollout of a worker that asks for nothing"):
-                await check_idle(context, first_tasks(context)[0], Rehearsal())
+                await check_idle(context, first_tasks(context.config, context.factory)[0], Rehearsal())
 
     asyncio.run(main())
 

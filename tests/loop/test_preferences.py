@@ -334,7 +334,7 @@ def test_a_reward_model_is_named_and_fits(given: Path, checkpoint: Path, tmp_pat
         (["rl.reward_model=reward_model"], "rl.reward_model: expected a stage reward_model before rl, got ['rl']"),
         (
             ["rl.reward_model=judge"],
-            "rl.reward_model: expected reward_model or a model with a path (none), got 'judge'",
+            "rl.reward_model: expected one of reward_model, got 'judge'",
         ),
         (
             ["rl.reward_model=judge", f"models.judge.path={tmp_path / 'other'}"],

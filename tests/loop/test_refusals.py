@@ -296,7 +296,7 @@ def held_out_prompts(given: Path) -> list[str]:
 
     async def asked() -> list[str]:
         async with opened(resolve(load(given))) as context:
-            return [task.messages[-1].content for task in held_out(context, 6)]
+            return [task.messages[-1].content for task in held_out(context.config, context.factory, 6)]
 
     return asyncio.run(asked())
 

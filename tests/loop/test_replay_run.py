@@ -13,7 +13,7 @@ import pytest
 
 from sparring.cli.main import main
 from sparring.log import step_name
-from sparring.rollout.resampling import turns_of
+from sparring.rollout.resample import turns_of
 from sparring.store.codec import StoredRollout, encode
 from sparring.store.sqlite import SqliteStore
 from sparring.types import Rollout

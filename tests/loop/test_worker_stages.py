@@ -18,6 +18,7 @@ from forked import Forked
 from sparring.launch.run import answered_outside, opened
 from sparring.recipe.load import load
 from sparring.recipe.run_config import resolve
+from sparring.stages.context import renderer_of
 from sparring.stages.data.demonstrations import demonstrations
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.chat_server import ChatServer, message
@@ -203,7 +204,7 @@ def test_the_expert_answers_workers_and_sft_is_shown_what_rl_shows(
     async def check_shown() -> None:
         config = resolve(load(given, [*each, "run.name=again"]))
         async with opened(config) as context, answered_outside(config, context.folder, context.sink.event):
-            renderer, tools = context.renderer(context.input("sft")), context.factory.make().tools
+            renderer, tools = renderer_of(context.config, context.input("sft")), context.factory.make().tools
             with agent(context.folder / "keys.json", "plays") as playing:
                 shown = await demonstrations(context, renderer, 512)
                 playing.kill()

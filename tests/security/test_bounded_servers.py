@@ -15,7 +15,7 @@ from starlette.routing import Mount, Route, Router
 from starlette.types import Receive, Scope, Send
 
 from sparring.gateway.serving import MOST_HEAD, LocalServer, Patience, server_settings
-from sparring.gateway.workers import listening_at
+from sparring.gateway.workers import listen_on
 
 
 class Served:
@@ -70,7 +70,7 @@ def served(talk: Callable[[Served], Awaitable[Any]], patience: Patience = Patien
         it = Served()
         routes = [Route("/", _count, methods=["GET", "POST"]), Mount("/endless", it.endless)]
         server = LocalServer(server_settings(Router(routes)), it.told.append, patience)
-        with listening_at("127.0.0.1", 0) as listening:
+        with listen_on("127.0.0.1", 0) as listening:
             it.port = listening.getsockname()[1]
             serving = asyncio.create_task(server.serve(sockets=[listening]))
             try:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from sparring.algo.aggregation import Aggregation
+from sparring.algo.base import name_of
 from sparring.algo.correction.presets import CORRECTIONS
 from sparring.algo.correction.rule import Correction
-from sparring.algo.facts import Facts, name_of
 from sparring.algo.filter.difficulty import Difficulty
 from sparring.algo.kl import Kl
 from sparring.algo.presets import ALGORITHMS
@@ -44,36 +44,6 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `gate = { name = "cispo", high = 0.4 }`; a table without a name sets the default rule. docs/algorithms.md lists the
     names.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="the parts, each with its own source",
-        defaults={
-            "preset": "off",
-            "credit": "arXiv 2402.03300",
-            "ratio": "arXiv 1707.06347",
-            "gate": "arXiv 2503.14476",
-            "anchor": "ours: an exact engine records what the trainer computes",
-            "correction": "ours: see `auto`",
-            "aggregation": "DAPO's code (verl's token-mean)",
-            "max_tokens": "ours; Dr. GRPO takes the largest length of an answer",
-            "kl": "arXiv 2503.14476, section 2.3: none",
-            "entropy_bonus": "off",
-            "top_entropy": "off",
-            "right_answers": "off",
-            "shaping": "off",
-            "kl_reward": "off",
-            "difficulty": "off",
-            "zero_variance_filter": "off: equation 3 of arXiv 2402.03300 divides by all groups; DAPO's presets set it",
-            "survival": "off",
-            "control": "off",
-        },
-        differences=(
-            (
-                "Without a preset the default is DAPO's clip and token mean with GRPO's credit, without DAPO's "
-                "filter and its overlong punishment."
-            ),
-        ),
-    )
 
     preset: str = ""
     """Name of an algorithm, such as "gspo", which sets every key that the recipe does not."""

@@ -5,11 +5,10 @@ Shapes: M weighted tokens of a micro-batch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from sparring.algo.facts import Facts
 from sparring.algo.tokens import bounded
 
 if TYPE_CHECKING:
@@ -33,19 +32,6 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     uses the distribution that was sampled from, and the reference renormalised over the same ids. Use it to keep a
     policy near a model whose other abilities matter.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2402.03300, equation 4 (k3); http://joschu.net/blog/kl-approx.html",
-        defaults={
-            "coefficient": "off; DeepSeekMath has 0.04",
-            "estimator": "arXiv 2402.03300, equation 4",
-            "target": "off",
-            "gain": "arXiv 1909.08593, section 2.2",
-            "reference": "arXiv 2402.03300: the model that training began with",
-            "decay": "arXiv 2406.16768: its rate of 0.01",
-        },
-        differences=(),
-    )
 
     coefficient: float = 0.0
     """Weight of the penalty. 0: no penalty, and no reference model is computed."""

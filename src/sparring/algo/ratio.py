@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from sparring.algo.facts import Facts
 from sparring.algo.tokens import PolicyTokens, RatioKind, Unit
 
 if TYPE_CHECKING:
@@ -15,12 +14,6 @@ if TYPE_CHECKING:
 
 class TokenRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="token", tag_field="name"):
     """r_t = pi(y_t) / anchor(y_t): PPO (arXiv 1707.06347, section 3)."""
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 1707.06347, section 3",
-        defaults={},
-        differences=(),
-    )
 
     unit: ClassVar[Unit] = "token"
     kind: ClassVar[RatioKind] = "token"
@@ -38,12 +31,6 @@ class SequenceRatio(
     stop_gradient(pi) (GSPO-token, equation 14). Advantages that differ within a sequence need it.
     """
 
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2507.18071, equation 7; `per_token` equation 14",
-        defaults={"per_token": "off"},
-        differences=("A sequence is all sampled tokens of a trajectory, in all branches.",),
-    )
-
     unit: ClassVar[Unit] = "sequence"
     kind: ClassVar[RatioKind] = "mean"
 
@@ -57,12 +44,6 @@ class SequenceRatio(
 class TurnRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="turn", tag_field="name"):
     """exp(mean over the turn of log r_t), the same for all tokens of one turn: GSPO's sequence ratio (arXiv 2507.18071,
     equation 7), applied to one turn of an agent."""
-
-    facts: ClassVar[Facts] = Facts(
-        source="ours: the sequence's ratio (arXiv 2507.18071, equation 7) of one turn",
-        defaults={"per_token": "off"},
-        differences=(),
-    )
 
     unit: ClassVar[Unit] = "turn"
     kind: ClassVar[RatioKind] = "mean"
@@ -80,12 +61,6 @@ class ProductRatio(
     """exp(sum over the sequence of log r_t), the same for all its tokens: the importance weight of a whole trajectory
     (Precup, Sutton and Singh 2000). Unbiased, but its variance grows with the length: use it with gates that bound it,
     such as `topr` and `vespo`."""
-
-    facts: ClassVar[Facts] = Facts(
-        source="Precup, Sutton and Singh 2000",
-        defaults={},
-        differences=("A sequence is all sampled tokens of a trajectory, in all branches.",),
-    )
 
     unit: ClassVar[Unit] = "sequence"
     kind: ClassVar[RatioKind] = "product"

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 import msgspec
 
-from sparring.algo.facts import Facts
 from sparring.types import Group, Sample, Score
 
 
@@ -26,12 +24,6 @@ class RightAnswers(
     that a filter drops are not imitated. Use it for tasks whose right answers are rare, so that each is used more than
     once.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2504.05118, section 4.3",
-        defaults={"coefficient": "the paper's mu", "solved_above": "ours: between a failure's 0 and a success's 1"},
-        differences=(),
-    )
 
     coefficient: float = 0.1
     """Weight of the loss; the paper's mu."""

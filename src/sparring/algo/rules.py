@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from sparring.algo.base import name_of
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.gae import Gae
 from sparring.algo.credit.gdpo import Gdpo
@@ -32,7 +33,6 @@ from sparring.algo.credit.remax import Remax
 from sparring.algo.credit.rloo import Rloo
 from sparring.algo.credit.topr import Topr
 from sparring.algo.credit.turn_level import TurnLevel
-from sparring.algo.facts import name_of
 from sparring.algo.gate.cispo import Cispo
 from sparring.algo.gate.clip import Clip
 from sparring.algo.gate.clip_cov import ClipCov

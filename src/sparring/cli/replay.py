@@ -1,4 +1,4 @@
-"""`sparring replay RUN [ROLLOUT]`: repeats a recorded run, some of its steps, or one rollout, and compares bit by
+"""`sparring replay RUN [ROLLOUT]`: replays a recorded run, some of its steps, or one rollout, and compares bit by
 bit."""
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ def run(args: argparse.Namespace) -> int:
         BadInput: the run, stage, step or rollout does not exist.
     """
     from sparring.errors import refusal
-    from sparring.launch.repeat import repeat_run
-    from sparring.launch.replay import replay_rollout
+    from sparring.launch.replay import replay_rollout, replay_run
     from sparring.observe.terminal import say
 
     if args.rollout is not None and (args.stage or args.no_sampling or args.steps != (None, None)):
@@ -42,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.threads is not None and args.threads < 1:
         raise refusal("--threads", "at least 1", str(args.threads), "raise it, or leave it out")
     if args.rollout is None:
-        result = repeat_run(
+        result = replay_run(
             args.folder,
             stage=args.stage,
             steps=args.steps,

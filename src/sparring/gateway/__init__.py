@@ -1,1 +1,1 @@
-"""Sessions behind the APIs that agent programs speak: exchanges, which are sampled once, and the ways to them."""
+"""Gateway: sessions of rollouts as HTTP endpoints with the APIs of OpenAI, Anthropic and Google."""

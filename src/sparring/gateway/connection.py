@@ -1,4 +1,4 @@
-"""Connections: an exchange is sent to a client as it comes, for as long as the client stays."""
+"""HTTP responses that read an exchange: whole or streamed, for as long as the client stays connected."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sparring.errors import SparringError
-from sparring.gateway.dialects.dialect import AnswerWriter, BytesOf, ClientRequest, Dialect, encoded
+from sparring.gateway.dialects.dialect import AnswerWriter, BytesOf, ClientRequest, Dialect, to_json
 from sparring.gateway.exchange import ReadExchange
-from sparring.gateway.refusals import client_error, refused
+from sparring.gateway.refusals import client_error, refusal_response
 from sparring.gateway.serving import WHEN_BROKEN
 from sparring.reply import ReplyHead, ReplyPart, SampledReply
 from sparring.types import Message
 
 T = TypeVar("T")
 PING_S = 10.0
-"""Seconds after which a client that waits for events is sent one that says nothing, unless its door says another
-number."""
+"""Default interval of keep-alive events on a stream, in seconds; a door may set another."""
 
 
 class Connection:
     """Connection of one client, which reads an exchange from its beginning while the context lasts.
 
     Attributes:
-        exchange: what is read.
-        delivered: whether the client got the answer to its end.
+        exchange: exchange that is read.
+        delivered: whether the client received the complete answer.
     """
 
     def __init__(self, exchange: ReadExchange, receive: Receive) -> None:
@@ -38,10 +37,10 @@ class Connection:
         self.delivered = False
         self._read = 0
         self._waiting: asyncio.Future[None] | None = None
-        self._patient_until = 0.0
+        self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._leaving = asyncio.get_running_loop().create_task(_left(receive))
-        self._leaving.add_done_callback(lambda _: self._wake())
+        self._disconnected = asyncio.get_running_loop().create_task(_wait_for_disconnect(receive))
+        self._disconnected.add_done_callback(lambda _: self._wake())
 
     def __enter__(self) -> Connection:
         self.exchange.wakers.add(self._wake)
@@ -50,26 +49,27 @@ class Connection:
     def __exit__(
         self, kind: type[BaseException] | None, cause: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leaving.cancel()
+        self._disconnected.cancel()
         if self._timer is not None:
             self._timer.cancel()
         self.exchange.wakers.discard(self._wake)
         self.exchange.deliver(self.delivered)
 
     async def parts(self, patience_s: float | None = None) -> Sequence[tuple[int, ReplyPart]]:
-        """Return the parts that were not read yet; none where none come in time, or the exchange is over.
+        """Return the parts that arrived since the last call; empty if `patience_s` passed first or the exchange is
+        over.
 
         Raises:
             ClientDisconnect: the client left.
         """
         exchange = self.exchange
-        if self._read == len(exchange.parts) and not exchange.over and not self._leaving.done():
+        if self._read == len(exchange.parts) and not exchange.over and not self._disconnected.done():
             loop = asyncio.get_running_loop()
             self._waiting = loop.create_future()
             if patience_s is not None:
-                self._patient_until = loop.time() + patience_s
-                if self._timer is None:  # one for many waits: parts come a thousand times as often
-                    self._timer = loop.call_at(self._patient_until, self._lose_patience)
+                self._deadline = loop.time() + patience_s
+                if self._timer is None:  # one timer for many waits, since parts come a thousand times as often
+                    self._timer = loop.call_at(self._deadline, self._time_out)
             await self._waiting
         self.check()
         new = exchange.parts[self._read :]
@@ -77,11 +77,11 @@ class Connection:
         return new
 
     async def whole(self) -> list[SampledReply]:
-        """Return the replies when they are whole.
+        """Wait for the complete replies and return them.
 
         Raises:
             ClientDisconnect: the client left.
-            SparringError: there are none.
+            SparringError: the exchange failed.
         """
         while not self.exchange.over:
             await self.parts()
@@ -89,14 +89,14 @@ class Connection:
 
     def check(self) -> None:
         """Raise ClientDisconnect if the client has left."""
-        if self._leaving.done():
+        if self._disconnected.done():
             raise ClientDisconnect
 
-    def _lose_patience(self) -> None:
+    def _time_out(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = None
-        if loop.time() < self._patient_until:
-            self._timer = loop.call_at(self._patient_until, self._lose_patience)
+        if loop.time() < self._deadline:
+            self._timer = loop.call_at(self._deadline, self._time_out)
         else:
             self._wake()
 
@@ -106,15 +106,15 @@ class Connection:
 
 
 class ExchangeResponse(Response):
-    """Answer to one request: an exchange in the words of a dialect, sent as it comes where the client wants that.
+    """Response to one request: an exchange in the client's dialect, streamed if the client asked for a stream.
 
     Args:
-        exchange: what is sent.
-        dialect: of the client.
-        client_request: what it asked for.
-        bytes_of: ids to bytes.
-        headers: of the answer.
-        ping_s: seconds after which a client that waits for events is sent one that says nothing.
+        exchange: exchange that is sent.
+        dialect: dialect of the client.
+        client_request: request that the exchange answers.
+        bytes_of: function from a token id to its bytes.
+        headers: headers of the response.
+        ping_s: interval of keep-alive events on a stream, in seconds.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class ExchangeResponse(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer for as long as the client stays."""
+        """Send the response until it is complete or the client leaves."""
         scope[WHEN_BROKEN] = self._when_broken
         try:
             with Connection(self._exchange, receive) as connection:
@@ -143,24 +143,24 @@ class ExchangeResponse(Response):
         except ClientDisconnect:
             return
         except SparringError as error:
-            await refused(self._dialect, error)(scope, receive, send)
+            await refusal_response(self._dialect, error)(scope, receive, send)
 
     def _when_broken(self) -> None:
-        """Take note that nobody knows whether the client read the answer, which was sent to its end."""
+        """Report that delivery is unknown, if the connection broke after the response was sent completely."""
         if self._sent:
             self._exchange.deliver(None)
 
     async def _send(self, connection: Connection, send: Send) -> None:
-        """Send a whole answer. Raises SparringError where there is none."""
+        """Send a response that is not streamed. Raises SparringError if the exchange failed."""
         replies = await connection.whole()
-        body = encoded(self._dialect.answer(self._client_request, replies, self._bytes_of))
+        body = to_json(self._dialect.answer(self._client_request, replies, self._bytes_of))
         await self._start(send, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))])
         connection.check()
         await send({"type": "http.response.body", "body": body})
         connection.delivered = True
 
     async def _stream(self, connection: Connection, send: Send) -> None:
-        """Send events. Raises SparringError where there is no answer, and none was begun."""
+        """Send the answer as events. Raises SparringError if the exchange failed before its first part."""
         exchange = connection.exchange
         writer = self._dialect.writer(self._client_request, self._bytes_of)
         parts = await connection.parts(self._ping_s)
@@ -171,7 +171,7 @@ class ExchangeResponse(Response):
         while parts or not exchange.over:
             data = b"" if parts else writer.ping()
             for sample, part in parts:
-                data += _written(writer, sample, part, begun)
+                data += _write_part(writer, sample, part, begun)
                 begun = True
             if data:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
@@ -185,13 +185,13 @@ class ExchangeResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._more_headers]})
 
 
-async def while_there(receive: Receive, answering: asyncio.Future[T]) -> T:
-    """Return what answers a request whose body was read; it is cancelled when the client leaves before.
+async def while_connected(receive: Receive, answering: asyncio.Future[T]) -> T:
+    """Wait for the result of `answering`, after the body of its request was read; cancel it if the client leaves first.
 
     Raises:
         ClientDisconnect: the client left.
     """
-    leaving = asyncio.ensure_future(_left(receive))
+    leaving = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
         if leaving.done():
@@ -203,8 +203,8 @@ async def while_there(receive: Receive, answering: asyncio.Future[T]) -> T:
         await asyncio.gather(answering, leaving, return_exceptions=True)
 
 
-def _written(writer: AnswerWriter, sample: int, part: ReplyPart, begun: bool) -> bytes:
-    """Return a part of an exchange as events. Only the first head is written."""
+def _write_part(writer: AnswerWriter, sample: int, part: ReplyPart, begun: bool) -> bytes:
+    """Write a part of an exchange as events. Of several heads only the first is written."""
     if isinstance(part, ReplyHead):
         return b"" if begun else writer.begin(part)
     if isinstance(part, SampledReply):
@@ -212,20 +212,20 @@ def _written(writer: AnswerWriter, sample: int, part: ReplyPart, begun: bool) ->
     return writer.piece(sample, part)
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     """Wait until the client closes its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def unsampled(dialect: Dialect, client_request: ClientRequest, id: str, headers: Mapping[str, str]) -> Response:
-    """Return the answer to a request for which nothing is sampled.
+def empty_response(dialect: Dialect, client_request: ClientRequest, id: str, headers: Mapping[str, str]) -> Response:
+    """Return the response to a request that samples nothing: an empty reply.
 
     Args:
-        dialect: of the request.
-        client_request: as it was read.
-        id: by which a later request continues it.
-        headers: of the answer.
+        dialect: dialect of the request.
+        client_request: request, which was read already.
+        id: id by which a later request continues the conversation.
+        headers: headers of the response.
     """
 
     def bytes_of(token: int) -> bytes:
@@ -242,7 +242,7 @@ def unsampled(dialect: Dialect, client_request: ClientRequest, id: str, headers:
         reasoning_tokens=0,
     )
     if not client_request.stream:
-        body = encoded(dialect.answer(client_request, [reply], bytes_of))
+        body = to_json(dialect.answer(client_request, [reply], bytes_of))
         return Response(body, media_type="application/json", headers=headers)
     writer = dialect.writer(client_request, bytes_of)
     events = writer.begin(ReplyHead(id=reply.id, prompt_tokens=0)) + writer.end(0, reply) + writer.close()

@@ -1,4 +1,5 @@
-"""Exchanges: a client's request and its answer, which is sampled once, however often connections break."""
+"""Exchanges: a client's request and its answer. The answer is sampled once, even if the connection breaks and the
+client sends the request again."""
 
 from __future__ import annotations
 
@@ -16,27 +17,27 @@ from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError
 from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.models import ModelTable
 from sparring.protocols import Session
-from sparring.record.rendering import apart, has_many, renders_long
+from sparring.record.rendering import has_many, in_thread, renders_long
 from sparring.reply import ReplyHead, ReplyPart, ReplyRequest, SampledReply, ShownReply, as_shown, pieces_of
 from sparring.types import Message, ReplyPiece
 
 RETAINED = 64
-"""Exchanges of one door that are there to be read again when nobody reads them."""
+"""Maximum number of finished exchanges that a door keeps for repeated requests."""
 
 MOST_HEARD = 64
-"""Conversations of one door that were told without asking for a reply, and that a later request may continue."""
+"""Maximum number of conversations that a door keeps from requests that asked for no reply."""
 
 _in_order = msgspec.msgpack.Encoder(order="deterministic")
 
 HOW = frozenset(("stream", "stream_options"))
-"""Fields of a request that say how it is answered, and not with what."""
+"""Fields of a request that change the form of the answer and not its content."""
 
 RETRIES = b"x-stainless-retry-count"
-"""Header in which the vendors' clients count how often they have sent a request before."""
+"""Header in which the vendors' clients count their retries of a request."""
 
 
 class ReadExchange(Protocol):
-    """Exchange as the connections that read it see it: see the attributes of `Exchange`."""
+    """Exchange that connections can read, in this process or in the run's. See the attributes of `Exchange`."""
 
     parts: list[tuple[int, ReplyPart]]
     error: SparringError | None
@@ -45,51 +46,64 @@ class ReadExchange(Protocol):
 
     @property
     def whole(self) -> list[SampledReply]:
-        """The replies, in order. Raises the error that stands in their place."""
+        """Complete replies, in order. Raises the error of an exchange that failed."""
 
     def deliver(self, delivered: bool | None) -> None:
-        """Take note of whether a connection that read the answer got it to its end; None: nobody knows."""
+        """Record whether a connection delivered the complete answer to its client; None: unknown."""
 
 
 class DoorExchanges(Protocol):
-    """Part of a door that answers requests: in the process of the rollouts, or through a link to it."""
+    """Part of a door that answers requests, in this process or through a link to the run's process."""
 
     def begin(self, request: bytes, *, retried: bool, session: Any, wanted: ClientRequest) -> ReadExchange:
-        """Return the exchange of a request, new or not; see `Exchanges.begin`."""
+        """Return the exchange of a request: a new one, or the earlier one that the request repeats.
+
+        Args:
+            request: digest of the request and its agent; see `request_digest`.
+            retried: whether the client marks the request as a retry.
+            session: session that answers.
+            wanted: request to answer.
+        """
 
     async def count(self, session: Any, wanted: ClientRequest) -> int:
-        """Return the number of ids of a conversation."""
+        """Return the number of tokens of a conversation. Raises LimitReached if it is far too long."""
 
     async def refuse(self, session: Any, reason: str, *, misdirected: bool = False) -> None:
-        """Have a session take note that a request of its client was refused before it came there. One for a path or by
-        a method that no endpoint has counts where there was no other: agents ask for more than replies."""
+        """Record in a session that a request of its client was refused before it reached the session.
+
+        Args:
+            session: session of the policy.
+            reason: text of the refusal.
+            misdirected: whether no endpoint has the path or method. Such a refusal counts only if the client made no
+                other request, because agents also call paths that have nothing to do with replies.
+        """
 
     async def overflow(self, limit: LimitReached) -> None:
-        """Take note of a request that was refused unread, since its prompt is too long by far."""
+        """Record that a request was refused unread, because its prompt is far too long."""
 
     async def hear(self, wanted: ClientRequest) -> str:
-        """Take note of a conversation that a client tells without asking for a reply. Return the id by which a later
-        request may continue it."""
+        """Keep a conversation that a client sends without asking for a reply. Return the id by which a later request
+        can continue it."""
 
     async def conversations(self, models: ModelTable[Any], replies: Collection[str]) -> Mapping[str, Sequence[Message]]:
-        """Return all messages up to each of these replies, or up to where one would have stood, by their ids; those of
-        no reply of any of the models are left out."""
+        """Return all messages up to each of the given replies, by reply id. Unknown replies are left out. An id from
+        `hear` counts as a reply."""
 
 
 class Exchange:
     """One request of a client, and its answer so far.
 
     Args:
-        session: answers.
-        client_request: what is asked.
+        session: session that answers.
+        client_request: request to answer.
 
     Attributes:
-        parts: of the answer so far, each with the number of its sample.
-        replies: that are whole, by the number of their sample.
-        error: in the place of the rest of the answer.
-        over: whether nothing is left to come.
-        broken: whether a connection that read it broke before the answer's end, and no other got it to there.
-        wakers: called when there is more; one for each connection that reads.
+        parts: parts of the answer so far, each with the number of its sample.
+        replies: complete replies, by the number of their sample.
+        error: error that ended the answer; None if there was no error.
+        over: whether the answer is complete or failed.
+        broken: whether a connection broke before the end of the answer and no other connection delivered it.
+        wakers: functions that wake the reading connections when a part arrives, one per connection.
     """
 
     def __init__(self, session: Session, client_request: ClientRequest) -> None:
@@ -104,25 +118,27 @@ class Exchange:
         self._ids: dict[int, str] = {}
         self._delivered = False
         self._in_pieces = client_request.stream
-        # the request goes with this task: exchanges are remembered, and whole conversations need not be
+        # only the task holds the request, so that a kept exchange does not hold the whole conversation
         self.sampling = asyncio.get_running_loop().create_task(self._sample(client_request))
 
     @property
     def refused(self) -> bool:
-        """True where the engine was not at fault: the request was wrong, or the rollout at its limit."""
+        """True if the request was wrong or the rollout hit a limit; False for a fault of the engine."""
         return isinstance(self.error, (BadInput, PolicyFailure))
 
     @property
     def whole(self) -> list[SampledReply]:
-        """The replies, in order. Raises the error that stands in their place."""
+        """Complete replies, in order. Raises the error of an exchange that failed."""
         if self.error is not None:
             raise self.error
         return [self.replies[sample] for sample in range(self._num_samples)]
 
     def deliver(self, delivered: bool | None) -> None:
-        """Take note of whether a connection that read the answer got it to its end. Where one did, it is delivered.
-        Where nobody knows (None), also of one that was said to have, an equal request is this one, as one whose
-        connection broke; where none comes, its client had the answer: who has not sends again."""
+        """Record delivery, as `ReadExchange.deliver` does.
+
+        None also replaces an earlier True: the connection broke after the last byte. Then a repeated request joins this
+        exchange, as after a broken connection; without a repeated request, the answer counts as delivered.
+        """
         if self._in_pieces and self.over and not self.wakers:
             self._compact()
         if delivered is None or not self._delivered:
@@ -132,14 +148,14 @@ class Exchange:
                     self._session.deliver(id, delivered)
 
     def hand_on(self) -> None:
-        """Take note that the whole answer is on its way to a client, by another process: none of its replies is lost
-        until somebody says so. The word that it was delivered may come when the rollout is over."""
+        """Count the answer as delivered, because another process has received it completely and is sending it. That
+        process may correct this later, even after the rollout is over."""
         if self.broken and not self._delivered:
             for reply in self.replies.values():
                 self._session.deliver(reply.id, True)
 
     async def end(self) -> None:
-        """End the sampling with what there is."""
+        """End the sampling; replies keep the tokens that they have."""
         for sample, id in self._ids.items():
             if sample not in self.replies:
                 await self._session.abort(id)
@@ -205,7 +221,7 @@ class Exchange:
             wake()
 
     def _compact(self) -> None:
-        """Hold each reply in as few pieces as it has parts."""
+        """Replace the pieces of each reply by as few as its message has parts, to save memory."""
         self._in_pieces = False
         if self.error is None:
             self.parts = []
@@ -216,10 +232,10 @@ class Exchange:
 
 
 class Exchanges:
-    """The exchanges of one door: those under way, and the latest of those that are over. Implements `DoorExchanges`.
+    """Exchanges of one door: the running ones and the latest finished ones. Implements `DoorExchanges`.
 
     Args:
-        session: of the policy.
+        session: session of the policy.
     """
 
     def __init__(self, session: Session) -> None:
@@ -235,23 +251,15 @@ class Exchanges:
 
     @property
     def under_way(self) -> list[Exchange]:
-        """Those whose answers are not whole."""
+        """Exchanges whose answers are not complete."""
         return [exchange for exchange in self._all if not exchange.over]
 
     @property
     def broken(self) -> list[Exchange]:
-        """Those whose connection broke, and that nobody reads."""
+        """Exchanges whose connection broke and that have no reader."""
         return [exchange for exchange in self._all if exchange.broken and not exchange.wakers]
 
     def begin(self, request: bytes, *, retried: bool, session: Session, wanted: ClientRequest) -> Exchange:
-        """Return the exchange of a request: that of the one that it repeats, or a new one, which samples from now on.
-
-        Args:
-            request: digest of what is asked, and by whom.
-            retried: whether it says that it was sent before.
-            session: answers.
-            wanted: what is asked.
-        """
         exchange = self.of(request, retried=retried)
         if exchange is None:
             exchange = Exchange(session, wanted)
@@ -259,23 +267,19 @@ class Exchanges:
         return exchange
 
     async def count(self, session: Session, wanted: ClientRequest) -> int:
-        """Return the number of ids of a conversation. Raises LimitReached where it is too long by far."""
         if renders_long(wanted.messages) or has_many(tool.parameters for tool in wanted.tools):
-            return await apart(session.count, wanted.messages, wanted.tools)
+            return await in_thread(session.count, wanted.messages, wanted.tools)
         return session.count(wanted.messages, wanted.tools)
 
     async def refuse(self, session: Session, reason: str, *, misdirected: bool = False) -> None:
-        """Take note of a refusal; see `DoorExchanges.refuse`."""
         if not misdirected or not self._all and not self._refused:
             session.refuse(reason)
         self._refused = self._refused or not misdirected
 
     async def overflow(self, limit: LimitReached) -> None:
-        """Take note of a request that was refused unread; see `DoorExchanges.overflow`."""
         self._session.overflow(limit)
 
     async def hear(self, wanted: ClientRequest) -> str:
-        """Take note of a conversation; see `DoorExchanges.hear`."""
         self._num_heard += 1
         id = f"heard#{self._num_heard}"
         self._heard[id] = wanted.messages
@@ -286,7 +290,6 @@ class Exchanges:
     async def conversations(
         self, models: ModelTable[Session], replies: Collection[str]
     ) -> dict[str, tuple[Message, ...]]:
-        """Return conversations by the ids of their last replies; see `DoorExchanges.conversations`."""
         recalled = {reply: self._heard[reply] for reply in replies if reply in self._heard}
         for session in models.sessions:
             for reply in replies:
@@ -296,14 +299,14 @@ class Exchanges:
         return recalled
 
     def of(self, request: bytes, *, retried: bool) -> Exchange | None:
-        """Return the exchange that a request is a repetition of; None where it is a new one.
+        """Return the exchange that a request repeats, or None if the request is new.
 
-        A request that is equal to one whose connection broke is that one. One that says that it was sent before is the
-        latest that is equal, unless that failed: then it is a new one, for the session the same turn.
+        An equal request joins an exchange whose connection broke. A request that is marked as a retry joins the latest
+        equal exchange, unless that failed: then it is a new exchange, and the same turn for the session.
 
         Args:
-            request: digest of what is asked, and by whom.
-            retried: whether it says that it was sent before.
+            request: digest of the request and its agent.
+            retried: whether the client marks the request as a retry.
         """
         equal = [exchange for exchange in self._of_request.get(request, ()) if not exchange.refused]
         for exchange in equal:
@@ -312,7 +315,7 @@ class Exchanges:
         return equal[-1] if retried and equal and equal[-1].error is None else None
 
     def add(self, request: bytes, exchange: Exchange) -> None:
-        """Take note of a new exchange; forget the oldest that nobody reads, where there are too many."""
+        """Keep a new exchange, and drop the oldest finished ones without readers above `RETAINED`."""
         self._all[exchange] = request
         self._of_request.setdefault(request, []).append(exchange)
         if len(self._all) > RETAINED:
@@ -329,20 +332,20 @@ class Exchanges:
 
 
 def request_digest(path: str, body: Mapping[str, Any], client_request: ClientRequest) -> bytes:
-    """Return a digest that is equal for requests that ask for the same, streamed or not, by one agent.
+    """Return a digest that is equal for equal requests of one agent, streamed or not.
 
-    The order of fields makes no difference: codex writes them in another one when it sends a request again.
+    The order of fields does not matter: codex changes it when it repeats a request.
     """
     fields = {name: value for name, value in body.items() if name not in HOW}
     agent = client_request.evidence.agent
     try:
         data = _in_order.encode((path, agent, fields))
-    except (OverflowError, ValueError):  # integers of any size
+    except (OverflowError, ValueError):  # integers above 64 bits
         data = json.dumps([path, agent, fields], sort_keys=True).encode()
     return xxhash.xxh3_128_digest(data)
 
 
 def is_retried(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Return whether a request with these headers says that it was sent before."""
-    # a number of thousands of digits has no integer
+    """Return whether the headers mark a request as a retry."""
+    # int() refuses numbers of thousands of digits
     return any(name == RETRIES and count.isdigit() and count.strip(b"0") != b"" for name, count in headers)

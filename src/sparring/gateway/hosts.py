@@ -1,9 +1,10 @@
-"""Web pages at the door: a browser sends what any page wants to any address of its machine, and reads the answer where
-a name of the page's own leads there (DNS rebinding).
+"""Protection against web pages: a browser sends the requests of any page to any address of its machine, and lets the
+page read the answer if the page's own host name resolves to that address (DNS rebinding).
 
-A page cannot hide its `Origin`, nor the name by which it asks (`Host`). So where no key is asked for, a request is
-refused whose origin is another site, or whose host is a name that is none of this server's: an address in digits is no
-name, and leads nowhere else. The tools of a world want a known origin under any key, as MCP's specification demands.
+A page cannot forge its `Origin`, nor the `Host` that it calls. Endpoints without a key therefore refuse requests from
+the origin of another site, and requests to a host name that is not this server's. Numeric addresses are allowed,
+because DNS cannot redirect them. The tools of a world check the origin under any key, as the specification of MCP
+demands.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ Refuse = Callable[[Scope, BadInput], ASGIApp]
 def at_home(
     application: ASGIApp, refuse: Refuse, *, keyed: Callable[[Scope], bool], names: Collection[str] = ()
 ) -> ASGIApp:
-    """Return an application that answers no web page of another site where no key protects it.
+    """Return an application that refuses requests of foreign web pages unless a key protects the endpoint.
 
     Args:
-        application: answers the rest.
-        refuse: makes the answer to a request that is refused, which has status 403.
-        keyed: whether a request has a key that the application asks for.
-        names: further names of this server.
+        application: application that answers all other requests.
+        refuse: function that makes the response to a refused request, with status 403.
+        keyed: function that tells whether a request carries a key that the application checks.
+        names: additional host names of this server.
     """
     own = frozenset(name.lower() for name in names)
 
@@ -44,12 +45,12 @@ def at_home(
 
 
 def plainly(scope: Scope, problem: BadInput) -> ASGIApp:
-    """Return a refusal as text."""
+    """Return a refusal as plain text."""
     return Response(str(problem), status_code=403)
 
 
 def shows_key(scope: Scope) -> bool:
-    """Return whether a request shows a key, which may be wrong."""
+    """Return whether a request carries a key, valid or not."""
     query = scope["query_string"]
     return (
         not HEADERS.isdisjoint([name for name, _ in scope["headers"]])
@@ -60,10 +61,10 @@ def shows_key(scope: Scope) -> bool:
 
 
 def _problem(scope: Scope, keyed: bool, own: frozenset[str]) -> BadInput | None:
-    """Return why a request is refused; None where it is not."""
+    """Return the refusal of a request, or None if it is allowed."""
     tools = scope["path"].endswith("/mcp")
     if keyed and not tools or scope["server"] is None or scope["server"][1] is None:
-        return None  # what comes by a socket in the file system comes from no web page
+        return None  # web pages cannot reach a socket in the file system
     here = own | {scope["server"][0]}
     do = "ask from a program, or give the server a key and send it"
     for name, value in scope["headers"]:
@@ -80,7 +81,7 @@ def _is_own(host: str | None, own: Collection[str]) -> bool:
     if not host:
         return False
     host = host.lower().rstrip(".")
-    if host == "localhost" or host.endswith(".localhost") or host in own or host == _here():
+    if host == "localhost" or host.endswith(".localhost") or host in own or host == _host_name():
         return True
     address = _address(host)
     return address is not None and address.is_loopback
@@ -98,7 +99,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _origin(value: str) -> str | None:
-    """Return the host of an origin; None for one that has none, such as `null`."""
+    """Return the host of an origin, or None for one without a host, such as `null`."""
     try:
         return urlsplit(value).hostname
     except ValueError:
@@ -118,5 +119,5 @@ def _text(value: bytes) -> str:
 
 
 @cache
-def _here() -> str:
+def _host_name() -> str:
     return socket.gethostname().lower()

@@ -1,4 +1,4 @@
-"""Keys of rollouts: where a client may put one."""
+"""API keys of rollouts: where clients put them, and tables that are keyed by them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from sparring.errors import BadInput, refusal
 
 PATH = "/k/{key}"
-"""Beginning of a path for clients that cannot send a key."""
+"""Path prefix for clients that cannot send a key in a header."""
 
 HEADERS = frozenset((b"authorization", b"x-api-key", b"x-goog-api-key"))
 """Headers in which clients send a key."""
@@ -21,14 +21,14 @@ _SALT = secrets.token_bytes(32)
 
 
 class WrongKey(BadInput):
-    """A key opens no door."""
+    """Key that opens no door."""
 
 
 def key_of(request: Request) -> str:
     """Return the key of a request: `Authorization`, `x-api-key`, `x-goog-api-key`, `?key=` or the path.
 
     Raises:
-        WrongKey: there is none, or there are two that are not the same.
+        WrongKey: the request has no key, or two different ones.
     """
     shown = {name: value.decode("latin-1") for name, value in reversed(request.scope["headers"]) if name in HEADERS}
     bearer = shown.pop(b"authorization", "")
@@ -49,8 +49,8 @@ def wrong_key(got: str) -> WrongKey:
 
 
 class KeyTable(Generic[V]):
-    """Values by their keys, which are held as digests under a secret of the process: how long a look-up takes says
-    nothing of how much of a key was right."""
+    """Table of values by key. It holds keyed digests instead of keys, with a secret of the process, so that the time of
+    a look-up reveals nothing about a key."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, V] = {}
@@ -59,23 +59,23 @@ class KeyTable(Generic[V]):
         return len(self._values)
 
     def __contains__(self, key: str) -> bool:
-        return _sealed(key) in self._values
+        return _digest(key) in self._values
 
     def __setitem__(self, key: str, value: V) -> None:
-        self._values[_sealed(key)] = value
+        self._values[_digest(key)] = value
 
     def get(self, key: str) -> V | None:
-        """Return the value of a key; None where there is none."""
-        return self._values.get(_sealed(key))
+        """Return the value of a key, or None if the key is unknown."""
+        return self._values.get(_digest(key))
 
     def pop(self, key: str) -> V | None:
-        """Take out the value of a key, and return it; None where there is none."""
-        return self._values.pop(_sealed(key), None)
+        """Remove and return the value of a key; None if the key is unknown."""
+        return self._values.pop(_digest(key), None)
 
     def pop_oldest(self) -> V:
-        """Take out the value that has been there longest, and return it."""
+        """Remove and return the value that was inserted first."""
         return self._values.pop(next(iter(self._values)))
 
 
-def _sealed(key: str) -> bytes:
+def _digest(key: str) -> bytes:
     return hashlib.blake2b(key.encode("utf-8", "surrogateescape"), key=_SALT, digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""Words between the process of a run and `sparring gateway`: JSON over HTTP on a socket in the run's folder."""
+"""Messages between the process of a run and `sparring gateway`: JSON over HTTP on a socket in the run's folder."""
 
 from __future__ import annotations
 
@@ -24,56 +24,73 @@ SOCKET = "gateway.sock"
 
 
 class AnsweredDoor(Protocol):
-    """Door as the endpoints see it, here or in the process of a run: see the attributes of `server.Door`."""
+    """Door whose requests are answered in this process or in the run's process. See the attributes of `server.Door`."""
 
     @property
     def models(self) -> ModelTable[Any]:
-        """The models that its client may name."""
+        """Models that its client may name."""
 
     @property
     def leave_out(self) -> frozenset[str]:
-        """Types of tools that are left out."""
+        """Types of vendor-hosted tools that are dropped from requests."""
 
     @property
     def exchanges(self) -> DoorExchanges:
-        """The exchanges of its client's requests."""
+        """Exchanges of its client's requests."""
 
     @property
     def room(self) -> Room:
-        """Room that a prompt has."""
+        """Maximum size of a prompt."""
 
     @property
     def reading(self) -> asyncio.Lock:
-        """Held while a request is read."""
+        """Lock that is held while a request is read."""
 
     @property
     def ping_s(self) -> float:
-        """Seconds between signs of life."""
+        """Interval of keep-alive events, in seconds."""
 
 
 class RunLink(Protocol):
-    """Link to the process of a run, for a gateway in a process of its own."""
+    """Link from the gateway's process to the process of a run."""
 
     async def door(self, key: str) -> AnsweredDoor:
-        """Return the door of a key. Raises WrongKey where there is none, InfraError where the run does not answer."""
+        """Return the door of a key.
+
+        Raises:
+            WrongKey: the key opens no door.
+            InfraError: the run's process does not answer.
+        """
 
     async def forward(self, request: Request) -> Response:
-        """Return the answer of the run's process to a request. Raises InfraError where it does not answer."""
+        """Pass a request on to the run's process and return its response.
+
+        Raises:
+            BadInput: the body is too large.
+            ClientDisconnect: the client left.
+            InfraError: the run's process does not answer.
+        """
 
     async def forward_to_tools(self, request: Request) -> Response:
-        """Return the answer to a request to a world's tools; see `forward`. The run's process hears whether the client
-        got it."""
+        """Pass a request to the tools of a world on, return the response, and report to the run's process whether the
+        client received it. Raises as `forward` does."""
 
 
 class KeyForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Key of a door that is to be described."""
+    """Request to look up a key."""
 
     key: str
 
 
 class DoorForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Door of a key: the names of its models beside the policy's, each with the entry that answers to it or None, the
-    types of tools that it leaves out, the room of a prompt, and the seconds between signs of life."""
+    """Description of a door.
+
+    Attributes:
+        room: maximum size of a prompt.
+        models: names of the models other than the policy, each with its alias target or None.
+        leave_out: types of vendor-hosted tools that are dropped from requests.
+        ping_s: interval of keep-alive events, in seconds.
+    """
 
     room: Room
     models: dict[str, str | None]
@@ -82,15 +99,15 @@ class DoorForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExchangeForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Request of a client that is to be answered, or to be the exchange that it repeats.
+    """Request to answer a client's request, or to join the exchange that it repeats.
 
     Attributes:
-        reader: name of the connection that reads the answer, chosen by the gateway.
-        gateway: name of the gateway's process.
-        key: of the door.
-        digest: of what is asked, in hexadecimal digits.
-        retried: whether the request says that it was sent before.
-        wanted: what is asked; what the writer of the answer needs beside it stays in the gateway.
+        reader: id of the connection that reads the answer, chosen by the gateway.
+        gateway: id of the gateway's process.
+        key: key of the door.
+        digest: digest of the request, in hexadecimal digits.
+        retried: whether the client marks the request as a retry.
+        wanted: request to answer, without `echo`, which only the gateway's writer needs.
     """
 
     reader: str
@@ -102,14 +119,21 @@ class ExchangeForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CountForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Request for the number of ids of a conversation."""
+    """Request for the number of tokens of a conversation."""
 
     key: str
     wanted: ClientRequest
 
 
 class ErrorForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Error of a session: its class, as far as a client is told of it, its text, and of a limit which."""
+    """Error of a session.
+
+    Attributes:
+        kind: name of its class in `KINDS`, or `limit`.
+        message: text of the error.
+        reason: reason of a `LimitReached`.
+        too_long: length and room of a prompt that is too long.
+    """
 
     kind: str
     message: str
@@ -118,22 +142,21 @@ class ErrorForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverflowForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Note of a request that was refused unread, since its prompt is too long by far."""
+    """Report of a request that was refused unread, because its prompt is far too long."""
 
     key: str
     error: ErrorForm
 
 
 class HearForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Conversation that is told without asking for a reply."""
+    """Conversation that a client sends without asking for a reply."""
 
     key: str
     wanted: ClientRequest
 
 
 class RefusedForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Note that a request of a door's client was refused in the gateway, and why; `misdirected` as in
-    `DoorExchanges.refuse`."""
+    """Report of a request that the gateway refused; see `DoorExchanges.refuse`."""
 
     key: str
     reason: str
@@ -141,43 +164,54 @@ class RefusedForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecallForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Replies whose conversations are wanted."""
+    """Request for the conversations up to some replies."""
 
     key: str
     replies: tuple[str, ...]
 
 
 class EndForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Note that a connection no longer reads its exchange, and whether it got it to its end: None where nobody knows,
-    also behind a note that it did."""
+    """Report that a connection stopped reading.
+
+    Attributes:
+        reader: id of the connection.
+        delivered: whether the client received the complete answer; None: unknown, which may also correct an earlier
+            True.
+    """
 
     reader: str
     delivered: bool | None
 
 
 class BeginForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Name of a gateway's process that begins; connections of the one before it are broken. The answer is open for as
-    long as the gateway is the run's, a `Word` a line."""
+    """Start of a gateway's process. It breaks all connections of the previous gateway. The response is a stream with
+    one `Word` per line, and stays open while the gateway serves the run."""
 
     gateway: str
 
 
 class Word(StrEnum):
-    """Line of the answer to `BeginForm`."""
+    """Line of the response to `BeginForm`."""
 
     BEGUN = auto()
-    """The gateway is the run's."""
+    """The gateway now serves the run."""
 
     FOLLOWED = auto()
-    """Another one is, from now on."""
+    """Another gateway replaced this one."""
 
     OVER = auto()
-    """The run is over: no process goes on with it."""
+    """The run is over and will not be resumed by another process."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Line of an answer: a part of it, with the number of its sample, or the error in its place. `spelled` has the
-    bytes of the ids of a reply, where the client wants log-probabilities. The last one is `over`."""
+    """Line of a streamed answer: a part, or the error that ended it.
+
+    Attributes:
+        sample: number of the sample that the part belongs to.
+        spelled: bytes of the reply's token ids, if the client wants log-probabilities.
+        error: error that ended the answer.
+        over: whether this is the last line.
+    """
 
     sample: int = 0
     head: ReplyHead | None = None
@@ -196,31 +230,31 @@ KINDS: dict[str, type[SparringError]] = {
     "refused": RequestRefused,
     "infra": InfraError,
 }
-"""Classes of errors that clients are told apart, each before those that it is one of."""
+"""Names of the error classes that clients can tell apart; subclasses stand before their base classes."""
 
 
 def error_form(error: SparringError) -> ErrorForm:
-    """Write an error."""
+    """Convert an error to its form."""
     if isinstance(error, LimitReached):
         return ErrorForm(kind="limit", message=str(error), reason=error.reason, too_long=error.too_long)
     kind = next((name for name, kind in KINDS.items() if isinstance(error, kind)), "infra")
     return ErrorForm(kind=kind, message=str(error))
 
 
-def raised(form: ErrorForm) -> SparringError:
-    """Return the error that was written."""
+def error_of(form: ErrorForm) -> SparringError:
+    """Convert a form back to the error."""
     if form.kind == "limit":
         return LimitReached(form.reason, form.message, form.too_long)
     return KINDS.get(form.kind, InfraError)(form.message)
 
 
 def encode(form: Any) -> bytes:
-    """Write a form as JSON."""
+    """Encode a form as JSON."""
     return msgspec.json.encode(form, enc_hook=_limit_values)
 
 
 def decode(data: bytes, kind: Any) -> Any:
-    """Read a form."""
+    """Decode a form of a given type."""
     return msgspec.json.decode(data, type=kind, dec_hook=_limit)
 
 

@@ -1,19 +1,21 @@
-"""The run's end of the link to `sparring gateway`: exchanges live here, and outlive the gateway's process.
+"""Run's end of the link to `sparring gateway`. Exchanges live here and survive the gateway's process.
 
-    POST /begin      a gateway begins; what the one before it was reading is broken; the answer is open until it ends
-    POST /door       models of a key's door
-    POST /exchange   an answer, as lines that come as it is sampled
-    POST /end        a connection no longer reads its exchange
-    POST /count      the ids of a conversation
-    POST /overflow   a request that was refused unread
-    POST /known      whether a key opens anything
-    POST /hear       a conversation that is told
-    POST /recall     the conversations up to some replies
+    POST /begin      start of a gateway, which breaks the previous one's connections. It stays open.
+    POST /door       description of a key's door.
+    POST /exchange   answer to a request, one line per part.
+    POST /end        end of a connection, with whether its client received the answer.
+    POST /count      number of tokens of a conversation.
+    POST /overflow   report of a request that was refused unread.
+    POST /refused    report of a request that the gateway refused.
+    POST /known      check of a key.
+    POST /hear       conversation without a request for a reply.
+    POST /recall     conversations up to some replies.
 
-The world's tools and rewards are answered here, by the endpoints of the run's own server, as they came.
+Requests for rewards, workers and the world's tools are passed on unchanged, and are answered by the endpoints of the
+run's own server.
 
-What a client was not told to its end is a broken exchange, here as in the run's own server: the same request, through
-the next gateway, is that exchange again.
+An answer that its client did not receive completely is a broken exchange, as in the run's own server: the same request,
+through the next gateway, joins that exchange.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ from sparring.gateway.link import (
     decode,
     encode,
     error_form,
-    raised,
+    error_of,
 )
 from sparring.gateway.reading import read_body
 from sparring.gateway.server import Gateway, gateway_here
@@ -64,21 +66,21 @@ from sparring.reply import ReplyHead, ReplyPart, SampledReply
 T = TypeVar("T")
 
 ERROR = 409
-"""Status of an error of ours, whose form is the body."""
+"""Status of a response whose body is an `ErrorForm`."""
 
 MOST_NOTE = 1 << 20
-"""Most bytes of a request that names a key, a reader or a limit."""
+"""Maximum number of bytes of a request that names a key, a connection or a limit."""
 
 OTHER_VERSION = "start run and gateway with one version of Sparring"
 
 
 class _Reader:
-    """Connection of a client to the gateway's process, which reads an exchange.
+    """Reader of an exchange for one connection of the gateway's process.
 
     Attributes:
-        exchange: that is read.
-        left: whether the connection is over.
-        handed: whether the gateway was handed the answer to its end.
+        exchange: exchange that is read.
+        left: whether the connection has ended.
+        handed: whether the gateway was sent the complete answer.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -89,7 +91,7 @@ class _Reader:
         exchange.wakers.add(self._more.set)
 
     async def parts(self) -> AsyncIterator[tuple[int, ReplyPart]]:
-        """Yield the parts as they come, until the exchange is over or the connection has left."""
+        """Yield the parts as they arrive, until the exchange is over or the connection ends."""
         read = 0
         while not self.left:
             self._more.clear()
@@ -103,7 +105,7 @@ class _Reader:
             await self._more.wait()
 
     def leave(self, delivered: bool | None) -> None:
-        """Stop reading. Whether the answer was delivered, nobody may know."""
+        """Stop reading, and record whether the client received the answer; None: unknown."""
         self.left = True
         self.exchange.wakers.discard(self._more.set)
         self.exchange.deliver(delivered)
@@ -111,10 +113,10 @@ class _Reader:
 
 
 class _CallReader:
-    """Connection of a client to the gateway's process, which waits for the answer to a call of a tool.
+    """Reader of the answer to a tool call for one connection of the gateway's process.
 
     Attributes:
-        exchange: the call.
+        exchange: tool call.
     """
 
     def __init__(self, call: RunningCall) -> None:
@@ -122,20 +124,20 @@ class _CallReader:
 
     @property
     def handed(self) -> bool:
-        """True where the gateway may have the answer."""
+        """True if the gateway may have the complete answer."""
         return self.exchange.running.done()
 
     def leave(self, delivered: bool | None) -> None:
-        """Take note of whether the client got the answer."""
+        """Record whether the client received the answer; None: unknown."""
         self.exchange.deliver(delivered)
 
 
 class LinkServer:
-    """Server of a run for its gateway's process; one gateway at a time.
+    """Server of a run for the gateway's process; it serves one gateway at a time.
 
     Args:
-        gateway: has the doors.
-        report: takes a sentence for the user.
+        gateway: gateway that has the doors.
+        report: function that shows the user a sentence.
     """
 
     def __init__(self, gateway: Gateway, report: Callable[[str], None]) -> None:
@@ -161,7 +163,7 @@ class LinkServer:
             "recall": self._recall,
         }
         passed = self._doors.routes_of_run(hold=self._hold)
-        own = [Route(f"/{name}", _answered(answer), methods=["POST"]) for name, answer in posts.items()]
+        own = [Route(f"/{name}", _with_error_forms(answer), methods=["POST"]) for name, answer in posts.items()]
         return Starlette(routes=[*own, *passed, Mount(PATH, routes=passed)])
 
     async def _describe(self, request: Request) -> Response:
@@ -175,7 +177,7 @@ class LinkServer:
         self._gateway = (await _form(request, BeginForm, MOST_NOTE)).gateway
         while self._readers:
             reader = self._readers.popitem()[1]
-            reader.leave(None if reader.handed else False)  # its client may have all of what the gateway had
+            reader.leave(None if reader.handed else False)  # its client may have everything that the gateway had
         self.end(Word.FOLLOWED)
         self._over = asyncio.get_running_loop().create_future()
         return StreamingResponse(self._words(self._over), media_type="text/plain")
@@ -196,15 +198,16 @@ class LinkServer:
                 self._report("the gateway has ended; programs wait for the next one")
 
     def end(self, word: Word | None) -> None:
-        """Tell the gateway that it is no longer the run's; None: this process ends, and another may go on."""
+        """Tell the gateway that it no longer serves the run. `word` None: this process ends, and another may resume the
+        run."""
         if not self._over.done():
             self._over.set_result(word)
 
     async def _exchange(self, request: Request) -> Response:
         form = await _form(request, ExchangeForm)
-        self._gateway = self._gateway or form.gateway  # it was there before this process
+        self._gateway = self._gateway or form.gateway  # the gateway was started before this process
         if form.gateway != self._gateway:
-            return Response(status_code=410)  # of a process that another has followed
+            return Response(status_code=410)  # from a gateway that another replaced
         door = self._door(form.key)
         session = door.models.session(form.wanted.model)
         exchange = door.exchanges.begin(
@@ -225,7 +228,7 @@ class LinkServer:
         return Response()
 
     def _hold(self, request: Request, response: CallResponse) -> None:
-        """Take note of the answer to a call of a tool, of which the gateway says whether its client got it."""
+        """Keep the answer to a tool call until the gateway reports whether its client received it."""
         response.reader = request.headers[READER]
         self._readers[response.reader] = _CallReader(response.call)
 
@@ -237,7 +240,7 @@ class LinkServer:
 
     async def _overflow(self, request: Request) -> Response:
         form = await _form(request, OverflowForm, MOST_NOTE)
-        error = raised(form.error)
+        error = error_of(form.error)
         if not isinstance(error, LimitReached):
             raise refusal("error", "a limit", form.error.kind, OTHER_VERSION)
         await self._door(form.key).exchanges.overflow(error)
@@ -266,14 +269,15 @@ class LinkServer:
 
 @asynccontextmanager
 async def linked(folder: Path, address: str, report: Callable[[str], None] = lambda text: None) -> AsyncIterator[None]:
-    """Answer the gateway's process on a socket in the run's folder while the context lasts. Doors that are opened
-    meanwhile have the gateway's address. A context that ends by an error leaves the gateway waiting for the process
-    that goes on with the run.
+    """Serve the gateway's process on a socket in the run's folder while the context lasts.
+
+    Doors that are opened meanwhile have the gateway's address. If the context ends with an error, the gateway keeps
+    waiting for the process that resumes the run.
 
     Args:
-        folder: of the run.
-        address: of `sparring gateway`, as programs reach it.
-        report: takes a sentence for the user.
+        folder: folder of the run.
+        address: address of `sparring gateway` for programs.
+        report: function that shows the user a sentence.
     """
     gateway, path = gateway_here(), folder / SOCKET
     path.unlink(missing_ok=True)
@@ -294,7 +298,7 @@ async def linked(folder: Path, address: str, report: Callable[[str], None] = lam
             f"programs reach this run at {address}; answer them there: sparring gateway {folder} --host ... --port ..."
         )
         try:
-            with gateway.workers.attending():  # the claims that wait are answered before the gateway ends
+            with gateway.workers.attending():  # waiting claims are answered before the gateway ends
                 yield
             link.end(Word.OVER)
         finally:
@@ -307,8 +311,11 @@ async def linked(folder: Path, address: str, report: Callable[[str], None] = lam
 
 
 async def _form(request: Request, kind: type[T], most_bytes: int = MOST_SENT) -> T:
-    """Return what a request of the gateway's process says. Raises BadInput where that is no form of this kind, or is
-    longer than any has to be."""
+    """Read the body of a gateway's request.
+
+    Raises:
+        BadInput: the body is not a form of this kind, or too long.
+    """
     data = await read_body(request, most_bytes)
     with boundary(BadInput, f"POST {request.scope['path']}", f"a {kind.__name__}", OTHER_VERSION):
         form: T = decode(data, kind)
@@ -316,7 +323,7 @@ async def _form(request: Request, kind: type[T], most_bytes: int = MOST_SENT) ->
 
 
 async def _lines(reader: _Reader, session: Session | None) -> AsyncIterator[bytes]:
-    """Yield an exchange as lines; with `session`, the bytes of its replies' ids."""
+    """Yield an exchange as lines. With `session`, a reply's line has the bytes of its ids."""
     async for sample, part in reader.parts():
         if isinstance(part, SampledReply):
             spelled = None if session is None else {token: session.bytes_of(token) for token in part.tokens}
@@ -330,13 +337,13 @@ async def _lines(reader: _Reader, session: Session | None) -> AsyncIterator[byte
     yield encode(Line(over=True, error=None if error is None else error_form(error))) + b"\n"
 
 
-def _answered(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint whose errors are answered with their forms."""
+def _with_error_forms(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that answers errors with their forms."""
 
     async def endpoint(request: Request) -> Response:
         try:
             return await answer(request)
-        except ClientDisconnect:  # the gateway's process was killed while it asked
+        except ClientDisconnect:  # the gateway's process was killed during its request
             return Response(status_code=499)
         except SparringError as error:
             return Response(encode(error_form(error)), status_code=ERROR)

@@ -1,4 +1,4 @@
-"""Model table of a door: which session answers to the name of a model, and how the vendors list the names."""
+"""Model table of a door: the session that answers to a model name, and lists of the names for each vendor's clients."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from sparring.errors import BadInput, refusal
 from sparring.types import POLICY, Label
 
 AUXILIARY = "auxiliary"
-"""Name under which the policy answers titles and routes: what it says there is recorded, and not trained."""
+"""Name under which the policy answers titles and routing requests; these replies are recorded and not trained."""
 
 
 S_co = TypeVar("S_co", covariant=True)
 
 
 class UnknownModel(BadInput):
-    """A name of no model of the door."""
+    """Model name that the door does not have."""
 
 
 class ModelTable(Generic[S_co]):
     """Table of the models that a client may name.
 
     Args:
-        policy: session of the model that is trained; its name is `policy`.
-        models: what answers to other names: a session, of an auxiliary or an external model, or the name of an entry
-            that answers, which may be `auxiliary`. A name may have `*` for any letters; plain names go before, then
-            those with `*` in their order.
+        policy: session of the trained model, whose name is `policy`.
+        models: sessions of other models by name, such as auxiliary or external ones. A string instead of a session
+            makes the name an alias of another entry, which may be `auxiliary`. A name may contain `*` for any
+            characters; exact names have precedence, then patterns in their order.
 
     Raises:
-        BadInput: an entry names one that is not there or that names another, or stands for the policy's name.
+        BadInput: an alias names an unknown entry or another alias, or an entry is named `policy`.
     """
 
     def __init__(self, policy: S_co, models: Mapping[str, S_co | str] = {}) -> None:
@@ -49,37 +49,40 @@ class ModelTable(Generic[S_co]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names without `*`, the policy's first."""
+        """Names without `*`, the policy's first."""
         names = (POLICY, *(name for name in self._sessions if name not in self._hidden), *self._targets)
         return tuple(name for name in names if "*" not in name)
 
     @property
     def entries(self) -> dict[str, str | None]:
-        """The names beside the policy's, each with the entry that answers to it; None where it has a session."""
+        """Names other than the policy's, each with its alias target, or None for an entry with its own session."""
         own: dict[str, str | None] = dict.fromkeys(name for name in self._sessions if name not in self._hidden)
         return own | self._targets
 
     @property
     def sessions(self) -> tuple[S_co, ...]:
-        """The sessions, each once, the policy's first."""
+        """Distinct sessions, the policy's first."""
         return tuple(dict.fromkeys(self._sessions.values()))
 
     def session(self, name: str) -> S_co:
         """Return the session of the model with this name.
 
         Raises:
-            UnknownModel: there is none.
+            UnknownModel: no entry matches the name.
         """
         return self._sessions[self._entry(name)]
 
     def label(self, name: str) -> Label | None:
-        """Return the label of replies of the model with this name; None where nothing but the request decides. Raises
-        as `session` does."""
+        """Return the label that a model name gives to its replies, or None if the name gives none.
+
+        Raises:
+            UnknownModel: no entry matches the name.
+        """
         is_auxiliary = AUXILIARY in self._hidden and self._entry(name) == AUXILIARY
         return "auxiliary" if is_auxiliary else None
 
     def _entry(self, name: str) -> str:
-        """Return the name of the session that answers to a name."""
+        """Return the name of the entry with the session that answers to a name."""
         if name in self._sessions or name in self._targets:
             return self._targets.get(name, name)
         pattern = next((pattern for pattern in self._patterns if fnmatchcase(name, pattern)), None)
@@ -89,23 +92,23 @@ class ModelTable(Generic[S_co]):
             raise UnknownModel(str(refusal("model", expected, repr(name), do)), "model")
         return self._targets.get(pattern, pattern)
 
-    def listed(self) -> dict[str, Any]:
-        """Return the models in the words of OpenAI and Anthropic, which go together."""
-        rows = [model_listed(name) for name in self.names]
+    def list_for_openai(self) -> dict[str, Any]:
+        """Return the models in the format of OpenAI and Anthropic, which are compatible."""
+        rows = [openai_entry(name) for name in self.names]
         return {"object": "list", "data": rows, "has_more": False, "first_id": rows[0]["id"], "last_id": rows[-1]["id"]}
 
-    def listed_for_google(self) -> dict[str, Any]:
-        """Return the models in Google's words."""
-        return {"models": [model_listed_for_google(name) for name in self.names]}
+    def list_for_google(self) -> dict[str, Any]:
+        """Return the models in Google's format."""
+        return {"models": [google_entry(name) for name in self.names]}
 
 
-def model_listed(name: str) -> dict[str, Any]:
-    """Return one model in the words of OpenAI and Anthropic."""
+def openai_entry(name: str) -> dict[str, Any]:
+    """Return one model in the format of OpenAI and Anthropic."""
     openai = {"id": name, "object": "model", "created": 0, "owned_by": "sparring"}
     return {**openai, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
-def model_listed_for_google(name: str) -> dict[str, Any]:
-    """Return one model in Google's words."""
+def google_entry(name: str) -> dict[str, Any]:
+    """Return one model in Google's format."""
     methods = ["generateContent", "streamGenerateContent", "countTokens"]
     return {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": methods}

@@ -1,4 +1,4 @@
-"""OpenAPI document of the gateway: its endpoints, and what their requests may have."""
+"""OpenAPI document of the gateway: its endpoints and the schemas of their requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILLED = {**TEXT, "minLength": 1}
 
 
 def _one_of(name: str, *values: str) -> dict[str, Any]:
-    """Return the schema of an object whose field of this name has one of some values."""
+    """Return the schema of an object whose field `name` has one of some values."""
     return {"type": "object", "required": [name], "properties": {name: {"enum": list(values)}}}
 
 
@@ -31,7 +31,7 @@ def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool(schema: str) -> dict[str, Any]:
-    """Return the schema of a tool whose own schema is in the field of this name."""
+    """Return the schema of a tool whose parameters stand in the field `schema`."""
     return _object({"name": FILLED, schema: {"type": "object"}})
 
 
@@ -49,7 +49,7 @@ CONFIG: Mapping[str, Mapping[str, Any]] = {
     "responseLogprobs": SWITCH,
     "responseModalities": {"type": "array", "items": {"const": "TEXT"}, "maxItems": 1},
 }
-"""Types of the settings of Gemini's requests."""
+"""Schemas of the generation settings of Gemini's requests."""
 
 TYPES: Mapping[str, Mapping[str, Any]] = {
     "model": TEXT,
@@ -80,7 +80,7 @@ TYPES: Mapping[str, Mapping[str, Any]] = {
     "stop_sequences": {"type": "array", "items": FILLED},
     "include": {"type": "array", "items": {"enum": sorted(responses.INCLUDED | responses.NOT_MADE)}},
 }
-"""Types of fields, which are the same in every dialect that has them; of the others all are allowed here."""
+"""Schemas of fields that are the same in every dialect. Fields without an entry accept any value here."""
 
 CHOICE = {"anyOf": [{"enum": ["auto", "none", "required"]}, _one_of("type", "function", "custom", "allowed_tools")]}
 CHAT_FUNCTION = _object({"type": {"const": "function"}, "function": _tool("parameters")})
@@ -97,7 +97,7 @@ OWN: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "gemini": {"tools": _list_of({"functionDeclarations": _list_of({"name": FILLED})})},
 }
-"""Types of fields that differ from dialect to dialect."""
+"""Schemas of fields that differ between dialects."""
 
 REWARD = {
     "type": "object",
@@ -113,7 +113,7 @@ REWARD = {
     },
     "additionalProperties": False,
 }
-"""Schema of a reward from outside; `rollout` under the run's key alone."""
+"""Schema of a reward from outside; `rollout` is read under the run's key alone."""
 
 CLAIM = {
     "type": "object",
@@ -145,7 +145,7 @@ KEY = {"type": "apiKey", "in": "header"}
 
 
 def document() -> dict[str, Any]:
-    """Return the document."""
+    """Return the OpenAPI document."""
     posts = {
         "/v1/chat/completions": _post("chat", chat_completions.OBEYED, chat_completions.NOTED, ["model", "messages"]),
         "/v1/responses": _post("responses", responses.OBEYED, responses.NOTED, ["model", "input"]),

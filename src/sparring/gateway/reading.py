@@ -1,8 +1,8 @@
-"""Reading of requests, bounded by what a prompt may have before anything of it is converted or rendered.
+"""Readers of request bodies, with limits on their size that hold before anything is converted or rendered.
 
-A body is read under a key alone, up to `MOST_BYTES`; its values are counted in its bytes; and text that no prompt of
-the context has, even if every id were the vocabulary's longest, is refused as too long. What takes longer than a moment
-is done beside the event loop, in the order in which the requests of a door came.
+A body is read only under a valid key, up to `MOST_BYTES`; the JSON values are counted in its bytes; and text that no
+prompt of the context can hold, even if every id were the longest of the vocabulary, is refused as too long. Large
+bodies are read in a thread, in the order in which the requests of a door arrive.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from sparring.gateway.dialects.responses import replies_named
 from sparring.gateway.exchange import DoorExchanges, request_digest
 from sparring.gateway.models import ModelTable
 from sparring.gateway.refusals import read_request
-from sparring.record.rendering import apart
+from sparring.record.rendering import in_thread
 from sparring.record.request import far
 from sparring.types import Message, ToolSpec
 
 T = TypeVar("T")
 
 MOST_BYTES = 8 << 20
-"""Largest body of a request, whatever the context."""
+"""Maximum number of bytes of a request, whatever the context."""
 
 MOST_VALUES = 1 << 17
-"""Most values of a request's JSON, containers and keys included, whatever the context."""
+"""Maximum number of JSON values of a request, containers and keys included, whatever the context."""
 
 VALUES = 4
-"""Values of a request for each id of the context. What a template writes of one takes an id at least; beside these
-there are some that it leaves out, such as marks for caches and titles of a schema."""
+"""JSON values that a request may have per id of the context. A value that the template writes takes at least one id;
+other values, such as cache marks and titles of a schema, are left out of the prompt."""
 
 VALUES_BESIDE = 4096
-"""Values of a request that the smallest context has to bear: the tools of a program."""
+"""JSON values that a request may have in addition, for the tools of an agent program with a small context."""
 
 MUCH_BYTES, MUCH_VALUES = 128 << 10, 8192
-"""Size of a request from which on it is read beside the event loop."""
+"""Size of a request above which it is read in a thread."""
 
 _OPENS = b",[{:"
 Body = bytes
 
 
 class Overflow(LimitReached):
-    """A request is too long by far for the context: it is refused unread."""
+    """Refusal of a request that is far too long for the context."""
 
     def __init__(self, what: str, context: int) -> None:
         text = f"a prompt of more than {2 * context} tokens ({what}), room for {context}"
@@ -55,11 +55,11 @@ class Overflow(LimitReached):
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
-    """Room that a prompt of a session has.
+    """Maximum size of a prompt of a session.
 
     Attributes:
-        context: most ids of a prompt and its reply.
-        bytes: most that the text of so many ids may have.
+        context: maximum number of ids of a prompt and its reply.
+        bytes: maximum number of bytes of a text of `context` ids.
     """
 
     context: int
@@ -67,37 +67,47 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def values(self) -> int:
-        """Most values of a request."""
+        """Maximum number of JSON values of a request."""
         return min(MOST_VALUES, VALUES * self.context + VALUES_BESIDE)
 
     def overflow(self, what: str) -> Overflow:
-        """Return the refusal of a request."""
+        """Return the refusal of a request that has too much of `what`."""
         return Overflow(what, self.context)
 
     def check(self, data: Body) -> None:
-        """Refuse a body by its bytes alone. Raises Overflow where it has too many values, BadInput where it is large
-        and cannot be an object."""
+        """Check a body by its bytes alone.
+
+        Raises:
+            Overflow: it has too many values.
+            BadInput: it is large and cannot be a JSON object.
+        """
         if len(data) > MUCH_VALUES and not data[:64].lstrip().startswith(b"{"):
             raise refusal("body", "a JSON object", "something else", "correct the request")
         if has_more(data, self.values):
             raise self.overflow(f"more than {self.values} values")
 
     def check_text(self, body: Any, data: Body) -> None:
-        """Refuse a body by the text in it, which escapes may have made longer than it is.
+        """Check the length of the text in a body. Escapes make the body longer than its text.
 
         Args:
-            body: as it was decoded.
-            data: its bytes.
+            body: decoded body.
+            data: bytes of the body.
 
         Raises:
-            Overflow: no prompt of this context has so much.
+            Overflow: no prompt of this context holds so much text.
         """
         if len(data) > self.bytes and _text_in(body) > self.bytes:
             raise self.overflow(f"more than {self.bytes} bytes of text")
 
     def check_rendered(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> None:
-        """Refuse a conversation by the number of what a template writes: a message has two ids at least, a key and a
-        value of a call one each; of a schema some may be left out. Templates take long over them. Raises Overflow."""
+        """Check the number of elements that a template writes, since templates are slow on long lists.
+
+        A message takes at least two ids, and a key or a value of a call one each; a template may skip parts of a
+        schema.
+
+        Raises:
+            Overflow: the elements take more ids than the context has.
+        """
         if 2 * len(messages) > self.context:
             raise self.overflow(f"{len(messages)} messages")
         schemas = (tool.parameters for tool in tools)
@@ -107,7 +117,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadDoor(Protocol):
-    """Part of a door that requests are read by: see the attributes of `server.Door`."""
+    """Door as the reader of requests needs it. See the attributes of `server.Door`."""
 
     @property
     def models(self) -> ModelTable[Any]:
@@ -131,16 +141,16 @@ class ReadDoor(Protocol):
 
 
 async def read_body(request: Request, most_bytes: int, over: Callable[[], Exception] | None = None) -> bytes:
-    """Return the body of a request.
+    """Read the body of a request.
 
     Args:
-        request: whose key is known.
-        most_bytes: of the body.
-        over: makes the error of a larger one; None: a refusal.
+        request: request with a valid key.
+        most_bytes: maximum size of the body.
+        over: function that makes the error for a larger body; None: a refusal.
 
     Raises:
-        BadInput: it is larger than `most_bytes`.
-        ClientDisconnect: the client left before its end.
+        BadInput: the body is larger than `most_bytes`.
+        ClientDisconnect: the client left before the end.
     """
     data = bytearray()
     announced = next((value for name, value in request.scope["headers"] if name == b"content-length"), b"")
@@ -152,20 +162,20 @@ async def read_body(request: Request, most_bytes: int, over: Callable[[], Except
         piece = message.get("body", b"")
         too_large = len(data) + len(piece) > most_bytes
         if not too_large and not message.get("more_body", False):
-            return bytes(data + piece) if data else piece  # nearly all come in one piece
+            return bytes(data + piece) if data else piece  # nearly all bodies arrive in one piece
         data += piece
     raise refusal("body", f"at most {most_bytes} bytes", "more", "send less") if over is None else over()
 
 
 async def read_prompt(request: Request, room: Room) -> bytes:
-    """Return the body of a request for a reply. Raises Overflow where no prompt of the context is so large."""
+    """Read the body of a request for a reply. Raises Overflow if no prompt of the context is so large."""
     data = await read_body(request, MOST_BYTES, lambda: room.overflow(f"more than {MOST_BYTES} bytes"))
     room.check(data)
     return data
 
 
 async def read_tool_call(request: Request, room: Room) -> bytes:
-    """Return the body of a request to a world's tools. Raises BadInput where no reply of the context holds so much."""
+    """Read the body of a request to the tools of a world. Raises BadInput if no reply of the context holds so much."""
     most = min(MOST_BYTES, room.bytes + VALUES_BESIDE)
     data = await read_body(request, most)
     if has_more(data, room.context + VALUES_BESIDE):
@@ -175,17 +185,17 @@ async def read_tool_call(request: Request, room: Room) -> bytes:
 
 
 async def read_call(dialect: Dialect, request: Request, door: ReadDoor) -> tuple[ClientRequest, bytes]:
-    """Return what a client asks for, and its digest; see `request_digest`.
+    """Read a client's request. Return it with its digest; see `request_digest`.
 
     Raises:
         BadInput: the request is refused.
-        Overflow: it is too long by far.
+        Overflow: it is far too long.
     """
     data = await read_prompt(request, door.room)
     values = values_at_most(data)
     beside = len(data) > MUCH_BYTES or values > MUCH_VALUES
     async with door.reading:
-        body = await _done(beside, _decoded, data, door.room)
+        body = await _run(beside, _decode, data, door.room)
         named = replies_named(body)
         earlier = await door.exchanges.conversations(door.models, named) if named else {}
         call = ClientCall(
@@ -198,48 +208,48 @@ async def read_call(dialect: Dialect, request: Request, door: ReadDoor) -> tuple
             leave_out=door.leave_out,
             conversation=earlier.get,
         )
-        return await _done(beside, _read, dialect, call, door.room if values > door.room.context else None)
+        return await _run(beside, _read, dialect, call, door.room if values > door.room.context else None)
 
 
 def values_at_most(data: bytes) -> int:
-    """Return a number than which JSON has no more values, text not looked into: of a short one its length, since
-    counting takes longer than reading it."""
-    return len(data) if len(data) <= MUCH_VALUES else _marks(data)
+    """Return an upper bound of the number of JSON values; of short data its length, because counting takes longer than
+    reading."""
+    return len(data) if len(data) <= MUCH_VALUES else _count_marks(data)
 
 
 def has_more(data: bytes, most: int) -> bool:
-    """Return whether JSON has more values than `most`: containers, keys and what stands between commas. Text is not
-    looked into, and nothing is converted."""
-    if len(data) <= most or _marks(data) <= most:
+    """Return whether JSON has more than `most` values: containers, keys and elements. Nothing is decoded, and commas
+    inside strings do not count."""
+    if len(data) <= most or _count_marks(data) <= most:
         return False
     bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    return bare.count(b'"') > 2 * most or _marks(b"".join(bare.split(b'"')[::2])) > most
+    return bare.count(b'"') > 2 * most or _count_marks(b"".join(bare.split(b'"')[::2])) > most
 
 
-def _marks(data: bytes) -> int:
-    return len(data) - len(data.translate(None, _OPENS))  # in half the time of four counts
+def _count_marks(data: bytes) -> int:
+    return len(data) - len(data.translate(None, _OPENS))  # takes half the time of four counts
 
 
-def _decoded(data: bytes, room: Room) -> dict[str, Any]:
+def _decode(data: bytes, room: Room) -> dict[str, Any]:
     body = body_of(data)
     room.check_text(body, data)
     return body
 
 
 def _read(dialect: Dialect, call: ClientCall, room: Room | None) -> tuple[ClientRequest, bytes]:
-    """Read a call; `room`: of one that may have more values than its context has ids."""
+    """Read a call in its dialect. `room` is given if the call may have more values than its context has ids."""
     wanted = read_request(dialect, call)
     if room is not None:
         room.check_rendered(wanted.messages, wanted.tools)
     return wanted, request_digest(f"{dialect.path} {wanted.model}", call.body, wanted)
 
 
-async def _done(beside: bool, work: Callable[..., T], *arguments: Any) -> T:
-    return await apart(work, *arguments) if beside else work(*arguments)
+async def _run(beside: bool, work: Callable[..., T], *arguments: Any) -> T:
+    return await in_thread(work, *arguments) if beside else work(*arguments)
 
 
 def _num_values(value: Any) -> int:
-    """Count plain data: values, containers and keys."""
+    """Return the number of values, containers and keys in plain data."""
     number, left = 0, [value]
     while left:
         inner = left.pop()
@@ -253,7 +263,7 @@ def _num_values(value: Any) -> int:
 
 
 def _text_in(value: Any) -> int:
-    """Return the bytes of all texts, keys and numbers of plain data."""
+    """Return the number of bytes of all texts, keys and numbers in plain data."""
     number, left = 0, [value]
     while left:
         inner = left.pop()

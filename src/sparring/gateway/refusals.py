@@ -1,4 +1,4 @@
-"""Errors in the words of the vendor whose client gets them."""
+"""Responses to errors, in the format of the client's vendor."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from sparring.gateway.keys import WrongKey
 from sparring.gateway.models import UnknownModel
 
 _KEY = re.compile(r"/k/[^/]+(?=/)")
-"""Beginning of a path that has the key."""
+"""Path prefix that contains the key."""
 
 VERSION_TWICE = re.compile(r"/v1(?:beta)?(?=/v1(?:beta)?/)")
-"""Beginning of a path that a client asks for whose base URL has the version that it adds itself."""
+"""Path prefix of a client whose base URL already ends with the version that the client adds."""
 
 WITHOUT_VERSION = frozenset(("/chat/completions", "/responses", "/models", "/messages"))
-"""Paths that a client asks for whose base URL lacks the version."""
+"""Paths of a client whose base URL lacks the version."""
 
 _FIELDS = frozenset(("tools",))
-"""Places of what a renderer refuses that are fields of a request in every dialect."""
+"""Values of `where` in a renderer's refusals that are request fields in every dialect."""
 
 
 class RefusedField(BadInput):
-    """Refusal of what a client asks for; `where` is the field of its request."""
+    """Refusal of a field of a request; `where` is the field."""
 
 
 def read_request(dialect: Dialect, call: ClientCall) -> ClientRequest:
     """Read a request in a dialect.
 
     Raises:
-        RefusedField: it is malformed, or asks for what cannot be had.
+        RefusedField: the request is malformed or cannot be obeyed.
     """
     try:
         return dialect.read(call)
@@ -51,13 +51,13 @@ def read_request(dialect: Dialect, call: ClientCall) -> ClientRequest:
         raise RefusedField(str(error), error.where) from error
 
 
-def refused(dialect: Dialect, error: SparringError) -> Response:
-    """Return the refusal of a request in a dialect's words. A `LimitReached` says how much too long its prompt was."""
-    return _written(dialect, client_error(error))
+def refusal_response(dialect: Dialect, error: SparringError) -> Response:
+    """Return the response to a refused request in a dialect. A `LimitReached` includes the length of the prompt."""
+    return _error_response(dialect, client_error(error))
 
 
 def client_error(error: SparringError) -> ClientError:
-    """Return an error as a client is told of it."""
+    """Convert an error to what its client is told."""
     text = str(error)
     if isinstance(error, WrongKey):
         return ClientError(status=401, message=text)
@@ -73,14 +73,14 @@ def client_error(error: SparringError) -> ClientError:
     return ClientError(status=400 if final else 503, message=text)
 
 
-def retrying(status: int) -> dict[str, str]:
-    """Return the headers by which clients know whether to send a request again."""
+def retry_headers(status: int) -> dict[str, str]:
+    """Return the headers that tell clients whether to retry a request."""
     return {"retry-after": "1"} if status == 503 else NO_RETRY
 
 
 def dialect_of(scope: Scope) -> Dialect:
-    """Return the dialect of the client of any request: that of its path, or of its headers where several vendors have
-    the path."""
+    """Return the dialect of the client of any request, by its path, or by its headers for paths that several vendors
+    share."""
     path = scope["path"]
     path = _KEY.sub("", path, count=1) if "/k/" in path else path
     if "/messages" in path:
@@ -95,18 +95,18 @@ def dialect_of(scope: Scope) -> Dialect:
     return Messages() if "anthropic-version" in headers else ChatCompletions()
 
 
-def from_elsewhere(scope: Scope, problem: BadInput) -> Response:
-    """Return the refusal of a web page of another site, or of a name that leads here."""
-    return _written(dialect_of(scope), ClientError(status=403, message=str(problem)))
+def foreign_page_refusal(scope: Scope, problem: BadInput) -> Response:
+    """Return the response to a request from a web page of another site."""
+    return _error_response(dialect_of(scope), ClientError(status=403, message=str(problem)))
 
 
 class Misdirected(BadInput):
-    """Refusal of a request for a path, or by a method, that no endpoint has.
+    """Refusal of a request whose path or method no endpoint has.
 
     Attributes:
-        scope: of the request.
-        status: of the answer.
-        allowed: methods that the path has; empty where it has none.
+        scope: scope of the request.
+        status: status of the response.
+        allowed: methods that the path accepts; empty for an unknown path.
     """
 
     def __init__(self, problem: BadInput, scope: Scope, status: int, allowed: str = "") -> None:
@@ -114,12 +114,12 @@ class Misdirected(BadInput):
         self.scope, self.status, self.allowed = scope, status, allowed
 
 
-def directed(application: ASGIApp, tell: Callable[[Misdirected], Awaitable[None]]) -> ASGIApp:
-    """Return an application that answers a misdirected request in the words of its client's vendor.
+def answering_misdirected(application: ASGIApp, tell: Callable[[Misdirected], Awaitable[None]]) -> ASGIApp:
+    """Return an application that answers misdirected requests in the format of the client's vendor.
 
     Args:
-        application: raises Misdirected for it.
-        tell: is called with the refusal before it is answered.
+        application: application that raises Misdirected.
+        tell: function that is called with each refusal before it is sent.
     """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,7 +127,7 @@ def directed(application: ASGIApp, tell: Callable[[Misdirected], Awaitable[None]
             await application(scope, receive, send)
         except Misdirected as error:
             await tell(error)
-            response = _written(dialect_of(scope), ClientError(status=error.status, message=str(error)))
+            response = _error_response(dialect_of(scope), ClientError(status=error.status, message=str(error)))
             if error.allowed:
                 response.headers["allow"] = error.allowed
             await response(scope, receive, send)
@@ -136,10 +136,10 @@ def directed(application: ASGIApp, tell: Callable[[Misdirected], Awaitable[None]
 
 
 async def no_endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuse a path that no endpoint has, such as that of a vendor's own compaction.
+    """Refuse an unknown path, such as the path of a vendor's own compaction.
 
     Raises:
-        Misdirected: in any case.
+        Misdirected: always.
     """
     path, do = _KEY.sub("", scope["path"], count=1), "leave this request out"
     twice = VERSION_TWICE.match(path)
@@ -153,12 +153,13 @@ async def no_endpoint(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Endpoint(Route):
-    """Route whose refusal of another method is raised, to be answered in the words of the client's vendor.
+    """Route that raises `Misdirected` for a wrong method, so that the refusal has the format of the client's vendor.
 
     Args:
-        path: of requests.
-        endpoint: answers one; it raises none of starlette's own errors, so nothing looks for them in each event.
-        methods: that it takes.
+        path: path of the requests.
+        endpoint: function that answers a request. It raises none of starlette's own exceptions, so requests skip
+            starlette's exception handling.
+        methods: allowed methods.
     """
 
     def __init__(
@@ -173,23 +174,23 @@ class Endpoint(Route):
         self.app = answer
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request at this path.
+        """Answer a request for this path.
 
         Raises:
-            Misdirected: it has another method.
+            Misdirected: the method is not allowed.
         """
         if not self.methods or scope["method"] in self.methods:
             await self.app(scope, receive, send)
         elif scope["method"] == "POST" and ":" in scope["path"]:
-            await no_endpoint(scope, receive, send)  # Google's methods stand in the path
+            await no_endpoint(scope, receive, send)  # in Google's paths the method follows a colon
         else:
             allowed = ", ".join(sorted(self.methods))
             do = "send the request by one of these"
             raise Misdirected(refusal("method", allowed, scope["method"], do), scope, 405, allowed)
 
 
-def identified(application: ASGIApp) -> ASGIApp:
-    """Return an application whose answers each have an id, in the header that the client's vendor has for it."""
+def with_request_ids(application: ASGIApp) -> ASGIApp:
+    """Return an application that adds a request id to every response, in the header that the client's vendor uses."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         name = dialect_of(scope).request_id
@@ -205,7 +206,7 @@ def identified(application: ASGIApp) -> ASGIApp:
     return answer
 
 
-def _written(dialect: Dialect, error: ClientError) -> Response:
-    """Return an error in a dialect's words."""
+def _error_response(dialect: Dialect, error: ClientError) -> Response:
+    """Return an error as a response in a dialect."""
     body = msgspec.json.encode(dialect.error(error))
-    return Response(body, status_code=error.status, media_type="application/json", headers=retrying(error.status))
+    return Response(body, status_code=error.status, media_type="application/json", headers=retry_headers(error.status))

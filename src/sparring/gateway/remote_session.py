@@ -1,4 +1,4 @@
-"""The gateway's end of its link to a run: doors whose exchanges live in the run's process."""
+"""Gateway's end of the link to a run: doors whose exchanges live in the run's process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sparring.errors import InfraError, LimitReached, SparringError
-from sparring.gateway.connection import while_there
+from sparring.gateway.connection import while_connected
 from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.keys import KeyTable, WrongKey, key_of
 from sparring.gateway.link import (
@@ -38,7 +38,7 @@ from sparring.gateway.link import (
     decode,
     encode,
     error_form,
-    raised,
+    error_of,
 )
 from sparring.gateway.link_server import ERROR
 from sparring.gateway.models import ModelTable
@@ -52,25 +52,25 @@ from sparring.types import Message
 OF_CONNECTION = frozenset(
     (b"connection", b"content-length", b"date", b"host", b"server", b"transfer-encoding", READER.encode())
 )
-"""Headers that say something of one connection alone."""
+"""Headers that belong to one connection and are not passed on."""
 
 REMEMBERED = 4096
-"""Doors that are there to be used again without asking the run's process."""
+"""Maximum number of doors that are cached, to avoid a request to the run's process."""
 
 
 class RemoteModel:
-    """Model whose session is in the run's process: the bytes of the ids that its replies had."""
+    """Model whose session is in the run's process. It only knows the bytes of the ids in its replies."""
 
     def __init__(self, spelled: dict[int, bytes]) -> None:
         self._spelled = spelled
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes of one id of a reply, which may be a part of a character."""
+        """Return the bytes of a token id, which may be a part of a character."""
         return self._spelled[token]
 
 
 class RemoteExchange:
-    """Exchange in the run's process, as this process has read it so far; implements `ReadExchange`."""
+    """Exchange in the run's process, with the parts that this process has read. Implements `ReadExchange`."""
 
     def __init__(self, exchanges: RemoteExchanges, form: ExchangeForm) -> None:
         self.parts: list[tuple[int, ReplyPart]] = []
@@ -84,17 +84,15 @@ class RemoteExchange:
 
     @property
     def whole(self) -> list[SampledReply]:
-        """The replies, in order. Raises the error that stands in their place."""
         if self.error is not None:
             raise self.error
         return [self._replies[sample] for sample in sorted(self._replies)]
 
     def deliver(self, delivered: bool | None) -> None:
-        """Tell the run's process whether the client got the answer to its end; None: nobody knows."""
         self._exchanges.note(self._end(delivered))
 
     async def _end(self, delivered: bool | None) -> None:
-        await self._there.wait()  # or the note might come before the request
+        await self._there.wait()  # or the report might arrive before the request
         self._reading.cancel()
         await self._exchanges.end(EndForm(reader=self._reader, delivered=delivered))
 
@@ -104,7 +102,7 @@ class RemoteExchange:
                 part = line.head or line.piece or line.reply
                 if part is not None:
                     self._take(line.sample, part)
-                self.error = None if line.error is None else raised(line.error)
+                self.error = None if line.error is None else error_of(line.error)
                 self.over = line.over
         except SparringError as error:
             self.error = error
@@ -125,12 +123,12 @@ class RemoteExchange:
 
 
 class RemoteExchanges:
-    """The exchanges of one door in the run's process; implements `DoorExchanges`.
+    """Exchanges of one door in the run's process. Implements `DoorExchanges`.
 
     Args:
-        link: to that process.
-        key: of the door.
-        spelled: bytes of ids, which replies bring.
+        link: link to that process.
+        key: key of the door.
+        spelled: bytes of token ids, filled in by replies.
     """
 
     def __init__(self, link: GatewayLink, key: str, spelled: dict[int, bytes]) -> None:
@@ -138,7 +136,6 @@ class RemoteExchanges:
         self._notes: set[asyncio.Task[None]] = set()
 
     def begin(self, request: bytes, *, retried: bool, session: Any, wanted: ClientRequest) -> RemoteExchange:
-        """Return the exchange of a request, new or not: the run's process decides."""
         reader, digest = secrets.token_hex(8), request.hex()
         sent = replace(wanted, echo={})
         form = ExchangeForm(
@@ -147,25 +144,20 @@ class RemoteExchanges:
         return RemoteExchange(self, form)
 
     async def count(self, session: Any, wanted: ClientRequest) -> int:
-        """Return the number of ids of a conversation."""
         return int(await self._link.post("count", encode(CountForm(key=self._key, wanted=replace(wanted, echo={})))))
 
     async def refuse(self, session: Any, reason: str, *, misdirected: bool = False) -> None:
-        """Have the session in the run's process take note of a refusal."""
         form = RefusedForm(key=self._key, reason=reason, misdirected=misdirected)
         await self._link.post("refused", encode(form))
 
     async def overflow(self, limit: LimitReached) -> None:
-        """Tell the run's process of a request that was refused unread."""
         await self._link.post("overflow", encode(OverflowForm(key=self._key, error=error_form(limit))))
 
     async def hear(self, wanted: ClientRequest) -> str:
-        """Take note of a conversation in the run's process, where it outlives this one."""
         form = HearForm(key=self._key, wanted=replace(wanted, echo={}))
         return (await self._link.post("hear", encode(form))).decode()
 
     async def conversations(self, models: Any, replies: Collection[str]) -> Mapping[str, Sequence[Message]]:
-        """Return conversations by the ids of their last replies; see `DoorExchanges.conversations`."""
         form = RecallForm(key=self._key, replies=tuple(replies))
         found: dict[str, tuple[Message, ...]] = decode(
             await self._link.post("recall", encode(form)), dict[str, tuple[Message, ...]]
@@ -174,7 +166,7 @@ class RemoteExchanges:
 
     @property
     def notes(self) -> tuple[asyncio.Task[None], ...]:
-        """The notes under way."""
+        """Reports to the run's process that have not arrived yet."""
         return tuple(self._notes)
 
     async def lines(
@@ -183,9 +175,9 @@ class RemoteExchanges:
         """Yield the lines of an exchange.
 
         Args:
-            form: the request.
-            notes: that the run's process has to have before.
-            there: called when the run's process has the request.
+            form: request.
+            notes: reports that must arrive before the request.
+            there: function that is called when the run's process has the request.
         """
         await asyncio.gather(*notes)
         async for line in self._link.lines(form, there):
@@ -193,22 +185,22 @@ class RemoteExchanges:
             yield line
 
     def note(self, noting: Coroutine[Any, Any, None]) -> None:
-        """Begin to note something that requests from now on wait for."""
+        """Start to send a report. Later requests wait for it."""
         note = asyncio.get_running_loop().create_task(noting)
         self._notes.add(note)
         note.add_done_callback(self._notes.discard)
 
     async def end(self, form: EndForm) -> None:
-        """Note that a connection no longer reads."""
+        """Report that a connection stopped reading."""
         try:
             await self._link.post("end", encode(form))
-        except InfraError:  # its exchanges ended with that process
+        except InfraError:  # the exchanges ended with that process
             return
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteDoor:
-    """Door that the run's process has opened. Implements `AnsweredDoor`."""
+    """Door that is open in the run's process. Implements `AnsweredDoor`."""
 
     models: ModelTable[RemoteModel]
     leave_out: frozenset[str]
@@ -219,7 +211,7 @@ class RemoteDoor:
 
 
 class _ForwardedCall:
-    """Request to a world's tools that the run's process answers."""
+    """Request to the tools of a world that is passed on to the run's process."""
 
     def __init__(self, link: GatewayLink, request: Request, body: bytes) -> None:
         self._link, self._reader = link, secrets.token_hex(8)
@@ -227,11 +219,11 @@ class _ForwardedCall:
         self._reading = asyncio.get_running_loop().create_task(self._read(request, body))
 
     async def answer(self) -> httpx.Response:
-        """Return the answer when it is whole. Raises httpx.HTTPError where there is none."""
+        """Wait for the complete response. Raises httpx.HTTPError if the run's process does not answer."""
         return await asyncio.shield(self._reading)
 
     def deliver(self, delivered: bool | None) -> None:
-        """Tell the run's process whether the client got the answer to its end; None: nobody knows."""
+        """Report to the run's process whether the client received the complete response; None: unknown."""
         self._link.note(self._end(delivered))
 
     async def _read(self, request: Request, body: bytes) -> httpx.Response:
@@ -244,22 +236,22 @@ class _ForwardedCall:
             self._there.set()
 
     async def _end(self, delivered: bool | None) -> None:
-        await self._there.wait()  # or the note might come before the request
+        await self._there.wait()  # or the report might arrive before the request
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
-        with suppress(InfraError):  # its calls ended with that process
+        with suppress(InfraError):  # the calls ended with that process
             await self._link.post("end", encode(EndForm(reader=self._reader, delivered=delivered)))
 
 
 class _DeliveredResponse(Response):
-    """Answer of the run's process, which hears whether the client got it."""
+    """Response of the run's process, with a report to that process of whether the client received it."""
 
     def __init__(self, answer: httpx.Response, deliver: Callable[[bool | None], None]) -> None:
-        super().__init__(answer.content, status_code=answer.status_code, headers=_kept(answer))
+        super().__init__(answer.content, status_code=answer.status_code, headers=_client_headers(answer))
         self._deliver, self._sent = deliver, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the response."""
         scope[WHEN_BROKEN] = self._when_broken
         await super().__call__(scope, receive, send)
         self._sent = True
@@ -271,13 +263,13 @@ class _DeliveredResponse(Response):
 
 
 class GatewayLink:
-    """Link of a gateway's process to the run whose folder it was given. Implements `RunLink`.
+    """Link of a gateway's process to the run of a folder. Implements `RunLink`.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
 
     Attributes:
-        name: of this process.
+        name: id of this process.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -292,7 +284,7 @@ class GatewayLink:
         self._notes: set[asyncio.Task[None]] = set()
 
     async def words(self) -> AsyncGenerator[Word]:
-        """Take over from the gateway before; yield what the run says of this one, the first when it has begun.
+        """Take over from the previous gateway, and yield the run's words about this one, first `BEGUN`.
 
         Raises:
             InfraError: the run does not answer, or its process has ended.
@@ -303,15 +295,9 @@ class GatewayLink:
                 async for line in answer.aiter_lines():
                     yield Word(line)
         except httpx.HTTPError as error:
-            raise self._gone(error) from error
+            raise self._no_answer(error) from error
 
     async def door(self, key: str) -> RemoteDoor:
-        """Return the door of a key.
-
-        Raises:
-            WrongKey: there is none.
-            InfraError: the run does not answer.
-        """
         door = self._doors.get(key)
         if door is None:
             form = decode(await self.post("door", encode(KeyForm(key=key))), DoorForm)
@@ -329,29 +315,29 @@ class GatewayLink:
         return door
 
     async def post(self, name: str, body: bytes) -> bytes:
-        """Send a form and return the answer.
+        """Send a form and return the response.
 
         Raises:
-            SparringError: as the run's process raised it.
-            InfraError: it does not answer.
+            SparringError: the error that the run's process raised.
+            InfraError: the run's process does not answer.
         """
         try:
             answer = await self._client.post(f"/{name}", content=body)
         except httpx.HTTPError as error:
-            raise self._gone(error) from error
+            raise self._no_answer(error) from error
         self._check(answer.status_code, answer.content)
         return answer.content
 
     async def lines(self, form: ExchangeForm, there: Callable[[], None]) -> AsyncIterator[Line]:
-        """Yield the lines of an exchange as they come.
+        """Yield the lines of an exchange as they arrive.
 
         Args:
-            form: the request.
-            there: called when the run's process has it.
+            form: request.
+            there: function that is called when the run's process has the request.
 
         Raises:
-            SparringError: as the run's process raised it.
-            InfraError: it does not answer, or another gateway has followed this one.
+            SparringError: the error that the run's process raised.
+            InfraError: the run's process does not answer, or another gateway replaced this one.
         """
         try:
             async with self._client.stream("POST", "/exchange", content=encode(form)) as answer:
@@ -364,64 +350,50 @@ class GatewayLink:
                     for text in texts:
                         yield decode(text, Line)
         except httpx.HTTPError as error:
-            raise self._gone(error) from error
+            raise self._no_answer(error) from error
         except WrongKey:
             self._doors.pop(form.key)
             raise
 
     async def forward(self, request: Request) -> Response:
-        """Pass a request on as it came, and return the answer. Where its client leaves, so does the request.
-
-        Raises:
-            BadInput: the body is too large.
-            ClientDisconnect: the client left.
-            InfraError: the run's process does not answer.
-        """
         await self.post("known", encode(KeyForm(key=key_of(request))))
         body = await read_body(request, MOST_BYTES)
-        passed_on = self._client.request(**_as_it_came(request), content=body)
+        passed_on = self._client.request(**_forwarding_arguments(request), content=body)
         try:
-            answer = await while_there(request.receive, asyncio.ensure_future(passed_on))
+            answer = await while_connected(request.receive, asyncio.ensure_future(passed_on))
         except httpx.HTTPError as error:
-            raise self._gone(error) from error
-        return Response(answer.content, status_code=answer.status_code, headers=_kept(answer))
+            raise self._no_answer(error) from error
+        return Response(answer.content, status_code=answer.status_code, headers=_client_headers(answer))
 
     async def forward_to_tools(self, request: Request) -> Response:
-        """Pass a request to a world's tools on as it came; return the answer, whose end is told to the run's process.
-
-        Raises:
-            BadInput: the body is too large.
-            ClientDisconnect: the client left; the run's process hears of it before the next request.
-            InfraError: the run's process does not answer.
-        """
         body = await read_tool_call(request, (await self.door(key_of(request))).room)
         await asyncio.gather(*self._notes)
         passed_on = _ForwardedCall(self, request, body)
         try:
-            answer = await while_there(request.receive, asyncio.ensure_future(passed_on.answer()))
+            answer = await while_connected(request.receive, asyncio.ensure_future(passed_on.answer()))
         except ClientDisconnect:
             passed_on.deliver(False)
             raise
         except httpx.HTTPError as error:
-            raise self._gone(error) from error
+            raise self._no_answer(error) from error
         if READER not in answer.headers:
-            return Response(answer.content, status_code=answer.status_code, headers=_kept(answer))
+            return Response(answer.content, status_code=answer.status_code, headers=_client_headers(answer))
         return _DeliveredResponse(answer, passed_on.deliver)
 
     def stream(self, request: Request, body: bytes, reader: str) -> AbstractAsyncContextManager[httpx.Response]:
-        """Return the answer to a request as it comes.
+        """Return the response to a request as a stream.
 
         Args:
-            request: that is passed on.
-            body: of it.
-            reader: name of the connection that reads the answer.
+            request: request that is passed on.
+            body: body of the request.
+            reader: id of the connection that reads the response.
         """
-        values = _as_it_came(request)
+        values = _forwarding_arguments(request)
         values["headers"].append((READER.encode(), reader.encode()))
         return self._client.stream(**values, content=body)
 
     def note(self, noting: Coroutine[Any, Any, None]) -> None:
-        """Begin to note something that requests to tools wait for from now on."""
+        """Start to send a report. Later requests to tools wait for it."""
         note = asyncio.get_running_loop().create_task(noting)
         self._notes.add(note)
         note.add_done_callback(self._notes.discard)
@@ -433,21 +405,21 @@ class GatewayLink:
 
     def _check(self, status: int, body: bytes) -> None:
         if status == ERROR:
-            raise raised(decode(body, ErrorForm))
+            raise error_of(decode(body, ErrorForm))
         if status != 200:
             raise InfraError(f"{self._folder}: status {status}: another gateway has followed this one")
 
-    def _gone(self, error: Exception) -> InfraError:
+    def _no_answer(self, error: Exception) -> InfraError:
         return InfraError(f"{self._folder}: the run does not answer ({type(error).__name__}: {error})")
 
 
-def _as_it_came(request: Request) -> dict[str, Any]:
-    """Return a request without its body."""
+def _forwarding_arguments(request: Request) -> dict[str, Any]:
+    """Return the httpx arguments that repeat a request without its body."""
     headers = [(name, value) for name, value in request.headers.raw if name not in OF_CONNECTION]
-    path = request.scope["raw_path"] + b"?" + request.scope["query_string"]  # a host that is none breaks `request.url`
+    path = request.scope["raw_path"] + b"?" + request.scope["query_string"]  # an invalid host breaks `request.url`
     return {"method": request.method, "url": path.decode("latin-1"), "headers": headers}
 
 
-def _kept(answer: httpx.Response) -> dict[str, str]:
-    """Return the headers of an answer that are its client's."""
+def _client_headers(answer: httpx.Response) -> dict[str, str]:
+    """Return the headers of a response that are passed on to the client."""
     return {name: value for name, value in answer.headers.items() if name.encode() not in OF_CONNECTION}

@@ -1,6 +1,7 @@
-"""Rewards by HTTP: `POST /v1/rewards` under the reward key of a rollout, which lives until it is scored, or the run's.
+"""Endpoint for rewards: `POST /v1/rewards`, under a rollout's reward key, which is valid until the rollout is scored,
+or under the run's reward key.
 
-The key under which a rollout samples gives none, unless the recipe says so: whoever has it may be the policy.
+The key that samples gives no rewards unless the recipe allows it, because the policy itself may know that key.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from starlette.responses import Response
 
 from sparring.errors import BadInput, SparringError, refusal
 from sparring.gateway.dialects.dialect import NO_RETRY, body_of
-from sparring.gateway.dialects.handles import unsealed
+from sparring.gateway.dialects.handles import reply_named
 from sparring.gateway.keys import KeyTable, WrongKey, key_of, wrong_key
 from sparring.gateway.reading import read_body
 from sparring.record.rewards import (
@@ -29,13 +30,13 @@ from sparring.record.rewards import (
 from sparring.types import Message
 
 MOST_BYTES = 1 << 20
-"""Largest body of a reward."""
+"""Maximum number of bytes of a reward."""
 
 MOST_EXPIRED = 4096
-"""Keys of scored rollouts that are remembered, so that a late reward is answered as such."""
+"""Maximum number of keys of scored rollouts that are kept, to answer a late reward as such."""
 
 Conversation = Callable[[str], "tuple[Message, ...] | None"]
-"""Gives the conversation up to a reply, by its id; None for an unknown one."""
+"""Function from a reply id to the conversation up to that reply; None for an unknown id."""
 
 STATUSES: tuple[tuple[type[SparringError], int, str], ...] = (
     (WrongKey, 401, "wrong_key"),
@@ -47,14 +48,14 @@ STATUSES: tuple[tuple[type[SparringError], int, str], ...] = (
 )
 
 
-class RewardDesk:
-    """Rewards of the rollouts behind the doors of one server, by key.
+class RewardRoutes:
+    """Rewards of the rollouts of one server, by key.
 
     Args:
-        doors: those that are open, by key.
+        doors: open doors, by key.
 
     Attributes:
-        run_key: of the run, under which any rollout is rewarded by its id; empty for none.
+        run_key: reward key of the run, which rewards any rollout by its id; empty if there is no such key.
     """
 
     def __init__(self, doors: KeyTable[Any]) -> None:
@@ -66,23 +67,23 @@ class RewardDesk:
 
     @property
     def awaits(self) -> bool:
-        """True while a rollout awaits its rewards."""
+        """True while a rollout waits for rewards."""
         return len(self._awaited) > 0
 
     def knows(self, key: str) -> bool:
-        """Return whether a key is one of rewards, or of a door."""
+        """Return whether a key belongs to rewards or to a door."""
         return self._is_runs(key) or any(key in table for table in (self._awaited, self._expired, self._doors))
 
     def _is_runs(self, key: str) -> bool:
         return bool(self.run_key) and secrets.compare_digest(key.encode(), self.run_key.encode())
 
     def open(self, key: str, rewards: OutsideRewards, conversation: Conversation) -> None:
-        """Take rewards under a key until they are closed; under the run's by the rollout's id."""
+        """Accept rewards under a key until it is closed, and under the run's key with the id of the rollout."""
         self._awaited[key] = rewards, conversation
         self._ids[rewards.trajectory] = key
 
     def close(self, key: str) -> None:
-        """Answer rewards under a key that they are late."""
+        """Answer further rewards under a key with `RewardExpired`."""
         awaited = self._awaited.pop(key)
         assert awaited is not None, "it was opened"
         self._expired[key] = awaited[0]
@@ -90,7 +91,7 @@ class RewardDesk:
             self._ids.pop(self._expired.pop_oldest().trajectory, None)
 
     async def endpoint(self, request: Request) -> Response:
-        """Answer a request: 200 when the reward is durable."""
+        """Answer a request; status 200 means that the reward is durable."""
         try:
             key = key_of(request)
             if not self.knows(key):
@@ -99,12 +100,12 @@ class RewardDesk:
         except ClientDisconnect:
             return Response(status_code=499)
         except SparringError as error:
-            return refused(error)
+            return error_response(error)
         body = {"reward": reward.reward, "of": reward.of, "branch": reward.branch, "final": reward.ends}
         return Response(msgspec.json.encode(body), media_type="application/json")
 
     def _take(self, key: str, data: bytes) -> OutsideReward:
-        """Take the reward that a body describes, and return it."""
+        """Record the reward that a body describes, and return it."""
         if self._is_runs(key):
             key, data = self._of_run(data)
         rewards, conversation = self._awaited.get(key) or (self._expired.get(key), None)
@@ -121,11 +122,12 @@ class RewardDesk:
         return reward
 
     def _of_run(self, data: bytes) -> tuple[str, bytes]:
-        """Return the reward key of the rollout that a body under the run's key names, and the rest of the body.
+        """Read the rollout that a body under the run's key names. Return the rollout's reward key and the rest of the
+        body.
 
         Raises:
-            BadInput: it names none.
-            UnknownReply: no such rollout awaits rewards.
+            BadInput: the body names no rollout.
+            UnknownReply: this rollout does not wait for rewards.
         """
         body = body_of(data)
         rollout, of = body.pop("rollout", None), body.get("of")
@@ -140,16 +142,16 @@ class RewardDesk:
 
 
 def reply_id(id: str) -> str:
-    """Return the id of a reply by the id that its answer bore in any dialect."""
+    """Convert the id that a reply has in any dialect to the id of the reply."""
     bare = id.removeprefix("chatcmpl-").removeprefix("msg_").removeprefix("resp_")
-    return unsealed(bare.partition(".")[0]) or bare
+    return reply_named(bare.partition(".")[0]) or bare
 
 
 def _read(data: bytes) -> OutsideReward:
-    """Return the reward that a body describes.
+    """Read a reward.
 
     Raises:
-        BadInput: it describes none.
+        BadInput: the body is not a reward.
     """
     body = body_of(data)
     if isinstance(body.get("of"), str):
@@ -160,12 +162,15 @@ def _read(data: bytes) -> OutsideReward:
         raise refusal("body", "a reward", str(error), "correct the request") from None
 
 
-def refused(error: SparringError, statuses: tuple[tuple[type[SparringError], int, str], ...] = STATUSES) -> Response:
-    """Return the answer to a reward, or another word of a program elsewhere, that does not count.
+def error_response(
+    error: SparringError, statuses: tuple[tuple[type[SparringError], int, str], ...] = STATUSES
+) -> Response:
+    """Return the response to an error of an endpoint for external programs.
 
     Args:
-        error: the reason.
-        statuses: class of an error, status and name in the answer; the first that fits. Others are 503.
+        error: error to answer.
+        statuses: class of an error, status and name in the response; the first match counts. Other errors have status
+            503.
     """
     status, kind, headers = 503, "not_stored", {"retry-after": "1"}
     for type_of_error, code, name in statuses:

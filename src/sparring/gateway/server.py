@@ -1,11 +1,11 @@
-"""HTTP server of the sessions of rollouts, each behind a key of its own.
+"""HTTP server for the sessions of rollouts, each under its own key.
 
     async with open_door(episode.session()) as door:
         client = openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.key)
 
-The key is the rollout's capability: it names the session, and dies with the door, for rewards when the rollout is
-scored. One server answers for all doors that are open on an event loop, and is there while one is. A request whose
-connection breaks is sampled to its end, because clients send it again: an equal one then gets that reply.
+The key selects the session. It expires when the door closes; for rewards it expires when the rollout is scored. One
+server answers for all open doors of an event loop, and runs while a door is open. If the connection of a request
+breaks, its reply is still sampled to the end, because clients retry: the retry gets that reply.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp
 
 from sparring.errors import BadInput, SparringError
-from sparring.gateway.connection import PING_S, ExchangeResponse, unsampled
+from sparring.gateway.connection import PING_S, ExchangeResponse, empty_response
 from sparring.gateway.dialects.chat_completions import ChatCompletions
 from sparring.gateway.dialects.dialect import ClientError, ClientRequest, Dialect
 from sparring.gateway.dialects.gemini import Gemini
@@ -36,30 +36,30 @@ from sparring.gateway.exchange import Exchanges, is_retried
 from sparring.gateway.hosts import at_home, shows_key
 from sparring.gateway.keys import PATH, KeyTable, key_of, wrong_key
 from sparring.gateway.link import AnsweredDoor, RunLink
-from sparring.gateway.models import ModelTable, model_listed, model_listed_for_google
+from sparring.gateway.models import ModelTable, google_entry, openai_entry
 from sparring.gateway.openapi import document
 from sparring.gateway.reading import Overflow, Room, read_call, read_tool_call
 from sparring.gateway.refusals import (
     Endpoint,
     Misdirected,
+    answering_misdirected,
     client_error,
     dialect_of,
-    directed,
-    from_elsewhere,
-    identified,
+    foreign_page_refusal,
     no_endpoint,
-    refused,
-    retrying,
+    refusal_response,
+    retry_headers,
+    with_request_ids,
 )
-from sparring.gateway.rewards import RewardDesk
-from sparring.gateway.rewards import refused as word_refused
+from sparring.gateway.rewards import RewardRoutes
+from sparring.gateway.rewards import error_response as word_refused
 from sparring.gateway.serving import LocalServer, server_settings
 from sparring.gateway.tool_server import CallResponse, ToolCalls, answer_tools
-from sparring.gateway.workers import RunKeys, WorkerDesk, listening_at, reached
+from sparring.gateway.workers import RunKeys, WorkerRoutes, listen_on, reachable_host
 from sparring.protocols import Session, ToolHost
 
 NOTED = "x-sparring-noted"
-"""Header of an answer: fields of the request that had no effect."""
+"""Header of a response that lists request fields without effect."""
 
 Answer = Callable[[Request], Awaitable[Response]]
 
@@ -68,22 +68,22 @@ DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses(), Gem
 
 @dataclass(eq=False, slots=True)
 class Door:
-    """Address of one session.
+    """Endpoint of one session: a URL and an API key.
 
     Attributes:
-        url: of the server, without a path.
-        key: what a client sends as its API key.
-        reward_key: under which the rollout is rewarded from outside; empty where the run takes no rewards.
-        turned_away: how often clients had been turned away for their keys when it was opened.
-        session: behind it, of the policy.
-        room: that a prompt of the policy has.
-        models: that its client may name; the policy is one.
-        leave_out: types of tools of the vendor's servers that are left out of a request in the place of refusing it.
-        exchanges: of its client's requests.
-        tools: of the world, as an MCP server at `/mcp`; None where it has none.
-        calls: of these tools.
-        ping_s: seconds after which a client that waits for events is sent one that says nothing.
-        reading: held while a request is read, so that they are read in the order in which they came.
+        url: URL of the server, without a path.
+        key: API key of the client.
+        reward_key: key for rewards of the rollout from outside; empty if the run takes no rewards.
+        turned_away: number of requests with unknown keys when the door was opened.
+        session: session of the policy.
+        room: maximum size of a prompt of the policy.
+        models: models that the client may name, the policy among them.
+        leave_out: types of vendor-hosted tools that are dropped from requests instead of refused.
+        exchanges: exchanges of its client's requests.
+        tools: tools of the world, served by MCP at `/mcp`; None if the world has no tools.
+        calls: calls of the tools of the world.
+        ping_s: interval of keep-alive events on a stream, in seconds.
+        reading: lock that is held while a request is read, so that requests are read in order of arrival.
     """
 
     url: str
@@ -108,12 +108,13 @@ class Gateway:
     """Server of the doors that are open on one event loop.
 
     Args:
-        run: link to the process that has the doors; None where they are opened here.
+        run: link to the process that has the doors; None if they are opened in this process.
 
     Attributes:
-        address: of another process that answers for these doors, in the place of a server of this one; empty for none.
-        there: set while that process answers; doors wait for it.
-        workers: programs elsewhere that claim rollouts.
+        address: address of `sparring gateway`, which then answers for these doors instead of a server in this process;
+            empty without it.
+        there: event that is set while `sparring gateway` is connected; doors wait for it.
+        workers: endpoints of external workers.
     """
 
     def __init__(self, run: RunLink | None = None) -> None:
@@ -121,14 +122,14 @@ class Gateway:
         self.there = asyncio.Event()
         self._run = run
         self._doors: KeyTable[Door] = KeyTable()
-        self._rewards = RewardDesk(self._doors)
-        self.workers = WorkerDesk()
+        self._rewards = RewardRoutes(self._doors)
+        self.workers = WorkerRoutes()
         self._kept = False
         self._server: LocalServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self._url = ""
         self._changing = asyncio.Lock()
-        self._turned_away = (0, "")  # how often a key opened no door, and what its client was told
+        self._turned_away = (0, "")  # number of requests with unknown keys, and the last refusal
 
     async def open(
         self,
@@ -136,15 +137,15 @@ class Gateway:
         models: Mapping[str, Session | str] = {},
         leave_out: Sequence[str] = (),
     ) -> Door:
-        """Open a door to a session, and the server where none runs.
+        """Open a door to a session, and start the server if it does not run.
 
         Args:
-            session: of the policy.
-            models: other names that the client may have for models, as in `ModelTable`.
-            leave_out: types of the vendor's tools that are left out in the place of refusing them.
+            session: session of the policy.
+            models: other model names of the client, as in `ModelTable`.
+            leave_out: types of vendor-hosted tools that are dropped from requests instead of refused.
 
         Raises:
-            BadInput: the table of models is wrong.
+            BadInput: the table of models is invalid.
         """
         table = ModelTable(session, models)
         if self.address:
@@ -168,12 +169,12 @@ class Gateway:
             return door
 
     async def shut(self, door: Door, *, drop: bool = False) -> None:
-        """Close a door. The last one stops the server, where no rollout awaits rewards.
+        """Close a door. Closing the last door stops the server, unless a rollout waits for rewards.
 
         Args:
-            door: no request comes through it any more.
-            drop: whether the replies that are under way are dropped, to be the same turns when they are asked for
-                again. Otherwise they end with what was sampled, which is recorded.
+            door: door that no client uses any more.
+            drop: whether running replies are cancelled and become the same turns when they are requested again.
+                Otherwise they end with the tokens sampled so far, which are recorded.
         """
         self._doors.pop(door.key)
         number, reason = self._turned_away
@@ -190,29 +191,31 @@ class Gateway:
         await self._stop_unused()
 
     async def _close_rewards(self, key: str) -> None:
-        """Take no more rewards under a key."""
+        """Stop accepting rewards under a key."""
         self._rewards.close(key)
         await self._stop_unused()
 
     async def _stop_unused(self) -> None:
-        """Stop the server where neither a door is open nor a rollout awaits its rewards."""
+        """Stop the server if no door is open and no rollout waits for rewards."""
         async with self._changing:
             if not self._doors and not self._rewards.awaits and not self._kept:
                 await self._stop()
 
     @asynccontextmanager
     async def open_outside(self, keys: RunKeys, address: str, lease_s: float, gateway: str = "") -> AsyncIterator[str]:
-        """Answer programs elsewhere that have the run's keys, at an address that is yielded. Claims that wait when the
-        context ends are told that the run is over, unless an error ended it: another process may go on with the run.
+        """Answer external programs that have the run's keys, while the context lasts; yields the address.
+
+        When the context ends, waiting claims are told that the run is over; after an error, that it has stopped, since
+        another process may resume it.
 
         Args:
-            keys: of the run.
-            address: `HOST:PORT` of this server, which is kept.
-            lease_s: seconds after which a worker's lease runs out.
-            gateway: address of `sparring gateway`, in the place of this server; empty for none.
+            keys: keys of the run.
+            address: `HOST:PORT` of this server.
+            lease_s: seconds until a worker's lease expires.
+            gateway: address of `sparring gateway`, which replaces this server; empty without it.
 
         Raises:
-            BadInput: the address is taken.
+            BadInput: the address is in use.
         """
         host, _, port = address.rpartition(":")
         if not gateway:
@@ -228,8 +231,8 @@ class Gateway:
             await self._stop_unused()
 
     async def _start(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        listening = listening_at(host, port)
-        self._url = f"http://{reached(host)}:{listening.getsockname()[1]}"
+        listening = listen_on(host, port)
+        self._url = f"http://{reachable_host(host)}:{listening.getsockname()[1]}"
         self._server = LocalServer(server_settings(self.application()))
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))
 
@@ -242,9 +245,9 @@ class Gateway:
     def application(self) -> ASGIApp:
         """Return the ASGI application."""
         posted = {path: self._endpoint(dialect) for dialect in DIALECTS for path in _paths(dialect)}
-        posted[Messages.path + "/count_tokens"] = self._counting(Messages(), "input_tokens")
+        posted[Messages.path + "/count_tokens"] = self._count_endpoint(Messages(), "input_tokens")
         for version in ("v1beta", "v1"):
-            posted[f"/{version}/models/{{model}}:countTokens"] = self._counting(Gemini(), "totalTokens")
+            posted[f"/{version}/models/{{model}}:countTokens"] = self._count_endpoint(Gemini(), "totalTokens")
         routes: list[Route] = [Endpoint(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()]
         routes.append(Endpoint(Responses.path, self._no_socket, methods=["GET"]))
         for version in ("v1beta", "v1"):
@@ -253,23 +256,27 @@ class Gateway:
         routes += self.routes_of_run(self._run)
         routes += [Endpoint("/health", self._health), Endpoint("/openapi.json", self._openapi)]
         behind_key = Mount(PATH, app=Router(routes, default=no_endpoint))
-        guarded = at_home(Router([*routes, behind_key], default=no_endpoint), from_elsewhere, keyed=shows_key)
-        return identified(directed(guarded, self._tell))
+        guarded = at_home(Router([*routes, behind_key], default=no_endpoint), foreign_page_refusal, keyed=shows_key)
+        return with_request_ids(answering_misdirected(guarded, self._record_misdirected))
 
     def routes_of_run(
         self, run: RunLink | None = None, hold: Callable[[Request, CallResponse], None] | None = None
     ) -> list[Route]:
-        """Return the routes that are answered in the process of the rollouts alone: a gateway elsewhere passes their
-        requests on as they came.
+        """Return the routes that only the run's process can answer. A gateway in its own process passes their requests
+        on unchanged.
 
         Args:
-            run: takes them; None in the process of the rollouts.
-            hold: takes note of the answer to a call of a tool that a gateway's client gets; None where clients get it.
+            run: link that passes the requests on; None in the run's process.
+            hold: function that takes over the delivery report of a tool call, if a gateway reads the response; None if
+                the client itself reads it.
         """
         posted = {"/v1/rewards": self._rewards.endpoint, **self.workers.endpoints()}
         tools: Answer = partial(self._tools, hold)
         if run is not None:
-            posted, tools = dict.fromkeys(posted, _forwarded(run.forward)), _forwarded(run.forward_to_tools)
+            posted, tools = (
+                dict.fromkeys(posted, _forwarding_endpoint(run.forward)),
+                _forwarding_endpoint(run.forward_to_tools),
+            )
         routes = [Endpoint(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()]
         return [*routes, Endpoint("/mcp", tools, methods=["GET", "POST", "DELETE"])]
 
@@ -280,12 +287,12 @@ class Gateway:
             except ClientDisconnect:
                 return Response(status_code=499)
             except SparringError as error:
-                return refused(dialect, error)
+                return refusal_response(dialect, error)
 
         return endpoint
 
-    def _counting(self, dialect: Dialect, field: str) -> Any:
-        """Return the endpoint that counts the tokens of a prompt, and writes them into a field of this name."""
+    def _count_endpoint(self, dialect: Dialect, field: str) -> Any:
+        """Return the endpoint that counts the tokens of a prompt. `field` is the name of the count in the response."""
 
         async def endpoint(request: Request) -> Response:
             try:
@@ -296,35 +303,35 @@ class Gateway:
             except ClientDisconnect:
                 return Response(status_code=499)
             except SparringError as error:
-                await self._note(request, error)
-                return refused(dialect, error)
+                await self._record_refusal(request, error)
+                return refusal_response(dialect, error)
             return Response(msgspec.json.encode({field: count}), media_type="application/json")
 
         return endpoint
 
     async def _models(self, request: Request) -> Response:
-        """List the models in the words of the client's vendor."""
+        """List the models in the format of the client's vendor."""
         dialect = dialect_of(request.scope)
         try:
             models = (await self._door(request)).models
         except SparringError as error:
-            return refused(dialect, error)
-        body = models.listed_for_google() if isinstance(dialect, Gemini) else models.listed()
+            return refusal_response(dialect, error)
+        body = models.list_for_google() if isinstance(dialect, Gemini) else models.list_for_openai()
         return Response(msgspec.json.encode(body), media_type="application/json")
 
     async def _model(self, request: Request) -> Response:
-        """Show one model in the words of the client's vendor."""
+        """Describe one model in the format of the client's vendor."""
         dialect, name = dialect_of(request.scope), request.path_params["name"]
         try:
             (await self._door(request)).models.session(name)
         except SparringError as error:
-            await self._note(request, error)
-            return refused(dialect, error)
-        body = model_listed_for_google(name) if isinstance(dialect, Gemini) else model_listed(name)
+            await self._record_refusal(request, error)
+            return refusal_response(dialect, error)
+        body = google_entry(name) if isinstance(dialect, Gemini) else openai_entry(name)
         return Response(msgspec.json.encode(body), media_type="application/json")
 
     async def _no_socket(self, request: Request) -> Response:
-        """Refuse a WebSocket: a client that gets this status goes on by HTTP at once."""
+        """Refuse a WebSocket; after this status clients switch to HTTP at once."""
         error = ClientError(status=426, message="expected POST, got a WebSocket; send requests by POST")
         return Response(msgspec.json.encode(Responses().error(error)), status_code=426, media_type="application/json")
 
@@ -341,7 +348,7 @@ class Gateway:
             return Response(status_code=499)
         except SparringError as error:
             status = client_error(error).status
-            return Response(str(error), status_code=status, headers=retrying(status))
+            return Response(str(error), status_code=status, headers=retry_headers(status))
 
     async def _health(self, request: Request) -> Response:
         return Response(b"{}", media_type="application/json")
@@ -350,15 +357,15 @@ class Gateway:
         return Response(msgspec.json.encode(document()), media_type="application/json")
 
     async def _answer(self, dialect: Dialect, request: Request) -> Response:
-        """Return the answer to one request, which samples from now on, or that of the request that it repeats.
+        """Return the response to a request for a reply. It reads a new exchange, or the one that the request repeats.
 
         Raises:
-            SparringError: it is refused.
+            SparringError: the request is refused.
         """
         door = await self._door(request)
         try:
             client_request, digest = await read_call(dialect, request, door)
-            client_request = _labelled(client_request, door.models)
+            client_request = _with_label(client_request, door.models)
             session = door.models.session(client_request.model)
         except Overflow as limit:
             await door.exchanges.overflow(limit)
@@ -368,7 +375,7 @@ class Gateway:
             raise
         headers = {NOTED: ", ".join(client_request.noted)} if client_request.noted else {}
         if client_request.samples_nothing:
-            return unsampled(dialect, client_request, await door.exchanges.hear(client_request), headers)
+            return empty_response(dialect, client_request, await door.exchanges.hear(client_request), headers)
         exchange = door.exchanges.begin(
             digest, retried=is_retried(request.scope["headers"]), session=session, wanted=client_request
         )
@@ -381,21 +388,21 @@ class Gateway:
             ping_s=door.ping_s,
         )
 
-    async def _tell(self, error: Misdirected) -> None:
-        """Take note of the refusal of a misdirected request."""
-        await self._note(Request(error.scope), error)
+    async def _record_misdirected(self, error: Misdirected) -> None:
+        """Record the refusal of a misdirected request in the session of its key."""
+        await self._record_refusal(Request(error.scope), error)
 
-    async def _note(self, request: Request, error: SparringError) -> None:
-        """Have the session that a request's key opens take note of its refusal; it asked for no reply."""
+    async def _record_refusal(self, request: Request, error: SparringError) -> None:
+        """Record in the session of a request's key that the request, which asked for no reply, was refused."""
         with suppress(SparringError):
             door = await self._door(request)
             await door.exchanges.refuse(door.models.sessions[0], str(error), misdirected=True)
 
     def door(self, key: str) -> Door:
-        """Return the door that a key opens.
+        """Return the door of a key.
 
         Raises:
-            WrongKey: there is none.
+            WrongKey: the key opens no door.
         """
         door = self._doors.get(key)
         if door is None:
@@ -405,14 +412,14 @@ class Gateway:
         return door
 
     def knows(self, key: str) -> bool:
-        """Return whether a key opens anything."""
+        """Return whether a key opens a door, rewards or the endpoints of workers."""
         return key in self._doors or self._rewards.knows(key) or self.workers.knows(key)
 
     async def _door(self, request: Request) -> AnsweredDoor:
-        """Return the door that a request's key opens, here or in another process.
+        """Return the door of a request's key, in this process or in the run's.
 
         Raises:
-            WrongKey: there is none, or two keys that are not the same.
+            WrongKey: the key opens no door, or the request has two different keys.
         """
         key = key_of(request)
         return self.door(key) if self._run is None else await self._run.door(key)
@@ -437,15 +444,15 @@ async def open_door(
     """Open a door to a session of the running event loop for as long as the context lasts.
 
     Args:
-        session: of an episode.
-        models: other names that the client may have for models, each with what answers: a session, or the name of an
-            entry; `{"claude-*": "policy"}`.
-        leave_out: types of tools of the vendor's own servers, such as `web_search`, that are left out of a request in
-            the place of refusing it.
-        gateway: has the door; None: that of the event loop.
+        session: session of an episode.
+        models: other model names of the client, each with its session or with the name of another entry, as in
+            `{"claude-*": "policy"}`.
+        leave_out: types of vendor-hosted tools, such as `web_search`, that are dropped from requests instead of
+            refused.
+        gateway: gateway that opens the door; None: the one of the event loop.
 
     Raises:
-        BadInput: the table of models is wrong.
+        BadInput: the table of models is invalid.
     """
     gateway = gateway or gateway_here()
     door = await gateway.open(session, models, leave_out)
@@ -457,7 +464,7 @@ async def open_door(
     await gateway.shut(door)
 
 
-def _forwarded(forward: Answer) -> Answer:
+def _forwarding_endpoint(forward: Answer) -> Answer:
     """Return an endpoint that passes requests on."""
 
     async def endpoint(request: Request) -> Response:
@@ -471,8 +478,8 @@ def _forwarded(forward: Answer) -> Answer:
     return endpoint
 
 
-def _labelled(client_request: ClientRequest, models: ModelTable[Any]) -> ClientRequest:
-    """Return a request with the label of its model, where its client gives none. Raises `UnknownModel`."""
+def _with_label(client_request: ClientRequest, models: ModelTable[Any]) -> ClientRequest:
+    """Return a request with the label of its model, unless its client gave a label. Raises UnknownModel."""
     label, evidence = models.label(client_request.model), client_request.evidence
     if label is None or evidence.label is not None:
         return client_request
@@ -480,5 +487,5 @@ def _labelled(client_request: ClientRequest, models: ModelTable[Any]) -> ClientR
 
 
 def _paths(dialect: Dialect) -> tuple[str, ...]:
-    """Return the paths of a dialect: Google's clients have two versions of it."""
+    """Return the paths of a dialect; clients of Google use two versions of each path."""
     return (dialect.path, dialect.path.replace("/v1beta/", "/v1/")) if isinstance(dialect, Gemini) else (dialect.path,)

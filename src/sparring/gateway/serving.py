@@ -1,9 +1,9 @@
-"""Servers that strangers reach: what one connection may hold, and for how long.
+"""HTTP servers for untrusted clients, with limits on the size and time of each connection.
 
-uvicorn and its parser bound neither a head nor its time, accept until no file is left, and print a line for each bad
-request. Here a head has `MOST_HEAD` bytes, and
-heads and bodies have the seconds of `Patience`; no more connections are taken than half of the process's files; and
-what is refused is told once, and counted.
+uvicorn and its parser limit neither the size of a request's head nor its time, accept connections until no file
+descriptor is left, and log a line for each bad request. Here a head has at most `MOST_HEAD` bytes; heads and bodies
+have the time limits of `Patience`; a server takes at most half of the process's file descriptors; and refusals are
+logged once per kind and counted.
 """
 
 from __future__ import annotations
@@ -28,38 +28,40 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from sparring.open_files import allow_files
 
 MOST_HEAD = 64 << 10
-"""Most bytes of the head of a request: its line and its headers; and of the trailers behind a body."""
+"""Maximum number of bytes of a request's head (its line and headers), and of its trailers."""
 
 MOST_SENT = 16 << 20
-"""Most bytes of one request as it is sent, the sizes of chunks included. Endpoints take less."""
+"""Maximum number of bytes of one request on the wire, chunk sizes included. Endpoints accept less."""
 
 MOST_WAITING = 16
-"""Most requests that one connection may send ahead."""
+"""Maximum number of pipelined requests of one connection."""
 
 PAUSE_S = 1.0
-"""Seconds between two tries to take a connection where no file is left."""
+"""Seconds before a server tries again to accept a connection, if it had no file descriptor left."""
 
 GRACE_S = 1
-"""Seconds that connections have when their server ends."""
+"""Seconds that connections have to finish when their server stops."""
 
 WHEN_BROKEN = "sparring.when_broken"
-"""Entry of a request's scope: called where its connection breaks behind the answer and before the next request."""
+"""Key of a request's scope. Its function is called if the connection breaks after the response and before the next
+request."""
 
 NO_FILES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 _log = logging.getLogger("sparring.gateway")
 _faults = logging.getLogger("sparring.gateway.requests")
-_faults.setLevel(logging.ERROR)  # uvicorn warns of each bad request, and of upgrades gives wrong advice
+_faults.setLevel(logging.ERROR)  # uvicorn warns about each bad request, and gives wrong advice about upgrades
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patience:
-    """Seconds that a server waits for a client.
+    """Time limits of a client.
 
     Attributes:
-        head_s: from the beginning of a connection or a request to the end of its head.
-        piece_s: between two pieces of a body; and in which a client reads nothing of an answer that waits for it.
-        body_s: of a whole body.
+        head_s: maximum seconds from the start of a connection or a request to the end of its head.
+        piece_s: maximum seconds between two pieces of a body, and without progress of a client that should read a
+            response.
+        body_s: maximum seconds of a whole body.
     """
 
     head_s: float = 30.0
@@ -68,11 +70,11 @@ class Patience:
 
 
 class Tally:
-    """Count of what a server refused before any endpoint saw it; the first of each kind is told, and in the end how
-    many there were.
+    """Counter of requests that a server refused before they reached an endpoint. It logs the first of each kind, and
+    the totals at the end.
 
     Args:
-        tell: takes a sentence for the user.
+        tell: function that shows the user a sentence.
     """
 
     def __init__(self, tell: Callable[[str], None] = _log.warning) -> None:
@@ -80,13 +82,13 @@ class Tally:
         self._tell = tell
 
     def add(self, kind: str) -> None:
-        """Count one."""
+        """Count a refusal."""
         self.counts[kind] += 1
         if self.counts[kind] == 1:
             self._tell(f"gateway: {kind}; more of these are counted, not told")
 
     def end(self) -> None:
-        """Tell the counts that were not told."""
+        """Log the totals above one, and reset the counts."""
         for kind, number in self.counts.items():
             if number > 1:
                 self._tell(f"gateway: {kind}: {number} times")
@@ -94,20 +96,20 @@ class Tally:
 
 
 class _OverLimit(Exception):
-    """A request is over a limit of its connection: status and reason."""
+    """Exception that stops the parser: a request exceeds a limit."""
 
 
 class ClientProtocol(HttpToolsProtocol):
-    """HTTP of a client, bounded in bytes and time. It also says where a connection broke behind an answer: a client
-    that leaves without having read all that was sent to it breaks it, one that has closes it.
+    """HTTP protocol of a client connection, with limits on bytes and time. It also reports connections that broke after
+    a response, which happens if the client leaves before it has read everything.
 
     Args:
-        tally: counts what is refused.
-        patience: with the client.
+        tally: counter of refusals.
+        patience: time limits of the client.
     """
 
     def __init__(self, *arguments: Any, tally: Tally, patience: Patience, **named: Any) -> None:
-        """Make what a connection is handed to; other arguments are uvicorn's."""
+        """Set up the limits; other arguments are uvicorn's."""
         super().__init__(*arguments, **named)
         self._patience = patience
         self.logger = _faults
@@ -119,13 +121,13 @@ class ClientProtocol(HttpToolsProtocol):
         self._over: tuple[int, str] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin a connection."""
+        """Start the time limits of a connection."""
         super().connection_made(transport)
         self._begun = self._heard = self.loop.time()
-        self._timer = self.loop.call_later(self._patience.head_s, self._look)
+        self._timer = self.loop.call_later(self._patience.head_s, self._check_time_limits)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the connection; `exc`: why it broke, None where it was closed."""
+        """Report a broken connection. `exc` is the reason, None after an orderly close."""
         super().connection_lost(exc)
         if self._timer is not None:
             self._timer.cancel()
@@ -134,7 +136,7 @@ class ClientProtocol(HttpToolsProtocol):
             when_broken()
 
     def data_received(self, data: bytes) -> None:
-        """Read what a client sends."""
+        """Parse received bytes and enforce the size limits."""
         self._unset_keepalive_if_required()
         self._heard = self.loop.time()
         if self._waits_for == "answer" and self.cycle.response_complete:
@@ -143,7 +145,7 @@ class ClientProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # a client that asks for a socket is answered like any other, by a route
+            pass  # a WebSocket request is answered by a route, like any other
         except httptools.HttpParserError:
             self._refuse(*(self._over or (400, "Invalid HTTP request received.")))
             return
@@ -153,54 +155,54 @@ class ClientProtocol(HttpToolsProtocol):
             self._refuse(413, f"expected a request of at most {MOST_SENT} bytes")
 
     def on_message_begin(self) -> None:
-        """Begin a request."""
+        """Start the time limit of a request's head."""
         super().on_message_begin()
-        if self._waits_for != "head":  # sent ahead
+        if self._waits_for != "head":  # pipelined
             self._begun = self._heard
         self._waits_for, self._fields = "head", 0
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the address."""
+        """Count the bytes of the URL."""
         self._fields += len(url)
         if self._fields > MOST_HEAD:
             self._end_head()
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, or a trailer."""
+        """Count the bytes of a header or trailer."""
         self._fields += len(name) + len(value) + 4
         if self._fields > MOST_HEAD:
             self._end_head()
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin to answer a request whose head is there."""
+        """Start to answer a request."""
         self._waits_for, self._begun, self._bytes = "body", self._heard, 0
         if len(self.pipeline) >= MOST_WAITING:
             self._stop(429, f"expected at most {MOST_WAITING} requests ahead of their answers")
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Take the end of a body."""
+        """Stop the time limit of a body."""
         super().on_message_complete()
         self._waits_for, self._bytes = "answer", 0
 
     def pause_writing(self) -> None:
-        """Take note that the client does not read."""
+        """Start the time limit of a client that does not read."""
         super().pause_writing()
         self._stuck = self.loop.time()
 
     def _end_head(self) -> None:
-        """Refuse a head of too many bytes. Raises _OverLimit."""
+        """Refuse a head that is too large. Raises _OverLimit."""
         self._stop(431, f"expected a head of at most {MOST_HEAD} bytes")
 
     def _stop(self, status: int, text: str) -> None:
-        """Stop the parser, from within a call of it."""
+        """Stop the parser from inside one of its callbacks."""
         self._over = status, text
         raise _OverLimit(text)
 
     def _refuse(self, status: int, text: str) -> None:
-        """Answer what no endpoint will see, and close the connection."""
+        """Respond to a request that reaches no endpoint, and close the connection."""
         self._tally.add(f"a request was refused: {status} {text}")
         if self.transport.is_closing():
             return
@@ -209,8 +211,8 @@ class ClientProtocol(HttpToolsProtocol):
             self.transport.write(STATUS_LINE[status] + head + text.encode())
         self.transport.close()
 
-    def _look(self) -> None:
-        """Close a connection that has taken too long, or look again later."""
+    def _check_time_limits(self) -> None:
+        """Close a connection that exceeds a time limit, or check again later."""
         now, writing = self.loop.time(), self.flow.write_paused
         patience = self._patience
         left = patience.head_s
@@ -221,7 +223,7 @@ class ClientProtocol(HttpToolsProtocol):
         elif self._waits_for == "body" and not self.flow.read_paused:
             left = min(self._heard + patience.piece_s, self._begun + patience.body_s) - now
         if left > 0:
-            self._timer = self.loop.call_later(min(left, patience.head_s), self._look)
+            self._timer = self.loop.call_later(min(left, patience.head_s), self._check_time_limits)
             return
         self._timer = None
         kind = "an answer was not read" if writing else f"the {self._waits_for} of a request did not come"
@@ -233,7 +235,7 @@ class ClientProtocol(HttpToolsProtocol):
 
 
 def server_settings(application: ASGIApp, **more: Any) -> uvicorn.Config:
-    """Return the settings of a server of agent programs, or of their gateway; `more` are others of uvicorn's."""
+    """Return the uvicorn settings of a server for agent programs, or for their gateway. `more` are further settings."""
     settings = {"timeout_graceful_shutdown": GRACE_S, **more}
     return uvicorn.Config(
         application,
@@ -241,21 +243,21 @@ def server_settings(application: ASGIApp, **more: Any) -> uvicorn.Config:
         lifespan="off",
         access_log=False,
         proxy_headers=False,
-        ws="none",  # a client that asks for a socket is answered like any other, by a route
+        ws="none",  # a WebSocket request is answered by a route, like any other
         **settings,
     )
 
 
 class BoundedServer(uvicorn.Server):
-    """Server on given sockets, whose connections are bounded in number, bytes and time.
+    """Server on given sockets, with limits on the number, size and time of its connections.
 
     Args:
-        config: of uvicorn.
-        tell: takes a sentence for the user.
-        patience: with clients.
+        config: uvicorn settings.
+        tell: function that shows the user a sentence.
+        patience: time limits of clients.
 
     Attributes:
-        tally: of what is refused.
+        tally: counter of refusals.
     """
 
     def __init__(
@@ -272,7 +274,7 @@ class BoundedServer(uvicorn.Server):
         self._joining: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to take connections of the sockets, as many as the system lets this process have files for."""
+        """Start to accept connections on the sockets, after raising the limit of open files."""
         allow_files()
         await self.lifespan.startup()
         self.servers = []
@@ -282,7 +284,7 @@ class BoundedServer(uvicorn.Server):
         self.started = True
 
     async def stop_accepting(self) -> None:
-        """Take no more connections."""
+        """Stop accepting connections."""
         loop = asyncio.get_running_loop()
         for listening, pause in self._listening.items():
             if pause is None:
@@ -293,31 +295,31 @@ class BoundedServer(uvicorn.Server):
         await asyncio.gather(*self._joining, return_exceptions=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the server."""
+        """Stop the server."""
         await self.stop_accepting()
         await super().shutdown(sockets)
         self.tally.end()
 
     def _attend(self, listening: socket.socket) -> None:
-        """Take connections of a socket as they come."""
+        """Accept connections of a socket as they arrive."""
         self._listening[listening] = None
         asyncio.get_running_loop().add_reader(listening, self._take, listening)
 
     def _pause(self, listening: socket.socket, kind: str) -> None:
-        """Take no connection of a socket for a while; `kind`: why."""
+        """Stop accepting on a socket for `PAUSE_S`; `kind` is the reason, for the tally."""
         self.tally.add(kind)
         loop = asyncio.get_running_loop()
         loop.remove_reader(listening)
         self._listening[listening] = loop.call_later(PAUSE_S, self._attend, listening)
 
     def _take(self, listening: socket.socket) -> None:
-        """Take a connection, where there is room for it."""
+        """Accept a connection if the server has room for it."""
         if len(self.server_state.connections) + len(self._joining) >= self._most:
             self._pause(listening, f"{self._most} connections are open; others wait")
             return
         try:
             accepted, _ = listening.accept()
-        except OSError as error:  # or it has left meanwhile, or another process took it
+        except OSError as error:  # or the client left, or another process accepted it
             if error.errno in NO_FILES:
                 self._pause(listening, f"no connection could be taken, others wait: {error.strerror}")
             return
@@ -326,7 +328,7 @@ class BoundedServer(uvicorn.Server):
         joining.add_done_callback(self._joining.discard)
 
     async def _join(self, accepted: socket.socket) -> None:
-        """Begin a connection."""
+        """Attach the protocol to an accepted connection."""
         accepted.setblocking(False)
         factory: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
         try:
@@ -334,20 +336,20 @@ class BoundedServer(uvicorn.Server):
                 partial(factory, config=self.config, server_state=self.server_state, app_state={}), accepted
             )
         except OSError:
-            accepted.close()  # it has left meanwhile
+            accepted.close()  # the client left
 
 
 class LocalServer(BoundedServer):
-    """Server in somebody else's event loop: signals are not its own."""
+    """Server in the event loop of another program, which handles the signals."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the run."""
+        """Leave signals to the program."""
         yield
 
 
 def most_connections() -> int:
-    """Return the connections that a server of this process takes at once: half of the files that it may open, or so
-    many that no limit of files is near."""
+    """Return the maximum number of connections of a server: half of the process's file descriptors, within fixed
+    bounds."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(64, min(1 << 16, (1 << 17 if soft == resource.RLIM_INFINITY else soft) // 2))

@@ -1,7 +1,8 @@
-"""A world's tools as an MCP server: streamable HTTP, each answer one JSON object (specification of 2025-06-18).
+"""MCP server for the tools of a world, by streamable HTTP with one JSON object per response (specification of
+2025-06-18).
 
-Of the protocol there is what calling tools needs: `initialize`, `ping`, `tools/list` and `tools/call`. There is no
-event stream: nothing is sent that was not asked for. A session's id says whether two requests with one id are the same.
+It implements `initialize`, `ping`, `tools/list` and `tools/call`. It has no event stream, since it sends no requests of
+its own. Session ids are only used to recognise a repeated request by its id.
 """
 
 from __future__ import annotations
@@ -19,39 +20,39 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sparring.errors import BadInput, PolicyFailure, SparringError
-from sparring.gateway.connection import while_there
+from sparring.gateway.connection import while_connected
 from sparring.gateway.dialects.dialect import body_of
 from sparring.gateway.serving import WHEN_BROKEN
 from sparring.protocols import ToolHost
 from sparring.types import ToolCall, ToolSpec
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-"""Versions of the protocol in which these methods are the same; a client that offers another is answered with the
-second."""
+"""Protocol versions in which these methods are equal. A client that offers another version gets the second one."""
 
 NO_METHOD, BAD_PARAMETERS, FAILED = -32601, -32602, -32603
 
 SESSION = "mcp-session-id"
-"""Header of a client's session."""
+"""Header with a client's session id."""
 
 READER = "x-sparring-reader"
-"""Header of requests of `sparring gateway`, and of answers of which it says whether its client got them."""
+"""Header with the id of a connection of `sparring gateway`, in requests that it passes on, and in responses whose
+delivery it reports."""
 
 RETAINED = 64
-"""Calls of one door that are remembered in case their connection breaks."""
+"""Maximum number of calls that a door keeps for repeated requests."""
 
 
 class RunningCall:
-    """One call of a tool, which runs once, however often connections break.
+    """One call of a tool, which runs once even if the client's connection breaks.
 
     Args:
-        calls: of the door.
-        wanted: name and arguments, in one form.
-        sent_as: the session and the id of its request; None where the client has no session.
-        running: the call; its result is the content of the answer.
+        calls: calls of the door.
+        wanted: name and arguments as JSON with sorted keys.
+        sent_as: session id and request id; None for a client without a session.
+        running: task of the call; its result is the content of the response.
 
     Attributes:
-        begun_before: number of calls of the door that had begun when its connection broke.
+        begun_before: number of calls of the door that had started when its connection broke.
     """
 
     def __init__(
@@ -62,24 +63,25 @@ class RunningCall:
         self._calls = calls
 
     async def content(self) -> dict[str, Any]:
-        """Return the content of the answer when it is there."""
+        """Wait for the content of the response."""
         await asyncio.wait((self.running,))
         if self.running.cancelled():
             return {"error": {"code": FAILED, "message": "the rollout is over"}}
         return self.running.result()
 
     def deliver(self, delivered: bool | None) -> None:
-        """Take note of whether the connection that reads the answer got it to its end. Where it did not, or nobody
-        knows (None), an equal call is this one."""
+        """Record whether the connection delivered the complete response. If not, or if that is unknown (None), an equal
+        call joins this one."""
         if not delivered:
             self._calls.broke(self)
 
 
 class ToolCalls:
-    """Calls of a world's tools by the client of one door. One whose connection broke before its answer was whole is
-    there for the equal call that follows, which joins it or gets its answer. Equal are the name and the arguments; and
-    the session and the request's id, or no other call has begun since it broke: a client may have changed the world
-    then, and ask anew. Two open connections are two calls.
+    """Tool calls of one door's client.
+
+    A call whose connection broke is joined by the next equal call. Calls are equal if they have the same name and
+    arguments, and either the same session and request id, or no other call started since the connection broke: another
+    call may have changed the world, and the client then wants a new answer. Two open connections are always two calls.
     """
 
     def __init__(self) -> None:
@@ -91,13 +93,13 @@ class ToolCalls:
     def begin(
         self, host: ToolHost, name: str, arguments: dict[str, Any], sent_as: tuple[str, str] | None
     ) -> RunningCall:
-        """Return the call that a request wants: one that broke, or a new one, which runs from now on.
+        """Return the call of a request: a broken one that it repeats, or a new one, which starts to run.
 
         Args:
-            host: has the tools.
-            name: of the tool.
-            arguments: of the call.
-            sent_as: the session and the id of the request; None where the client has no session.
+            host: host of the tools.
+            name: name of the tool.
+            arguments: arguments of the call.
+            sent_as: session id and request id; None for a client without a session.
         """
         wanted = json.dumps([name, arguments], sort_keys=True)
         equal = [call for call in self._broken if call.wanted == wanted]
@@ -107,7 +109,7 @@ class ToolCalls:
             self._broken.remove(again[0])
             return again[0]
         raw = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-        running = asyncio.create_task(_content(host, ToolCall(id="", name=name, arguments=arguments, raw=raw)))
+        running = asyncio.create_task(_call_tool(host, ToolCall(id="", name=name, arguments=arguments, raw=raw)))
         self._under_way.add(running)
         running.add_done_callback(self._under_way.discard)
         self._num_begun += 1
@@ -116,13 +118,13 @@ class ToolCalls:
         return call
 
     def broke(self, call: RunningCall) -> None:
-        """Remember a call whose connection broke."""
+        """Keep a call whose connection broke."""
         if call not in self._broken:
             call.begun_before = self._num_begun
             self._broken.append(call)
 
     async def end(self, *, drop: bool) -> None:
-        """Wait for the calls that run, or drop them."""
+        """Wait for the running calls, or cancel them."""
         under_way = tuple(self._under_way)
         for running in under_way if drop else ():
             running.cancel()
@@ -130,15 +132,15 @@ class ToolCalls:
 
 
 class CallResponse(Response):
-    """Answer to one request for a call, sent when it is there.
+    """Response to a tool call, sent when the call is done.
 
     Args:
-        call: that is wanted.
-        id: of the request.
+        call: tool call.
+        id: id of the request.
 
     Attributes:
-        reader: header by which `sparring gateway` names the connection of its client, and says itself what became of
-            the answer; empty where the client reads here.
+        reader: id of the connection of `sparring gateway` that reads this response and reports its delivery; empty if
+            the client reads it directly.
     """
 
     def __init__(self, call: RunningCall, id: Any) -> None:
@@ -147,14 +149,14 @@ class CallResponse(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer, unless the client leaves."""
+        """Send the response unless the client leaves."""
         scope[WHEN_BROKEN] = self._when_broken
         headers = [(b"content-type", b"application/json")]
-        if self.reader:  # at once: the gateway hears that the call is there
+        if self.reader:  # at once, so that the gateway knows that the call runs
             headers.append((READER.encode(), self.reader.encode()))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            content = await while_there(receive, asyncio.ensure_future(self.call.content()))
+            content = await while_connected(receive, asyncio.ensure_future(self.call.content()))
         except ClientDisconnect:
             self._deliver(False)
             return
@@ -167,7 +169,7 @@ class CallResponse(Response):
         self._deliver(True)
 
     def _when_broken(self) -> None:
-        """Take note that nobody knows whether the client read the answer, which was sent to its end."""
+        """Report that delivery is unknown, if the connection broke after the response was sent completely."""
         if self._sent:
             self._deliver(None)
 
@@ -177,16 +179,16 @@ class CallResponse(Response):
 
 
 async def answer_tools(host: ToolHost | None, calls: ToolCalls, request: Request, data: bytes) -> Response:
-    """Answer a request to the endpoint.
+    """Answer a request to the MCP endpoint.
 
     Args:
-        host: has the tools; None where the world has none.
-        calls: of the door.
-        request: of the client.
-        data: its body.
+        host: host of the tools; None if the world has no tools.
+        calls: tool calls of the door.
+        request: request of the client.
+        data: body of the request.
 
     Raises:
-        BadInput: the body is no JSON object.
+        BadInput: the body is not a JSON object.
     """
     if host is None:
         return Response(status_code=404)
@@ -202,16 +204,16 @@ async def answer_tools(host: ToolHost | None, calls: ToolCalls, request: Request
         if method == "tools/call":
             session = request.headers.get(SESSION)
             sent_as = None if session is None else (session, json.dumps(message["id"]))
-            return CallResponse(calls.begin(host, *_wanted(host, parameters), sent_as), message["id"])
+            return CallResponse(calls.begin(host, *_named_call(host, parameters), sent_as), message["id"])
         content = {"result": _result(host, method, parameters)}
-    except _Refused as error:
+    except _MethodError as error:
         content = {"error": {"code": error.code, "message": str(error)}}
     body = {"jsonrpc": "2.0", "id": message["id"], **content}
     return Response(msgspec.json.encode(body), media_type="application/json", headers=headers)
 
 
-class _Refused(BadInput):
-    """A call of a method that cannot be answered."""
+class _MethodError(BadInput):
+    """JSON-RPC error of a request."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -229,31 +231,31 @@ def _result(host: ToolHost, method: Any, parameters: Mapping[str, Any]) -> dict[
     if method == "ping":
         return {}
     if method == "tools/list":
-        return {"tools": [_listed(tool) for tool in host.tools]}
-    raise _Refused(NO_METHOD, f"method: expected initialize, ping, tools/list or tools/call, got {method!r}")
+        return {"tools": [_tool_entry(tool) for tool in host.tools]}
+    raise _MethodError(NO_METHOD, f"method: expected initialize, ping, tools/list or tools/call, got {method!r}")
 
 
-def _listed(tool: ToolSpec) -> dict[str, Any]:
+def _tool_entry(tool: ToolSpec) -> dict[str, Any]:
     schema = {"type": "object", **tool.parameters}
     return {"name": tool.name, "description": tool.description, "inputSchema": schema}
 
 
-def _wanted(host: ToolHost, parameters: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _named_call(host: ToolHost, parameters: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return name and arguments of a call.
 
     Raises:
-        _Refused: there is no such tool, or these are no arguments.
+        _Refused: the tool is unknown, or the arguments are not an object.
     """
     name, arguments = parameters.get("name"), parameters.get("arguments") or {}
     if name not in [tool.name for tool in host.tools]:
-        raise _Refused(BAD_PARAMETERS, f"name: expected a tool of tools/list, got {name!r}")
+        raise _MethodError(BAD_PARAMETERS, f"name: expected a tool of tools/list, got {name!r}")
     if not isinstance(arguments, dict):
-        raise _Refused(BAD_PARAMETERS, f"arguments: expected an object, got {type(arguments).__name__}")
+        raise _MethodError(BAD_PARAMETERS, f"arguments: expected an object, got {type(arguments).__name__}")
     return str(name), arguments
 
 
-async def _content(host: ToolHost, call: ToolCall) -> dict[str, Any]:
-    """Call a tool; return the content of the answer. What the policy's program did wrong is its model's to read."""
+async def _call_tool(host: ToolHost, call: ToolCall) -> dict[str, Any]:
+    """Call a tool and return the content of the response. A failure of the policy is a result that the model reads."""
     try:
         text = await host.call(call)
     except PolicyFailure as error:

@@ -1,10 +1,10 @@
-"""Workers by HTTP: programs elsewhere that claim rollouts, renew their leases and finish them.
+"""Endpoints of external workers, which claim rollouts, renew their leases and finish them.
 
-    POST /v1/rollouts/claim           waits for a rollout; 204 where none came in time
-    POST /v1/rollouts/{id}/renew      the lease lasts for its whole time again
+    POST /v1/rollouts/claim           waits for a rollout; status 204 after the waiting time
+    POST /v1/rollouts/{id}/renew      restarts the time of the lease
     POST /v1/rollouts/{id}/finish     ends the rollout
 
-The key is the run's worker key. A claim brings the rollout's own keys, which die with the lease.
+The API key is the run's worker key. A claim returns the keys of its rollout, which expire with the lease.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from sparring.errors import BadInput, SparringError, refusal
-from sparring.gateway.connection import while_there
+from sparring.gateway.connection import while_connected
 from sparring.gateway.dialects.dialect import body_of
 from sparring.gateway.keys import WrongKey, key_of
 from sparring.gateway.reading import read_body
-from sparring.gateway.rewards import MOST_BYTES, STATUSES, refused
+from sparring.gateway.rewards import MOST_BYTES, STATUSES, error_response
 from sparring.record.leases import Lease, LeaseConflict, LeaseEnd, LeaseExpired, Leases, RunOver, UnknownLease
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ MODEL = "policy"
 
 
 class NoWorkers(BadInput):
-    """The run lets no workers play its rollouts."""
+    """Claim in a run whose rollouts are not played by workers."""
 
 
 ANSWERS: tuple[tuple[type[SparringError], int, str], ...] = (
@@ -48,41 +48,41 @@ ANSWERS: tuple[tuple[type[SparringError], int, str], ...] = (
 
 
 class RunKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of a run for programs elsewhere."""
+    """Keys of a run for external programs."""
 
     worker: str
-    """Of workers, which claim rollouts."""
+    """Key of workers."""
 
     reward: str
-    """Of who rewards any rollout that awaits it."""
+    """Key that gives rewards to any rollout that waits for them."""
 
 
 class ClaimForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Claim of a worker."""
 
     environments: tuple[str, ...] = ()
-    """Environments of which one is wanted; empty: any."""
+    """Environments that the worker can play; empty: all."""
 
     wait_s: float = 0.0
-    """Longest wait, in seconds."""
+    """Maximum waiting time in seconds."""
 
     worker: str = ""
     """Name of the worker, for reports."""
 
     id: str = ""
-    """Chosen anew for each rollout that is wanted: the claim that is sent again, since its answer did not come, gets
-    the lease that the first has got. Empty: every claim is another."""
+    """Id of the claim. A claim that is repeated because its response was lost gets the lease of the first one. Empty:
+    every claim is a new one."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.wait_s <= LONGEST_WAIT_S:
             raise ValueError(f"wait_s must be from 0 to {LONGEST_WAIT_S:g}")
 
 
-class WorkerDesk:
+class WorkerRoutes:
     """Endpoints of workers.
 
     Attributes:
-        leases: of the run; None where it lets no workers play.
+        leases: leases of the run; None if workers do not play its rollouts.
     """
 
     def __init__(self) -> None:
@@ -90,19 +90,19 @@ class WorkerDesk:
         self._key = self._url = ""
 
     def open(self, key: str, lease_s: float, url: str = "") -> None:
-        """Answer workers.
+        """Start to answer workers.
 
         Args:
-            key: of workers.
-            lease_s: seconds after which a lease that is not renewed runs out.
-            url: where they are to find the model; empty: where they have claimed.
+            key: worker key.
+            lease_s: seconds until a lease expires unless it is renewed.
+            url: URL at which workers reach the model; empty: the URL of their claim.
         """
         self._key, self._url, self.leases = key, url, Leases(lease_s)
 
     @contextmanager
     def attending(self) -> Iterator[None]:
-        """Answer claims while the context lasts; then that the run is over, or where an error ended it, that it has
-        stopped. Those that wait are answered so too."""
+        """Answer claims while the context lasts. Afterwards, waiting and later claims are told that the run is over, or
+        after an error that it has stopped."""
         stopped = True
         try:
             yield
@@ -112,17 +112,17 @@ class WorkerDesk:
                 self.leases.close(stopped=stopped)
 
     def pause(self) -> None:
-        """Let no lease run out: no gateway is there, by which it could be renewed."""
+        """Keep all leases alive while workers cannot renew them, because no gateway is connected."""
         if self.leases is not None:
             self.leases.pause()
 
     def go_on(self) -> None:
-        """Let leases run out again, each in its whole time."""
+        """Let leases expire again, each after its full time."""
         if self.leases is not None:
             self.leases.go_on()
 
     def endpoints(self) -> dict[str, Callable[[Request], Awaitable[Response]]]:
-        """Return the endpoints by their paths, all of POST."""
+        """Return the POST endpoints by path."""
         answers = {"claim": self._claim, "{id}/renew": self._renew, "{id}/finish": self._finish}
         return {f"/v1/rollouts/{path}": _endpoint(answer) for path, answer in answers.items()}
 
@@ -130,11 +130,11 @@ class WorkerDesk:
         leases = self._leases(request)
         form = _read(await read_body(request, MOST_BYTES), ClaimForm)
         claim = asyncio.ensure_future(leases.claim(form.environments, form.wait_s, form.worker, form.id))
-        lease = await while_there(request.receive, claim)
+        lease = await while_connected(request.receive, claim)
         if lease is None:
             return Response(status_code=204)
         url = self._url or str(request.base_url).rstrip("/")
-        return _json(_shown(lease, leases.lease_s, url))
+        return _json(_claim_body(lease, leases.lease_s, url))
 
     async def _renew(self, request: Request) -> Response:
         leases = self._leases(request)
@@ -148,15 +148,15 @@ class WorkerDesk:
         return _json({"outcome": end.outcome})
 
     def knows(self, key: str) -> bool:
-        """Return whether a key is that of workers."""
+        """Return whether a key is the worker key."""
         return bool(self._key) and secrets.compare_digest(key.encode(), self._key.encode())
 
     def _leases(self, request: Request) -> Leases:
-        """Return the leases that a request's key opens.
+        """Return the leases, if the request has the worker key.
 
         Raises:
-            WrongKey: it opens none.
-            NoWorkers: there are none.
+            WrongKey: the request has another key, or no key.
+            NoWorkers: workers do not play the rollouts of this run.
         """
         key = key_of(request)
         if self.leases is None:
@@ -168,11 +168,11 @@ class WorkerDesk:
         return self.leases
 
 
-def listening_at(host: str, port: int) -> socket.socket:
+def listen_on(host: str, port: int) -> socket.socket:
     """Return a listening socket.
 
     Raises:
-        BadInput: the address is taken, or none of this machine.
+        BadInput: the address is in use or not of this machine.
     """
     try:
         family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -180,19 +180,19 @@ def listening_at(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError, UnicodeError) as error:
         do = "choose another rollout.listen"
         raise refusal(f"{host}:{port}", "a free address of this machine", str(error), do) from error
-    # asyncio does so for its own sockets alone; head and body of an answer are two writes
+    # asyncio sets this for its own sockets alone; the head and the body of a response are two writes
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 
 
-def reached(host: str) -> str:
-    """Return the host of an address by which this machine reaches a socket that listens at a host."""
+def reachable_host(host: str) -> str:
+    """Return the host under which this machine reaches a socket that listens on `host`."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
 
 
-def _shown(lease: Lease, lease_s: float, url: str) -> dict[str, Any]:
-    """Return what a worker gets with a lease."""
+def _claim_body(lease: Lease, lease_s: float, url: str) -> dict[str, Any]:
+    """Return the response to a claim."""
     shown = dict(lease.offer.shown)
     if shown.pop("hosts_tools", False):
         shown["mcp"] = f"{url}/mcp"
@@ -200,7 +200,7 @@ def _shown(lease: Lease, lease_s: float, url: str) -> dict[str, Any]:
 
 
 def _endpoint(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint whose errors are answered."""
+    """Return an endpoint that answers errors."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -208,16 +208,16 @@ def _endpoint(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
         except ClientDisconnect:
             return Response(status_code=499)
         except SparringError as error:
-            return refused(error, ANSWERS)
+            return error_response(error, ANSWERS)
 
     return endpoint
 
 
 def _read(data: bytes, form: type[T]) -> T:
-    """Return what a body describes.
+    """Read a body of a given type.
 
     Raises:
-        BadInput: it describes nothing of this form.
+        BadInput: the body does not have this type.
     """
     try:
         return msgspec.convert(body_of(data), form)

@@ -19,7 +19,7 @@ from sparring.protocols import Store
 from sparring.recipe.load import load_recorded
 from sparring.recipe.run_config import RunConfig, dump, resolve
 from sparring.recipe.url_secrets import as_now, found, masked, without_users
-from sparring.stages.context import LIVE, Context
+from sparring.stages.context import ONLINE_STAGES, Context
 from sparring.stages.runtime.raised import first_steps, raises_key
 from sparring.stages.runtime.saved import train_of
 from sparring.train.config import TrainConfig
@@ -93,7 +93,7 @@ def raised(folder: Path, config: RunConfig) -> dict[str, tuple[int, int]]:
     begun = _begun(folder, config)
     if begun is None:
         return {}
-    counts = {stage: (begun[stage]["steps"], getattr(config, stage).steps) for stage in LIVE}
+    counts = {stage: (begun[stage]["steps"], getattr(config, stage).steps) for stage in ONLINE_STAGES}
     return {stage: (old, new) for stage, (old, new) in counts.items() if stage in config.run.stages and new > old}
 
 
@@ -139,7 +139,7 @@ def check_raised(store: Store, config: RunConfig, changes: Mapping[str, tuple[in
     for stage, (before, now) in changes.items():
         where, length = f"{stage}.steps", first_steps(store, stage, before)
         for later in AFTER[stage]:
-            if later in LIVE and (store.get(f"stage/{later}") is not None or store.checkpoints(later)):
+            if later in ONLINE_STAGES and (store.get(f"stage/{later}") is not None or store.checkpoints(later)):
                 expected = f"{before}, because stage {later} has trained on what it wrote"
                 raise refusal(where, expected, str(now), "start a new run from these weights: models.policy.path")
         ends = {name: train for name, train in _trained(config, stage).items() if train.schedule != "constant"}

@@ -10,16 +10,16 @@ from sparring.errors import refusal
 from sparring.model.gguf.place import converted, gguf_file
 from sparring.model.hub import SAVED, local_folder, model_folder
 from sparring.model.peft import base_of, is_adapter
-from sparring.stages.context import APART, LIVE, ORDER, RunFiles
+from sparring.stages.context import NON_POLICY_STAGES, ONLINE_STAGES, ORDER, RunFiles
 from sparring.types import POLICY
 
 CONFIG = "config.toml"
 """Recipe of a run, in its folder."""
 STORE = "store.sqlite"
 """Record of a run, in its folder."""
-PLACES = ("", "export", *(f"{stage}/model" for stage in reversed(ORDER) if stage not in (*APART, "export")))
+PLACES = ("", "export", *(f"{stage}/model" for stage in reversed(ORDER) if stage not in (*NON_POLICY_STAGES, "export")))
 """Inside the folder that the user names, newest first."""
-TRAINING = ("sft", "preference", *LIVE)
+TRAINING = ("sft", "preference", *ONLINE_STAGES)
 """Stages whose checkpoints are the policy's."""
 
 

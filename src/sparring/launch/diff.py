@@ -15,7 +15,7 @@ from sparring.launch.checkpoint import CONFIG, STORE
 from sparring.model.hub import model_folder
 from sparring.recipe.load import load_recorded
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.context import LIVE, POLICY
+from sparring.stages.context import ONLINE_STAGES, POLICY
 from sparring.store.compare import (
     Comparison,
     RecordDifference,
@@ -121,7 +121,7 @@ def _comparisons(left: RecordedRun, right: RecordedRun) -> Iterator[tuple[str, C
 
 def _of_stage(left: RecordedRun, right: RecordedRun, stage: str) -> Iterator[Comparison]:
     stores = (left.store, right.store)
-    if stage in LIVE:
+    if stage in ONLINE_STAGES:
         yield first_difference(*stores, stage, getattr(left.config, stage).groups_per_step)
         steps = {step for store in stores for step, _ in store.metrics(f"{stage}/eval")}
         yield from (first_group_difference(*stores, f"{stage}/eval/{step}") for step in sorted(steps))

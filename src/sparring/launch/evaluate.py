@@ -220,13 +220,13 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
     _write_recipe(folder, recipe)
     async with opened(recipe) as context:
         context = dataclasses.replace(context, config=msgspec.structs.replace(recipe, eval=config.eval))
-        tasks = held_out(context, config.eval.tasks)
+        tasks = held_out(context.config, context.factory, config.eval.tasks)
         if tasks[0].box is not None or mounts_of(context.harness) is not None:
             check_sandbox(config.sandbox)
-            check_files(context)
-        await check_judges(context)
-        check_reward_model(context, subject.folder)
-        check_roles(context)
+            check_files(context.config, context.harness)
+        await check_judges(context.config, context.judges)
+        check_reward_model(context, context.factory, subject.folder)
+        check_roles(context.config, context.factory)
         if config.harness_of(tasks[0].env) not in BUILT_IN:
             await rehearse(context, lambda rehearsed, _: play_silently(rehearsed, tasks[0]))
         plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing, contextmanager
@@ -24,7 +23,7 @@ from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
 from sparring.recipe.load import load
 from sparring.recipe.run_config import RunConfig, resolve
-from sparring.stages.context import CHOSEN, TOLD, Context
+from sparring.stages.context import CHOSEN, MEMORY_WARNING_KEY, Context
 from sparring.stages.data.contamination import SHOWN, note_shown
 from sparring.stages.runtime.baselines import remember_others
 from sparring.stages.runtime.elapsed import elapsing
@@ -109,7 +108,7 @@ async def _run(config: RunConfig) -> Path:
                     if context.done(stage) is None:
                         await _stage(context, stage)
         if context.store.get(SHOWN) is None:  # an evaluation has noted it
-            note_shown(context, {})
+            note_shown(context, context.factory, {})
         write_summary(context)
         return context.folder
 
@@ -122,7 +121,7 @@ def _telling_memory(context: Context) -> Iterator[None]:
     Raises:
         InfraError: memory ran out.
     """
-    warning = context.store.get(TOLD)
+    warning = context.store.get(MEMORY_WARNING_KEY)
     if (before := context.store.get(UNDER_WAY)) is not None:
         context.sink.event("run", f"the process before this one was killed; before it began, it was told: {before}")
     context.store.put(UNDER_WAY, warning)
@@ -136,11 +135,11 @@ def _telling_memory(context: Context) -> Iterator[None]:
 async def _stage(context: Context, name: str) -> None:
     """Run one stage and record its result; its wall clock is kept even when it is stopped or killed."""
     from sparring.stages.models.adapters import show_adapter
+    from sparring.stages.pipeline import STAGES
 
-    module = importlib.import_module(f"sparring.stages.{name}")
     try:
         async with elapsing(context.store, name):
-            result = await module.run(context)
+            result = await STAGES[name](context)
             show_adapter(context, name)
     finally:
         try:

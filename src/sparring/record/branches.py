@@ -1,4 +1,4 @@
-"""Branches of a record as conversations in messages: of every agent what it was told and said, each reply once."""
+"""Branches of a record as conversations of messages, one per agent, in which each reply is trained once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparring.record.order import tools_of
 from sparring.types import UNTRAINED, Message, Segment, ToolSpec
 
 SPOKEN = ("policy", "expert", "teacher")
-"""Sources of replies that were given in the session."""
+"""Sources of segments that are replies."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,13 +18,13 @@ class Transcript:
     """Conversation of one branch of a role, up to the last reply of its agent.
 
     Attributes:
-        messages: the conversation; the reply is the last one.
-        tools: of the requests of this branch.
-        constraints: what replies of this branch were held to.
-        imitated: places in `messages` of the replies that are to be imitated; None where all replies are. A reply that
-            two branches share is imitated in the first.
-        prompt: number of messages of the branch's first prompt, which was rendered whole; None where that ends at the
-            first reply.
+        messages: conversation, which ends with the reply.
+        tools: tools of the requests of this branch.
+        constraints: constraints on replies of this branch.
+        imitated: indices in `messages` of the replies to imitate; None: all replies. A reply that two branches share is
+            imitated in the first.
+        prompt: number of messages of the branch's first prompt, which was rendered whole; None if it ends at the first
+            reply.
     """
 
     messages: tuple[Message, ...] = ()
@@ -39,15 +39,15 @@ def transcripts_of(
     constraints: Mapping[int, Constraint],
     messages: Callable[[int], tuple[Message, ...]],
 ) -> tuple[Transcript, ...]:
-    """Return the conversation of each branch, in the order in which their last replies were asked for.
+    """Return the conversation of each branch, in the order of the requests for their last replies.
 
-    A branch is a path from a root to the last reply of an agent, a compaction's included. Replies that are auxiliary or
-    lost, or that were cut short, end none: they are context where a later reply follows them.
+    A branch is a path from a root to the last reply of an agent; a compaction counts as a reply. Auxiliary, lost and
+    truncated replies do not end a branch: they are context if a later reply follows them.
 
     Args:
-        segments: of one session, in order.
-        constraints: by the index of the reply that was held to it.
-        messages: returns the conversation up to the reply with an index, as it was prompted.
+        segments: segments of one session, in order.
+        constraints: constraints by the index of their reply.
+        messages: function from the index of a reply to the conversation up to it, as its prompt had it.
     """
     replies = {segment.index for segment in segments if is_imitable(segment)}
     inner: set[int] = set()
@@ -68,7 +68,7 @@ def transcripts_of(
 
 
 def is_imitable(segment: Segment) -> bool:
-    """Return whether a segment is a whole reply of an agent: neither auxiliary nor lost, nor cut short."""
+    """Return whether a segment is a complete reply of an agent: not auxiliary, lost or truncated."""
     reply = segment.source in SPOKEN and segment.message is not None
     return reply and segment.label not in UNTRAINED and segment.finish_reason != "length"
 
@@ -80,7 +80,7 @@ def _transcript(
     constraints: Mapping[int, Constraint],
     messages: tuple[Message, ...],
 ) -> Transcript:
-    """Return the conversation of a path, whose replies `own` are to be imitated."""
+    """Return the conversation of a path. `own`: indices of the replies to imitate."""
     place = len(messages) - sum(len(segment.told) for segment in path)
     imitated, prompt = [], None
     for segment in path:

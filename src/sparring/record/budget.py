@@ -1,4 +1,4 @@
-"""Budget of a session: what its requests may sample together, where several are under way at once."""
+"""Budget of a session: turns and tokens that its concurrent requests may sample together."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sparring.types import Limits, Usage
 class Budget:
     """Budget of turns and sampled tokens.
 
-    A request is granted all the tokens that it may need before it is sampled, and gives back what it did not. One that
-    the grants of others leave too little waits for them, in the order of requests: a rollout ends at its limit, never
-    at what others might have used and did not.
+    A request is granted its maximum number of tokens before it is sampled, and returns the unused ones. If the grants
+    of other requests leave too few, it waits, in order of arrival: a rollout ends at its limit because of tokens that
+    were sampled, never because of tokens that were only granted.
 
     Args:
-        name: of the session.
-        limits: of the rollout.
+        name: name of the session.
+        limits: limits of the rollout.
     """
 
     def __init__(self, name: str, limits: Limits) -> None:
@@ -28,7 +28,7 @@ class Budget:
         self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
 
     def check(self, usage: Usage) -> None:
-        """Take the counts so far, and raise LimitReached if they leave nothing."""
+        """Store the current usage. Raises LimitReached if it leaves nothing."""
         self._usage = usage
         if usage.turns >= self._limits.max_turns:
             raise self._out_of_turns()
@@ -38,11 +38,10 @@ class Budget:
             raise self._out_of_tokens()
 
     async def grant(self, most: int) -> int:
-        """Return the tokens that a request may sample: `most`, or all that is left, once no other request has any of
-        it.
+        """Wait for tokens and return their number: `most`, or all that remain once no other request holds a grant.
 
         Raises:
-            LimitReached: nothing is left.
+            LimitReached: no tokens or turns remain.
         """
         if not self._waiting and (granted := self._available(most)) is not None:
             return self._take(granted)
@@ -55,18 +54,18 @@ class Budget:
                 self.give_back(granting.result(), self._usage)
             else:
                 granting.cancel()
-                self._serve()
+                self._wake_waiting()
             raise
 
     def give_back(self, granted: int, usage: Usage) -> None:
-        """Take a grant back from a request that is over; `usage` are the counts of the session now."""
+        """Return the grant of a finished request. `usage`: usage of the session now."""
         self._usage = usage
         self._under_way -= 1
         self._tokens -= granted
-        self._serve()
+        self._wake_waiting()
 
     def too_many_calls(self) -> LimitReached:
-        """Return the error of a rollout with more calls than it may have."""
+        """Return the error of a rollout that exceeds its tool calls."""
         return LimitReached("max_tool_calls", f"{self._name}: more than {self._limits.max_tool_calls} tool calls")
 
     def _take(self, granted: int) -> int:
@@ -75,10 +74,10 @@ class Budget:
         return granted
 
     def _available(self, most: int) -> int | None:
-        """Return what a request gets now; None where it has to wait for others.
+        """Return the number of tokens for a request now, or None if it has to wait.
 
         Raises:
-            LimitReached: nothing is left, and nothing will come back.
+            LimitReached: no tokens or turns remain, and no grant will be returned.
         """
         usage, limits = self._usage, self._limits
         turns = limits.max_turns - usage.turns
@@ -91,8 +90,8 @@ class Budget:
             return most
         return None if self._under_way else min(most, left)
 
-    def _serve(self) -> None:
-        """Let the first that wait go on, as far as there is something for them."""
+    def _wake_waiting(self) -> None:
+        """Wake waiting requests in order of arrival while budget remains."""
         while self._waiting:
             most, granting = self._waiting[0]
             if granting.done():

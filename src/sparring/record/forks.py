@@ -1,4 +1,4 @@
-"""Forks: why a conversation left another that its session had recorded, and where both differ first."""
+"""Forks: the reason why a conversation branches off a recorded one, and the first difference between them."""
 
 from __future__ import annotations
 
@@ -11,44 +11,50 @@ from sparring.record.lines import Lane, Node, Request
 from sparring.types import Fork, ForkReason, Message
 
 SHOWN = 64
-"""Characters of each side of a difference that are recorded."""
+"""Number of characters of each side of a difference that are recorded."""
 
 QUOTED = 16
-"""Characters that a text has at least where it counts as quoted; shorter ones are written by chance."""
+"""Minimum number of characters of a quote; shorter texts may be equal by chance."""
 
 
 _MARKED = re.compile(r"<(\w+)>\s*(.*?)\s*</\1>", re.DOTALL)
 
 
 def first_difference(before: str, after: str) -> tuple[int, str, str]:
-    """Return the place of the first byte that differs, in UTF-8, and what both texts have from there on, cut short."""
+    """Return the index of the first different byte in UTF-8, and an excerpt of both texts from there on."""
     if before == after:
         return len(before.encode("utf-8", "surrogatepass")), "", ""
     low, high = 0, min(len(before), len(after))
-    while low < high:  # the longest common beginning, by halves: comparing texts is fast, characters is not
+    while low < high:  # bisection of the common prefix: comparing slices is fast, single characters are not
         middle = (low + high + 1) // 2
         low, high = (middle, high) if before[:middle] == after[:middle] else (low, middle - 1)
     place = len(before[:low].encode("utf-8", "surrogatepass"))
     return place, before[low : low + SHOWN], after[low : low + SHOWN]
 
 
-def with_equal_thoughts(heard: Sequence[Message], sent: Sequence[Message], common: int) -> int:
-    """Return how many of the first messages of two conversations, `common` but for thoughts, are common with these: a
-    thought that is left out differs from none."""
-    for at, (before, after) in enumerate(zip(heard[:common], sent, strict=False)):
+def with_equal_thoughts(recorded: Sequence[Message], sent: Sequence[Message], common: int) -> int:
+    """Return the number of common messages of two conversations with thoughts compared as well. A thought that the
+    client left out does not count as different.
+
+    Args:
+        recorded: recorded conversation.
+        sent: conversation of the client.
+        common: number of common messages without thoughts.
+    """
+    for at, (before, after) in enumerate(zip(recorded[:common], sent, strict=False)):
         if after.reasoning and before is not after and thought_of(after) not in ("", thought_of(before)):
             return at
     return common
 
 
 class Links(NamedTuple):
-    """Links of a request to what was said in other branches.
+    """Links of a request to replies in other branches.
 
     Attributes:
-        quoted: replies of other branches that it quotes.
-        new_agent: whether its client names an agent that has not asked before.
-        summed_up: whether one of the quoted is a summary, as its client says.
-        goes_on: whether it goes on from one of the quoted; see `sums_up`.
+        quoted: replies of other branches that the request quotes.
+        new_agent: whether the client names an agent that made no request before.
+        summed_up: whether a quoted reply is labelled as a summary.
+        goes_on: whether the request continues from a quoted reply; see `sums_up`.
     """
 
     quoted: Sequence[Node]
@@ -58,16 +64,16 @@ class Links(NamedTuple):
 
 
 def fork_of(request: Request, lane: Lane, common: int, of: int | None, links: Links) -> Fork:
-    """Return why a conversation leaves a recorded one, and where they differ first.
+    """Return the reason why a conversation branches off a recorded one, and their first difference.
 
     Args:
-        request: that begins a branch.
-        lane: the recorded line that is nearest.
+        request: first request of the branch.
+        lane: lane that is nearest to the request.
         common: number of messages that both have.
         of: place of the last segment that both have.
-        links: to other branches.
+        links: links to replies in other branches.
     """
-    before, after = lane.heard[common:], request.messages[common:]
+    before, after = lane.history[common:], request.messages[common:]
     old, new = (text_of(messages[0]) if messages else "" for messages in (before, after))
     if old == new:
         old, new = (thought_of(messages[0]) if messages else "" for messages in (before, after))
@@ -76,20 +82,20 @@ def fork_of(request: Request, lane: Lane, common: int, of: int | None, links: Li
         old, new = (tools_key(tools).decode("utf-8", "replace") for tools in (lane.specs, request.specs))
     place, left, right = first_difference(old, new)
     agent = request.evidence.agent
-    message = min(common, len(request.messages) - 1)  # a segment tells its last message, also where both have all
+    message = min(common, len(request.messages) - 1)  # a segment has at least one message, even if both have all
     return Fork(reason=reason, of=of, message=message, byte=place, before=left, after=right, agent=agent)
 
 
 def _reason(request: Request, lane: Lane, common: int, links: Links) -> ForkReason:
     label, matched = request.evidence.label, request.matched
-    before, after = lane.heard[common:], request.messages[common:]
+    before, after = lane.history[common:], request.messages[common:]
     if label == "auxiliary":
         return "auxiliary"
     begins = request.node is None
     if begins and links.summed_up:
         return "compaction"
-    calls = any(node.reply.tool_calls and not _says(node, request) for node in links.quoted)
-    is_another = common < lane.opening  # who tells all that an agent was first told is that agent, in other words
+    calls = any(node.reply.tool_calls and not _quotes_text(node, request) for node in links.quoted)
+    is_another = common < lane.opening  # a request with all first messages of an agent comes from that agent
     if links.new_agent or begins and calls and is_another:
         return "agent"
     if begins and (label == "compaction" or links.goes_on):
@@ -101,49 +107,49 @@ def _reason(request: Request, lane: Lane, common: int, links: Links) -> ForkReas
     return _edit(before, after)
 
 
-def _says(node: Node, request: Request) -> bool:
-    """Return whether a request quotes what a reply says, not what it calls."""
+def _quotes_text(node: Node, request: Request) -> bool:
+    """Return whether a request quotes the text of a reply, rather than its calls."""
     new = request.messages[request.before :]
-    return any(is_quoted(text, new) for text in _said(node))
+    return any(is_quoted(text, new) for text in _texts_of_reply(node))
 
 
-def _said(node: Node) -> list[str]:
-    """Return what a reply says, whole and between tags of its own."""
+def _texts_of_reply(node: Node) -> list[str]:
+    """Return the text of a reply, whole and as the parts between tags in it."""
     return [node.text, *summaries_in(node.text)]
 
 
 def sums_up(node: Node, own: Lane, request: Request, lane: Lane, common: int) -> bool:
-    """Return whether a request goes on from a quoted reply in the place of the conversation that this sums up.
+    """Return whether a request replaces a conversation by a quoted reply that summarises it.
 
-    Its agent has the same tools and still says the beginning of what it said before, such as its system message: a
-    judge or a critic who quotes a reply says other things. It quotes the reply where both differ first, or is shorter.
-    And there was something to sum up: the reply was asked for behind it, by an agent with tools, of whom every other
-    reply that calls nothing is the last; or it is another agent's (one that sums up, or is told everything anew), and
-    the request has less than the conversation in whose place it stands. Of an agent without tools each reply is text,
-    so nothing tells its summary from its acts but what its client says.
+    The agent must have the same tools and the same first messages, such as its system message; a judge or a critic who
+    quotes a reply has other ones. The quote must stand at the first difference, or the request must be shorter than the
+    quoted conversation. There must be a conversation to summarise: either the reply follows other turns of the same
+    agent, which has tools, or it is the reply of another agent and the request is shorter than the recorded
+    conversation. A summary by an agent without tools cannot be told from its other replies, which are text as well,
+    unless the client labels it.
 
     Args:
-        node: the reply.
-        own: the line that it was said in.
-        request: begins a branch and quotes it.
-        lane: the recorded line that is nearest to the request.
-        common: number of messages that both have.
+        node: quoted reply.
+        own: lane of the reply.
+        request: first request of a branch, which quotes the reply.
+        lane: lane that is nearest to the request.
+        common: number of messages that the request has in common with `lane`.
     """
     if node.reply.tool_calls or not common or lane.tools != request.tools:
         return False
-    inside = message_key(own.heard[0]) == message_key(request.messages[0])
-    # a reply that is sent back in its agent's own history is no quote of itself
+    inside = message_key(own.history[0]) == message_key(request.messages[0])
+    # a reply in its own agent's history is not a quote
     new = [message for message in request.messages[common:] if not inside or message.role != "assistant"]
     first = [message for message in request.messages[common : common + 2] if message in new and message.role != "tool"]
-    texts = _said(node)
+    texts = _texts_of_reply(node)
     if not any(is_quoted(text, new) for text in texts):
         return False
     if len(request.messages) >= node.count and not any(is_quoted(text, first) for text in texts):
         return False
     if not inside:
-        replies = [at for at, message in enumerate(lane.heard) if message.role == "assistant"]
-        return bool(replies) and replies[0] + 1 < len(lane.heard) and len(request.messages) < len(lane.heard)
-    before = own.heard[: node.count - 1]
+        replies = [at for at, message in enumerate(lane.history) if message.role == "assistant"]
+        return bool(replies) and replies[0] + 1 < len(lane.history) and len(request.messages) < len(lane.history)
+    before = own.history[: node.count - 1]
     followed = node.count > own.opening + 1 or any(message.role == "assistant" for message in before)
     return bool(request.specs) and followed
 
@@ -152,9 +158,9 @@ def quoted_in(request: Request, leaves: Iterable[Node], *, begins: bool) -> list
     """Return the replies of other branches that a request quotes.
 
     Args:
-        request: as it was matched.
-        leaves: replies that nothing continues.
-        begins: whether it begins a branch; then a call's text may be what a sub-agent is told.
+        request: matched request.
+        leaves: replies without a continuation.
+        begins: whether the request begins a branch; then a call's argument may be the prompt of a sub-agent.
     """
     new = request.messages[request.before :]
     return [
@@ -170,23 +176,23 @@ def quoted_in(request: Request, leaves: Iterable[Node], *, begins: bool) -> list
 
 
 def is_quoted(text: str, messages: Iterable[Message]) -> bool:
-    """Return whether messages that were told quote a text."""
+    """Return whether a text is quoted in messages."""
     return len(text) >= QUOTED and any(text in message.content for message in messages)
 
 
 def summaries_in(text: str) -> list[str]:
-    """Return what a reply says between tags of its own: clients that ask for a summary quote it without them."""
+    """Return the texts between tags in a reply: clients that ask for a summary quote it without its tags."""
     return [inner for _, inner in _MARKED.findall(text)] if "</" in text else []
 
 
 def texts_of_calls(reply: Message) -> list[str]:
-    """Return the texts among a reply's arguments: one of them may be what a sub-agent is told."""
+    """Return the texts among the arguments of a reply's calls: one may be the prompt of a sub-agent."""
     values = (value for call in reply.tool_calls for value in (call.arguments or {}).values())
     return [value.strip() for value in values if isinstance(value, str)]
 
 
 def _edit(before: Sequence[Message], after: Sequence[Message]) -> ForkReason:
-    """Return what was done to messages, of which the first differ."""
+    """Return the kind of edit between two lists of messages whose first messages differ."""
     if not before:
         return "inserted"
     if not after:

@@ -1,4 +1,4 @@
-"""Forms in which clients send the replies of a session back, and which conversation each of them is."""
+"""Recognition of recorded conversations in the forms in which clients send replies back."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from sparring.record.identity import (
     ReplyDigest,
-    chained,
+    chain_digests,
     digest,
-    joined,
+    join_parts,
+    join_replies,
     message_key,
     other_forms,
-    put_together,
     thought_of,
 )
 from sparring.record.lines import START
@@ -21,15 +21,15 @@ from sparring.types import Message, ToolCall
 
 
 class Forms:
-    """Forms of what a session said and was told: the digest of a conversation is that of the recorded one, whatever its
-    client made of the replies in it.
+    """Forms of the messages of a session. The digest of a conversation is the digest of the recorded one, whatever form
+    the client gave its replies.
 
-    A reply that comes back in parts is known by the ids of its calls. Where its client has ids of its own, it is known
-    by what it calls: its calls, each before its answer, are one reply where that is recorded and they, as they stand,
-    are not.
+    A reply that comes back in parts is recognised by the ids of its calls. If the client has its own ids, it is
+    recognised by the calls themselves: successive calls, each followed by its answer, are one reply if that reply is
+    recorded and the parts are not.
 
     Attributes:
-        lines: number of the latest line of turns that has a conversation, by its digest, for all that were recorded.
+        lines: number of the latest lane that contains a conversation, by the conversation's digest.
     """
 
     def __init__(self) -> None:
@@ -41,24 +41,24 @@ class Forms:
         self._thoughts: dict[bytes, str] = {}
 
     def read(self, messages: Sequence[Message]) -> tuple[Sequence[Message], list[bytes]]:
-        """Return a conversation with each reply as one message, and the digests of the conversation up to each.
+        """Return a conversation with each reply as one message, and the digest of the conversation up to each message.
 
         Args:
-            messages: as they were sent; returned as they are where nothing is to be put together.
+            messages: messages of the client; returned unchanged if no reply is in parts.
         """
         keys = self.keys(START, messages)
         last = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].role == "assistant"), None)
         if last is None or keys[last] in self.lines:
             return messages, keys
-        together = put_together(messages, self._calls)
+        together = join_replies(messages, self._calls)
         if together is not messages:
             messages, keys = together, self.keys(START, together)
         if not self._parts or self._parts.isdisjoint(keys):
             return messages, keys
-        return self._parts_together(messages)
+        return self._join_parts(messages)
 
-    def _parts_together(self, messages: Sequence[Message]) -> tuple[Sequence[Message], list[bytes]]:
-        """Return a conversation with the parts of each reply as one message, and its digests."""
+    def _join_parts(self, messages: Sequence[Message]) -> tuple[Sequence[Message], list[bytes]]:
+        """Join the parts of each reply into one message. Return the conversation and its digests."""
         together: list[Message] = []
         read: list[bytes] = []
         at = 0
@@ -73,23 +73,23 @@ class Forms:
                 continue
             parts = [message for message in messages[at:end] if message.role == "assistant"]
             answers = [message for message in messages[at:end] if message.role != "assistant"]
-            reply = joined(parts)
+            reply = join_parts(parts)
             together += (reply, *answers)
             read += self.keys(before, (reply, *answers))
             at = end
         return together, read
 
     def has_call(self, id: str) -> bool:
-        """Return whether a reply that the session gave has a call with this id."""
+        """Return whether a reply of the session has a call with this id."""
         return id in self._call_ids
 
     def keys(self, before: bytes, messages: Sequence[Message]) -> list[bytes]:
-        """Return the digests of a conversation up to each of the messages that follow one with a digest."""
-        return chained(before, messages, self._aliases)
+        """Return the digest of the conversation up to each message. `before`: digest of the earlier messages."""
+        return chain_digests(before, messages, self._aliases)
 
     def with_thoughts(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return a conversation whose client left thoughts out with these put back: of a reply that the session gave,
-        the latest such. It is returned as it is where there are none."""
+        """Put thoughts that the client left out back into its conversation, from the latest equal reply of the session.
+        Return the conversation unchanged if no thought is missing."""
         if not self._thoughts:
             return messages
         restored = list(messages)
@@ -99,19 +99,19 @@ class Forms:
                 restored[at] = message if thought is None else replace(message, reasoning=thought)
         return messages if all(map(operator.is_, restored, messages)) else restored
 
-    def said(self, before: bytes, reply: Message, line: int, place: int) -> bytes:
-        """Take note of a reply that the session gave. Return the digest of the conversation up to it.
+    def add_reply(self, before: bytes, reply: Message, line: int, place: int) -> bytes:
+        """Record a reply of the session. Return the digest of the conversation up to it.
 
         Args:
-            before: digest of the conversation before it.
-            reply: with ids of its own calls; an id that is given again tells nothing from then on.
-            line: number of its line of turns.
-            place: of its segment.
+            before: digest of the conversation before the reply.
+            reply: reply with the session's call ids. An id that occurs again identifies no call from then on.
+            line: number of its lane.
+            place: place of its segment.
         """
         if thought_of(reply):
             self._thoughts[digest(message_key(reply))] = reply.reasoning or ""
-        keys = chained(before, [reply])
-        self.told(before, [reply], keys, line)
+        keys = chain_digests(before, [reply])
+        self.add_messages(before, [reply], keys, line)
         for call in reply.tool_calls:
             if call.id in self._call_ids:
                 self._calls.pop(call.id, None)
@@ -120,35 +120,35 @@ class Forms:
             self._call_ids.add(call.id)
         return keys[0]
 
-    def told(self, before: bytes, messages: Sequence[Message], keys: Sequence[bytes], line: int) -> None:
-        """Take note of messages that follow a conversation.
+    def add_messages(self, before: bytes, messages: Sequence[Message], keys: Sequence[bytes], line: int) -> None:
+        """Record messages of a client.
 
         Args:
-            before: digest of the conversation.
-            messages: that follow it.
-            keys: digests up to each of them.
-            line: number of their line of turns.
+            before: digest of the conversation before the messages.
+            messages: messages to record.
+            keys: digest of the conversation up to each message.
+            line: number of their lane.
         """
         for message, key in zip(messages, keys, strict=True):
             self.lines[key] = line
             if message.tool_calls:
-                self._note_parts(before, message)
+                self._add_parts(before, message)
                 for form in other_forms(message):
                     other = digest(before + message_key(form))
                     if other not in self.lines:
                         self._aliases[other] = key
-                        self._note_parts(before, form)
+                        self._add_parts(before, form)
             before = key
 
-    def _note_parts(self, before: bytes, reply: Message) -> None:
-        """Take note of what a reply with several calls begins with, when it comes back in parts."""
+    def _add_parts(self, before: bytes, reply: Message) -> None:
+        """Record the digests of the first parts of a reply with several calls, in case it comes back in parts."""
         if len(reply.tool_calls) > 1:
             begun = ReplyDigest(before, replace(reply, tool_calls=()))
             self._parts.update(begun.goes_on((call,)) for call in reply.tool_calls[:-1])
 
     def _end_of_parts(self, before: bytes, messages: Sequence[Message], start: int) -> int:
-        """Return the place after the last part of a reply whose first part stands at `start`; 0 where the parts make no
-        recorded reply, or are recorded as they stand."""
+        """Return the index after the last part of a reply whose first part is at `start`; 0 if the parts make no
+        recorded reply, or if they are recorded as separate replies."""
         reply, end = ReplyDigest(before, messages[start]), 0
         last = messages[start].tool_calls[-1]
         for at in range(start + 1, len(messages)):
@@ -169,6 +169,6 @@ class Forms:
         return end
 
     def _of_two_replies(self, *calls: ToolCall) -> bool:
-        """Return whether calls have ids that the session gave to different replies."""
+        """Return whether the session gave the ids of these calls to different replies."""
         places = {self._calls[call.id][0] if call.id in self._calls else None for call in calls}
         return len(places) > 1 and None not in places

@@ -16,13 +16,14 @@ import xxhash
 from sparring.types import Message, ToolCall, ToolSpec
 
 EXACT = 1 << 53
-"""Integers up to this are doubles."""
+"""Largest integer up to which all integers are doubles."""
 
 DIGEST_BYTES = 16
-"""Length of a digest."""
+"""Number of bytes of a digest."""
 
 UNREAD = "INVALID_JSON"
-"""Argument under which a malformed call is shown where arguments are no text; the name is the vendors' own."""
+"""Argument that holds the text of a malformed call in formats whose arguments are objects; the vendors use this
+name."""
 
 _SEED = secrets.randbits(64)
 _OWN_ID = re.compile(r"call_\d+_\d+")
@@ -35,9 +36,9 @@ _fast = msgspec.msgpack.Encoder()
 def message_key(message: Message) -> bytes:
     """Return a key that is equal for messages that differ only in form.
 
-    Form is: None or empty, order and spacing of JSON arguments, how a number is written (10000 and 10000.0 are one
-    double), blanks around a reply, and names and ids that only link a tool's answer to its call (order links them as
-    well). A reply's thought is not part of it: clients drop thoughts, see `thought_of`.
+    These differences are form: None or empty; order and spacing of JSON arguments; the notation of a number (10000 and
+    10000.0 are one double); blanks around a reply; names and ids that link a tool's answer to its call, since the order
+    links them as well. The key ignores a reply's thought, because clients drop thoughts; see `thought_of`.
     """
     content = message.content
     if message.role == "assistant":
@@ -50,9 +51,8 @@ def message_key(message: Message) -> bytes:
 
 
 def other_forms(reply: Message) -> list[Message]:
-    """Return the other forms in which clients send a reply back, which only one with a malformed call has:
-    as it is shown where arguments are no text, as text alone, and as a call, where what was written is JSON all the
-    same."""
+    """Return the other forms in which clients send back a reply with a malformed call: as an object with the argument
+    `UNREAD`, as text, and as a regular call if the malformed text is JSON after all."""
     malformed = [call for call in reply.tool_calls if call.arguments is None]
     if not malformed:
         return []
@@ -73,26 +73,28 @@ def other_forms(reply: Message) -> list[Message]:
 
 
 def shown_arguments(call: ToolCall) -> Mapping[str, Any]:
-    """Return the arguments of a call as they are shown where they are no text: of a malformed one what was written."""
+    """Return the arguments of a call for formats whose arguments are objects; for a malformed call, an object with its
+    text."""
     return {UNREAD: call.raw} if call.arguments is None else call.arguments
 
 
-def put_together(messages: Sequence[Message], recorded: Mapping[str, tuple[int, ToolCall]]) -> Sequence[Message]:
-    """Return a conversation in which each reply is one message, and each malformed call what was written: some clients
-    send a reply's text and its calls apart, or each call before its answer, many make a call of their own of what
-    does not parse, and some send such calls behind the others.
+def join_replies(messages: Sequence[Message], recorded: Mapping[str, tuple[int, ToolCall]]) -> Sequence[Message]:
+    """Return a conversation in which each reply is one message and each malformed call has its sampled text.
+
+    Some clients send the text and the calls of a reply as separate messages, or each call before its answer. Many turn
+    a malformed call into a regular one, and some move such calls to the end.
 
     Args:
-        messages: as they were sent; returned as they are where no reply is split, and none has a malformed call.
-        recorded: a call as it was written, and the place of its reply, by the call's id.
+        messages: messages of the client; returned unchanged if no reply is in parts and no call is malformed.
+        recorded: place of the reply and sampled call, by the call's id.
     """
     merged: list[Message] = []
-    moved: list[Message] = []  # replies whose calls came in another order
+    moved: list[Message] = []  # replies whose calls were reordered
     same = True
-    reply = -1  # place of the last one
+    reply = -1  # index of the last reply
     for message in messages:
         if message.role == "assistant":
-            message, sent = _as_written(message, recorded), message
+            message, sent = _restore_calls(message, recorded), message
             same = same and message is sent
             if [call.id for call in message.tool_calls] != [call.id for call in sent.tool_calls]:
                 moved.append(message)
@@ -103,7 +105,7 @@ def put_together(messages: Sequence[Message], recorded: Mapping[str, tuple[int, 
             if interleaved and any(between.role != "tool" for between in merged[reply + 1 :]):
                 interleaved = False
             if merged and merged[-1].role == "assistant" or interleaved:
-                merged[reply] = joined((merged[reply], message))
+                merged[reply] = join_parts((merged[reply], message))
                 continue
             reply = len(merged)
         merged.append(message)
@@ -112,9 +114,9 @@ def put_together(messages: Sequence[Message], recorded: Mapping[str, tuple[int, 
     return messages if same and len(merged) == len(messages) else merged
 
 
-def _as_written(reply: Message, recorded: Mapping[str, tuple[int, ToolCall]]) -> Message:
-    """Return a reply in which each call that did not parse is what was written, by its id, and calls of one reply stand
-    in its order; ids that a format writes itself tell nothing, because it writes them again."""
+def _restore_calls(reply: Message, recorded: Mapping[str, tuple[int, ToolCall]]) -> Message:
+    """Return a reply with the sampled text of its malformed calls, found by id, and with its calls in the sampled
+    order. Ids that a chat format writes itself are ignored, because it repeats them."""
     own = [call.id in recorded and _OWN_ID.fullmatch(call.id) is not None for call in reply.tool_calls]
     written = [recorded[c.id][1] if of_session else c for c, of_session in zip(reply.tool_calls, own, strict=True)]
     calls = tuple(w if w.arguments is None else c for w, c in zip(written, reply.tool_calls, strict=True))
@@ -124,7 +126,7 @@ def _as_written(reply: Message, recorded: Mapping[str, tuple[int, ToolCall]]) ->
 
 
 def _put_in_order(messages: list[Message], reply: Message) -> None:
-    """Put the answers behind a reply, where it is one of the messages, into the order of its calls."""
+    """Sort the answers that follow a reply in the order of its calls."""
     begun = next((at + 1 for at, message in enumerate(messages) if message is reply), len(messages))
     ended = begun
     while ended < len(messages) and messages[ended].role == "tool":
@@ -133,8 +135,8 @@ def _put_in_order(messages: list[Message], reply: Message) -> None:
     messages[begun:ended] = sorted(messages[begun:ended], key=lambda m: places.get(m.tool_call_id or "", len(places)))
 
 
-def joined(parts: Sequence[Message]) -> Message:
-    """Return the reply of which messages are parts."""
+def join_parts(parts: Sequence[Message]) -> Message:
+    """Join successive messages into the reply that they are parts of."""
     return replace(
         parts[0],
         content="".join(part.content for part in parts),
@@ -144,12 +146,12 @@ def joined(parts: Sequence[Message]) -> Message:
 
 
 class ReplyDigest:
-    """Digest of a conversation up to a reply that goes on call by call: each time it is that of `chained`, of the reply
-    with the calls so far.
+    """Digest of a conversation up to a reply that grows call by call. After each step it equals the result of
+    `chain_digests` for the reply with the calls so far.
 
     Args:
         before: digest of the conversation before the reply.
-        reply: as it begins.
+        reply: beginning of the reply.
     """
 
     def __init__(self, before: bytes, reply: Message) -> None:
@@ -158,7 +160,7 @@ class ReplyDigest:
         self._calls = bool(reply.tool_calls)
 
     def goes_on(self, calls: Sequence[ToolCall]) -> bytes:
-        """Add calls. Return the digest."""
+        """Add calls and return the digest."""
         text = "\0".join((*[""] * self._calls, *map(_call_key, calls)))
         self._hashed.update(text.encode("utf-8", "surrogatepass"))
         self._calls = True
@@ -166,23 +168,23 @@ class ReplyDigest:
 
 
 def thought_of(message: Message) -> str:
-    """Return the thought of a reply without the blanks around it; empty where it has none, or its client dropped it."""
+    """Return the thought of a reply without surrounding blanks; empty if it has no thought or the client dropped it."""
     return (message.reasoning or "").strip()
 
 
 def tools_key(tools: Sequence[ToolSpec]) -> bytes:
-    """Return a key that is equal for tool lists that differ only in form: the order of the tools, and of the keys of
+    """Return a key that is equal for tool lists that differ only in form: the order of the tools, and of the keys in
     their schemas.
 
-    The prompt prints the tools, so other tools are another conversation.
+    Other tools make another conversation, because the prompt prints them.
     """
     texts = sorted(_sorted.encode([tool.name, tool.description, _as_doubles(tool.parameters)]) for tool in tools)
     return "\0".join(texts).encode("utf-8", "surrogatepass")
 
 
 def written_key(tools: Sequence[ToolSpec]) -> bytes | None:
-    """Return a digest of tools as they are written, key order included; None for what has no bytes. It is made in a
-    hundredth of the time of a `tools_key`."""
+    """Return a digest of tools with the order of all keys, or None if they cannot be encoded. It takes a hundredth of
+    the time of `tools_key`."""
     try:
         return digest(_fast.encode(tuple(tools)))
     except (TypeError, ValueError, OverflowError):
@@ -190,25 +192,25 @@ def written_key(tools: Sequence[ToolSpec]) -> bytes | None:
 
 
 def text_of(message: Message) -> str:
-    """Return the text by which two messages are compared: content, and a reply's calls as JSON."""
+    """Return the text by which two messages are compared: the content, and the calls of a reply as JSON."""
     if message.role != "assistant":
         return message.content
     return "".join((message.content.strip(), *(f"\n{_call_key(call)}" for call in message.tool_calls)))
 
 
-def chained(before: bytes, messages: Sequence[Message], aliases: Mapping[bytes, bytes] = {}) -> list[bytes]:
+def chain_digests(before: bytes, messages: Sequence[Message], aliases: Mapping[bytes, bytes] = {}) -> list[bytes]:
     """Return for each message the digest of all messages up to it.
 
     Args:
         before: digest of the messages before these.
-        messages: the conversation from there on.
-        aliases: the digest of the recorded form, for each digest of a conversation whose last reply has another form.
+        messages: rest of the conversation.
+        aliases: digest of the recorded form, by the digest of a conversation whose last reply has another form.
     """
     keys = []
     for message in messages:
         if message.role == "assistant":
             before = digest(before + message_key(message))
-        else:  # most of what a client sends; copied once, not thrice
+        else:  # most of a request's bytes, which are hashed without copies
             hashed = xxhash.xxh3_128(before, seed=_SEED)
             hashed.update(_head(message))
             hashed.update(message.content.encode("utf-8", "surrogatepass"))
@@ -220,12 +222,12 @@ def chained(before: bytes, messages: Sequence[Message], aliases: Mapping[bytes, 
 
 
 def digest(data: bytes) -> bytes:
-    """Return 16 bytes of XXH3 under the process's own seed: nobody can write messages for it that collide."""
+    """Return 16 bytes of XXH3 with a random seed of the process, so that a client cannot construct collisions."""
     return xxhash.xxh3_128_digest(data, seed=_SEED)
 
 
 def _head(message: Message) -> bytes:
-    """Return what stands before the content in the key of a message that is no reply."""
+    """Return the part of a message's key before its content, for a message that is not a reply."""
     name = message.name if message.role != "tool" else None
     return f"{message.role} {name or ''}\0".encode("utf-8", "surrogatepass")
 
@@ -237,12 +239,12 @@ def _call_key(call: ToolCall) -> str:
 
 
 def arguments_key(arguments: Mapping[str, Any]) -> str:
-    """Return a text that is equal for arguments of a call that differ only in form; see `message_key`."""
+    """Return a text that is equal for arguments that differ only in form; see `message_key`."""
     return _sorted.encode(_as_doubles(arguments))
 
 
 def _object(text: str) -> Mapping[str, Any] | None:
-    """Return a text's JSON object; None where it is none."""
+    """Parse a JSON object; None if the text is not one."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -251,8 +253,8 @@ def _object(text: str) -> Mapping[str, Any] | None:
 
 
 def _as_doubles(value: Any) -> Any:
-    """Return plain data with every number as the double that a client in JavaScript makes of it, whole ones as
-    integers."""
+    """Convert the numbers of plain data to doubles, as a client in JavaScript does; doubles with an integral value
+    become integers."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Sessions of text as the policy has them that is to imitate them: how many ids their prompts are."""
+"""Token counts of sessions of text, for the policy that will imitate them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sparring.types import Message, ToolSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Imitator:
-    """The policy that is to imitate what is said in text.
+    """Policy that will imitate replies of text.
 
     Attributes:
-        renderer: messages <-> ids.
-        reply_ids: returns the ids of a reply, with these tools, as the policy would sample it; raises BadInput where
-            its format cannot say it.
-        max_context: most ids that a prompt and its reply may have together.
-        max_reply: most ids of one reply.
+        renderer: renderer of the policy.
+        reply_ids: function from a reply and the tools to its ids, as the policy would sample them; raises BadInput if
+            the policy's format cannot express the reply.
+        max_context: maximum number of ids of a prompt and its reply.
+        max_reply: maximum number of ids of one reply.
     """
 
     renderer: Renderer
@@ -32,14 +32,15 @@ class Imitator:
 
 
 class CountedPrompt(NamedTuple):
-    """A prompt: the number of its ids, and those that it adds to the reply that it continues [T]."""
+    """Prompt with its number of ids, and the ids that follow the earlier reply [T]."""
 
     length: int = 0
     added: tuple[int, ...] = ()
 
 
 class CountedReply(NamedTuple):
-    """A reply: the number of ids up to its last, those of the prompt as in `CountedPrompt`, and its own [T]."""
+    """Reply with the number of ids up to its end, the ids of its prompt as in `CountedPrompt` [T], and its own ids
+    [T]."""
 
     length: int
     prompt: tuple[int, ...]
@@ -47,13 +48,13 @@ class CountedReply(NamedTuple):
 
 
 class ImitatedIds:
-    """Ids that a session of text has for its imitator, built as a recorded session builds them and as demonstrations
-    are rendered: a prompt that begins a branch is rendered whole, any other bridges the reply that it continues. So a
-    late turn takes the time of an early one.
+    """Ids of a session of text for its imitator. They are built incrementally, as in a recorded session: a prompt that
+    begins a branch is rendered whole, others bridge the reply that they continue. So a late turn takes as long as an
+    early one.
 
     Args:
-        name: of the session.
-        imitator: has the ids.
+        name: name of the session.
+        imitator: policy that will imitate the session.
     """
 
     def __init__(self, name: str, imitator: Imitator) -> None:
@@ -64,8 +65,8 @@ class ImitatedIds:
         """Count the ids of a turn's prompt.
 
         Raises:
-            LimitReached: they leave no room for a reply.
-            BadInput: the format refuses the conversation.
+            LimitReached: the prompt leaves no room for a reply.
+            BadInput: the policy's format refuses the conversation.
         """
         renderer, room = self._imitator.renderer, self._imitator.max_context
         check_far(self._name, turn.messages, renderer, room)
@@ -83,15 +84,15 @@ class ImitatedIds:
         return CountedPrompt(length, added)
 
     def reply(self, turn: TextTurn, prompt: CountedPrompt, reply: Message) -> tuple[int, ...]:
-        """Return the ids of a reply [T]; none where the format cannot say it.
+        """Return the ids of a reply [T]; empty if the policy's format cannot express it.
 
         Args:
-            turn: that it answers.
-            prompt: of the turn.
-            reply: what was said.
+            turn: turn of the reply.
+            prompt: prompt of the turn.
+            reply: reply of the expert.
 
         Raises:
-            LimitReached: the prompt leaves no room for it.
+            LimitReached: the context has no room for the reply.
         """
         try:
             tokens = self._imitator.reply_ids(reply, turn.tools)
@@ -104,7 +105,7 @@ class ImitatedIds:
         return tokens
 
     def add(self, index: int, prompt: CountedPrompt, tokens: tuple[int, ...]) -> None:
-        """Take note of the ids of a reply, by the index of its segment. What continues one that has none is rendered
-        whole."""
+        """Keep the ids of a reply for the next turn. `index`: index of the reply's segment. After a reply without ids,
+        the next prompt is rendered whole."""
         if tokens:
             self._replies[index] = CountedReply(prompt.length + len(tokens), prompt.added, tokens)

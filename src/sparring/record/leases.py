@@ -1,6 +1,5 @@
-"""Leases of rollouts that programs elsewhere play: a rollout is offered, one worker claims it, renews its lease and
-finishes it. A lease that is not renewed in time runs out, and nothing of its worker counts any more.
-"""
+"""Leases of rollouts that external programs play: a rollout is offered, and one worker claims it, renews its lease and
+finishes it. A lease that is not renewed in time expires, and its worker has no effect on the rollout any more."""
 
 from __future__ import annotations
 
@@ -19,41 +18,41 @@ from sparring.errors import BadInput, InfraError, SparringError, WorkerLost, ref
 from sparring.record.rewards import OutsideReward, OutsideRewards, RewardsClosed
 
 MOST_OVER = 4096
-"""Leases that are over and remembered, so that a late worker is answered as such."""
+"""Maximum number of ended leases that are kept, to answer a late worker as such."""
 
 
 class UnknownLease(BadInput):
-    """No worker of this process holds a lease of this id, or it is long over."""
+    """Lease id that no worker of this process got, or whose lease ended long ago."""
 
 
 class LeaseExpired(BadInput):
-    """A lease has run out, or the rollout has ended without its worker."""
+    """Use of a lease that expired, or whose rollout ended without its worker."""
 
 
 class LeaseConflict(BadInput):
-    """A lease was finished in another way before."""
+    """Lease that was already finished with another result."""
 
 
 class RunOver(BadInput):
-    """The run offers no more rollouts."""
+    """Claim in a run that offers no more rollouts."""
 
 
 class RunStopped(InfraError):
-    """The run has stopped before its end: another process may go on with it."""
+    """Claim in a run that stopped early; another process may resume it."""
 
 
 class LeaseEnd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """End of a rollout, as its worker describes it."""
+    """End of a rollout, as reported by its worker."""
 
     outcome: Literal["completed", "truncated", "failed"]
-    """`failed`: the worker could not play it, which is a failure of the infrastructure; it is played again.
-    `truncated`: a limit of the worker's own was hit."""
+    """`failed`: the worker could not play the rollout, an infrastructure failure; it is played again. `truncated`: the
+    rollout hit a limit of the worker."""
 
     answer: str | None = None
-    """Last words to the world; None: the policy's latest reply that called nothing."""
+    """Last message to the world; None: the policy's latest reply without calls."""
 
     reward: float | msgspec.UnsetType | None = msgspec.UNSET
-    """Reward of the rollout, the last one; None: it is not scored, which is not 0."""
+    """Final reward of the rollout; None: it is not scored, which is different from 0."""
 
     reason: str = ""
     """Reason of a failure."""
@@ -72,15 +71,15 @@ class RolloutOffer:
     """Offer of one attempt at a rollout.
 
     Attributes:
-        environment: of its task.
-        shown: what its worker is shown, as plain data.
-        rewards: of the rollout from outside; None where the run takes none.
-        worker: name of the worker that has it.
-        claimed: set when a worker has it.
-        over: set when the worker finished, or its lease ran out.
-        end: as the worker described it; None where the lease ran out.
-        lease: of the worker that has it.
-        withdrawn: whether it is no longer there to be claimed.
+        environment: environment of its task.
+        shown: plain data for the worker.
+        rewards: external rewards of the rollout; None if the run takes no rewards.
+        worker: name of the worker that claimed it.
+        claimed: event that is set when a worker claims it.
+        over: event that is set when the worker finishes it or the lease expires.
+        end: worker's report; None if the lease expired.
+        lease: lease of the worker.
+        withdrawn: whether it can no longer be claimed.
     """
 
     environment: str
@@ -97,7 +96,7 @@ class RolloutOffer:
         """Wait for the end.
 
         Raises:
-            WorkerLost: the lease ran out.
+            WorkerLost: the lease expired.
         """
         await self.over.wait()
         if self.end is None:
@@ -110,10 +109,10 @@ class Lease:
     """Lease of an offer.
 
     Attributes:
-        id: known to its worker alone.
-        offer: which the worker has.
-        claim: id of the claim that has got it; empty for none.
-        timer: lets it run out; None while no lease does.
+        id: secret id, known to the worker.
+        offer: offer that was claimed.
+        claim: id of the claim; empty if the claim had no id.
+        timer: timer of its expiry; None while leases do not expire.
     """
 
     id: str
@@ -136,13 +135,10 @@ class _Claim:
 
 
 class Leases:
-    """Leases of one run: offers in the order in which they came, and claims in theirs.
-
-    Args:
-        lease_s: seconds after which a lease that is not renewed runs out.
+    """Leases of one run. Offers and claims are matched in order of arrival.
 
     Attributes:
-        lease_s: the same.
+        lease_s: seconds until a lease expires unless it is renewed.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -159,12 +155,12 @@ class Leases:
     def offer(
         self, environment: str, shown: Mapping[str, Any], rewards: OutsideRewards | None = None
     ) -> Iterator[RolloutOffer]:
-        """Offer a rollout for as long as the context lasts; its lease ends with it.
+        """Offer a rollout while the context lasts; its lease ends with the context.
 
         Args:
-            environment: of its task.
-            shown: what its worker is shown, as plain data.
-            rewards: of the rollout from outside; None where the run takes none.
+            environment: environment of its task.
+            shown: plain data for the worker.
+            rewards: external rewards of the rollout; None if the run takes no rewards.
         """
         offer = RolloutOffer(environment=environment, shown=shown, rewards=rewards)
         self._put(offer)
@@ -176,21 +172,23 @@ class Leases:
     async def claim(
         self, environments: Sequence[str] = (), wait_s: float = 0.0, worker: str = "", id: str = ""
     ) -> Lease | None:
-        """Lease the first offer, or wait for one. A claim with the id of one that has got a lease gets that lease, and
-        one with the id of another that waits takes its place.
+        """Lease the first matching offer, or wait for one.
+
+        A claim with the id of an earlier claim gets the lease of that claim. If that claim still waits, the new one
+        replaces it.
 
         Args:
-            environments: of which one is wanted; empty: any.
-            wait_s: longest wait, in seconds.
-            worker: name of who claims, for reports.
-            id: of the claim, the same when it is made again; empty for none.
+            environments: environments that the worker can play; empty: all.
+            wait_s: maximum waiting time in seconds.
+            worker: name of the worker, for reports.
+            id: id of the claim, the same when it is repeated; empty: every claim is a new one.
 
         Returns:
-            The lease; None where there was no offer in time.
+            Lease, or None if no offer came in time.
 
         Raises:
-            RunOver: no more rollouts are offered.
-            RunStopped: none by this process.
+            RunOver: the run offers no more rollouts.
+            RunStopped: this process offers no more rollouts.
         """
         clock = asyncio.get_running_loop().time
         until = clock() + wait_s
@@ -203,36 +201,36 @@ class Leases:
             if offer is None:
                 return None
             if not offer.withdrawn:
-                return self._leased(offer, worker, id)
+                return self._new_lease(offer, worker, id)
 
     def renew(self, id: str) -> None:
-        """Let a lease last for its whole time again.
+        """Restart the time of a lease.
 
         Raises:
-            UnknownLease, LeaseExpired: there is none.
+            UnknownLease, LeaseExpired: there is no such lease.
         """
         self._start(self._lease(id))
 
     def pause(self) -> None:
-        """Let no lease run out until `go_on`: nothing of the workers is heard."""
+        """Keep all leases alive until `go_on`, while workers cannot reach the run."""
         self._paused = True
         for lease in self._leases.values():
             self._start(lease)
 
     def go_on(self) -> None:
-        """Let every lease last for its whole time from now on."""
+        """Let leases expire again, each after its full time."""
         self._paused = False
         for lease in self._leases.values():
             self._start(lease)
 
     def finish(self, id: str, end: LeaseEnd) -> None:
-        """End the rollout of a lease. The same end twice is one.
+        """End the rollout of a lease. A repeated equal report has no effect.
 
         Raises:
-            UnknownLease, LeaseExpired: there is no lease of this id.
-            LeaseConflict: it was finished otherwise.
-            RewardsClosed: the run takes no rewards from outside.
-            StoreError: the reward cannot be made durable; nothing has ended.
+            UnknownLease, LeaseExpired: there is no such lease.
+            LeaseConflict: the rollout was already finished with another report.
+            RewardsClosed: the run takes no external rewards.
+            StoreError: the reward could not be stored; the rollout has not ended.
         """
         if id not in self._leases and (before := self._over.get(id)) is not None:
             if before == end:
@@ -248,10 +246,10 @@ class Leases:
         self._end(id, end)
 
     def close(self, *, stopped: bool = False) -> None:
-        """Offer no more: claims that wait are refused.
+        """Stop offering rollouts and refuse waiting claims.
 
         Args:
-            stopped: whether another process may go on with the run.
+            stopped: whether another process may resume the run.
         """
         if stopped:
             closed: SparringError = RunStopped("the run has stopped; claim again when it goes on")
@@ -263,7 +261,7 @@ class Leases:
             claim.answered.set()
 
     async def _next(self, claim: _Claim, wait_s: float) -> RolloutOffer | None:
-        """Return the offer that a claim gets, which nobody else gets then; None where there is none in time."""
+        """Return the offer for a claim, or None if no offer came in time."""
         if self._closed is not None:
             raise self._closed
         for offer in self._offers.values():
@@ -290,7 +288,7 @@ class Leases:
         return claim.offer if claim.offer is not None or self._closed is None else await self._next(claim, 0.0)
 
     def _put(self, offer: RolloutOffer, *, first: bool = False) -> None:
-        """Give an offer to the first claim that takes it, else let it wait for one."""
+        """Give an offer to the first claim that matches it, or queue it."""
         if offer.withdrawn:
             return
         for number, claim in self._claims.items():
@@ -304,13 +302,13 @@ class Leases:
             self._offers.move_to_end(id(offer), last=False)
 
     def _withdraw(self, offer: RolloutOffer) -> None:
-        """Take an offer back, and its lease."""
+        """Withdraw an offer and end its lease."""
         offer.withdrawn = True
         self._offers.pop(id(offer), None)
         if offer.lease is not None and offer.lease.id in self._leases:
             self._end(offer.lease.id, None)
 
-    def _leased(self, offer: RolloutOffer, worker: str, claim: str) -> Lease:
+    def _new_lease(self, offer: RolloutOffer, worker: str, claim: str) -> Lease:
         """Return a new lease of an offer."""
         id = f"lease-{secrets.token_urlsafe(18)}"
         lease = self._leases[id] = Lease(id=id, offer=offer, claim=claim)
@@ -322,14 +320,14 @@ class Leases:
         return lease
 
     def _start(self, lease: Lease) -> None:
-        """Let a lease last for its whole time from now on, or for as long as none runs out."""
+        """Start the timer of a lease, unless leases are paused."""
         if lease.timer is not None:
             lease.timer.cancel()
         loop = asyncio.get_running_loop()
         lease.timer = None if self._paused else loop.call_later(self.lease_s, self._end, lease.id, None)
 
     def _end(self, id: str, end: LeaseEnd | None) -> None:
-        """End a lease; None: it ran out."""
+        """End a lease. `end` None: it expired."""
         lease = self._leases.pop(id)
         if lease.timer is not None:
             lease.timer.cancel()
@@ -341,11 +339,11 @@ class Leases:
             self._over.popitem(last=False)
 
     def _lease(self, id: str) -> Lease:
-        """Return the lease of an id.
+        """Return the lease with this id.
 
         Raises:
-            UnknownLease: there is none.
-            LeaseExpired: there was one.
+            UnknownLease: no lease had this id.
+            LeaseExpired: the lease has ended.
         """
         lease = self._leases.get(id)
         if lease is not None:

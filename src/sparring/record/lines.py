@@ -1,4 +1,4 @@
-"""Lines of turns: each extends one sequence of ids by what is told and said."""
+"""Lanes and nodes: append-only sequences of ids, and the replies in them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,26 @@ from sparring.record.identity import DIGEST_BYTES
 from sparring.types import Evidence, Message, Source, ToolSpec
 
 START = bytes(DIGEST_BYTES)
-"""Digest of a conversation before its first message."""
+"""Digest of an empty conversation."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Node:
-    """A reply in the tree: the place of its segment, a hash over all ids up to its last, their number, and its line of
-    turns, in which it is message number `count` - 1. `key` is the digest of its conversation, `text` what it says,
-    without the blanks around it, `agent` whose it is, and `twin` the reply before it with an equal conversation."""
+    """Recorded reply.
+
+    Attributes:
+        place: place of its segment.
+        ids: hash over all ids up to its last.
+        length: number of ids up to its last.
+        lane: number of its lane.
+        count: number of messages up to it, itself included.
+        key: digest of the conversation up to it.
+        reply: reply as a message.
+        text: content without surrounding blanks.
+        agent: id of its agent.
+        continued: whether a request continues it.
+        twin: previous reply with the same history, as a linked list.
+    """
 
     place: int
     ids: hashlib.blake2b
@@ -36,12 +48,20 @@ class Node:
 
 @dataclass(slots=True)
 class Lane:
-    """A line of turns: its messages, as the objects that they were first; its tools, and their digest; the number of
-    messages with which its agent first asked, before any client wrote them anew; number and digest of the messages up
-    to the last reply, and that reply. `spans` has the number of messages up to the end of each of its segments, and the
-    segment's place."""
+    """One append-only sequence of ids (a branch under construction).
 
-    heard: list[Message]
+    Attributes:
+        history: messages, as the objects of the first request that sent them.
+        tools: digest of the tools.
+        specs: tools.
+        opening: number of messages in the first request of its agent.
+        replied: number of messages up to the last reply.
+        key: digest of the messages up to the last reply.
+        node: last reply.
+        spans: segments, each as the number of messages up to its end and its place.
+    """
+
+    history: list[Message]
     tools: bytes
     specs: tuple[ToolSpec, ...]
     opening: int
@@ -51,8 +71,8 @@ class Lane:
     spans: list[tuple[int, int]] = field(default_factory=list)
 
     def last_written(self, count: int, written: Container[int]) -> tuple[int | None, int]:
-        """Return the place of the last segment that is written and has any of the first `count` messages, and how many
-        of these stand up to its end; None and 0 where there is none."""
+        """Return the last written segment among the first `count` messages, as its place and the number of messages up
+        to its end; None and 0 if no such segment is written."""
         last: int | None = None
         held = 0
         for end, place in self.spans if count else ():
@@ -65,17 +85,17 @@ class Lane:
 
 
 class Request(NamedTuple):
-    """Request as it was matched.
+    """Request after matching.
 
     Attributes:
-        messages: the conversation, replies put together.
+        messages: conversation, with each reply as one message.
         before: number of messages up to the reply that it continues.
-        keys: digests of the conversation up to each message after that.
+        keys: digest of the conversation up to each later message.
         tools: digest of the tools.
-        specs: the tools.
-        evidence: of the client.
-        node: the reply that it continues; None where it is rendered whole.
-        matched: the reply that it would have continued, had the template a bridge.
+        specs: tools.
+        evidence: evidence of the client.
+        node: reply that it continues; None if it is rendered whole.
+        matched: reply that it would continue if the template had a bridge.
     """
 
     messages: Sequence[Message]
@@ -90,13 +110,25 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Turn:
-    """One request, planned: the segment that leads to it, and a hash over its prompt, which has `length` ids.
+    """Planned request.
 
-    `input_place` and `place` are those of its input and its reply. `lane` names a line of turns that extends one id
-    sequence (its KV can be kept). `repeat` numbers requests with the very same prompt: their replies must not be drawn
-    with the same random numbers. `attempt` counts how often it was asked before. `key` is the digest of all messages,
-    of which the first `before` are the conversation of `node`, and `count` are there; `tools` is the digest of the
-    tools.
+    Attributes:
+        ids: hash over the ids of the prompt.
+        length: number of ids of the prompt.
+        parent: place of the segment before the input; None for a root.
+        added: ids of the input.
+        source: source of the input.
+        input_place: place of the input.
+        place: place of the reply.
+        lane: number of its lane, whose KV cache can be reused.
+        repeat: number of earlier requests with the same prompt, which must draw other random numbers.
+        attempt: number of earlier attempts at this turn.
+        key: digest of all messages.
+        tools: digest of the tools.
+        node: reply that it continues; None if it is rendered whole.
+        before: number of messages up to that reply.
+        count: number of all messages.
+        evidence: evidence of the client.
     """
 
     ids: hashlib.blake2b
@@ -122,22 +154,22 @@ class Turn:
         return self.ids.digest()
 
 
-def begins(messages: Sequence[Message], heard: list[Message]) -> bool:
-    """Return whether `messages`, which are more, begin with `heard`.
+def begins(messages: Sequence[Message], prefix: list[Message]) -> bool:
+    """Return whether `messages`, which is longer, begins with `prefix`.
 
-    Lists are compared by their pointers alone as long as these are the same, so that hundreds of messages that have
-    left the processor's cache stay out of it. Equal messages pass as well.
+    Lists compare elements by identity first, so that this does not read hundreds of messages into the cache of the
+    processor. Equal messages match as well.
     """
     if not isinstance(messages, list):
-        return all(map(operator.is_, heard, messages))
+        return all(map(operator.is_, prefix, messages))
     try:
-        return heard < messages
-    except TypeError:  # messages have no order: the first that differ say so
+        return prefix < messages
+    except TypeError:  # messages have no order, so the first difference raises
         return False
 
 
 def place_named(reply: str) -> int | None:
-    """Return the place that an id of a reply bears, whatever a dialect put before it; None where it is no such id."""
+    """Return the place in the id of a reply, with any prefix of a dialect; None if it is not the id of a reply."""
     _, separator, number = reply.rpartition("#")
     place = number.partition(".")[0]
     return int(place) if separator and place.isdecimal() else None

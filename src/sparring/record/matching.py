@@ -1,4 +1,4 @@
-"""Matching: which recorded reply a client's conversation goes on from."""
+"""Matching: the recorded reply that a client's conversation continues."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sparring.types import Evidence, Message, Segment
 
 
 class Matching(NamedTuple):
-    """Record of one role, as far as it is needed to find a conversation again.
+    """Parts of a role's record that matching needs.
 
     Attributes:
-        lanes: lines of turns, by their numbers.
-        lane_of_reply: numbers of lines, by the object of their last reply.
-        nodes: replies, by the digest of their conversation and that of the tools.
-        written: segments, by their places.
+        lanes: lanes by number.
+        lane_of_reply: lane number by `id()` of the lane's last reply.
+        nodes: replies by the digest of their conversation and of the tools.
+        written: segments by place.
     """
 
     lanes: Mapping[int, Lane]
@@ -26,37 +26,41 @@ class Matching(NamedTuple):
     written: Mapping[int, Segment]
 
     def same_objects(self, messages: Sequence[Message], tools: bytes) -> Lane | None:
-        """Return the lane whose messages these begin with, up to the very object of its last reply; None where none is.
+        """Return the lane whose messages are the first of `messages`, including the very object of the lane's last
+        reply; None if no lane matches.
 
-        A loop that only adds messages sends such objects. Every other request is matched by its keys.
+        This is the fast path of a loop that only appends messages. Other requests are matched by their keys.
         """
         count = next((at for at in range(len(messages), 0, -1) if messages[at - 1].role == "assistant"), 0)
         number = self.lane_of_reply.get(id(messages[count - 1])) if count else None
         if number is None:
             return None
         lane = self.lanes[number]
-        same = len(lane.heard) == lane.replied == count and lane.tools == tools and begins(messages, lane.heard)
+        same = len(lane.history) == lane.replied == count and lane.tools == tools and begins(messages, lane.history)
         return lane if same else None
 
     def deepest(
         self, messages: Sequence[Message], keys: Sequence[bytes], tools: bytes, evidence: Evidence
     ) -> tuple[Node | None, int]:
-        """Return the longest recorded conversation that one with these keys begins with, and its number of messages."""
+        """Return the last reply of the longest recorded conversation that begins `messages`, and that conversation's
+        length."""
         for count in range(len(messages), 0, -1):
             if messages[count - 1].role == "assistant":
                 node = self.nodes.get(keys[count - 1] + tools)
-                node = None if node is None else self._chosen(node, messages[:count], evidence)
+                node = None if node is None else self._choose(node, messages[:count], evidence)
                 if node is not None:
                     return node, count
         return None, 0
 
-    def _chosen(self, node: Node | None, messages: Sequence[Message], evidence: Evidence) -> Node | None:
-        """Return which of the replies with an equal conversation is meant: the one that the client names, by its id or
-        by those of its calls; else one of the same agent; else the last that was delivered. A thought that the client
-        sends back has to be the recorded one; None where it is no reply's."""
+    def _choose(self, node: Node | None, messages: Sequence[Message], evidence: Evidence) -> Node | None:
+        """Choose among the replies with an equal history; None if the client's thoughts match no candidate.
+
+        The preference is: the reply that the client names by its id or by the ids of its calls, then a reply of the
+        same agent, then a delivered one, then the latest.
+        """
         equal = []
         while node is not None:
-            if self._thinks_alike(node, messages):
+            if self._thoughts_match(node, messages):
                 equal.append(node)
             node = node.twin
         if len(equal) < 2:
@@ -71,13 +75,13 @@ class Matching(NamedTuple):
 
         return max(equal, key=rank)
 
-    def _thinks_alike(self, node: Node, messages: Sequence[Message]) -> bool:
-        """Return whether each thought in a conversation is the recorded one."""
+    def _thoughts_match(self, node: Node, messages: Sequence[Message]) -> bool:
+        """Return whether every thought that the client sends is the recorded one."""
         if not any(sent.reasoning for sent in messages):
             return True
-        heard = self.lanes[node.lane].heard
+        history = self.lanes[node.lane].history
         return all(
             thought_of(sent) == thought_of(recorded)
-            for sent, recorded in zip(messages, heard, strict=False)
+            for sent, recorded in zip(messages, history, strict=False)
             if sent.reasoning and sent is not recorded and sent.role == "assistant" and thought_of(sent)
         )

@@ -1,4 +1,4 @@
-"""Order of a record: its segments stand in the order of requests, whatever the order in which these were answered."""
+"""Order of a record: its segments stand in the order of requests, even if replies ended in another order."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from sparring.types import Message, Segment, ToolSpec, main_replies
 
 
 def settled(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Return segments, numbered by the places that they took when their requests were planned, as those of a
-    trajectory: in the order of their places, numbered without a gap.
+    """Return the segments of a trajectory, sorted by place and renumbered without gaps.
 
-    A gap is left by a request without a reply. Of several segments in one place the last counts: it says more of the
-    same one (that its client never got it, that it turned out to be a summary). The segments of older records are
-    numbered without a gap, in the order in which they were written; they stay as they are.
+    A request without a reply leaves a gap. If several segments have the same place, the last one counts: it is an
+    update, such as a label that became known later. Segments of older records have no gaps and stay as they are.
     """
     by_place = {segment.index: segment for segment in segments}
     places = sorted(by_place)
@@ -22,11 +20,11 @@ def settled(segments: Iterable[Segment]) -> tuple[Segment, ...]:
     if not places or places[-1] == len(places) - 1:
         return tuple(ordered)
     index = {place: at for at, place in enumerate(places)}
-    return tuple(_moved(segment, index) for segment in ordered)
+    return tuple(_renumber(segment, index) for segment in ordered)
 
 
-def _moved(segment: Segment, index: dict[int, int]) -> Segment:
-    """Return a segment with indices in the place of places."""
+def _renumber(segment: Segment, index: dict[int, int]) -> Segment:
+    """Return a segment with indices instead of places."""
     at, fork = index[segment.index], segment.fork
     return replace(
         segment,
@@ -39,8 +37,8 @@ def _moved(segment: Segment, index: dict[int, int]) -> Segment:
 
 
 def conversation(segments: Sequence[Segment], index: int | None) -> tuple[Message, ...]:
-    """Return all messages up to the end of a segment of a trajectory: a conversation that left another has the messages
-    that both have from there. Records of before have only the last message of what was told at once."""
+    """Return all messages up to the end of a segment. A branch begins with the messages that it shares with the
+    conversation that it left. Older records hold only the last of several messages that were sent at once."""
     messages: list[tuple[Message, ...]] = []
     while index is not None:
         segment = segments[index]
@@ -52,12 +50,12 @@ def conversation(segments: Sequence[Segment], index: int | None) -> tuple[Messag
 
 
 def conversation_of(segments: Sequence[Segment], trajectory: str, reply: str) -> tuple[Message, ...] | None:
-    """Return all messages up to a reply of a trajectory, itself included.
+    """Return all messages up to a reply of a trajectory, itself included; None if it is not a reply of the trajectory.
 
     Args:
-        segments: of the trajectory.
-        trajectory: its id.
-        reply: id of the reply, which bears the place of its segment.
+        segments: segments of the trajectory.
+        trajectory: id of the trajectory.
+        reply: id of the reply, which contains the place of its segment.
     """
     owner, _, place = reply.rpartition("#")
     for segment in reversed(segments):
@@ -68,7 +66,7 @@ def conversation_of(segments: Sequence[Segment], trajectory: str, reply: str) ->
 
 
 def tools_of(segments: Sequence[Segment], index: int) -> tuple[ToolSpec, ...]:
-    """Return the tools of the request that a segment of a trajectory belongs to."""
+    """Return the tools of the request that a segment belongs to."""
     at: int | None = index
     while at is not None:
         segment = segments[at]
@@ -79,6 +77,6 @@ def tools_of(segments: Sequence[Segment], index: int) -> tuple[ToolSpec, ...]:
 
 
 def last_words(segments: Sequence[Segment]) -> Message | None:
-    """Return the main agent's last reply that called nothing; None where there is none."""
+    """Return the main agent's last reply without calls, or None."""
     spoken = (segment.message for segment in reversed(main_replies(segments)))
     return next((message for message in spoken if message is not None and not message.tool_calls), None)

@@ -1,4 +1,4 @@
-"""Recorded sessions: every token that a policy samples passes here and is written down as it was sampled."""
+"""Recorded sessions: sessions that sample from an engine and record every sampled token unchanged."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sparring.generation import Completion, Delta, GenerateRequest, Sampling
 from sparring.protocols import Engine, Renderer, Store
 from sparring.record.branches import Transcript
 from sparring.record.budget import Budget
+from sparring.record.journal import RecordedReply, RecordedTurns, SessionJournal
 from sparring.record.lines import Turn
 from sparring.record.rendering import Binder, Planner
-from sparring.record.replies import RecordedPlaces, RecordedReplies, RecordedReply
 from sparring.record.request import (
     Rank,
     at_most,
@@ -47,16 +47,16 @@ from sparring.types import (
 
 
 class Recorder:
-    """Opens sessions on one engine. Holds nothing of them but the turns that are about to be written.
+    """Factory of sessions on one engine. It holds only turns that are about to be written.
 
     Args:
-        engine: samples.
-        renderer: messages <-> ids, of the model that the engine serves.
-        store: every turn is durable there before its reply is returned; None keeps the record in memory only.
-        sampling: how tokens are drawn; `seed` and `stop` are set per session, `max_tokens` and `min_tokens` are no more
-            than what is left to it.
-        model: the name under which sampled segments are recorded.
-        max_context: most ids a prompt and its reply may have together.
+        engine: engine that samples.
+        renderer: renderer of the engine's model.
+        store: store in which every turn is durable before its reply is returned; None keeps the record in memory only.
+        sampling: sampling settings. Each session sets `seed` and `stop`; `max_tokens` and `min_tokens` are reduced to
+            the remaining budget.
+        model: name of the model in the record.
+        max_context: maximum number of ids of a prompt and its reply.
     """
 
     def __init__(
@@ -90,40 +90,39 @@ class Recorder:
         priority: int = 0,
         admission: int = 0,
         limits: Limits | None = None,
-        replies: RecordedReplies | None = None,
+        journal: SessionJournal | None = None,
     ) -> RecordedSession:
         """Open a session for one role of one rollout.
 
         Args:
-            task: whose limits hold unless `limits` is given.
-            rollout_id: the rollout's id; other roles than `policy` are recorded under `<rollout_id>/<role>`.
-            seed: decides, with a token's position, every random number of the session.
-            role: who speaks.
-            priority: of its requests at the engine.
-            admission: of its rollout, by which the engine ranks requests of one priority.
-            limits: replaces the task's.
-            replies: recorded replies of this rollout, if it is played again: they answer the requests that they
-                answered before, and are not written into the store again.
+            task: task of the rollout; its limits hold unless `limits` is given.
+            rollout_id: id of the rollout; roles other than `policy` are recorded under `<rollout_id>/<role>`.
+            seed: seed that decides, with a token's position, every random number of the session.
+            role: role of the session.
+            priority: priority of its requests at the engine.
+            admission: admission index of the rollout, by which the engine ranks requests of one priority.
+            limits: limits that replace the task's.
+            journal: journal of this rollout. Its recorded replies answer their requests and are not stored again; new
+                turns are appended to it.
         """
         rank = Rank(priority, admission)
         session = RecordedSession(
             self, task, rollout_id=rollout_id, seed=seed, role=role, rank=rank, limits=limits or task.limits
         )
-        session.replies = replies
+        session.journal = journal
         return session
 
 
 class RecordedSession(OpenSession):
-    """Session whose replies an engine samples: every token is written down as it was sampled. Implements
-    `protocols.Session`.
+    """Session that samples from an engine and records every token unchanged. Implements `protocols.Session`.
 
-    The history of a request is matched against what this session said before. Where it continues that, the prompt is
-    those very ids with the new messages appended; otherwise a new branch begins, rendered whole.
+    The messages of a request are matched against the record. If they continue a recorded conversation, the prompt is
+    the recorded ids with the new messages appended; otherwise a new branch begins, which is rendered whole.
 
     Attributes:
         max_prompt_bytes: maximum number of bytes of a text of `max_context` ids.
         max_reply: maximum number of ids of one reply.
-        usage: counts so far.
+        usage: usage so far.
         generate_s: seconds spent waiting for replies, summed over requests.
     """
 
@@ -144,7 +143,7 @@ class RecordedSession(OpenSession):
         self._tree = Tree(recorder.renderer, recorder.tool_lists)
         self._planner = Planner()
         self._budget = Budget(self.id, limits)
-        self._places: RecordedPlaces | None = None
+        self._recorded_turns: RecordedTurns | None = None
         self._closed = False
         self._under_way: dict[str, str] = {}  # requests at the engine, by the ids of their replies
         self._ended: set[str] = set()
@@ -165,9 +164,9 @@ class RecordedSession(OpenSession):
             await self._recorder.engine.abort(request)
 
     async def _sample(self, request: ReplyRequest) -> ReplyStream:
-        """Take turns until one is answered: a record that is played again may have turns that the engine gave up. A
-        request that the engine ends early, after `abort` or by itself, is recorded as lost; made again, it is another
-        turn."""
+        """Take turns until one is answered, since a record that is played again may contain turns that the engine gave
+        up. A request that the engine ends early, by `abort` or by itself, is recorded as lost; its repetition is
+        another turn."""
         answered = False
         while not answered:
             async with aclosing(self._turn(request)) as parts:
@@ -176,15 +175,14 @@ class RecordedSession(OpenSession):
                     yield part
 
     async def _turn(self, request: ReplyRequest) -> ReplyStream:
-        """Plan a turn, sample its reply and write it down. Nothing is yielded of a turn that the record has as given
-        up."""
+        """Plan a turn, sample its reply and record it. Yield nothing for a turn that the record has as given up."""
         self._budget.check(self.usage)
         turn = await self._planned(request)
         granted, recorded, reader, left = 0, None, self._reader(turn, request), False
         try:
             sampling = self._sampling(turn, request)
-            if self.replies is not None:
-                recorded = await self.replies.take(self._role, turn.prompt, sampling)
+            if self.journal is not None:
+                recorded = await self.journal.reply(self._role, turn.prompt, sampling)
             if recorded is None:
                 granted = await self._budget.grant(sampling.max_tokens)
                 sampling = at_most(sampling, granted)
@@ -211,9 +209,8 @@ class RecordedSession(OpenSession):
             if granted:
                 self._budget.give_back(granted, self.usage)
         tool_calls = self.usage.tool_calls
-        if self._recorder.turns is not None and recorded is None:  # a task cancelled here leaves a whole record
-            entries = () if self.replies is None else self.replies.take_entries()
-            await self._recorder.turns.put(self.id, new, entries)
+        if recorded is None:
+            await self._keep(new)
         if completion.finish_reason == "abort" and recorded is None:
             gave_up = self._gave_up(request_id(self.id, turn), len(completion.tokens))
             if not left:
@@ -235,7 +232,8 @@ class RecordedSession(OpenSession):
         stop: str | None,
         tool_calls: int,
     ) -> SampledReply:
-        """Return the reply to a turn that is written down; `tool_calls` are those of the session up to it."""
+        """Return the reply of a recorded turn. `tool_calls`: number of tool calls of the session, including this
+        turn."""
         cut = cut_reason(self._recorder.sampling.max_tokens, self._room(turn), request, sampling.max_tokens)
         return SampledReply(
             id=self._reply_id(turn),
@@ -265,15 +263,15 @@ class RecordedSession(OpenSession):
         )
 
     async def _planned(self, request: ReplyRequest) -> Turn:
-        """Return the turn that a request is; one of a record that comes again has its place there. Raises LimitReached
-        where its messages are too long by far."""
-        if self.replies is not None and self._places is None:
-            self._places = self.replies.places(self._role)
-            self._tree.reserve(self._places.inputs, self._places.all)
-        places = self._places
+        """Plan the turn of a request. A recorded turn that is played again gets its recorded place. Raises LimitReached
+        if the messages are far too long."""
+        if self.journal is not None and self._recorded_turns is None:
+            self._recorded_turns = self.journal.turns(self._role)
+            self._tree.reserve(self._recorded_turns.inputs, self._recorded_turns.places)
+        turns = self._recorded_turns
 
         def recorded(prompt: bytes, repeat: int) -> int | None:
-            return None if places is None else places.of(prompt, self._seed_of(repeat))
+            return None if turns is None else turns.place_of(prompt, self._seed_of(repeat))
 
         steps = self._tree.planning(request.messages, request.tools, request.evidence, recorded)
         check = far_check(self.id, request.messages, self._recorder.renderer, self.max_context)
@@ -283,7 +281,8 @@ class RecordedSession(OpenSession):
         return turn
 
     def _limit_hit(self, completion: Completion, cut_reason: str, tool_calls: int) -> LimitReached | None:
-        """Return the limit that a reply hit. `cut_reason`: of one that was cut short, empty where its client cut it."""
+        """Return the limit that a reply hit. `cut_reason`: reason of the truncation, empty if the client's `max_tokens`
+        caused it."""
         if completion.finish_reason == "length" and cut_reason:
             text = f"{self.id}: a reply was cut short after {len(completion.tokens)} tokens"
             return LimitReached(cut_reason, text)
@@ -291,7 +290,11 @@ class RecordedSession(OpenSession):
 
     def _delivered(self, reply: str, delivered: bool) -> None:
         segment = self._tree.deliver(reply, delivered)
-        if segment is not None and self._recorder.turns is not None and not self._closed:
+        if segment is None or self._closed:
+            return
+        if self.journal is not None:
+            self.journal.sampled(self._role, (segment,))
+        if self._recorder.turns is not None:
             self._recorder.turns.note(self.id, segment)
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
@@ -327,10 +330,10 @@ class RecordedSession(OpenSession):
             await self._recorder.engine.release(self._conversation(lane))
 
     def _sampling(self, turn: Turn, request: ReplyRequest) -> Sampling:
-        """Return how this turn is drawn, with all the tokens that it may have in this context.
+        """Return the sampling settings of a turn, with as many tokens as the context has room for.
 
         Raises:
-            LimitReached: the context leaves none.
+            LimitReached: the context has no room.
         """
         room = self._room(turn)
         check_length(self.id, turn.length, self._recorder.max_context)
@@ -387,6 +390,15 @@ class RecordedSession(OpenSession):
             return RequestEnded(f"{request}: ended after {tokens} tokens")
         return EngineError(f"{request}: the engine gave up after {tokens} tokens")
 
+    async def _keep(self, new: Sequence[Segment]) -> None:
+        """Append the segments of a new turn to the journal and the store. A task that is cancelled here leaves a whole
+        record."""
+        if self.journal is not None:
+            self.journal.sampled(self._role, new)
+        if self._recorder.turns is not None:
+            entries = () if self.journal is None else self.journal.unwritten()
+            await self._recorder.turns.put(self.id, new, entries)
+
     def _write(
         self,
         turn: Turn,
@@ -415,8 +427,8 @@ class RecordedSession(OpenSession):
         recorded: RecordedReply | None,
         reader: PieceReader | None,
     ) -> tuple[Message, str | None]:
-        """Return the reply with ids of calls that are unique in the session, and the client's string that ended it, if
-        one did. Ids of the format itself stay."""
+        """Return the parsed reply with call ids that are unique in the session (ids of the chat format stay), and the
+        client's stop string that ended it, or None."""
         parsed = self._recorder.renderer.parse(completion.tokens, request.callable, prompt=turn.added)
         message, stop = without_stop(parsed, request.stop)
         if recorded is not None and recorded.segment.message is not None:
@@ -425,7 +437,7 @@ class RecordedSession(OpenSession):
         return named(message, calls), stop
 
     def _room(self, turn: Turn) -> int:
-        """Return how many tokens the context has for the reply of a turn."""
+        """Return the number of tokens of the context that remain for a turn's reply."""
         return self._recorder.max_context - turn.length
 
     def _conversation(self, lane: int) -> str:

@@ -1,8 +1,7 @@
-"""Rendering of long conversations, and compiling of grammars, beside the event loop, which all rollouts share.
+"""Rendering of long conversations and compilation of grammars in threads, because all rollouts share the event loop.
 
-Text is rendered at some 50 ids a millisecond of one thread, and a conversation may have a hundred thousand. What is
-long is rendered by a thread of a small pool, while other rollouts go on. Requests of one session are planned in the
-order in which they came all the same, so that the record does not depend on how long anything took.
+A thread renders some 50 ids per millisecond, and a conversation may have a hundred thousand. The turns of one session
+are still planned in order of arrival, so that the record does not depend on timing.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from sparring.types import Message
 T = TypeVar("T")
 
 LONG = 16384
-"""Characters of messages from which on they are rendered beside the event loop: 5 to 10 ms."""
+"""Number of characters above which messages are rendered in a thread: 5 to 10 ms."""
 
 VALUE = 16
-"""Characters that a value in a call's arguments, a tool's schema or a message counts for."""
+"""Number of characters that a value in a call's arguments, in a tool's schema or a message counts as."""
 
 THREADS = 2
 
 SEEN = 64
-"""Constraints that are known to be compiled; renderers keep as many."""
+"""Number of constraints that are known to be compiled; renderers cache as many."""
 
 
 class Rendering(NamedTuple):
-    """Messages that are to be rendered for a turn.
+    """Rendering work of a turn.
 
     Attributes:
-        long: whether that is done beside the event loop.
-        run: renders; may be called on any thread.
+        long: whether it should run in a thread.
+        run: function that renders, on any thread.
     """
 
     long: bool
@@ -44,7 +43,7 @@ class Rendering(NamedTuple):
 
 
 def is_long(messages: Sequence[Message]) -> bool:
-    """Return whether the text of messages is so long that work with it is done beside the event loop."""
+    """Return whether messages are so long that work on them should run in a thread."""
     return sum([len(message.content) for message in messages]) + VALUE * len(messages) >= LONG
 
 
@@ -57,7 +56,7 @@ def renders_long(messages: Sequence[Message]) -> bool:
 
 
 def has_many(values: Iterable[Any]) -> bool:
-    """Return whether plain data has so many values, or so much text, that it takes long to render."""
+    """Return whether plain data takes long to render, because of its number of values or the length of its text."""
     left, size = list(values), 0
     while left and size < LONG:
         value = left.pop()
@@ -70,27 +69,27 @@ def has_many(values: Iterable[Any]) -> bool:
     return size >= LONG
 
 
-async def apart(work: Callable[..., T], *arguments: Any) -> T:
-    """Return what some work comes to that is done beside the event loop. It shares nothing that changes."""
+async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
+    """Run a function in a thread, away from the event loop, and return its result. It must not share mutable state."""
     return await asyncio.get_running_loop().run_in_executor(_pool(), work, *arguments)
 
 
 class Planner:
-    """Planner of the turns of one session, in the order in which they were asked for."""
+    """Planner of one session's turns, in order of arrival."""
 
     def __init__(self) -> None:
         self._in_turn = asyncio.Lock()
 
     async def plan(self, steps: Generator[Rendering, Any, T], check: Callable[[], None] | None) -> T:
-        """Return the turn that some steps come to.
+        """Run the steps of planning and return the turn.
 
         Args:
-            steps: of the planning; see `Tree.planning`.
-            check: done before, beside the event loop; raises where the conversation is refused.
+            steps: generator of `Tree.planning`.
+            check: function to run first, in a thread; raises if the conversation is refused.
         """
         async with self._in_turn:
             if check is not None:
-                await apart(check)
+                await in_thread(check)
             done: Any = None
             while True:
                 try:
@@ -98,15 +97,15 @@ class Planner:
                 except StopIteration as end:
                     turn: T = end.value
                     return turn
-                done = await apart(rendering.run) if rendering.long else rendering.run()
+                done = await in_thread(rendering.run) if rendering.long else rendering.run()
 
 
 class Binder:
-    """Binding of requests' stop strings and constraints to ids. A grammar is compiled beside the event loop: a large
-    one takes a second, and so does the table of a vocabulary that the first one needs.
+    """Binder of stop strings and constraints to ids. It compiles grammars in a thread: a large one takes a second, and
+    so does the vocabulary's table, which the first one needs.
 
     Args:
-        renderer: binds.
+        renderer: renderer that binds.
     """
 
     def __init__(self, renderer: Renderer) -> None:
@@ -117,12 +116,12 @@ class Binder:
         """Return a request as `Renderer.bind` does.
 
         Raises:
-            BadInput: the constraint does not compile, or there is an empty stop string.
+            BadInput: the constraint does not compile, or a stop string is empty.
         """
         constraint = request.sampling.constraint
         if constraint is None or constraint in self._seen and len(constraint.source) < LONG:
             return self._renderer.bind(request)
-        bound = await apart(self._renderer.bind, request)
+        bound = await in_thread(self._renderer.bind, request)
         if len(self._seen) >= SEEN:
             self._seen.clear()
         self._seen.add(constraint)

@@ -1,4 +1,4 @@
-"""Rewards that a rollout gets from outside: given by a program elsewhere, for the rollout, a turn or a branch."""
+"""External rewards of a rollout: given by another program, for the rollout, a turn or a branch."""
 
 from __future__ import annotations
 
@@ -15,41 +15,44 @@ from sparring.types import Score, Segment, Trajectory
 
 
 class UnknownReply(BadInput):
-    """A reward names a reply that this rollout did not get."""
+    """Reward for a reply that this rollout does not have."""
 
 
 class RewardConflict(BadInput):
-    """A reward bears the id of another reward."""
+    """Reward with the id of another reward."""
 
 
 class RewardsClosed(BadInput):
-    """The run takes no rewards from outside, or none under this key."""
+    """Reward in a run that takes no external rewards, or not under this key."""
 
 
 class RewardExpired(BadInput):
-    """A reward came after the rollout was scored."""
+    """Reward after the rollout was scored."""
 
 
 class OutsideReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Reward as it was given."""
+    """External reward."""
 
     reward: float | None
-    """None: not scored, which is not 0. Of a turn or a branch it is a number."""
+    """Value of the reward; None: the rollout is not scored, which is different from 0. A turn or a branch needs a
+    number."""
 
     of: str | None = None
-    """Id of a reply; None: of the rollout."""
+    """Id of a reply; None: the reward is for the rollout."""
 
     branch: bool = False
-    """True: of the branch that the reply stands in, earned where that ends; False: of the reply alone."""
+    """True: the reward is for the branch of the reply, and counts at the end of that branch; False: for the reply
+    alone."""
 
     parts: dict[str, float] = {}
     """Named components, for reports."""
 
     final: bool | None = None
-    """True: no other is awaited; None: the rollout's is final, those of turns and branches are not."""
+    """True: the rollout waits for no further reward; None: true for the rollout's reward, false for turns and
+    branches."""
 
     id: str = ""
-    """Id of the reward itself: the same one twice counts once, whatever came between; empty: none."""
+    """Id of the reward, by which a repeated reward counts once; empty: no id."""
 
     def __post_init__(self) -> None:
         if self.branch and self.of is None:
@@ -62,26 +65,25 @@ class OutsideReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def ends(self) -> bool:
-        """True where no other reward is awaited after it."""
+        """True if the rollout waits for no further reward."""
         return self.of is None if self.final is None else self.final
 
 
 class OutsideRewards:
-    """Rewards of one attempt at a rollout of one role. The latest of a target counts: of the rollout, of each reply, of
-    each branch.
+    """External rewards of one attempt at a rollout of one role. The latest reward counts for each target: the rollout,
+    each reply, each branch.
 
     Args:
         trajectory: id of the attempt's trajectory.
-        within_s: seconds for which rewards are awaited.
-        by_sampler: whether the key under which the rollout samples may give them, too.
-        before: rewards that an earlier process took for this attempt, in order.
-        record: makes a reward durable; it counts when this has returned.
-        expire: called for each reward that comes too late.
+        within_s: seconds to wait for rewards.
+        by_sampler: whether the key that samples may give rewards as well.
+        before: rewards that an earlier process stored for this attempt, in order.
+        record: function that stores a reward; the reward counts when it returns.
+        expire: function that is called for each late reward.
 
     Attributes:
-        offered: whether a client got a key under which it can give them.
-        closed: whether they come too late.
-        by_sampler: as above.
+        offered: whether a client got a key that can give rewards.
+        closed: whether rewards are late now.
     """
 
     def __init__(
@@ -108,16 +110,16 @@ class OutsideRewards:
 
     @property
     def final(self) -> bool:
-        """True where no other reward is awaited."""
+        """True if no further reward is awaited."""
         return self._final.is_set()
 
     def give(self, reward: OutsideReward) -> None:
-        """Take a reward, and make it durable.
+        """Store a reward.
 
         Raises:
-            RewardExpired: the rollout is scored.
-            RewardConflict: another one bears its id.
-            StoreError: it cannot be made durable; it does not count.
+            RewardExpired: the rollout is already scored.
+            RewardConflict: another reward has this id.
+            StoreError: the reward could not be stored; it does not count.
         """
         if self.closed:
             self._expire()
@@ -133,7 +135,7 @@ class OutsideRewards:
         self._take(reward)
 
     def when_closed(self, closer: Callable[[], Awaitable[None]]) -> None:
-        """Have a function called when rewards are awaited no more; what holds the key to them."""
+        """Register a function that is called when no more rewards are accepted, for the owner of a reward key."""
         self.offered = True
         self._closers.append(closer)
 
@@ -147,18 +149,20 @@ class OutsideRewards:
         return self.final
 
     async def close(self) -> None:
-        """Take no more. Safe to call twice."""
+        """Accept no more rewards. May be called twice."""
         self.closed = True
         while self._closers:
             await self._closers.pop()()
 
     def score(self, score: Score, trajectory: Trajectory) -> Score:
-        """Return the score with these rewards in the place of the world's: not scored where the final one has not come,
-        or says so. Where the rollout itself was given none, its reward is the sum of those of its turns and branches.
+        """Return the score with these rewards instead of the world's.
+
+        The rollout is not scored if the final reward has not come, or is None. Without a reward for the rollout itself,
+        its reward is the sum over turns and branches.
 
         Args:
-            score: the world's; its parts and its success stay.
-            trajectory: of the attempt.
+            score: score of the world; its parts and its success are kept.
+            trajectory: trajectory of the attempt.
         """
         parts = dict(score.parts)
         for reward in self._by_target.values():
@@ -183,8 +187,8 @@ class OutsideRewards:
         return replace(unscored, reward=total, per_turn=tuple(earned) if of_turns else None)
 
     def of_no_turn(self, trajectory: Trajectory) -> int:
-        """Return the number of rewards for replies and branches of a trajectory that count for nothing: the reply is
-        lost or auxiliary, or none of it."""
+        """Return the number of rewards for replies and branches that have no effect, because the reply is unknown, lost
+        or auxiliary."""
         turns = {segment.index for segment in trajectory.turns}
         earning = [(_segment_of(trajectory, r.of), r.branch) for r in self._by_target.values() if r.of is not None]
         ends = [s and (_end_of_branch(trajectory, s) if branch else s) for s, branch in earning]
@@ -200,7 +204,7 @@ class OutsideRewards:
 
 
 def _segment_of(trajectory: Trajectory, reply: str) -> Segment | None:
-    """Return the segment of a reply, by the reply's id, which bears the place of its request."""
+    """Return the segment of a reply by the reply's id, which contains the place of its segment."""
     place = reply.rpartition("#")[2]
     for segment in trajectory.segments:
         if segment.model is not None and place == str(segment.index if segment.place is None else segment.place):
@@ -209,8 +213,7 @@ def _segment_of(trajectory: Trajectory, reply: str) -> Segment | None:
 
 
 def _end_of_branch(trajectory: Trajectory, segment: Segment) -> Segment:
-    """Return the last turn of the branch that a reply stands in: of several that go on from it, the latest; the reply
-    itself where none does."""
+    """Return the last turn of a reply's branch, the latest of several continuations, or the reply itself."""
     below, end = {segment.index}, segment
     for later in trajectory.segments:
         if later.parent in below:

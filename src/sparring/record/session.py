@@ -10,20 +10,20 @@ from functools import partial
 from sparring.errors import BadInput, LimitReached
 from sparring.generation import Constraint
 from sparring.record.branches import Transcript
+from sparring.record.journal import SessionJournal
 from sparring.record.order import conversation_of, last_words
-from sparring.record.replies import RecordedReplies
 from sparring.record.rewards import OutsideRewards
 from sparring.reply import NO_EVIDENCE, ReplyRequest, ReplyStream, SampledReply, SessionLayer, whole_reply
 from sparring.types import UNTRAINED, Evidence, Message, Outcome, Segment, Timing, ToolSpec, Trajectory
 
 
 class RequestAccount:
-    """Account of the requests of one session. The latest decides what the session ended by: a client that was cut short
-    or told that its prompt is too long, and was answered afterwards, made the best of it.
+    """Account of the requests of one session. The latest request decides how the session ended: a client that was cut
+    short and then got another reply has recovered.
 
     Attributes:
-        limit: the limit that the latest request hit, of those that were answered or hit one; None where it hit none.
-        refused: why the latest refused request was not answered; empty where none was refused.
+        limit: limit that the latest request hit; None if it was answered completely. Refused requests do not count.
+        refused: reason of the latest refusal; empty if there was no refusal.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class RequestAccount:
 
     @contextmanager
     def request(self, evidence: Evidence) -> Iterator[Callable[[LimitReached | None], None]]:
-        """Take note of how a request ends, which is made in the body of `with`: by what it raises, or by the limit that
-        the yielded function is called with, None where it was answered whole. Nothing ends by a request for a title.
+        """Record the end of a request that is made inside the context: an exception, or the limit that is passed to the
+        yielded function, None for a complete reply. Requests with label `auxiliary` hit no limit.
 
         Args:
-            evidence: what the client says of it.
+            evidence: evidence of the request.
         """
         self._made += 1
         number = self._made
@@ -67,15 +67,15 @@ class OpenSession(ABC):
         id: id of the trajectory.
         account: account of the requests.
         rewards: rewards of the rollout from outside; None if the run takes none.
-        replies: recorded replies that answer before the engine does, of a rollout that is played again; None of a new
-            one.
+        journal: journal of the rollout, whose recorded replies answer before the engine does; None for a session
+            outside a rollout.
     """
 
     def __init__(self, trajectory: str) -> None:
         self.id = trajectory
         self.account = RequestAccount()
         self.rewards: OutsideRewards | None = None
-        self.replies: RecordedReplies | None = None
+        self.journal: SessionJournal | None = None
         self._layers: list[SessionLayer] = []
 
     @property

@@ -1,4 +1,4 @@
-"""Reading of a reply in pieces while it is sampled."""
+"""Reader of a reply in pieces while it is sampled."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sparring.types import Message, ReplyPiece, ToolCall
 
 
 class StopHolder:
-    """Holder of the text of a reply that may be a string of the client's that ends it.
+    """Buffer of the end of a reply's text that may be the beginning of a stop string.
 
     Args:
-        strings: none of which is shown, nor what follows.
+        strings: stop strings of the client; they and the text after them are not shown.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -23,7 +23,7 @@ class StopHolder:
         self._over = False
 
     def add(self, text: str) -> str:
-        """Return the text that is decided."""
+        """Add text, and return the text that certainly belongs to the reply."""
         if self._over:
             return ""
         text = self._waiting + text
@@ -37,13 +37,13 @@ class StopHolder:
 
 
 class PieceReader:
-    """Reader of one reply in pieces, as soon as each is decided.
+    """Reader of one reply in pieces, each as soon as it is certain.
 
     Args:
         reader: reader of the reply's format.
-        head: yielded before the first piece.
-        stop: strings of the client that end the reply.
-        calls: beginning of the ids of its calls.
+        head: head, which is yielded before the first piece.
+        stop: stop strings of the client.
+        calls: prefix of the ids of its calls.
     """
 
     def __init__(self, reader: ReplyReader, head: ReplyHead, *, stop: Sequence[str], calls: str) -> None:
@@ -54,11 +54,11 @@ class PieceReader:
         self._num_calls = 0
 
     def read(self, tokens: Sequence[int]) -> Iterator[ReplyHead | ReplyPiece]:
-        """Read further ids of the reply; yield what they decide."""
+        """Read further ids of the reply; yield the new pieces."""
         yield from self._begin()
         for piece in self._reader.read(tokens):
             if piece.call is not None:
-                piece = ReplyPiece(kind="call", call=_named(piece.call, self._num_calls, self.calls))
+                piece = ReplyPiece(kind="call", call=_with_call_id(piece.call, self._num_calls, self.calls))
                 self._num_calls += 1
             elif self._holders:
                 text = self._holders[piece.kind].add(piece.text)
@@ -69,7 +69,7 @@ class PieceReader:
             yield piece
 
     def rest(self, message: Message) -> Iterator[ReplyHead | ReplyPiece]:
-        """Yield what was not read before of the whole reply."""
+        """Yield the pieces of the complete reply that were not yielded before."""
         yield from self._begin()
         yield from self._shown.rest(message)
 
@@ -80,7 +80,8 @@ class PieceReader:
 
 
 def without_stop(message: Message, strings: Sequence[str]) -> tuple[Message, str | None]:
-    """Return a reply up to the first of some strings, and that string; the whole reply and None where it has none."""
+    """Return a reply up to the first of some stop strings, and that string; the whole reply and None if it has no stop
+    string."""
     thought = message.reasoning or ""
     if (end := first_of(thought, strings)) is not None:
         return replace(message, reasoning=thought[: end[0]]), end[1]
@@ -90,23 +91,23 @@ def without_stop(message: Message, strings: Sequence[str]) -> tuple[Message, str
 
 
 def named(reply: Message, calls: str) -> Message:
-    """Return a reply whose calls have ids that begin with `calls`. Ids of the format itself stay."""
+    """Return a reply whose calls have ids with the prefix `calls`. Ids of the chat format stay."""
     if not reply.tool_calls:
         return reply
-    return replace(reply, tool_calls=tuple(_named(call, at, calls) for at, call in enumerate(reply.tool_calls)))
+    return replace(reply, tool_calls=tuple(_with_call_id(call, at, calls) for at, call in enumerate(reply.tool_calls)))
 
 
-def _named(call: ToolCall, at: int, calls: str) -> ToolCall:
+def _with_call_id(call: ToolCall, at: int, calls: str) -> ToolCall:
     return replace(call, id=f"{calls}{at}") if call.id == f"call_{at}" else call
 
 
 def first_of(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
-    """Return the place of the first of some strings in a text, and which it is; None where there is none."""
+    """Return the index of the first of some strings in a text, and that string; None if the text has no such string."""
     return min(((at, string) for string in strings if (at := text.find(string)) >= 0), default=None)
 
 
 def _overlap(text: str, string: str) -> int:
-    """Return how many characters at the end of a text may begin a string."""
+    """Return the number of characters at the end of a text that may begin a string."""
     for length in range(min(len(text), len(string) - 1), 0, -1):
         if string.startswith(text[-length:]):
             return length

@@ -1,4 +1,4 @@
-"""The tree of what a session without tokens said and was told: the same branches, made of messages."""
+"""Tree of a session without tokens: the branches of `Tree`, made of messages."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from sparring.types import UNTRAINED, Evidence, Fork, Message, Segment, Source, 
 
 
 class TextTurn(NamedTuple):
-    """Request as it was matched.
+    """Request after matching.
 
     Attributes:
-        messages: the conversation, replies put together.
-        keys: digests of the conversation up to each message.
-        tools: of the request.
-        tools_digest: of these.
-        parent: index of the reply that it continues; None where it begins a branch.
+        messages: conversation, with each reply as one message.
+        keys: digest of the conversation up to each message.
+        tools: tools of the request.
+        tools_digest: digest of the tools.
+        parent: index of the reply that it continues; None if it begins a branch.
         before: number of messages up to that reply.
     """
 
@@ -40,12 +40,12 @@ class TextTurn(NamedTuple):
 
 @dataclass(slots=True)
 class TextTree:
-    """Messages of one role, each a segment without tokens. A request continues the reply up to which its messages and
-    its tools are the same; any other begins a branch.
+    """Messages of one role, each a segment without tokens. A request with the same messages and tools up to a reply
+    continues that reply; any other request begins a branch.
 
     Attributes:
-        source: of the segments that hold replies.
-        segments: in the order in which messages were told and said.
+        source: source of the replies' segments.
+        segments: segments in order of arrival.
     """
 
     source: Source
@@ -58,31 +58,31 @@ class TextTree:
     _constraints: dict[int, Constraint] = field(default_factory=dict)
 
     def plan(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> TextTurn:
-        """Return which turn a request is. Nothing is written.
+        """Match a request and return its turn. Nothing is written.
 
         Raises:
-            ValueError: there is no message.
+            ValueError: the request has no message.
         """
         if not messages:
             raise ValueError("a request must have a message")
         tools_digest, specs, _ = self._tool_lists.of(tools)
         keys = self._forms.keys(START, messages)
-        parent, before = self._continued(messages, keys, tools_digest)
+        parent, before = self._find_continued(messages, keys, tools_digest)
         if parent is None:
             together, other_keys = self._forms.read(messages)
-            joined = self._continued(together, other_keys, tools_digest)
+            joined = self._find_continued(together, other_keys, tools_digest)
             if joined[0] is not None:
                 messages, keys, (parent, before) = together, other_keys, joined
         return TextTurn(messages, keys, specs, tools_digest, parent, before)
 
     def ask(self, turn: TextTurn) -> tuple[int, bytes]:
-        """Write what a request tells. Return the index of its last message, and the digests of conversation and
+        """Write the messages of a request. Return the index of the last one, and the digests of conversation and
         tools."""
         messages, keys, parent, before = turn.messages, turn.keys, turn.parent, turn.before
         fork = self._start_of_agent(messages) if parent is None else None
         if parent is not None:
             self._leaves.pop(parent, None)
-        self._forms.told(keys[before - 1] if before else START, messages[before:], keys[before:], 0)
+        self._forms.add_messages(keys[before - 1] if before else START, messages[before:], keys[before:], 0)
         for message, key in zip(messages[before:], keys[before:], strict=True):
             key += turn.tools_digest
             index = self._inputs.get((parent, key))
@@ -95,9 +95,9 @@ class TextTree:
         assert parent is not None, "a turn has a message"
         return parent, keys[-1] + turn.tools_digest
 
-    def told_apart(self, reply: Message) -> Message:
-        """Return the reply to write next, none of whose calls has the id of an earlier one: a script gives all of its
-        calls the same, and a program tells them apart by these."""
+    def with_unique_call_ids(self, reply: Message) -> Message:
+        """Give new ids to calls of a reply whose ids occurred before: a scripted expert repeats ids, and a program
+        distinguishes calls by id."""
         calls: list[ToolCall] = []
         for at, call in enumerate(reply.tool_calls):
             again = self._forms.has_call(call.id) or any(call.id == other.id for other in calls)
@@ -110,10 +110,10 @@ class TextTree:
         """Write the reply to a request, and return its segment.
 
         Args:
-            request: as `ask` returned it.
-            reply: to it.
-            evidence: of the client.
-            constraint: that the reply was held to.
+            request: result of `ask`.
+            reply: reply to write.
+            evidence: evidence of the client.
+            constraint: constraint on the reply.
         """
         parent, key = request
         index, tools = len(self.segments), key[len(START) :]
@@ -127,7 +127,7 @@ class TextTree:
             evidence=None if evidence == NO_EVIDENCE else evidence,
         )
         self.segments.append(segment)
-        replied = self._forms.said(key[: len(START)], reply, 0, index)
+        replied = self._forms.add_reply(key[: len(START)], reply, 0, index)
         self._replies[replied + tools] = index
         self._leaves[index] = reply
         if constraint is not None:
@@ -135,7 +135,7 @@ class TextTree:
         return segment
 
     def deliver(self, index: int, delivered: bool) -> None:
-        """Take note of whether a client got the reply with this index."""
+        """Record whether a client received the reply with this index."""
         segment = self.segments[index]
         label = (segment.evidence or NO_EVIDENCE).label or "agent" if delivered else "lost"
         self.segments[index] = replace(segment, label=label, delivered=delivered)
@@ -144,16 +144,18 @@ class TextTree:
         """Return the conversation of each branch."""
         return transcripts_of(self.segments, self._constraints, partial(conversation, self.segments))
 
-    def _continued(self, messages: Sequence[Message], keys: Sequence[bytes], tools: bytes) -> tuple[int | None, int]:
-        """Return the reply that a conversation with these digests continues, None where it begins a branch, and the
-        number of messages up to it."""
+    def _find_continued(
+        self, messages: Sequence[Message], keys: Sequence[bytes], tools: bytes
+    ) -> tuple[int | None, int]:
+        """Return the index of the reply that a conversation with these digests continues, and the number of messages up
+        to it; None and 0 if it begins a branch."""
         before = next((at for at in range(len(messages), 0, -1) if messages[at - 1].role == "assistant"), 0)
         parent = self._replies.get(keys[before - 1] + tools) if before else None
         return parent, 0 if parent is None else before
 
     def _start_of_agent(self, messages: Sequence[Message]) -> Fork | None:
-        """Return the fork of a conversation that a call began, which nothing continues yet and which it quotes; None
-        where none did."""
+        """Return the fork of a sub-agent's conversation: it quotes a call of a reply that has no continuation. None if
+        it quotes no call."""
         for index, reply in reversed(self._leaves.items()):
             trained = self.segments[index].label not in UNTRAINED
             if trained and any(is_quoted(text, messages) for text in texts_of_calls(reply)):
@@ -162,7 +164,7 @@ class TextTree:
 
 
 def _source_of(message: Message) -> Source:
-    """Return the source of a message that was told; a reply among these is the client's own writing."""
+    """Return the source of a message that is not a reply of this session."""
     if message.role == "assistant":
         return "harness"
     return "tool" if message.role == "tool" else "prompt"

@@ -1,4 +1,4 @@
-"""Lists of tools, each once for all sessions: a client sends its tools with every request."""
+"""Cache of tool lists, which clients send with every request."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from sparring.record.rendering import has_many
 from sparring.types import ToolSpec
 
 REMEMBERED = 256
-"""Forms of lists that are remembered, the latest ones."""
+"""Maximum number of lists in the cache; the oldest are dropped."""
 
 
 class ToolLists:
-    """Lists of tools by their digests, which are equal for lists that differ only in form."""
+    """Cache of tool lists with their digests. Lists that differ only in form have the same digest."""
 
     def __init__(self) -> None:
         self._by_form: dict[bytes, tuple[bytes, tuple[ToolSpec, ...], bool]] = {}
 
     def of(self, tools: Sequence[ToolSpec]) -> tuple[bytes, tuple[ToolSpec, ...], bool]:
-        """Return the digest of a list, the list as it was first sent in this form, and whether it takes long to
-        render."""
+        """Return the digest of a list, the cached list, and whether it takes long to render."""
         form = written_key(tools)
         remembered = None if form is None else self._by_form.get(form)
         if remembered is not None:

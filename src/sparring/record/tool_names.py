@@ -1,4 +1,4 @@
-"""Names of tools as clients write them: a server's name before the tool's, and `_` for what their vendor takes in none.
+"""Names of tools in the spelling of clients: with the name of a server before it, and with `_` for special characters.
 
 `mcp__world__add`, `mcp_world_add`, `world_add` and `world-add` are the tool `add` of the server `world`.
 """
@@ -12,11 +12,11 @@ _OTHER = re.compile(r"[^0-9A-Za-z]")
 
 
 def stands_for(name: str, tool: str) -> bool:
-    """Return whether a name stands for a tool: it ends with the tool's name, behind nothing or a character that is no
-    letter and no digit. Letters and digits have to agree.
+    """Return whether a client's name means a tool: it ends with the tool's name, after nothing or a character that is
+    neither a letter nor a digit. Only letters and digits are compared.
 
     Args:
-        name: as a client shows the tool.
+        name: client's name of the tool.
         tool: name of the tool.
     """
     if name == tool:
@@ -26,11 +26,10 @@ def stands_for(name: str, tool: str) -> bool:
 
 
 def tool_meant(name: str | None, tools: Iterable[str]) -> str | None:
-    """Return the tool that a name stands for: of several the one with this very name, else the longest; None where it
-    stands for none.
+    """Return the tool that a client's name means: an equal name first, then the longest match; None without a match.
 
     Args:
-        name: as a client shows the tool; None is none's.
+        name: client's name of the tool; None matches no tool.
         tools: names of the tools.
     """
     meant = [] if name is None else [tool for tool in tools if stands_for(name, tool)]

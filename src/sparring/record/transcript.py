@@ -1,4 +1,4 @@
-"""Sessions that have nothing but messages: replies are text, of an expert or of a server of chat completions."""
+"""Sessions of text: the replies of an expert, or of a server of chat completions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparring.types import Message, Outcome, Segment, Source, Task, Timing, Tool
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextRequest:
-    """A request of a session without tokens. `seed` is the rollout's."""
+    """Request of a session without tokens. `seed` is the seed of the rollout."""
 
     role: str
     messages: tuple[Message, ...]
@@ -29,17 +29,17 @@ class TextRequest:
 
 
 LONGEST_TOKEN = 128
-"""Bytes of the longest token of common vocabularies."""
+"""Number of bytes of the longest token of common vocabularies."""
 
 
 class TextRecorder:
-    """Opens sessions whose replies are text that none of our engines sampled, such as an expert's: their trajectories
-    have messages and no tokens. Implements `rollout.episode.SessionRecorder`.
+    """Factory of sessions whose replies are text that no engine of the run sampled, such as an expert's. Their
+    trajectories have messages and no tokens. Implements `rollout.episode.SessionRecorder`.
 
     Args:
-        reply: answers a request.
-        source: of the segments that hold replies.
-        imitator: the policy that is to imitate them: no prompt is longer than its context. None: ids are not counted.
+        reply: function that answers a request.
+        source: source of the replies' segments.
+        imitator: policy that will imitate the replies, and whose context limits them; None: tokens are not counted.
     """
 
     def __init__(
@@ -52,13 +52,15 @@ class TextRecorder:
     def open(
         self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int = 0
     ) -> TextSession:
-        """Open the session of one role of one rollout."""
         return TextSession(self, task, rollout_id, seed, role)
 
 
 class TextSession(OpenSession):
-    """Session whose replies are text. Implements `protocols.Session`. Each reply comes whole and as long as it is: no
-    string stops it. Its ids are those that the imitator has, without log-probabilities."""
+    """Session whose replies are text. Implements `protocols.Session`.
+
+    Each reply arrives whole; `stop` and `max_tokens` do not apply. Its ids are the imitator's, without
+    log-probabilities.
+    """
 
     def __init__(self, recorder: TextRecorder, task: Task, rollout_id: str, seed: int, role: str) -> None:
         super().__init__(trajectory_id(rollout_id, role))
@@ -70,31 +72,28 @@ class TextSession(OpenSession):
 
     @property
     def segments(self) -> Sequence[Segment]:
-        """The record so far."""
         return self._tree.segments
 
     @property
     def max_context(self) -> int:
-        """Most ids of a prompt and its reply: those of the imitator; without one, what clients take for a common
-        model."""
+        """Maximum number of ids of a prompt and its reply: the imitator's, or a common value without an imitator."""
         return 131072 if self._imitator is None else self._imitator.max_context
 
     @property
     def max_reply(self) -> int:
-        """Most ids of one reply, as in `max_context`."""
+        """Maximum number of ids of one reply, as in `max_context`."""
         return 16384 if self._imitator is None else self._imitator.max_reply
 
     @property
     def max_prompt_bytes(self) -> int:
-        """Most bytes of text that so many ids may have."""
         return self.max_context * (LONGEST_TOKEN if self._imitator is None else self._imitator.renderer.longest_token)
 
     async def _sample(self, request: ReplyRequest) -> ReplyStream:
-        """Get a reply and write it down.
+        """Request a reply and record it.
 
         Raises:
-            LimitReached: a limit of the task was hit; or the prompt is too long for the server that answers, or for the
-                imitator, which needs room for the reply as well.
+            LimitReached: the task's limit was hit, or the prompt is too long for the server or for the imitator, which
+                also needs room for the reply.
             EngineError: no answer came.
         """
         reply = await self._turn(request)
@@ -119,19 +118,16 @@ class TextSession(OpenSession):
         return conversation(self._tree.segments, place)
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
-        """Return the number of ids that the imitator has of a conversation that is rendered whole; 0 without one."""
+        """Return the number of the imitator's ids for a conversation that is rendered whole; 0 without an imitator."""
         return 0 if self._imitator is None else len(self._imitator.renderer.render(messages, tools).tokens)
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes of one id of the imitator's; nothing without one."""
         return b"" if self._imitator is None else self._imitator.renderer.bytes_of(token)
 
     def transcripts(self) -> tuple[Transcript, ...]:
-        """Return the conversation of each of its branches."""
         return self._tree.transcripts()
 
     def trajectory(self, outcome: Outcome, timing: Timing = Timing()) -> Trajectory:
-        """Return the record as segments without tokens."""
         return Trajectory(
             id=self.id,
             task=self._task.id,
@@ -146,7 +142,8 @@ class TextSession(OpenSession):
         """Do nothing: nothing is held."""
 
     async def _turn(self, wanted: ReplyRequest) -> SampledReply:
-        """Get a reply and write it down. A prompt that is too long, or leaves no room for the reply, is no turn."""
+        """Request a reply and record it. A prompt that is too long, or leaves no room for the reply, is not counted as
+        a turn."""
         limits = self._task.limits
         if self._usage.turns >= limits.max_turns:
             raise LimitReached("max_turns", f"{self.id}: {limits.max_turns} turns are used up")
@@ -164,9 +161,9 @@ class TextSession(OpenSession):
                 constraint=wanted.constraint,
             )
             reply = await self._recorder.reply(text_request)
-            reply = self._tree.told_apart(reply)
+            reply = self._tree.with_unique_call_ids(reply)
             tokens = () if self._ids is None else self._ids.reply(turn, prompt, reply)
-        except BaseException as error:  # nobody answered: it was no turn
+        except BaseException as error:  # without an answer it was not a turn
             self._usage = replace(self._usage, turns=self._usage.turns - 1)
             if isinstance(error, PromptTooLong):
                 raise LimitReached("context_length", str(error), error.too_long or self._at_least(prompt)) from error
@@ -189,13 +186,13 @@ class TextSession(OpenSession):
         )
 
     def _at_least(self, prompt: CountedPrompt) -> tuple[int, int]:
-        """Return the ids of a prompt that was too long for who was asked, and the room, where nobody said them: there
-        is less room than the prompt has ids."""
+        """Return a length for a prompt that was too long for the server, and the room, if the server reported neither:
+        the room is smaller than the prompt."""
         length = prompt.length or self.max_context + 1
         return length, min(self.max_context, length - 1)
 
     def _thought_length(self, reply: Message, tokens: tuple[int, ...]) -> int | None:
-        """Return the number of a reply's ids that are its thought; None where nobody knows."""
+        """Return the number of reasoning ids of a reply, or None if it is unknown."""
         if self._imitator is None or not tokens:
             return None
         return self._imitator.renderer.thought_length(tokens) if reply.reasoning else 0

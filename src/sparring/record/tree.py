@@ -1,15 +1,15 @@
-"""The tree of everything one role said and was told.
+"""Tree of all messages and replies of one role.
 
-Every reply is a node. A request whose messages begin with a node's conversation continues there: its prompt is
-the node's ids bridged by the new messages, never a re-encoding of text (law 1). Any other request is rendered whole and
-begins a new branch; that is how an edited history, a compaction or a sub-agent looks in the record. Its first segment
-says why (`Fork`).
+Every reply is a node. A request whose messages begin with a node's conversation continues there: its prompt is the
+node's ids bridged by the new messages, never a re-encoding of text (law 1). Any other request is rendered whole and
+begins a new branch, such as an edited history, a compaction or a sub-agent. The first segment of a branch has the
+reason (`Fork`).
 
-A turn takes its place when it is planned, so the record stands in the order of requests whatever ends first, and no
-place is given twice but to the same turn, asked again after its engine failed.
+A place is the number of a segment, which a turn gets when it is planned. So the record stands in the order of requests
+even if replies end in another order. Only a turn that is repeated after its engine failed gets the same places again.
 
-Everything is kept once: ids in the segments; conversations and prompts as digests, each of which continues the one
-before. So the memory of a session is in proportion to its ids, and a late turn takes about the time of an early one.
+Ids are stored once, in the segments; conversations and prompts are digests, each of which continues the previous one.
+So the memory of a session is proportional to its ids, and a late turn takes about as long as an early one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sparring.protocols import Renderer
 from sparring.record.branches import Transcript, transcripts_of
 from sparring.record.forks import Links, fork_of, quoted_in, sums_up, with_equal_thoughts
 from sparring.record.forms import Forms
-from sparring.record.identity import DIGEST_BYTES, chained
+from sparring.record.identity import DIGEST_BYTES, chain_digests
 from sparring.record.lines import START, Lane, Node, Request, Turn, place_named
 from sparring.record.matching import Matching
 from sparring.record.order import settled
@@ -38,16 +38,16 @@ from sparring.reply import NO_EVIDENCE
 from sparring.types import Evidence, Label, Message, Segment, Source, ToolSpec
 
 MOST_QUOTED = 64
-"""Replies, the latest that nothing continues, in which quotes are looked for."""
+"""Maximum number of replies without a continuation in which quotes are searched; the oldest are dropped."""
 
 
 @dataclass(slots=True)
 class Tree:
-    """All that one role said and was told, as segments. `plan` takes a place, `append` writes.
+    """All messages and replies of one role, as segments. `plan` assigns places, `append` writes.
 
     Attributes:
-        renderer: messages <-> ids.
-        tool_lists: of all sessions of a recorder, each list once.
+        renderer: renderer of the model.
+        tool_lists: cache of tool lists, shared by all sessions of a recorder.
     """
 
     renderer: Renderer
@@ -69,11 +69,11 @@ class Tree:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The record, in the order of requests."""
+        """Record, in the order of requests."""
         return settled(self._written.values())
 
     def transcripts(self) -> tuple[Transcript, ...]:
-        """Return the conversation of each branch, with the messages that its prompts were made of."""
+        """Return the conversation of each branch, with the messages of its prompts."""
         segments = self.segments
         held = {s.index: s.sampling.constraint for s in segments if s.sampling and s.sampling.constraint is not None}
         ends = {place: (lane, count) for lane in self._lanes.values() for count, place in lane.spans}
@@ -81,16 +81,16 @@ class Tree:
         def messages(index: int) -> tuple[Message, ...]:
             place = segments[index].place
             lane, count = ends[index if place is None else place]
-            return tuple(lane.heard[:count])
+            return tuple(lane.history[:count])
 
         return transcripts_of(segments, held, messages)
 
     def reserve(self, inputs: Iterable[tuple[int | None, tuple[int, ...], int]], places: Iterable[int]) -> None:
-        """Leave the places of a record to its replies, which come again.
+        """Reserve the places of a record for its turns, which will be played again.
 
         Args:
-            inputs: of each input its parent's place, its ids and its own place.
-            places: of all its segments.
+            inputs: input segments, each as the place of its parent, its ids and its own place.
+            places: places of all segments.
         """
         self._inputs.update({(parent, added): place for parent, added, place in inputs})
         self._reserved = frozenset(places)
@@ -102,8 +102,7 @@ class Tree:
         evidence: Evidence = NO_EVIDENCE,
         recorded: Callable[[bytes, int], int | None] = lambda prompt, repeat: None,
     ) -> Turn:
-        """Return the turn that this request is: its place in the tree, and the ids that it adds. Arguments and errors
-        are those of `planning`."""
+        """Return the turn of a request as `planning` does, with everything rendered on this thread."""
         steps = self.planning(messages, tools, evidence, recorded)
         done: Any = None
         while True:
@@ -120,23 +119,23 @@ class Tree:
         evidence: Evidence = NO_EVIDENCE,
         recorded: Callable[[bytes, int], int | None] = lambda prompt, repeat: None,
     ) -> Generator[Rendering, Any, Turn]:
-        """Plan a turn: yield what has to be rendered for it, which may be done on any thread, be sent what came of it,
-        and return the turn: its place in the tree, and the ids that it adds. Nobody plans another one meanwhile.
+        """Plan the turn of a request. Yield each rendering, which may run on any thread, and receive its result; return
+        the turn. Only one turn may be planned at a time.
 
         Args:
-            messages: the whole conversation.
-            tools: what may be called.
-            evidence: of the client.
-            recorded: returns the reserved place of the reply to the prompt with a digest, asked for the so manieth time
-                from 0 on; None where it was not recorded.
+            messages: whole conversation.
+            tools: tools that the prompt shows.
+            evidence: evidence of the client.
+            recorded: `recorded(prompt_digest, n)` returns the reserved place of the n-th (0-based) reply to this
+                prompt, or None if it was not recorded.
 
         Raises:
-            ValueError: there is no message.
+            ValueError: the request has no message.
         """
         tools_digest, specs, long = self.tool_lists.of(tools)
-        messages, node, before, keys = self._matched(messages, tools_digest, evidence)
+        messages, node, before, keys = self._match(messages, tools_digest, evidence)
         matched = node
-        added = None if node is None else (yield self._bridging(node, messages[before:], tools, long))
+        added = None if node is None else (yield self._bridge_rendering(node, messages[before:], tools, long))
         if node is None or added is None:
             # A first request is the prompt; any later whole render is the harness's own doing: it rewrote the history.
             source: Source = "harness" if any(message.role == "assistant" for message in messages) else "prompt"
@@ -150,11 +149,11 @@ class Tree:
         ids = hashlib.blake2b(digest_size=DIGEST_BYTES) if node is None else node.ids.copy()
         length, parent = (0, None) if node is None else (node.length, node.place)
         ids.update(_bytes(added))
-        repeat, attempt, input_place, place = self._places(parent, added, ids.digest(), recorded)
+        repeat, attempt, input_place, place = self._assign_places(parent, added, ids.digest(), recorded)
         request = Request(messages, before, keys, tools_digest, specs, evidence, node, matched)
         if input_place not in self._written and input_place not in self._unwritten:
             segment = partial(Segment, index=input_place, parent=parent, source=source, tokens=added)
-            self._unwritten[input_place] = self._described(segment, input_place, request)
+            self._unwritten[input_place] = self._input_segment(segment, input_place, request)
         return Turn(
             ids=ids,
             length=length + len(added),
@@ -163,7 +162,7 @@ class Tree:
             source=source,
             input_place=input_place,
             place=place,
-            lane=self._tell(node, request, input_place),
+            lane=self._extend_lane(node, request, input_place),
             repeat=repeat,
             attempt=attempt,
             key=keys[-1],
@@ -192,19 +191,18 @@ class Tree:
         model: str,
         recorded: Segment | None = None,
     ) -> list[Segment]:
-        """Write a turn down.
+        """Write a turn.
 
         Args:
-            turn: as it was planned.
-            completion: of the engine.
-            reply: as it was parsed.
-            sampling: how it was drawn.
-            model: that sampled it.
-            recorded: the reply's segment in a record, where it comes again.
+            turn: planned turn.
+            completion: completion of the engine.
+            reply: parsed reply.
+            sampling: sampling settings of the reply.
+            model: name of the model that sampled it.
+            recorded: recorded segment of the reply, if it is played again.
 
         Returns:
-            The segments that are to be written, numbered by their places: the input, unless it was written before, the
-            reply, and others of which more is known now.
+            Segments to store, numbered by place: the input if it is new, the reply, and earlier segments that changed.
         """
         new = [] if turn.input_place not in self._unwritten else [self._unwritten.pop(turn.input_place)]
         versions, kv_versions = completion.versions, completion.kv_versions
@@ -219,7 +217,7 @@ class Tree:
                 model=model,
                 logprobs=completion.logprobs,
                 versions=versions,
-                kv_versions=versions if kv_versions == versions else kv_versions,  # one object where both say the same
+                kv_versions=versions if kv_versions == versions else kv_versions,  # one object if both are equal
                 sampling=sampling,
                 kept=completion.kept,
                 finish_reason=completion.finish_reason,
@@ -229,15 +227,15 @@ class Tree:
             )
         )
         self._written.update((segment.index, segment) for segment in new)
-        new += chain.from_iterable(map(self._summed_up, self._summaries.pop(turn.input_place, ())))
+        new += chain.from_iterable(map(self._label_summary, self._summaries.pop(turn.input_place, ())))
         ids = turn.ids.copy()
         ids.update(_bytes(completion.tokens))
-        self._hear(turn, reply, ids, turn.length + len(completion.tokens))
+        self._add_reply(turn, reply, ids, turn.length + len(completion.tokens))
         return new
 
-    def _summed_up(self, place: int) -> list[Segment]:
-        """Return the reply in a place, which turned out to be a summary, and its request where that began a branch:
-        what these are is known now."""
+    def _label_summary(self, place: int) -> list[Segment]:
+        """Label the reply in a place as a summary, and if its request began a branch, the branch as a compaction.
+        Return the changed segments."""
         summary = self.label(place, "compaction")
         request = None if summary.parent is None else self._written[summary.parent]
         if request is None or request.fork is None or request.fork.reason == "compaction":
@@ -246,12 +244,12 @@ class Tree:
         return [self._written[request.index], summary]
 
     def label(self, place: int, label: Label, delivered: bool | None = None) -> Segment:
-        """Return the reply in a place, which is to be written again, with another label.
+        """Change the label of the reply in a place. Return the changed segment, which must be stored again.
 
         Args:
-            place: of the reply.
-            label: what it turned out to be.
-            delivered: whether its client got it, where that is known now.
+            place: place of the reply.
+            label: new label.
+            delivered: whether its client received it, if that is known now.
         """
         segment = self._written[place]
         delivered = segment.delivered if delivered is None else delivered
@@ -259,19 +257,19 @@ class Tree:
         return self._written[place]
 
     def call_ids(self, turn: Turn) -> str:
-        """Return the beginning of the ids of the calls of a turn's reply, which no other call of the session has; their
-        numbers follow. A turn of a record that comes again has the same."""
+        """Return the prefix of the call ids of a turn's reply, which is unique in the session, and equal when the turn
+        is played again."""
         return f"call_{turn.place - 1}_"
 
     def deliver(self, reply: str, delivered: bool) -> Segment | None:
-        """Take note of whether a client got a reply.
+        """Record whether a client received a reply.
 
         Args:
-            reply: its id.
-            delivered: whether it did.
+            reply: id of the reply.
+            delivered: whether the client received it.
 
         Returns:
-            Its segment, where that is to be written again: of a reply that was lost, or is no more.
+            Segment to store again, if the reply becomes lost or was lost before; otherwise None.
         """
         place = place_named(reply)
         segment = None if place is None else self._written.get(place)
@@ -284,45 +282,49 @@ class Tree:
         return written if lost or not delivered else None
 
     def is_lost(self, place: int) -> bool:
-        """Return whether the reply in a place, which was sampled to its end, counts as not delivered."""
+        """Return whether the reply in a place was sampled completely and counts as not delivered."""
         segment = self._written[place]
         return segment.delivered is False and segment.finish_reason != "abort"
 
     def abandon(self, turn: Turn) -> None:
-        """Take back a planned turn that got no reply: the next request with its prompt is that turn."""
+        """Undo a planned turn that got no reply: the next request with its prompt is the same turn."""
         entry = (turn.repeat, turn.attempt + 1, turn.input_place, turn.place)
         heapq.heappush(self._abandoned.setdefault(turn.prompt, []), entry)
         lane, node = self._lanes[turn.lane], turn.node
-        if len(lane.heard) == turn.count and lane.replied == turn.before:
-            del lane.heard[turn.before :]
+        if len(lane.history) == turn.count and lane.replied == turn.before:
+            del lane.history[turn.before :]
             lane.spans.pop()
             if node is not None and node.lane == turn.lane:
                 node.continued = False
 
-    def _matched(
+    def _match(
         self, messages: Sequence[Message], tools: bytes, evidence: Evidence
     ) -> tuple[Sequence[Message], Node | None, int, list[bytes]]:
-        """Return a conversation, replies put together; the reply that it continues; the number of messages up to that;
-        and the digests of the conversation up to each message after it."""
+        """Match a request.
+
+        Returns:
+            Conversation with each reply as one message, the reply that it continues, the number of messages up to that
+                reply, and the digest of the conversation up to each later message.
+        """
         if not messages:
             raise ValueError("a request must have a message")
         matching = Matching(self._lanes, self._lane_of_reply, self._nodes, self._written)
         lane = matching.same_objects(messages, tools)
         if lane is not None:
-            return messages, lane.node, lane.replied, chained(lane.key, messages[lane.replied :])
+            return messages, lane.node, lane.replied, chain_digests(lane.key, messages[lane.replied :])
         messages, keys = self._forms.read(messages)
         node, before = matching.deepest(messages, keys, tools, evidence)
         return messages, node, before, keys[before:]
 
-    def _places(
+    def _assign_places(
         self,
         parent: int | None,
         added: tuple[int, ...],
         prompt: bytes,
         recorded: Callable[[bytes, int], int | None],
     ) -> tuple[int, int, int, int]:
-        """Return the number of a turn among those with its prompt, the smallest that no other has, how often it was
-        asked before, and the places of its input and its reply."""
+        """Return the number of earlier turns with this prompt, the number of earlier attempts at this turn, and the
+        places of its input and its reply."""
         abandoned = self._abandoned.get(prompt)
         if abandoned:
             repeat, attempt, old_input, place = heapq.heappop(abandoned)
@@ -334,21 +336,21 @@ class Tree:
         reserved = recorded(prompt, repeat)
         input_place = self._inputs.get((parent, added))
         if input_place is None:
-            input_place = self._inputs[(parent, added)] = self._free()
+            input_place = self._inputs[(parent, added)] = self._next_place()
         if reserved is None:
-            return repeat, attempt, input_place, self._free()
+            return repeat, attempt, input_place, self._next_place()
         self._next = max(self._next, reserved + 1)
         return repeat, attempt, input_place, reserved
 
-    def _free(self) -> int:
-        """Take the next place that no record holds."""
+    def _next_place(self) -> int:
+        """Return the next place that is not reserved."""
         while self._next in self._reserved:
             self._next += 1
         self._next += 1
         return self._next - 1
 
-    def _tell(self, node: Node | None, request: Request, input_place: int) -> int:
-        """Add what a request tells to a line of turns: its node's, or a new one. Return its number."""
+    def _extend_lane(self, node: Node | None, request: Request, input_place: int) -> int:
+        """Append the messages of a request to its node's lane, or to a new one. Return the lane's number."""
         if node is not None and not node.continued:
             number, lane = node.lane, self._lanes[node.lane]
         else:
@@ -358,32 +360,32 @@ class Tree:
             lane = self._lanes[number] = Lane([], request.tools, request.specs, opening)
             if node is not None:
                 before = self._lanes[node.lane]
-                lane.heard = before.heard[: request.before]
+                lane.history = before.history[: request.before]
                 lane.spans = [span for span in before.spans if span[0] <= request.before]
                 lane.replied = request.before
         if node is not None:
             node.continued = True
             self._leaves.pop(node.place, None)
-        lane.heard += request.messages[request.before :]
-        lane.spans.append((len(lane.heard), input_place))
+        lane.history += request.messages[request.before :]
+        lane.spans.append((len(lane.history), input_place))
         start = START if node is None else node.key
-        self._forms.told(start, request.messages[request.before :], request.keys, number)
+        self._forms.add_messages(start, request.messages[request.before :], request.keys, number)
         return number
 
-    def _hear(self, turn: Turn, reply: Message, ids: hashlib.blake2b, length: int) -> None:
-        """Add a reply to the line of turns in which it was asked for, and to the nodes."""
-        key = self._forms.said(turn.key, reply, turn.lane, turn.place)
+    def _add_reply(self, turn: Turn, reply: Message, ids: hashlib.blake2b, length: int) -> None:
+        """Add a reply to its lane and to the nodes."""
+        key = self._forms.add_reply(turn.key, reply, turn.lane, turn.place)
         lane = self._lanes[turn.lane]
         if lane.replied:
-            self._lane_of_reply.pop(id(lane.heard[lane.replied - 1]), None)
-        lane.heard.append(reply)
-        lane.spans.append((len(lane.heard), turn.place))
+            self._lane_of_reply.pop(id(lane.history[lane.replied - 1]), None)
+        lane.history.append(reply)
+        lane.spans.append((len(lane.history), turn.place))
         node = Node(
             place=turn.place,
             ids=ids,
             length=length,
             lane=turn.lane,
-            count=len(lane.heard),
+            count=len(lane.history),
             key=key,
             reply=reply,
             text=reply.content.strip(),
@@ -397,9 +399,9 @@ class Tree:
         if len(self._leaves) > MOST_QUOTED:
             del self._leaves[next(iter(self._leaves))]
 
-    def _described(self, segment: Callable[..., Segment], place: int, request: Request) -> Segment:
-        """Make an input segment, for its place, with all that is told in it, and why its conversation leaves another:
-        `segment` takes what is left to say of it."""
+    def _input_segment(self, segment: Callable[..., Segment], place: int, request: Request) -> Segment:
+        """Return the input segment of a request, with its messages, tools, quotes and fork. `segment`: constructor
+        without these fields."""
         messages, evidence = request.messages, request.evidence
         known_agent = evidence.agent in self._agents
         self._agents.add(evidence.agent)
@@ -407,7 +409,7 @@ class Tree:
             return segment(message=messages[-1], earlier=tuple(messages[:-1]), tools=request.specs or None)
         quoted = quoted_in(request, self._leaves.values(), begins=request.node is None)
         lane, common = self._nearest(request)
-        common = with_equal_thoughts(lane.heard, request.messages, common)
+        common = with_equal_thoughts(lane.history, request.messages, common)
         of, base, tools = None if request.node is None else request.node.place, request.before, None
         fork = None
         if request.node is None:
@@ -430,25 +432,27 @@ class Tree:
         )
 
     def _nearest(self, request: Request) -> tuple[Lane, int]:
-        """Return the line that has most of a request's first messages, the latest one, and the number of these."""
+        """Return the lane with the longest common beginning, the latest of several, and the number of common
+        messages."""
         for at in range(len(request.keys), 0, -1):
             number = self._forms.lines.get(request.keys[at - 1])
             if number is not None:
                 lane = self._lanes[number]
-                return lane, min(request.before + at, len(lane.heard))
+                return lane, min(request.before + at, len(lane.history))
         node = request.node
         if node is None:
             return self._lanes[0], 0
         return self._lanes[self._forms.lines.get(node.key, node.lane)], node.count
 
-    def _bridging(self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec], long: bool) -> Rendering:
-        """Return the rendering of new messages behind a node; `long`: whether the tools are."""
-        return Rendering(long or renders_long(new), partial(self._bridged, node, new, tools))
+    def _bridge_rendering(self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec], long: bool) -> Rendering:
+        """Return the rendering of new messages after a node. `long`: whether the tools take long to render."""
+        return Rendering(long or renders_long(new), partial(self._bridge, node, new, tools))
 
-    def _bridged(self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...] | None:
-        """Return the ids that a bridge adds to a node's; None where the renderer finds no bridge.
+    def _bridge(self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...] | None:
+        """Return the ids that a bridge appends to a node's, or None if the renderer has no bridge.
 
-        There is none over a reply that was put in, whose ids nobody sampled here, and none to a reply behind a reply.
+        A reply that the client wrote has no bridge, because its ids were not sampled here; neither has a reply after a
+        reply.
         """
         reply = self._written[node.place]
         tokens_before = () if reply.parent is None else tuple(self._written[reply.parent].tokens)

@@ -1,4 +1,4 @@
-"""Turns and log entries on their way into the store: all that end in one tick of the event loop share one commit."""
+"""Queue of turns and log entries for the store: all that end in one tick of the event loop share one commit."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Record = tuple[Sequence[Turn], Sequence[LogEntry]]
 
 
 class TurnQueue:
-    """The turns and log entries of all sessions, in the order they end. A commit costs much the same for one turn as
-    for a hundred, and an engine's step ends many at once.
+    """Queue of the turns and log entries of all sessions, in the order they end. A commit costs about the same for one
+    turn as for a hundred, and one step of an engine ends many turns.
 
     Args:
-        store: where they go. A turn counts when its commit is done; a crash before that loses a turn nobody was told
-            about.
+        store: store that they are written to. A turn counts when its commit is done; a crash before that loses a turn
+            whose client was not answered.
     """
 
     def __init__(self, store: Store) -> None:
@@ -28,28 +28,28 @@ class TurnQueue:
         self._waiting: list[tuple[Record, asyncio.Future[None]]] = []
 
     async def put(self, trajectory: str, segments: Sequence[Segment], entries: Sequence[LogEntry] = ()) -> None:
-        """Return when the turn is durable, with entries of the log that belong before it. A caller that is cancelled
-        while it waits has them written all the same.
+        """Write a turn, with log entries that belong before it, and return when it is durable. If the caller is
+        cancelled, they are written regardless.
 
         Raises:
-            StoreError: this turn could not be written; turns that could be are.
+            StoreError: this turn could not be written.
         """
         await self._put(([(trajectory, segments)], entries))
 
     async def record(self, *entries: LogEntry) -> None:
-        """Return when these entries of the log are durable, all or none. A caller that is cancelled while it waits has
-        them written all the same.
+        """Write log entries, all or none, and return when they are durable. If the caller is cancelled, they are
+        written regardless.
 
         Raises:
-            StoreError: they could not be written; what else could be is.
+            StoreError: the entries could not be written.
         """
         await self._put(((), entries))
 
     def note(self, trajectory: str, segment: Segment) -> None:
-        """Write a segment again, of which more is known now, with the next commit. Nobody waits for it."""
+        """Write a changed segment again with the next commit, without waiting for it."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        done.add_done_callback(_seen)
+        done.add_done_callback(_ignore_error)
         self._enqueue(([(trajectory, (segment,))], ()), done)
 
     async def _put(self, record: Record) -> None:
@@ -59,16 +59,16 @@ class TurnQueue:
         await done
 
     def _enqueue(self, record: Record, done: asyncio.Future[None]) -> None:
-        if not self._waiting:  # after everything that is ready to run now: it may end turns as well
+        if not self._waiting:  # after all callbacks that are ready now, because they may end turns as well
             asyncio.get_running_loop().call_soon(self._commit)
         self._waiting.append((record, done))
 
     def _commit(self) -> None:
         waiting, self._waiting = self._waiting, []
-        if self._written([record for record, _ in waiting]) is None:
+        if self._write([record for record, _ in waiting]) is None:
             answers: list[SparringError | None] = [None] * len(waiting)
-        else:  # nothing was written: each record answers for itself
-            answers = [self._written([record]) for record, _ in waiting]
+        else:  # nothing was written: write each record by itself
+            answers = [self._write([record]) for record, _ in waiting]
         for (_, done), error in zip(waiting, answers, strict=True):
             if done.done():
                 continue
@@ -77,11 +77,11 @@ class TurnQueue:
             else:
                 done.set_exception(error)
 
-    def _written(self, records: Sequence[Record]) -> SparringError | None:
-        """Write all or none.
+    def _write(self, records: Sequence[Record]) -> SparringError | None:
+        """Write all records or none.
 
         Returns:
-            The error where none was written.
+            Error, if they could not be written.
         """
         turns = [turn for record in records for turn in record[0]]
         entries = [entry for record in records for entry in record[1]]
@@ -93,7 +93,7 @@ class TurnQueue:
         return None
 
 
-def _seen(done: asyncio.Future[None]) -> None:
-    """Look at an error that nobody waits for: the next turn meets it too."""
+def _ignore_error(done: asyncio.Future[None]) -> None:
+    """Retrieve an unawaited error; the next turn meets it as well."""
     if not done.cancelled():
         done.exception()

@@ -1,4 +1,4 @@
-"""Attempts at one rollout: what each left behind, and from what the next one goes on."""
+"""Attempts at one rollout: what each left behind, and from which journal the next one goes on."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from sparring.errors import EngineError, InfraError, JudgeError, NotRebuildable
 from sparring.record.branches import Transcript
 from sparring.record.session import trajectory_id
 from sparring.rollout.admitted import sampled_tokens
-from sparring.rollout.attempt_log import EndedAttempt, UnfinishedRollout
 from sparring.rollout.blame import Call, Place, WorldCalls
+from sparring.rollout.journal import Journal, Journals
 from sparring.rollout.outcomes import broken_by, failure_of
-from sparring.rollout.rebuild import AttemptRecord
 from sparring.types import Rollout, Score, Segment, Trajectory, Usage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """One try: what it left, in tokens and in messages, and the infrastructure's error if that ended it.
+    """Result of one attempt, in tokens and in messages, with the infrastructure's error if that ended it.
 
     Attributes:
-        rollout: its outcome and trajectories.
-        score: None where it has none.
-        error: what broke it.
-        transcripts: the conversations of its roles, one for each branch.
-        record: from which it can be rebuilt; None where it cannot.
-        rebuilt: whether everything that was recorded before it came again.
-        broken: the call of the world that broke.
-        unjudged: the conversation is whole and only its judge failed, so that nothing is run again.
-        broken_call: the kind of the call that broke; without a box the environment could not even be opened.
+        rollout: outcome and trajectories.
+        score: score; None if there is none.
+        error: error that broke the attempt; None if it came to an outcome.
+        transcripts: conversations of each role, one for each branch.
+        again: whether the attempt played recorded events again.
+        caught_up: whether all replies that were recorded before the attempt came again.
+        rebuildable: whether another attempt may play the same journal.
+        broken: call of the world that broke; None if none did.
+        unjudged: whether the conversation is whole and only its judge failed, so that nothing is run again.
+        broken_call: kind of the call that broke. Without a box the environment could not even be opened.
     """
 
     rollout: Rollout
     score: Score | None
     error: InfraError | None
     transcripts: Mapping[str, tuple[Transcript, ...]]
-    record: AttemptRecord | None = None
-    rebuilt: bool = True
+    again: bool = False
+    caught_up: bool = True
+    rebuildable: bool = False
     broken: Place | None = None
     unjudged: bool = False
     broken_call: Call | None = None
@@ -49,26 +50,25 @@ class Attempts:
     tokens on to the next one and leaves its failure alone; one that starts over leaves tokens and failure.
 
     Args:
-        rollout_id: of the first attempt, and of those that are rebuilt from it. One that starts over as number n has
+        rollout_id: id of the first attempt, and of those that are rebuilt from it. One that starts over as number n has
             `<rollout_id>/retry-<n>`; the failure of number n is recorded as `<rollout_id>/broken-<n>`.
-        retries: how many attempts one after the other may break without getting further than those before.
-        calls: of this rollout's worlds.
+        retries: number of attempts one after the other that may break without getting further than those before.
+        calls: calls of this rollout's worlds.
+        journals: where journals come from.
 
     Attributes:
-        id: of the next attempt.
-        number: of the next attempt.
-        record: from which the next attempt is rebuilt; None where it begins from nothing.
-        idle: attempts since one got further.
-        failures: attempts that broke in this process.
-        rebuilt: how many attempts were brought back as far as the one before.
-        started_over: why attempts started over.
-        calls: of this rollout's worlds.
+        journal: journal that the next attempt plays.
+        number: number of the next attempt.
+        idle: number of attempts since one got further.
+        failures: number of attempts that broke in this process.
+        rebuilt: number of attempts that got as far as the one before.
+        started_over: reasons why attempts started over.
+        calls: calls of this rollout's worlds.
     """
 
-    def __init__(self, rollout_id: str, retries: int, calls: WorldCalls) -> None:
-        self.id = rollout_id
+    def __init__(self, rollout_id: str, retries: int, calls: WorldCalls, journals: Journals) -> None:
+        self.journal = journals.new(rollout_id)
         self.number = 0
-        self.record: AttemptRecord | None = None
         self.idle = 0
         self.failures = 0
         self.rebuilt = 0
@@ -76,30 +76,30 @@ class Attempts:
         self.calls = calls
         self._first_id = rollout_id
         self._retries = retries
+        self._journals = journals
         self._last: Rollout | None = None
         self._broken: list[Rollout] = []
         self._furthest = 0
         self._refused = ""
         self._resumed = False
 
-    def resume(self, unfinished: UnfinishedRollout, made: Callable[..., Rollout]) -> None:
-        """Go on from what an earlier process recorded.
+    def resume(self, made: Callable[..., Rollout]) -> None:
+        """Go on from what an earlier process recorded, if it recorded anything.
 
         Args:
-            unfinished: the record.
             made: makes a rollout of an id, the number of an attempt, and trajectories.
         """
-        self.id, self.number, self.record = unfinished.id, unfinished.number, unfinished.record
-        self._furthest = unfinished.record.size
-        stopped = EndedAttempt(
-            id=self.id, number=self.number, reason="the process that ran it was stopped", segments=self.record.segments
-        )
-        *self._broken, self._last = [_left(attempt, made) for attempt in (*unfinished.ended, stopped)]
+        unfinished = self._journals.unfinished(self._first_id)
+        if not unfinished:
+            return
+        self.journal = unfinished[-1][0]
+        self.number, self._furthest = self.journal.number, self.journal.size
+        *self._broken, self._last = [_rollout_of(journal, reason, made) for journal, reason in unfinished]
         self._resumed = True
 
     def failed(self, attempt: Attempt, *, excused: bool = False) -> bool:
-        """Take note of an attempt that the infrastructure broke, and prepare the next one. One that is `excused` costs
-        no retry.
+        """Count an attempt that the infrastructure broke, and prepare the next one. One that is `excused` costs no
+        retry.
 
         Returns:
             Whether there may be another one.
@@ -109,8 +109,8 @@ class Attempts:
         differs, resumed = isinstance(attempt.error, NotRebuildable), self._resumed
         if differs:
             self._refused = str(attempt.error)
-            attempt = replace(attempt, record=None, rebuilt=self.record is None)
-        size = self._go_on(attempt)
+        self._go_on(attempt)
+        size = self.journal.size if attempt.rebuildable and attempt.caught_up and not differs else 0
         self.idle = 0 if size > self._furthest or not self.failures else self.idle + (not excused)
         self.failures += not (differs and resumed)
         self._furthest = max(self._furthest, size)
@@ -125,7 +125,7 @@ class Attempts:
         before its first token the policy has done nothing."""
         if (
             attempt.broken is None
-            or not attempt.rebuilt
+            or not attempt.caught_up
             or isinstance(attempt.error, (EngineError, JudgeError, NotRebuildable))
         ):
             return False
@@ -134,7 +134,7 @@ class Attempts:
         return bool(sampled_tokens(attempt.rollout)) and self.calls.broke(attempt.broken, failure_of(attempt.error))
 
     def finished(self, attempt: Attempt) -> tuple[Rollout, ...]:
-        """Take note of an attempt that came to an outcome.
+        """Count an attempt that came to an outcome.
 
         Returns:
             The attempts that the infrastructure broke before it.
@@ -148,21 +148,17 @@ class Attempts:
         assert self._last is not None
         return self._last, self._in_order()
 
-    def _go_on(self, attempt: Attempt) -> int:
-        """Rebuild the next attempt from this one, if it got as far as the one before; return how far that was."""
+    def _go_on(self, attempt: Attempt) -> None:
+        """Let an attempt hold the tokens of its journal. One that did not catch up holds those of the one before."""
         rollout, before = attempt.rollout, self._last
+        behind = attempt.again and (not attempt.caught_up or isinstance(attempt.error, NotRebuildable))
         self._hand_on()
-        if before is not None and not attempt.rebuilt:
+        if before is not None and behind:
             ended = rollout.trajectories[0].outcome
             rollout = replace(rollout, trajectories=tuple(replace(t, outcome=ended) for t in before.trajectories))
         self._last = rollout
-        if attempt.record is None:
+        if not attempt.rebuildable:
             self._refused = self._refused or "the world says that it cannot be rebuilt"
-            return 0
-        if not attempt.rebuilt:
-            return 0
-        self.record = attempt.record if attempt.record.size else None
-        return attempt.record.size
 
     def _hand_on(self) -> None:
         """Leave the failure of the attempt that holds the tokens, if it failed: another one holds them now."""
@@ -171,19 +167,20 @@ class Attempts:
         self._last, self._resumed = None, False
 
     def _start_over(self) -> None:
-        """Begin the next attempt from nothing. Tokens that were sampled stay with the attempt that has them."""
-        self.record = None
-        if self._last is None or not sampled_tokens(self._last):
-            return
-        self._broken.append(self._last)
-        self._last = None
-        self.started_over.append(self._refused)
-        self.id = f"{self._first_id}/retry-{self.number}"
-        self.calls.forget()
+        """Begin the next attempt with an empty journal. Tokens that were sampled stay with the attempt that has
+        them."""
+        id = self.journal.attempt
+        if self._last is not None and sampled_tokens(self._last):
+            self._broken.append(self._last)
+            self._last = None
+            self.started_over.append(self._refused)
+            id = f"{self._first_id}/retry-{self.number}"
+            self.calls.forget()
+        self.journal = self._journals.new(id, self.number)
 
     def _count(self, attempt: Attempt) -> None:
         """Count an attempt that was brought back."""
-        self.rebuilt += self.record is not None and attempt.rebuilt and not isinstance(attempt.error, NotRebuildable)
+        self.rebuilt += attempt.again and attempt.caught_up and not isinstance(attempt.error, NotRebuildable)
 
     def _without_tokens(self, rollout: Rollout) -> Rollout:
         """Return the failure of an attempt whose tokens another one has."""
@@ -195,20 +192,20 @@ class Attempts:
         return tuple(sorted(self._broken, key=lambda rollout: rollout.attempt))
 
 
-def _left(attempt: EndedAttempt, made: Callable[..., Rollout]) -> Rollout:
+def _rollout_of(journal: Journal, reason: str, made: Callable[..., Rollout]) -> Rollout:
     """Return an attempt of an earlier process, with its tokens."""
-    outcome = broken_by(NotRebuildable(attempt.reason))
-    rollout = made(id=attempt.id, attempt=attempt.number, trajectories=())
+    outcome = broken_by(NotRebuildable(reason))
+    rollout = made(id=journal.attempt, attempt=journal.number, trajectories=())
     trajectories = [
         Trajectory(
-            id=trajectory_id(attempt.id, role),
+            id=trajectory_id(journal.attempt, role),
             task=rollout.task.id,
             role=role,
-            segments=tuple(segments),
+            segments=segments,
             outcome=outcome,
             usage=_usage(segments),
         )
-        for role, segments in attempt.segments.items()
+        for role, segments in journal.segments().items()
     ]
     return replace(rollout, trajectories=tuple(trajectories))
 

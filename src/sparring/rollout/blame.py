@@ -6,7 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sparring.types import Failure
+from sparring.errors import PolicyFailure
+from sparring.rollout.journal import Playback
+from sparring.types import Failure, Message
 
 WORLDS = 3
 """Rebuilt worlds in which the same call must break again before the failure is the policy's. Of calls of which 15 %
@@ -86,3 +88,54 @@ class WorldCalls:
     def forget(self) -> None:
         """Begin again with worlds in which other replies may come first."""
         self._broken.clear()
+
+
+class AttemptCalls:
+    """Calls of the world in one attempt.
+
+    Args:
+        calls: calls of the rollout's worlds.
+        playback: play of the journal, which knows the calls that were answered before.
+
+    Attributes:
+        broken: the call that raised last, unless the journal has an answer to it; None if no call raised.
+    """
+
+    def __init__(self, calls: WorldCalls, playback: Playback) -> None:
+        self._calls, self._playback = calls, playback
+        self.broken: Place | None = None
+
+    def call(self, phase: str, role: str = "", reply: Message | None = None) -> AttemptCall:
+        """Count one call of the world, which is the body of `with`.
+
+        Args:
+            phase: `open`, `step` or `score`.
+            role: role that replied.
+            reply: reply that the call is about.
+        """
+        tools = tuple(sorted({call.name for call in reply.tool_calls})) if reply and reply.tool_calls else ()
+        return AttemptCall(self, Place(call=(phase, role, *tools), number=self._playback.answers[role]))
+
+    def ended(self, place: Place, error: BaseException | None) -> None:
+        """Count how a call ended. A failure of the policy is no failure of the world."""
+        if error is None:
+            self._calls.succeeded(place)
+        elif isinstance(error, Exception) and not isinstance(error, PolicyFailure):
+            phase, role, *_ = place.call
+            answered = phase != "score" and self._playback.has_answer(role)
+            self.broken = None if answered else place
+
+
+class AttemptCall:
+    """One call of the world, which is the body of `with`."""
+
+    __slots__ = ("_calls", "_place")
+
+    def __init__(self, calls: AttemptCalls, place: Place) -> None:
+        self._calls, self._place = calls, place
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, cause: BaseException | None, trace: object) -> None:
+        self._calls.ended(self._place, cause)

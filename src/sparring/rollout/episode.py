@@ -25,14 +25,15 @@ from sparring.errors import (
     boundary,
     refusal,
 )
-from sparring.protocols import AnyEnv, RolesEnv, Sandbox, Session, SingleEnv
+from sparring.protocols import AnyEnv, Harness, RolesEnv, Sandbox, Session, SingleEnv
 from sparring.record.branches import Transcript
 from sparring.record.rewards import OutsideRewards
 from sparring.record.session import OpenSession
+from sparring.rollout.blame import AttemptCalls, Successes, WorldCalls
 from sparring.rollout.config import RolloutConfig
+from sparring.rollout.journal import Playback
 from sparring.rollout.outcomes import ANSWERED, of_silence, outcome_at
 from sparring.rollout.phases import Phases, TurnLimit, Waits
-from sparring.rollout.rebuild import Watch
 from sparring.rollout.turn_rewards import WorldAnswer, with_turns
 from sparring.types import (
     DEFAULT_ROLES,
@@ -69,12 +70,13 @@ class GuardedEnv:
         executor: runs its author's code; None: the event loop.
         phases: of the attempt; None: of the default limits.
         timeout_s: seconds that the policy's own commands may take together.
-        watch: of the attempt; it compares what the environment answers with the record, if there is one.
+        calls: counts the attempt's calls of the environment; None: nothing is counted.
+        playback: compares what the environment answers with the journal; None: there is none.
         at_once: its constructor is not its author's code, and does not block.
 
     Attributes:
         phases: of the attempt.
-        watch: of the attempt.
+        playback: play of the attempt's journal.
         world_s: seconds spent inside the environment.
         policy_s: seconds of the policy's own commands: of steps that answered, without the wait for a place in which
             a box runs a command.
@@ -87,11 +89,13 @@ class GuardedEnv:
         phases: Phases | None = None,
         *,
         timeout_s: float = math.inf,
-        watch: Watch | None = None,
+        calls: AttemptCalls | None = None,
+        playback: Playback | None = None,
         at_once: bool = False,
     ) -> None:
         self._make = make
-        self.watch = watch or Watch()
+        self.playback = playback or Playback()
+        self._calls = calls or AttemptCalls(WorldCalls(Successes()), self.playback)
         self._executor = InlineExecutor() if executor is None else executor
         self.phases = Phases(Waits(RolloutConfig())) if phases is None else phases
         self._timeout_s, self._at_once = timeout_s, at_once
@@ -162,14 +166,14 @@ class GuardedEnv:
         self._box = box
         env = self._env
         if not self.rebuildable:
-            self.watch.refuse("the world says that it cannot be rebuilt")
+            self.playback.refuse("the world says that it cannot be rebuilt")
         with self.phases.within("open"):
-            with _Measured(self, "env.open"), self.watch.call("open"):
+            with _Measured(self, "env.open"), self._calls.call("open"):
                 own = None if box is None else BoxAtHome(box)
                 opened = observed(await self._call(env.open, task, own))
                 await self._read_tools(opened=True)
         self._observed = [WorldAnswer("", None, opened)]
-        self.watch.observe("", opened)
+        self.playback.answered("", opened)
         return opened
 
     async def step(self, reply: Message, role: str | None = None, *, of: Message | None = None) -> Observation:
@@ -190,7 +194,7 @@ class GuardedEnv:
         clock = asyncio.get_running_loop().time
         with self.phases.within("tool", ", ".join([call.name for call in reply.tool_calls])):
             started, queued_s = clock(), self._queued_s()
-            with _Measured(self, "env.step"), self.watch.call("step", role, reply):
+            with _Measured(self, "env.step"), self._calls.call("step", role, reply):
                 if len(self._roles) > 1:
                     answer = await self._call(cast(RolesEnv, self._env).step_of, role, reply)
                 else:
@@ -199,7 +203,7 @@ class GuardedEnv:
                 took_s = clock() - started - (self._queued_s() - queued_s)
                 if self._reads_tools:
                     await self._read_tools()
-        self.policy_s += self.watch.observe(role, observation, took_s)
+        self.policy_s += self.playback.answered(role, observation, took_s)
         self._check_time()
         self._observed.append(WorldAnswer(role, of or reply, observation))
         return observation
@@ -209,7 +213,7 @@ class GuardedEnv:
         the environment's code raises, and for a reward that is no finite number; a JudgeError passes through."""
         env = self._env
         with self.phases.within("score"):
-            with _Measured(self, "env.score"), self.watch.call("score"):
+            with _Measured(self, "env.score"), self._calls.call("score"):
                 try:
                     if len(self._roles) > 1:
                         by_role = {trajectory.role: trajectory for trajectory in trajectories}
@@ -285,9 +289,10 @@ class GuardedEnv:
 
     def _check_time(self) -> None:
         """Raise LimitReached where the policy's own commands have taken too long."""
-        if self.watch.timed_out(self.policy_s > self._timeout_s):
-            answers = self.watch.num_answers
-            data = {"phase": "policy", "turn": self.phases.turns, "seconds": self.policy_s, "answers": answers}
+        turn, seconds = self.phases.turns, self.policy_s
+        if self.playback.timed_out(seconds > self._timeout_s, turn, seconds):
+            answers = self.playback.answers.total()
+            data = {"phase": "policy", "turn": turn, "seconds": seconds, "answers": answers}
             self.phases.note("limit", data)
             raise LimitReached("timeout", f"the policy's commands took {self.policy_s:.3g} s of {self._timeout_s:g} s")
 
@@ -380,18 +385,18 @@ class RunningEpisode:
         """The limit that ended a role's conversation; None where none did."""
         return next((s.limit for s in self._sessions.values() if s.limit is not None), None)
 
-    def silent(self, harness: str, speaks: Callable[[str], bool]) -> Outcome | None:
+    def silent(self, harness: Harness, speaks: Callable[[str], bool]) -> Outcome | None:
         """Return how an attempt ended that left nothing to score; see `outcomes.of_silence`.
 
         Args:
-            harness: that held the conversation, by name.
+            harness: harness that held the conversation.
             speaks: whether the policy speaks for a role.
 
         Raises:
             Unanswered: it hit no limit.
         """
         own = [session for role, session in self._sessions.items() if speaks(role)]
-        return of_silence(own, f"harness {harness}", self.ended_by)
+        return of_silence(own, f"harness {getattr(harness, 'name', type(harness).__name__)}", self.ended_by)
 
     def trajectories(self, outcome: Outcome, timing: Timing) -> tuple[Trajectory, ...]:
         """Return what was recorded: one trajectory per role that was asked, in the order in which the world names
@@ -459,7 +464,7 @@ class RunningEpisode:
                 priority=self._priority,
                 admission=self._admission,
             )
-            session.replies = self.env.watch.replies
+            session.journal = self.env.playback
         return self._sessions[role]
 
     def _in_order(self, sessions: Mapping[str, OpenSession]) -> list[tuple[str, OpenSession]]:

@@ -1,5 +1,5 @@
-"""Traces of a teacher, its reasoning included, on the environment's training tasks: what the sft stage then
-imitates."""
+"""The collect stage: a teacher plays the environment's training tasks, and the sft stage imitates its traces, reasoning
+included."""
 
 from __future__ import annotations
 
@@ -18,60 +18,59 @@ from sparring.envs.splits import identity
 from sparring.envs.threads import THREADS
 from sparring.errors import BadInput, RequestRefused, refusal
 from sparring.observe.whole_file import write_whole
-from sparring.protocols import Engine
+from sparring.protocols import Engine, EnvFactory
+from sparring.recipe.run_config import RunConfig
 from sparring.record.recorder import Recorder
 from sparring.record.transcript import TextRecorder, TextRequest
-from sparring.render.load import load_renderer
 from sparring.rollout.episode import SessionRecorder
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
-from sparring.stages.context import Context
-from sparring.stages.data.demonstrations import rendered, spoken
+from sparring.stages.context import Context, renderer_of
+from sparring.stages.data.demonstrations import conversation_of, rendered
 from sparring.stages.data.traces import trace_row, transcript_of
 from sparring.stages.models.context_length import outline_of
 from sparring.stages.models.imitator import imitator_of
 from sparring.stages.models.role_models import open_role_engines, with_roles
-from sparring.stages.models.teachers import room_of, teacher_folder
+from sparring.stages.models.teachers import max_context_of, teacher_folder
 from sparring.tasks.files import messages_of
 from sparring.types import Message, Task
 
 FILE = "traces.jsonl"
 FRESH = "collect/fresh_seeds"
-"""The store's key of whether a task that comes again has other random numbers."""
+"""Key in the store: whether a task that comes again gets other random numbers."""
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Roll the teacher out and write `<run>/collect/traces.jsonl`, a conversation a line, in the order of the tasks.
+    """Roll the teacher out and write `<run>/collect/traces.jsonl`, one conversation a line, in the order of the tasks.
 
-    What is done with a task is recorded when all its rollouts have ended, so that a run that goes on asks for the
-    others alone; one that the infrastructure broke is asked for again, unless the stage ends without it.
+    The result of a task is recorded when all its rollouts have ended, so a resume plays the remaining tasks alone. A
+    task with a rollout that the infrastructure broke is recorded only when the stage ends.
 
     Returns:
-        `data`, the file; `tasks`; `traces`, how many conversations it holds; `rollouts`; of these `failed`, which the
-        infrastructure broke and which say nothing, `unscored`, to which the world gave no reward, and `unfinished`,
-        which a limit cut short, `full` of them at the end of a context: none of them is kept; and `unsaid`,
-        conversations left out because the policy that is to imitate them cannot say them: its chat format cannot, or
-        they are longer than its context.
+        `data`: the file. `tasks`, `traces`, `rollouts`: their numbers. Rollouts without a trace: `failed` (the
+        infrastructure broke), `unscored` (the environment gave no reward), `unfinished` (a limit cut them short)
+        and `full` (unfinished at the end of a context). `unsaid`: traces left out because the policy's chat format
+        or its context cannot hold them.
 
     Raises:
-        BadInput: no rollout earned enough to be kept, or more than one in ten cannot be imitated.
+        BadInput: no rollout earned `min_reward`, or the policy cannot imitate more than one trace in ten.
     """
     config = context.config.collect
     source = context.factory.tasks("train", context.config.run.seed)
     tasks = [task for task in (source.next() for _ in range(config.tasks)) if task is not None]
     context.sink.start("collect", len(tasks), min(len(tasks), config.max_concurrent_rollouts))
-    if context.store.get(FRESH) is None:  # what was begun before tasks had fresh seeds goes on without them
+    if context.store.get(FRESH) is None:  # a run from before fresh seeds resumes without them
         context.store.put(FRESH, all(context.store.get(f"collect/{index}") is None for index in range(len(tasks))))
     async with AsyncExitStack() as stack:
         teachers = sorted(set(config.by_domain.values()))
-        others = open_role_engines(context)
+        others = open_role_engines(context.config, context.cluster)
         for engine in others.values():
             stack.push_async_callback(engine.close)
-        runners = {name: await stack.enter_async_context(_teacher(context, name, others)) for name in teachers}
+        runners = {name: await stack.enter_async_context(_open_teacher(context, name, others)) for name in teachers}
         gate = asyncio.Semaphore(config.max_concurrent_rollouts)
         ended = count(1)
         pending = (
-            _task(context, runners[teacher_of(config.by_domain, task)], gate, index, task, ended)
+            _collect_task(context, runners[teacher_of(config.by_domain, task)], gate, index, task, ended)
             for index, task in enumerate(tasks)
         )
         done = await asyncio.gather(*pending)
@@ -80,12 +79,12 @@ async def run(context: Context) -> dict[str, Any]:
     totals = {name: sum(collected.get(name, 0) for collected in done) for name in counted}
     failure = next((collected["failure"] for collected in done if collected.get("failure")), "")
     if not rows:
-        raise _nothing(totals, failure)
+        raise _no_traces(totals, failure)
     if totals["failed"]:
         context.sink.event("collect", f"{totals['failed']} of {totals['rollouts']} rollouts failed; {failure}")
     for index, collected in enumerate(done):
         context.store.put(f"collect/{index}", collected)
-    sayable = _said(context, rows) if "sft" in context.config.run.stages else rows
+    sayable = _sayable(context, rows) if "sft" in context.config.run.stages else rows
     totals["unsaid"] = len(rows) - len(sayable)
     out = context.folder / "collect" / FILE
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -93,8 +92,8 @@ async def run(context: Context) -> dict[str, Any]:
     return {"data": str(out), "tasks": len(tasks), "traces": len(sayable), **totals}
 
 
-def _nothing(totals: Mapping[str, int], failure: str) -> BadInput:
-    """Return the refusal of a teacher of whom nothing is kept; `failure` is the first one's message."""
+def _no_traces(totals: Mapping[str, int], failure: str) -> BadInput:
+    """Return the refusal of a teacher without any trace; `failure` is the message of the first failed rollout."""
     why = "{failed} failed, {unscored} had no reward, {unfinished} were cut short".format(**totals)
     if totals["full"]:
         why += f" ({totals['full']} of these at the end of the context, of the policy or of the teacher)"
@@ -104,54 +103,55 @@ def _nothing(totals: Mapping[str, int], failure: str) -> BadInput:
     )
 
 
-async def _task(
+async def _collect_task(
     context: Context, teacher: RolloutRunner, gate: asyncio.Semaphore, index: int, task: Task, ended: Iterator[int]
 ) -> dict[str, Any]:
-    """Roll one task out, unless the run has its result already, and return the result. `ended` counts tasks that
-    are."""
+    """Return the recorded result of a task, or play the task and record it; `ended` counts finished tasks."""
     collected = context.store.get(f"collect/{index}")
     if collected is None:
-        finished = await _rolled_out(context, teacher, gate, index, task)
-        collected = _kept(task, finished, context)
+        group = f"collect/{index}" if context.store.get(FRESH) else None
+        finished = await _roll_out(context.config, teacher, gate, index, task, group)
+        collected = _task_result(context.config, context.factory, task, finished)
         if not collected["failed"]:
             context.store.put(f"collect/{index}", collected)
         metrics = {"collect/traces": float(len(collected["traces"])), "collect/unscored": float(collected["unscored"])}
         context.sink.log("collect", next(ended), metrics)
     else:
-        next(ended)  # the run has all of these before a rollout ends
+        next(ended)  # recorded tasks are counted before any rollout ends
     return collected
 
 
-async def _rolled_out(
-    context: Context, runner: RolloutRunner, gate: asyncio.Semaphore, index: int, task: Task
+async def _roll_out(
+    config: RunConfig, runner: RolloutRunner, gate: asyncio.Semaphore, index: int, task: Task, group: str | None
 ) -> Sequence[Finished]:
-    group = f"collect/{index}" if context.store.get(FRESH) else None
 
     async def attempt(number: int) -> Finished:
         async with gate:
-            seed = rollout_seed(context.config.run.seed, "train", task, number, group)
+            seed = rollout_seed(config.run.seed, "train", task, number, group)
             return await runner.run(task, rollout_id=f"collect/{index}/{number}", index=number, seed=seed)
 
-    return await asyncio.gather(*(attempt(number) for number in range(context.config.collect.attempts)))
+    return await asyncio.gather(*(attempt(number) for number in range(config.collect.attempts)))
 
 
-def _kept(task: Task, finished: Sequence[Finished], context: Context) -> dict[str, Any]:
-    """Return the traces of one task: of each role of the policy those of the first `keep` rollouts that earned
-    `min_reward`, one for each branch of its agents; rollouts that were cut short have none. A trace of a world of
-    several roles says whose it is."""
-    config, tools = context.config.collect, context.factory.make().tools
-    several = len(roles_of(factory_of(context.factory, task).make())) > 1
+def _task_result(config: RunConfig, factory: EnvFactory, task: Task, finished: Sequence[Finished]) -> dict[str, Any]:
+    """Return the counts of a task's rollouts and the traces to keep.
+
+    Kept are, for each role of the policy, the first `keep` completed rollouts that earned `min_reward`, with one trace
+    for each branch of their conversations. In an environment of several roles a trace names its role.
+    """
+    section, tools = config.collect, factory.make().tools
+    several = len(roles_of(factory_of(factory, task).make())) > 1
     by_role: dict[str, list[list[dict[str, Any]]]] = {}
     for rollout in finished:
         completed = {t.role for t in rollout.rollout.trajectories if t.outcome.kind == "completed"}
         for role, branches in rollout.transcripts.items():
             reward = None if rollout.score is None else rollout.score.of(role)
-            earns = reward is not None and reward >= config.min_reward
-            if earns and role in completed and context.config.rollout.speaks(role):
+            earns = reward is not None and reward >= section.min_reward
+            if earns and role in completed and config.rollout.speaks(role):
                 earned = {"task": task.id, "reward": reward, **({"role": role} if several else {})}
                 traces = [{**trace_row(branch, tools), **earned} for branch in branches]
                 by_role.setdefault(role, []).append(traces)
-    kept = [trace for of_role in by_role.values() for of_rollout in of_role[: config.keep] for trace in of_rollout]
+    kept = [trace for of_role in by_role.values() for of_rollout in of_role[: section.keep] for trace in of_rollout]
     counts = {
         "rollouts": len(finished),
         "failed": sum(not each.rollout.outcome.trainable for each in finished),
@@ -166,22 +166,24 @@ def _kept(task: Task, finished: Sequence[Finished], context: Context) -> dict[st
     return {"prompt": prompt, "identity": identity(task), "traces": kept, **counts, **why}
 
 
-def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the traces that the policy could have sampled: a chat template may change a malformed reply, such as one
-    with half a tool call in its text, and a teacher may have said more than the policy has positions for.
+def _sayable(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the traces that the policy could have sampled.
+
+    A chat template may change a malformed reply, such as one with half a tool call in its text, and a teacher may have
+    said more than the policy has positions for.
 
     Raises:
-        BadInput: fewer than nine in ten remain; it names the reason for the first that does not.
+        BadInput: fewer than nine in ten remain; the message is the first refusal.
     """
     source, tools = context.input("sft"), context.factory.make().tools
-    renderer, longest = context.renderer(source), outline_of(source).max_positions
+    renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions
     sayable: list[dict[str, Any]] = []
     refused: list[BadInput] = []
     for number, row in enumerate(rows, 1):
         name = f"trace {number}"
         try:
             transcript = transcript_of(row, messages_of(row["messages"], name), tools, name)
-            rendered(spoken(name, transcript), renderer, longest)
+            rendered(conversation_of(name, transcript), renderer, longest)
         except BadInput as error:
             refused.append(error)
         else:
@@ -194,9 +196,9 @@ def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, An
 
 
 @asynccontextmanager
-async def _teacher(context: Context, name: str, others: Mapping[str, Engine]) -> AsyncIterator[RolloutRunner]:
-    """Open the runner of rollouts in which the model `name` of the recipe speaks for the policy, and `others` for the
-    roles that `[rollout] roles` gives them."""
+async def _open_teacher(context: Context, name: str, others: Mapping[str, Engine]) -> AsyncIterator[RolloutRunner]:
+    """Open the runner of rollouts in which the model `name` of the recipe plays the policy's roles; `others` are the
+    engines of all other roles."""
     config = context.config
     spec, sampling = config.models[name], config.rollout.sampling()
     recorder: SessionRecorder
@@ -215,15 +217,12 @@ async def _teacher(context: Context, name: str, others: Mapping[str, Engine]) ->
 
         recorder, close = TextRecorder(reply, "teacher", imitator_of(context)), endpoint.close
     else:
-        folder = teacher_folder(context, name)
-        engine = context.cluster.engine(name, path=str(folder))
-        renderer = load_renderer(
-            folder, spec.renderer, spec.thinking, config.render.control_tokens, config.render.thoughts
-        )
-        recorder = Recorder(engine, renderer, sampling=sampling, model=name, max_context=room_of(context, name))
+        folder = teacher_folder(config, name)
+        engine, renderer = context.cluster.engine(name, path=str(folder)), renderer_of(config, folder, name)
+        recorder = Recorder(engine, renderer, sampling=sampling, model=name, max_context=max_context_of(config, name))
         close = engine.close
     try:
-        speaking = with_roles(context, recorder, others)
+        speaking = with_roles(config, recorder, others)
         yield RolloutRunner(
             context.factory,
             context.boxes,

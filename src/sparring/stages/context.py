@@ -1,13 +1,11 @@
-"""The context of a run: the parts that every stage is handed."""
+"""The parts of a run that every stage is handed, and the files that stages leave."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from sparring.envs.rubrics.judges import Judges
 from sparring.errors import refusal
@@ -21,25 +19,25 @@ if TYPE_CHECKING:
     from sparring.loop import ServesWeights
     from sparring.protocols import Engine, Renderer
 
-TOLD = "memory"
-"""Under this key of the store, what was last said of the run's memory."""
+MEMORY_WARNING_KEY = "memory"
+"""Key in the store: the last sentence of `sparring check` about the run's memory."""
 CHOSEN = "memory/token_budget"
-"""Under this key of the store, what was said of the `train.token_budget` that the machine chose when the run began."""
+"""Key in the store: the sentence about the `train.token_budget` that the machine chose when the run began."""
 ORDER = ("init", "collect", "sft", "preference", "reward_model", "rl", "distill", "eval", "export")
-LIVE = ("rl", "distill")
-"""Stages that train what they sample, and so publish what they train."""
-APART = ("collect", "reward_model", "eval")
+ONLINE_STAGES = ("rl", "distill")
+"""Stages that train on what the policy samples meanwhile, so they publish weights."""
+NON_POLICY_STAGES = ("collect", "reward_model", "eval")
 """Stages whose output is not the policy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Repetition:
-    """Repetition of recorded steps of a live stage, in a copy of its run.
+class Replay:
+    """Replay of recorded steps of an online stage, in a copy of its run.
 
     Attributes:
-        last_step: steps after it are not repeated.
-        updates: makes the part that the loop publishes to, of the policy's engine and the checkpoint folder that it
-            serves.
+        last_step: last step to replay.
+        updates: function of the policy's engine and its checkpoint folder; returns the part that takes published
+            weights.
     """
 
     last_step: int
@@ -48,32 +46,23 @@ class Repetition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFiles:
-    """Files of a run, by its recipe and its record: which weights a stage begins with, and which it wrote."""
+    """Recipe, folder and record of a run, with the weights that each stage reads and writes."""
 
     config: RunConfig
     folder: Path
     store: Store
 
     def output(self, stage: str) -> Path:
-        """Return the Hugging Face or adapter folder that `stage` writes (whether or not it exists yet)."""
-        start = self.given() if stage == "init" else None
+        """Return the Hugging Face or adapter folder that `stage` writes, whether or not it exists yet."""
+        start = given_checkpoint(self.config) if stage == "init" else None
         return start or self.folder / stage / "model"
 
-    def given(self) -> Path | None:
-        """Return the folder of the checkpoint that the recipe starts from; None where it makes a fresh model.
-
-        Raises:
-            BadInput: there is no such checkpoint.
-        """
-        spec = self.config.models[POLICY]
-        return None if spec.path is None else model_folder(spec)
-
     def input(self, stage: str) -> Path:
-        """Return the Hugging Face or adapter folder that `stage` starts from: what the nearest finished stage before it
-        wrote, or the checkpoint that the recipe names.
+        """Return the Hugging Face or adapter folder that `stage` starts from: the output of the nearest finished stage
+        before, or the checkpoint that the recipe names.
 
         Raises:
-            BadInput: no stage before it has run, and no checkpoint is named; or what the stage wrote is gone.
+            BadInput: there is neither, or the output of the stage before was deleted.
         """
         before = self.before(stage)
         if before is not None:
@@ -82,7 +71,7 @@ class RunFiles:
                 do = "restore it from a copy, or start a new run folder (--name)"
                 raise refusal(f"stage {stage}", f"the weights that stage {before} wrote", f"no {weights}", do)
             return weights
-        start = self.given()
+        start = given_checkpoint(self.config)
         if start is not None:
             return start
         raise refusal(
@@ -93,25 +82,21 @@ class RunFiles:
         )
 
     def before(self, stage: str) -> str | None:
-        """Return the nearest finished stage before one whose output is the policy; None where there is none."""
+        """Return the nearest finished stage before `stage` whose output is the policy, or None."""
         stages = reversed(ORDER[: ORDER.index(stage)])
-        return next((each for each in stages if each not in APART and self.done(each) is not None), None)
+        return next((each for each in stages if each not in NON_POLICY_STAGES and self.done(each) is not None), None)
 
     def done(self, stage: str) -> dict[str, Any] | None:
-        """Return the recorded result of a finished stage, or None."""
+        """Return the recorded result of a finished stage; None for an unfinished one."""
         return self.store.get(f"stage/{stage}")
-
-    def renderer(self, path: Path) -> Renderer:
-        """Return the renderer of the checkpoint folder `path`, or of an adapter's base."""
-        return renderer_of(self.config, path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context(RunFiles):
-    """The parts that all stages of a run share. Whoever made it closes them.
+    """Parts that all stages of a run share. Their maker closes them.
 
     Attributes:
-        repetition: of recorded steps, where a stage runs for that; None where it trains.
+        replay: steps to replay instead of training, or None.
     """
 
     sink: Sink
@@ -120,21 +105,22 @@ class Context(RunFiles):
     factory: EnvFactory
     harness: Harness
     judges: Judges
-    repetition: Repetition | None = None
-
-    def with_boxes(self, boxes: Boxes) -> Context:
-        """Return the same run with other boxes (such as a tool host that is switched off)."""
-        return replace(self, boxes=boxes)
-
-    def played_by(self, name: str) -> Context:
-        """Return the same run with the model `name` of the recipe in the policy's place."""
-        models = {**self.config.models, POLICY: self.config.models[name]}
-        return replace(self, config=msgspec.structs.replace(self.config, models=models))
+    replay: Replay | None = None
 
 
-def renderer_of(config: RunConfig, path: Path) -> Renderer:
-    """Return the policy's renderer of a recipe, of the checkpoint folder `path`, or of an adapter's base."""
+def given_checkpoint(config: RunConfig) -> Path | None:
+    """Return the folder of the checkpoint that a recipe starts from, or None for a recipe that makes a fresh model.
+
+    Raises:
+        BadInput: there is no such checkpoint.
+    """
+    spec = config.models[POLICY]
+    return None if spec.path is None else model_folder(spec)
+
+
+def renderer_of(config: RunConfig, path: Path, model: str = POLICY) -> Renderer:
+    """Load the renderer of a checkpoint folder, or of an adapter's base, with the settings of a model of the recipe."""
     from sparring.render.load import load_renderer
 
-    spec, render = config.models[POLICY], config.render
+    spec, render = config.models[model], config.render
     return load_renderer(base_folder(path), spec.renderer, spec.thinking, render.control_tokens, render.thoughts)

@@ -1,5 +1,5 @@
-"""On-policy distillation: the policy samples in live rollouts, and teachers say what they would have. What is the
-stage's own; `stages/runtime/online.py` runs it."""
+"""The distill stage, on-policy distillation: teachers give log-probabilities for the tokens that the policy samples in
+live rollouts. `stages/runtime/online.py` has the training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from sparring.algo.credit.distilled import Distilled
 from sparring.batch.batches import Plan
-from sparring.protocols import Divergence, Loss, TrainPlan
+from sparring.protocols import Divergence, Loss, Store, TrainPlan
+from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.reference import AVERAGE
 from sparring.stages.models.teachers import teacher_annotator, teacher_folder
@@ -25,12 +26,13 @@ async def run(context: Context) -> dict[str, Any]:
         The result of `OnlineTraining.train`.
     """
     config = context.config
-    training = OnlineTraining(context, STAGE, config.distill, _losses(context))
+    training = OnlineTraining(context, STAGE, config.distill, _losses(config, context.store))
     objective = OnlineObjective(
-        tasks=training_tasks(context, None, drops_equal=False),
+        tasks=training_tasks(config, context.factory, None, drops_equal=False),
         annotators=[
             teacher_annotator(
-                context,
+                config,
+                context.cluster,
                 training.watch,
                 engine=training.engine,
                 trainer=training.trainers[POLICY],
@@ -43,11 +45,11 @@ async def run(context: Context) -> dict[str, Any]:
     return await training.train(objective)
 
 
-def _losses(context: Context) -> TrainPlan:
+def _losses(config: RunConfig, store: Store) -> TrainPlan:
     from sparring.algo.loss.distill import DistillLoss, SampledDistillLoss
     from sparring.algo.loss.imitate import ImitateLoss
 
-    stage = context.config.distill
+    stage = config.distill
     teachers: dict[str, str | None] = {}
     loss: Loss
     if stage.over == "token":
@@ -55,9 +57,9 @@ def _losses(context: Context) -> TrainPlan:
     else:
         loss = DistillLoss(Divergence(kind=stage.divergence, over=stage.over, beta=stage.beta))
         if stage.over == "vocabulary":
-            teachers = {name: str(teacher_folder(context, name)) for name in sorted(set(stage.teachers.values()))}
+            teachers = {name: str(teacher_folder(config, name)) for name in sorted(set(stage.teachers.values()))}
     averages = {AVERAGE: stage.decay} if AVERAGE in stage.teachers.values() else {}
     teachers |= dict.fromkeys(averages)
-    total = first_steps(context.store, STAGE, stage.steps)
+    total = first_steps(store, STAGE, stage.steps)
     losses = [loss, *([ImitateLoss(scale=stage.observations)] if stage.observations else [])]
     return TrainPlan(losses=losses, total_steps=total, overrides=stage.train, teachers=teachers, averages=averages)

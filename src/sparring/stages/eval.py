@@ -1,8 +1,9 @@
-"""Held-out tasks before and after training, sampled at training temperature, with a 95 % interval."""
+"""The eval stage: held-out tasks before and after training, sampled at training temperature, with a 95 % interval."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 
 from sparring.algo.annotate.domain import teacher_of
 from sparring.rollout.evaluate import EvalPlan
-from sparring.stages.context import POLICY, Context
+from sparring.stages.context import POLICY, Context, RunFiles
 from sparring.stages.data.contamination import check_unseen
 from sparring.stages.models.teachers import OWN, teacher_folder
 from sparring.stages.runtime.chosen import chosen_weights
@@ -20,27 +21,26 @@ from sparring.types import Task
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Evaluate the weights of every stage that `[eval] checkpoints` names and the run has: its best or its last
-    (`[eval] weights`).
+    """Evaluate the best or the last weights (`[eval] weights`) of every finished stage that `[eval] checkpoints` names.
 
     Returns:
-        Per checkpoint, for `teacher/<name>` with `[eval] teachers`, and for `no_tool` (the last checkpoint with the
-        tool host switched off), an `Evaluation` as plain data.
+        One `Evaluation` as plain data for each checkpoint; with `[eval] teachers` for each `teacher/<name>`; and
+        with `no_tool_tasks` for `no_tool`, the last checkpoint without its tool host.
 
     Raises:
-        EvaluationFailed: infrastructure or judge broke too many rollouts of one.
+        EvaluationFailed: infrastructure or judge broke too many rollouts of an evaluation.
     """
     config = context.config.eval
-    tasks = held_out(context, config.tasks)
-    check_unseen(context, tasks)
+    tasks = held_out(context.config, context.factory, config.tasks)
+    check_unseen(context, context.factory, tasks)
     stages = [stage for stage in config.checkpoints if context.done(stage) is not None]
-    folders = {stage: _weights(context, stage) for stage in stages}
+    folders = {stage: _weights_of_stage(context, stage) for stage in stages}
     results: dict[str, Any] = {}
     for stage, folder in folders.items():
-        results[stage] = await _once(context, stage, folder, tasks)
-    for name, taught in _taught(context, tasks).items():
-        results[f"teacher/{name}"] = await _once(
-            context, f"teacher/{name}", teacher_folder(context, name), taught, model=name
+        results[stage] = await _evaluate_once(context, stage, folder, tasks)
+    for name, taught in _tasks_by_teacher(context, tasks).items():
+        results[f"teacher/{name}"] = await _evaluate_once(
+            context, f"teacher/{name}", teacher_folder(context.config, name), taught, model=name
         )
     if config.no_tool_tasks and stages:
         from sparring.sandbox.bubblewrap import BubblewrapBoxes
@@ -48,15 +48,17 @@ async def run(context: Context) -> dict[str, Any]:
         off = BubblewrapBoxes(msgspec.structs.replace(context.config.sandbox, enabled=False))
         try:
             spread = _spread(tasks, config.no_tool_tasks)
-            results["no_tool"] = await _once(context.with_boxes(off), "no_tool", folders[stages[-1]], spread)
+            results["no_tool"] = await _evaluate_once(
+                replace(context, boxes=off), "no_tool", folders[stages[-1]], spread
+            )
         finally:
             await off.close()
     return results
 
 
-def _weights(context: Context, stage: str) -> Path:
-    """Return the weights of a stage that are evaluated. An evaluation that has begun goes on with those that it began
-    with; before anybody noted which, they were the last.
+def _weights_of_stage(context: Context, stage: str) -> Path:
+    """Return the folder of the weights to evaluate. An evaluation that resumes keeps the choice it began with; records
+    without a choice mean the last weights.
 
     Raises:
         BadInput, StoreError: as `chosen_weights`.
@@ -71,10 +73,10 @@ def _weights(context: Context, stage: str) -> Path:
     return folder
 
 
-async def _once(
+async def _evaluate_once(
     context: Context, label: str, folder: Path, tasks: Sequence[Task], model: str = POLICY
 ) -> dict[str, Any]:
-    """Return one evaluation, unless the run already has it."""
+    """Return an evaluation, from the record if the run has it."""
     recorded = context.store.get(f"eval/{label}")
     if recorded is not None:
         known: dict[str, Any] = recorded
@@ -86,11 +88,11 @@ async def _once(
     return result
 
 
-def _taught(context: Context, tasks: Sequence[Task]) -> dict[str, list[Task]]:
-    """Return `tasks` by the teacher that teaches them, the policy left out, for `[eval] teachers`."""
-    stage = context.config.distill
+def _tasks_by_teacher(files: RunFiles, tasks: Sequence[Task]) -> dict[str, list[Task]]:
+    """Return the tasks of each teacher for `[eval] teachers`, without those that the policy teaches itself."""
+    stage = files.config.distill
     by_teacher: dict[str, list[Task]] = {}
-    for task in tasks if context.config.eval.teachers and context.done("distill") is not None else ():
+    for task in tasks if files.config.eval.teachers and files.done("distill") is not None else ():
         if (name := teacher_of(stage.teachers, task)) not in OWN:
             by_teacher.setdefault(name, []).append(task)
     return dict(sorted(by_teacher.items()))

@@ -1,4 +1,4 @@
-"""A plain Hugging Face checkpoint folder that anybody's tools load."""
+"""The export stage: a plain Hugging Face checkpoint folder that other tools load."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sparring.stages.runtime.chosen import chosen_weights
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Copy the weights of the last stage that trained, its best or its last (`[export] weights`), to `<run>/export`,
-    cast to `[export] dtype`, with a chat template that writes the run's prompts.
+    """Copy the last trained policy, its best or last weights (`[export] weights`), to `<run>/export`, in `[export]
+    dtype` and with a chat template that writes the run's prompts.
 
     Returns:
         `model`: the folder; `bytes`: its size.
@@ -35,15 +35,15 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def export_folder(source: Path, out: Path, dtype: str, run: tuple[RunConfig, Store] | None = None) -> list[str]:
-    """Write `source` as a Hugging Face folder of `dtype` weights at `out`, whole or not at all; an adapter merged into
-    its base.
+    """Write a checkpoint as a Hugging Face folder, whole or not at all; an adapter is merged into its base.
 
     Args:
-        source: a Hugging Face or adapter folder.
-        run: recipe and record of the run that `source` is of, whose chat format the folder gets; None: of none.
+        source: Hugging Face or adapter folder.
+        dtype: dtype of the written weights.
+        run: recipe and record of the run that trained `source`, for its chat format; None: the source's own format.
 
     Returns:
-        What was found of the chat format, one sentence each.
+        Sentences about the chat format.
 
     Raises:
         StoreError: the disk is full or cannot be written.

@@ -1,4 +1,4 @@
-"""A fresh model: a tokenizer trained on the environment's own text, and random weights of the configured shape."""
+"""The init stage: a tokenizer trained on the environment's own text, and random weights of the configured shape."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import re
 import shutil
 import tempfile
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparring.model.hub import base_folder, local_folder
 from sparring.render.chat_template import NAMED
-from sparring.stages.context import POLICY, Context
+from sparring.stages.context import POLICY, Context, given_checkpoint
 from sparring.stages.data.demonstrations import Conversation, conversations
 
 if TYPE_CHECKING:
@@ -22,14 +23,14 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Write `<run>/init/model`, unless `[models.policy] path` names a checkpoint.
+    """Write a fresh model to `<run>/init/model`, unless `[models.policy] path` names a checkpoint.
 
     Returns:
-        `model`: the folder; for a fresh one also `parameters` and `vocab_size`.
+        `model`: the folder; for a fresh model also `parameters` and `vocab_size`.
     """
     spec = context.config.models[POLICY]
     if spec.init is None:
-        return {"model": str(context.given())}
+        return {"model": str(given_checkpoint(context.config))}
     from tokenizers import Tokenizer
 
     from sparring.model.create import create
@@ -37,9 +38,9 @@ async def run(context: Context) -> dict[str, Any]:
     context.sink.start("init", 1)
     out = context.output("init")
     if spec.init.tokenizer is None:
-        trained_tokenizer(await conversations(context, TEXTS), spec.init.vocab_size, out)
+        fit_tokenizer(await conversations(context, TEXTS), spec.init.vocab_size, out)
     else:
-        copied_tokenizer(base_folder(local_folder(spec.init.tokenizer)), out)
+        copy_tokenizer(base_folder(local_folder(spec.init.tokenizer)), out)
     tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     vocab_size = -(-tokenizer.get_vocab_size() // 64) * 64
     create(
@@ -59,8 +60,8 @@ def ends_of(tokenizer: Tokenizer) -> list[int] | None:
     return [id for id in ids if id is not None] or None
 
 
-def copied_tokenizer(folder: Path, out: Path) -> None:
-    """Take the tokenizer and the chat format of a checkpoint folder over to `out`."""
+def copy_tokenizer(folder: Path, out: Path) -> None:
+    """Copy the tokenizer and the chat format of a checkpoint folder to `out`."""
     out.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER_FILES:
         if (folder / name).exists():
@@ -69,11 +70,11 @@ def copied_tokenizer(folder: Path, out: Path) -> None:
         shutil.copytree(folder / NAMED, out / NAMED, dirs_exist_ok=True)
 
 
-def trained_tokenizer(shown: Sequence[Conversation], vocab_size: int, out: Path) -> None:
-    """Train a tokenizer on conversations as the renderer writes them, cut at its special tokens, and write it to `out`.
+def fit_tokenizer(shown: Sequence[Conversation], vocab_size: int, out: Path) -> None:
+    """Train a tokenizer on rendered conversations, cut at special tokens, and write it to `out`.
 
-    A tokenizer without merges renders them first, so the tool header, the JSON and the tool's answers are in the form
-    that the policy will see.
+    A tokenizer without merges renders them, so that the tool header, the JSON and the tools' answers have the form that
+    the policy will see.
     """
     from sparring.render.load import load_renderer
     from sparring.render.train_tokenizer import MIN_VOCAB_SIZE, train_tokenizer
@@ -92,11 +93,4 @@ def _parameters(folder: Path) -> int:
     from safetensors import safe_open
 
     with safe_open(folder / "model.safetensors", framework="numpy") as tensors:
-        return sum(_size(tensors.get_slice(name).get_shape()) for name in tensors.keys())
-
-
-def _size(shape: list[int]) -> int:
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size
+        return sum(prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())

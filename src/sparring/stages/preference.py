@@ -1,4 +1,4 @@
-"""The policy learns from replies that somebody compared or labelled: DPO and its relatives."""
+"""The preference stage: the policy learns from compared or labelled replies (DPO and its relatives)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from sparring.annotations import Annotation
 from sparring.batch.preference import CHOSEN, REJECTED, mismatched, preference_batch, reply
 from sparring.errors import refusal
 from sparring.protocols import Renderer, Trainer, TrainPlan
-from sparring.stages.context import POLICY, Context
-from sparring.stages.data.preferences import apart, given_preferences, in_words, rate, rendered_reply
+from sparring.recipe.sections.preference import PreferenceConfig
+from sparring.stages.context import POLICY, Context, renderer_of
+from sparring.stages.data.preferences import in_words, preference_rows, rate, render_reply, split_held_out
 from sparring.stages.models.adapters import trained_folder
 from sparring.stages.models.context_length import outline_of
 from sparring.stages.runtime.offline import supervise
 from sparring.tasks.preferences import Preference
-from sparring.types import PAIR_SHARE, Sample
+from sparring.types import PAIR_SHARE, Sample, ToolSpec
 
 if TYPE_CHECKING:
     from sparring.algo.loss.preference.kto import Kto
     from sparring.algo.loss.preference.pairs import PairLoss
 
 Unit = list[Sample]
-"""A pair; with KTO a labelled reply and its mismatched one."""
+"""A pair of replies; with KTO one labelled reply and its mismatched copy."""
 
 SHOWN = {"loss": "loss_preference", "accuracy": "accuracy", "reward_margin": "reward_margin"}
 
@@ -34,54 +35,55 @@ SHOWN = {"loss": "loss_preference", "accuracy": "accuracy", "reward_margin": "re
 async def run(context: Context) -> dict[str, Any]:
     """Train the stage's input on preferences and write a Hugging Face folder, or an adapter's.
 
-    The reference is the input itself: its log-probabilities are computed once, by the trainer, before it changes.
+    The reference is the input itself. The trainer computes its log-probabilities once, before the first step.
 
     Returns:
-        `rows` (of the data that are trained), `tokens_trained`, `loss`, `accuracy` and `reward_margin` of the last
-        step, `held_out` (accuracy with its interval; None where nothing is) and `model`, the folder.
+        `rows`: number of trained rows. `tokens_trained`. `loss`, `accuracy`, `reward_margin`: values of the last
+        step. `held_out`: accuracy on held-out rows with its interval, or None. `model`: the folder.
     """
     from sparring.algo.loss.imitate import ImitateLoss
     from sparring.algo.loss.preference.load import load_preference
-    from sparring.stages.models.written import write_model
 
     section, seed = context.config.preference, context.config.run.seed
     source = trained_folder(context, context.input("preference"))
-    trained, held = apart(given_preferences(context), section.held_out, seed, "preference")
-    renderer, longest = context.renderer(source), outline_of(source).max_positions
+    trained, held = split_held_out(preference_rows(context.config), section.held_out, seed, "preference")
+    renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions
     loss = load_preference(section.loss)
     losses = [loss, ImitateLoss(scale=section.imitates)] if section.imitates else [loss]
     plan = TrainPlan(losses=losses, total_steps=section.steps, overrides=section.train)
     trainer = context.cluster.trainer(POLICY, path=str(source), plan=plan)
-    units, others = (list(_units(context, renderer, rows, longest)) for rows in (trained, held))
+    tools = context.factory.make().tools
+    units, others = (list(_units(section, tools, renderer, rows, longest)) for rows in (trained, held))
     if isinstance(section.loss, KtoConfig):
-        units = _with_strangers(units, longest, seed)
+        units = _with_mismatched(units, longest, seed)
     if not isinstance(section.loss, WITHOUT_REFERENCE):
-        units, others = await _referred(trainer, units), await _referred(trainer, others)
+        units, others = await _with_reference(trainer, units), await _with_reference(trainer, others)
     totals = await supervise(
         context,
         "preference",
         trainer,
+        source,
         units,
         lambda chosen, step: preference_batch(chosen, step=step, model=POLICY),
         SHOWN,
     )
-    judged = await _judged(trainer, loss, others) if others else None
+    judged = await _held_out_accuracy(trainer, loss, others) if others else None
     if judged is not None:
         context.sink.event("preference", in_words(judged, "replies are on the right side"))
-    await write_model(trainer, source, context.output("preference"))
-    return {"rows": len(trained), "held_out": judged, "model": str(context.output("preference")), **totals}
+    return {"rows": len(trained), "held_out": judged, **totals}
 
 
-def _units(context: Context, renderer: Renderer, rows: Sequence[Preference], longest: int) -> Iterator[Unit]:
-    """Pairs; with KTO each reply alone."""
-    section, tools = context.config.preference, context.factory.make().tools
+def _units(
+    section: PreferenceConfig, tools: Sequence[ToolSpec], renderer: Renderer, rows: Sequence[Preference], longest: int
+) -> Iterator[Unit]:
+    """Yield pairs; with KTO single replies."""
     single = isinstance(section.loss, KtoConfig)
     for row in rows:
         unit = []
         for label, replied in ((CHOSEN, row.chosen), (REJECTED, row.rejected)):
             if replied is None:
                 continue
-            tokens, sampled = rendered_reply(renderer, tools, row.where, row.prompt, replied, longest)
+            tokens, sampled = render_reply(renderer, tools, row.where, row.prompt, replied, longest)
             id = f"{row.where} {'chosen' if label == CHOSEN else 'rejected'}"
             imitate = label == CHOSEN and section.imitates > 0
             share = 1.0 if single else PAIR_SHARE
@@ -89,9 +91,9 @@ def _units(context: Context, renderer: Renderer, rows: Sequence[Preference], lon
         yield from ([one] for one in unit) if single else [unit]
 
 
-def _with_strangers(units: Sequence[Unit], longest: int, seed: int) -> list[Unit]:
-    """Pair each reply with a mismatched row: its prompt and the next reply to another one, in an order that the seed
-    decides."""
+def _with_mismatched(units: Sequence[Unit], longest: int, seed: int) -> list[Unit]:
+    """Pair each reply with a mismatched row: the same prompt with the next reply to another prompt, in an order that
+    depends on the seed."""
     rows = [row for unit in units for row in unit]
     order = sorted(rows, key=lambda row: xxhash.xxh3_64_intdigest(f"kto/{seed}/{row.id}".encode()))
     place = {row.id: number for number, row in enumerate(order)}
@@ -109,8 +111,8 @@ def _prompt(row: Sample) -> tuple[int, ...]:
     return row.tokens[: next(place for place, weight in enumerate(row.weights["preference"]) if weight)]
 
 
-async def _referred(trainer: Trainer, units: Sequence[Unit]) -> list[Unit]:
-    """Return the units with what the trainer's model says of them now as the annotation `reference`."""
+async def _with_reference(trainer: Trainer, units: Sequence[Unit]) -> list[Unit]:
+    """Annotate the rows with log-probabilities of the trainer's present model, as `reference`."""
     rows = [row for unit in units for row in unit]
     outputs = iter(await trainer.forward(rows, frozenset({"logprob"})))
     return [
@@ -118,9 +120,9 @@ async def _referred(trainer: Trainer, units: Sequence[Unit]) -> list[Unit]:
     ]
 
 
-async def _judged(trainer: Trainer, loss: PairLoss | Kto, units: Sequence[Unit]) -> dict[str, float]:
-    """Count the pairs whose chosen reply is worth more. A single reply is where it is worth more
-    than under the reference when it is wanted, less when it is not."""
+async def _held_out_accuracy(trainer: Trainer, loss: PairLoss | Kto, units: Sequence[Unit]) -> dict[str, float]:
+    """Return the share of pairs whose chosen reply has the larger reward. With KTO, a wanted reply counts if its reward
+    is above 0, an unwanted one if it is below."""
     from sparring.algo.loss.preference.dpo import Dpo
     from sparring.algo.loss.preference.pairs import PairForm, PairLoss, rewards_of
 

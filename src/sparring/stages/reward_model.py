@@ -1,5 +1,5 @@
-"""A scalar head learns what a reply is worth from compared ones, or which steps of a solution, or turns of a
-conversation, are right."""
+"""The reward_model stage: a scalar head learns the reward of a reply from comparisons, or labels of solution steps or
+conversation turns."""
 
 from __future__ import annotations
 
@@ -10,49 +10,48 @@ from sparring.annotations import Annotation
 from sparring.batch.preference import CHOSEN, REJECTED, labelled_steps, preference_batch, whole_text
 from sparring.errors import refusal
 from sparring.protocols import Loss, Renderer, Trainer, TrainPlan
-from sparring.recipe.sections.preference import BradleyTerryConfig, StepsConfig, TurnsConfig
+from sparring.recipe.sections.preference import BradleyTerryConfig, RewardModelConfig, StepsConfig, TurnsConfig
 from sparring.render.steps import step_ends
-from sparring.stages.context import POLICY, Context
-from sparring.stages.data.preferences import apart, given_rewards, in_words, rate, rendered_reply
+from sparring.stages.context import POLICY, Context, renderer_of
+from sparring.stages.data.preferences import in_words, rate, render_reply, reward_rows, split_held_out
 from sparring.stages.models.context_length import outline_of
 from sparring.stages.runtime.offline import supervise
 from sparring.tasks.preferences import JudgedTurns, Preference, Solution
-from sparring.types import Message, Sample
+from sparring.types import Message, Sample, ToolSpec
 
 Unit = list[Sample]
-"""A pair, one solution or one conversation."""
+"""Rows of one pair, one solution or one conversation."""
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Train a scalar head on the stage's input, and the input with it, and write a Hugging Face folder with one label.
+    """Train the stage's input with a new scalar head and write a Hugging Face folder with one label.
 
     Returns:
-        `rows` (of the data that are trained), `tokens_trained`, `loss` and `accuracy` of the last step, `held_out`
-        (accuracy with its interval; None where nothing is) and `model`, the folder.
+        `rows`: number of trained rows. `tokens_trained`. `loss`, `accuracy`: values of the last step. `held_out`:
+        accuracy on held-out rows with its interval, or None. `model`: the folder.
     """
-    from sparring.stages.models.written import write_model
 
     section, seed = context.config.reward_model, context.config.run.seed
     source = context.input("reward_model")
-    trained, held = apart(given_rewards(context), section.held_out, seed, "reward_model")
-    renderer, longest = context.renderer(source), outline_of(source).max_positions
-    units, others = ([_unit(context, renderer, row, longest) for row in rows] for rows in (trained, held))
-    loss = _loss(section.loss)
+    trained, held = split_held_out(reward_rows(context.config), section.held_out, seed, "reward_model")
+    renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions
+    tools, loss = context.factory.make().tools, _loss(section.loss)
+    units, others = ([_unit(section, tools, renderer, row, longest) for row in rows] for rows in (trained, held))
     plan = TrainPlan(losses=[loss], total_steps=section.steps, overrides=section.train, head="new scalar")
     trainer = context.cluster.trainer(POLICY, path=str(source), plan=plan)
     totals = await supervise(
         context,
         "reward_model",
         trainer,
+        source,
         units,
         lambda chosen, step: preference_batch(chosen, step=step, model=POLICY),
         {"loss": f"loss_{loss.term}", "accuracy": "accuracy"},
     )
-    judged = await _judged(trainer, others) if others else None
+    judged = await _held_out_accuracy(trainer, others) if others else None
     if judged is not None:
         context.sink.event("reward_model", in_words(judged, "pairs, steps or turns are judged right"))
-    await write_model(trainer, source, context.output("reward_model"))
-    return {"rows": len(trained), "held_out": judged, "model": str(context.output("reward_model")), **totals}
+    return {"rows": len(trained), "held_out": judged, **totals}
 
 
 def _loss(config: BradleyTerryConfig | StepsConfig | TurnsConfig) -> Loss:
@@ -62,28 +61,35 @@ def _loss(config: BradleyTerryConfig | StepsConfig | TurnsConfig) -> Loss:
     return BradleyTerry(centre=config.centre) if isinstance(config, BradleyTerryConfig) else StepLabels()
 
 
-def _unit(context: Context, renderer: Renderer, row: Preference | Solution | JudgedTurns, longest: int) -> Unit:
-    tools = context.factory.make().tools
+def _unit(
+    section: RewardModelConfig,
+    tools: Sequence[ToolSpec],
+    renderer: Renderer,
+    row: Preference | Solution | JudgedTurns,
+    longest: int,
+) -> Unit:
     if isinstance(row, Solution):
-        return [_solution(context, renderer, row, longest)]
+        return [_solution(section, tools, renderer, row, longest)]
     if isinstance(row, JudgedTurns):
-        tokens, sampled = rendered_reply(renderer, tools, row.where, row.prompt, row.reply, longest)
+        tokens, sampled = render_reply(renderer, tools, row.where, row.prompt, row.reply, longest)
         return [labelled_steps(tokens, turn_labels(sampled, row), id=row.where)]
     unit = []
     for label, replied in ((CHOSEN, row.chosen), (REJECTED, row.rejected)):
         assert replied is not None, "a pair has two sides"
-        tokens, _ = rendered_reply(renderer, tools, row.where, row.prompt, replied, longest)
+        tokens, _ = render_reply(renderer, tools, row.where, row.prompt, replied, longest)
         side = "chosen" if label == CHOSEN else "rejected"
         unit.append(whole_text(tokens, id=f"{row.where} {side}", group=row.where, label=label, margin=row.margin))
     return unit
 
 
-def _solution(context: Context, renderer: Renderer, row: Solution, longest: int) -> Sample:
-    loss, tools = context.config.reward_model.loss, context.factory.make().tools
+def _solution(
+    section: RewardModelConfig, tools: Sequence[ToolSpec], renderer: Renderer, row: Solution, longest: int
+) -> Sample:
+    loss = section.loss
     assert isinstance(loss, StepsConfig), "solutions are read with this loss alone"
     prefixes = [loss.separator.join(row.steps[: count + 1]) for count in range(len(row.steps))]
     replied = (Message(role="assistant", content=prefixes[-1]),)
-    tokens, sampled = rendered_reply(renderer, tools, row.where, row.prompt, replied, longest)
+    tokens, sampled = render_reply(renderer, tools, row.where, row.prompt, replied, longest)
     ends = step_ends(renderer, tokens, sampled.index(True), prefixes)
     labels: Mapping[int, float] = dict(zip(ends, row.labels, strict=True))
     if len(labels) != len(row.steps):
@@ -94,11 +100,11 @@ def _solution(context: Context, renderer: Renderer, row: Solution, longest: int)
 
 
 def turn_labels(sampled: Sequence[bool], row: JudgedTurns) -> dict[int, float]:
-    """Return the label of each judged turn by the number of tokens up to its end. `sampled` marks the assistant's
-    tokens.
+    """Return the label of each judged turn, by the number of tokens up to the end of the turn. `sampled` marks the
+    assistant's tokens.
 
     Raises:
-        BadInput: two of its messages are said in one turn.
+        BadInput: two messages of the assistant stand in one turn.
     """
     ends = [
         place + 1
@@ -111,8 +117,9 @@ def turn_labels(sampled: Sequence[bool], row: JudgedTurns) -> dict[int, float]:
     return {end: label for end, label in zip(ends, row.labels, strict=True) if label is not None}
 
 
-async def _judged(trainer: Trainer, units: Sequence[Unit]) -> dict[str, float]:
-    """Count the pairs that are the right way round; of solutions, the steps on the label's side of one half."""
+async def _held_out_accuracy(trainer: Trainer, units: Sequence[Unit]) -> dict[str, float]:
+    """Return the share of pairs in the right order; for solutions and conversations the share of labels on the right
+    side of one half."""
     outputs = iter(await trainer.forward([row for unit in units for row in unit], frozenset({"value"})))
     right = []
     for unit in units:

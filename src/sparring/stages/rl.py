@@ -1,7 +1,8 @@
-"""Reinforcement learning over live multi-turn rollouts: what is the stage's own. `stages/runtime/online.py` runs it."""
+"""The rl stage: reinforcement learning over live multi-turn rollouts. `stages/runtime/online.py` has the training."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from sparring.algo.annotate.kl import KlCoefficient
@@ -9,15 +10,16 @@ from sparring.annotations import Annotation
 from sparring.batch.batches import Plan
 from sparring.batch.critic import value_rows
 from sparring.batch.implicit import implicit_rows
+from sparring.model.hub import model_folder
 from sparring.protocols import TrainPlan
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.annotators import annotators
-from sparring.stages.models.auxiliary import write_learned
 from sparring.stages.models.critic import CRITIC, critic_folder, open_critic
-from sparring.stages.models.implicit_reward import IMPLICIT, implicit_folder, open_implicit
+from sparring.stages.models.implicit_reward import IMPLICIT, open_implicit
 from sparring.stages.models.objective import credit_chosen, imitation_scale, preference_loss
-from sparring.stages.models.reference import reference_beside
+from sparring.stages.models.reference import reference_teachers
+from sparring.stages.models.written import write_model
 from sparring.stages.runtime.online import OnlineObjective, OnlineTraining
 from sparring.stages.runtime.raised import rl_optimiser_steps
 from sparring.stages.runtime.training_tasks import training_tasks
@@ -31,20 +33,25 @@ async def run(context: Context) -> dict[str, Any]:
     """Train the stage's input and write a Hugging Face folder, or an adapter's.
 
     Returns:
-        The result of `OnlineTraining.train`, and the folder of each model that learns beside the policy, by its role:
-        `critic`, `implicit`.
+        The result of `OnlineTraining.train`, and the folder of each other trained model by its role: `critic`,
+        `implicit`.
     """
-    config = context.config
-    training = OnlineTraining(context, STAGE, config.rl, _losses(context))
+    config, cluster = context.config, context.cluster
+    total_steps = rl_optimiser_steps(config, context.store)
+    training = OnlineTraining(context, STAGE, config.rl, _losses(config, total_steps))
     context.sink.event(STAGE, correction_chosen(config))
-    critic, implicit = open_critic(context, training.source), open_implicit(context, training.source)
-    for role, beside in ((CRITIC, critic), (IMPLICIT, implicit)):
-        if beside is not None:
-            training.add(role, beside)
+    folders: dict[str, Path] = {}
+    if (critic := config.rl.critic) is not None:
+        folders[CRITIC] = critic_folder(context, critic.model, training.source)
+        training.add(CRITIC, open_critic(critic, cluster, folders[CRITIC], total_steps))
+    if (implicit := config.rl.implicit) is not None:
+        folders[IMPLICIT] = training.source if implicit.model == POLICY else model_folder(config.models[implicit.model])
+        scale = config.algo.credit.implicit_scale
+        training.add(IMPLICIT, open_implicit(implicit, scale, cluster, folders[IMPLICIT], total_steps))
     coefficient = KlCoefficient(config.algo.adaptive)
     objective = OnlineObjective(
-        tasks=training_tasks(context, config.rl.pools, drops_equal=config.algo.zero_variance_filter),
-        annotators=annotators(context, training.trainers, coefficient),
+        tasks=training_tasks(config, context.factory, config.rl.pools, drops_equal=config.algo.zero_variance_filter),
+        annotators=annotators(config, training.trainers, coefficient),
         credit=credit_chosen(config),
         plan=_plan(config),
         kept={"kl": coefficient},
@@ -52,12 +59,10 @@ async def run(context: Context) -> dict[str, Any]:
         baseline=config.rl.preference is None and config.algo.credit.needs_baselines,
     )
     result = await training.train(objective)
-    if critic is not None:
-        result |= {CRITIC: await write_learned(context, critic, CRITIC, critic_folder(context, training.source))}
-    if implicit is not None:
-        result |= {
-            IMPLICIT: await write_learned(context, implicit, IMPLICIT, implicit_folder(context, training.source))
-        }
+    for role, folder in folders.items():
+        out = context.folder / STAGE / role
+        await write_model(training.trainers[role], folder, out)
+        result[role] = str(out)
     return result
 
 
@@ -75,19 +80,20 @@ def _plan(config: RunConfig) -> Plan:
     )
 
 
-def _losses(context: Context) -> TrainPlan:
+def _losses(config: RunConfig, total_steps: int) -> TrainPlan:
     from sparring.algo.loss.imitate import ImitateLoss
     from sparring.algo.loss.policy import PolicyLoss
 
-    config, total = context.config, rl_optimiser_steps(context)
     loss = preference_loss(config) or PolicyLoss(config.algo)
-    scale, beside = imitation_scale(config), reference_beside(config)._asdict()
+    scale, (teachers, averages) = imitation_scale(config), reference_teachers(config)
     losses = [loss, *([ImitateLoss(scale=scale)] if scale else [])]
-    return TrainPlan(losses=losses, total_steps=total, overrides=config.rl.train, **beside)
+    return TrainPlan(
+        losses=losses, total_steps=total_steps, overrides=config.rl.train, teachers=teachers, averages=averages
+    )
 
 
 def correction_chosen(config: RunConfig) -> str:
-    """Return the correction of a resolved config in words, with what it is for."""
+    """Return a sentence that names the correction of a resolved recipe and the reason for it."""
     numerics = config.models[POLICY].numerics
     engine = f"engine {config.engine.kind} in {numerics} numerics"
     exact = config.engine.exact and numerics == "exact"

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on demonstrations: packed rows, loss on assistant tokens only."""
+"""The sft stage: supervised fine-tuning on demonstrations, in packed rows, with loss on assistant tokens only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from sparring.batch.demonstration import demonstration, demonstration_batch
 from sparring.errors import refusal
 from sparring.protocols import TrainPlan
-from sparring.stages.context import POLICY, Context
+from sparring.stages.context import POLICY, Context, renderer_of
 from sparring.stages.data.demonstrations import demonstrations
 from sparring.stages.models.adapters import trained_folder
 from sparring.stages.models.context_length import outline_of
@@ -21,14 +21,12 @@ async def run(context: Context) -> dict[str, Any]:
         `rows` (distinct demonstrations), `tokens_trained`, `loss` of the last step and `model`, the folder.
     """
     from sparring.algo.loss.imitate import ImitateLoss
-    from sparring.stages.models.written import write_model
 
     config = context.config.sft
     source = trained_folder(context, context.input("sft"))
-    rows = [
-        demonstration(rendered.tokens, rendered.sampled, name)
-        for name, rendered in await demonstrations(context, context.renderer(source), outline_of(source).max_positions)
-    ]
+    renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions
+    shown = await demonstrations(context, renderer, longest)
+    rows = [demonstration(rendered.tokens, rendered.sampled, name) for name, rendered in shown]
     if not rows:
         raise refusal(
             "sft", "at least one demonstration", "none", "add rows to [sft] data, or demonstrations to the environment"
@@ -39,9 +37,9 @@ async def run(context: Context) -> dict[str, Any]:
         context,
         "sft",
         trainer,
+        source,
         rows,
         lambda chosen, step: demonstration_batch(chosen, step=step, model=POLICY),
         {"loss": "loss_imitate"},
     )
-    await write_model(trainer, source, context.output("sft"))
-    return {"rows": len(rows), "model": str(context.output("sft")), **totals}
+    return {"rows": len(rows), **totals}

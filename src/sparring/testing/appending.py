@@ -1,4 +1,4 @@
-"""A renderer that only appends, for measuring what a session itself costs: messages are numbers, and numbers are
+"""Renderer that only appends, to measure the cost of a session alone: messages are numbers, and numbers are token
 ids."""
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ _END = 0
 
 
 class AppendingRenderer:
-    """Implements `Renderer` for messages whose content is ids, separated by blanks. Every turn ends with id 0.
+    """Renderer of messages whose content is ids, separated by blanks. Every turn ends with id 0. Implements `Renderer`.
 
     Attributes:
-        bridged: ids that the bridges were given so far, those before the new messages.
+        bridged: total ids of prompts and completions that bridges were given.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class AppendingRenderer:
 
     @property
     def control_ids(self) -> Mapping[str, int]:
-        """None: nothing but ids can be written."""
+        """No control tokens: only ids can be written."""
         return {}
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered:
@@ -47,7 +47,7 @@ class AppendingRenderer:
         return Message(role="assistant", content=self.decode([token for token in completion if token != _END]))
 
     def reader(self, tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> HoldingReader:
-        """Return a reader that says nothing before the end."""
+        """Return a reader that yields nothing before the end."""
         return HoldingReader()
 
     def thought_length(self, completion: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""A virtual clock: an event loop that jumps over waiting, so that minutes of latency pass in milliseconds."""
+"""Event loop with a virtual clock, which passes minutes of latency in milliseconds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class VirtualClockLoop(asyncio.SelectorEventLoop):
-    """Event loop that moves its clock to the next timer instead of sleeping until then.
+    """Event loop that sets its clock to the next timer instead of sleeping.
 
-    `asyncio.sleep`, timeouts and `loop.time()` all live on the virtual clock. With no timer set it waits for
-    input and for other threads as any loop does; work in threads does not hold the clock back.
+    `asyncio.sleep`, timeouts and `loop.time()` read the virtual clock. Without a timer it waits for input and other
+    threads like any loop; work in threads does not stop the clock.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         self.now_s = 0.0
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Virtual seconds since the loop was created."""
         return self.now_s
 
 
@@ -43,7 +43,7 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> tuple[T, float]:
     """Run a coroutine to its end on a virtual clock.
 
     Returns:
-        Its result and the virtual seconds that passed.
+        The result and the virtual seconds that passed.
     """
     with asyncio.Runner(loop_factory=VirtualClockLoop) as runner:
         result = runner.run(main)

@@ -1,17 +1,12 @@
-"""A real server that speaks OpenAI's completions with token ids, on top of an engine of ours: for tests of its
-clients."""
+"""Server of OpenAI's completions with token ids on an engine of ours, for tests of clients."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import socket
-import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -20,20 +15,21 @@ from starlette.routing import Route
 from sparring.errors import EngineError
 from sparring.generation import Completion, Delta, GenerateRequest, Sampling, ScoreRequest
 from sparring.protocols import Engine
+from sparring.testing.serving import ServingThread, free_socket, quiet_server
 
 
-class CompletionsServer:
-    """Serves one engine in a thread until it is stopped, which closes the engine.
+class CompletionsServer(ServingThread):
+    """Thread that serves one engine and closes it at the end.
 
     Args:
-        engine: samples.
-        models: names that it lists.
-        tells_ids: whether it tells token ids; else text.
-        processed: whether log-probabilities are of the distribution that was sampled from; else from before the
+        engine: engine that samples.
+        models: names in the list of models.
+        tells_ids: whether answers have token ids; otherwise they have text.
+        processed: whether log-probabilities are of the sampled distribution; otherwise of the one before the
             temperature.
 
     Attributes:
-        url: where, up to and with /v1.
+        url: base URL, including /v1.
     """
 
     def __init__(
@@ -41,25 +37,12 @@ class CompletionsServer:
     ) -> None:
         self._engine, self._models, self._tells_ids, self._processed = engine, models, tells_ids, processed
         self._count = 0
-        listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        listening, root = free_socket()
+        self.url = f"{root}/v1"
         routes = [Route("/v1/models", self._list), Route("/v1/completions", self._complete, methods=["POST"])]
         handlers: dict[Any, Any] = {EngineError: self._refused}
         application = Starlette(routes=routes, exception_handlers=handlers)
-        self._server = uvicorn.Server(
-            uvicorn.Config(application, log_level="warning", access_log=False, lifespan="off")
-        )
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(listening)), daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop serving. Safe to call twice."""
-        self._server.should_exit = True
-        self._thread.join()
-
-    async def _serve(self, listening: socket.socket) -> None:
-        await self._server.serve(sockets=[listening])
-        await self._engine.close()
+        super().__init__(quiet_server(application), listening, engine.close)
 
     async def _refused(self, request: Request, error: EngineError) -> Response:
         return JSONResponse({"error": {"message": str(error)}}, 400)
@@ -84,7 +67,7 @@ class CompletionsServer:
         generation = GenerateRequest(id=str(self._count), tokens=tuple(body["prompt"]), sampling=sampling)
         if body.get("stream"):
             pieces = self._engine.stream(generation)
-            first = await anext(pieces)  # or its refusal
+            first = await anext(pieces)  # a refusal is raised here
             return StreamingResponse(self._events(pieces, first, sampling.top_logprobs), media_type="text/event-stream")
         answer = await self._engine.generate(generation)
         choice = self._choice(answer.tokens, answer.logprobs, answer.top_logprobs, answer.finish_reason)
@@ -95,8 +78,8 @@ class CompletionsServer:
         return JSONResponse({"choices": [choice]})
 
     async def _events(self, pieces: Any, piece: Delta | Completion, tops: int) -> AsyncIterator[str]:
-        """Yield the events of a stream. Likeliest tokens come with the last event only, because the engine returns them
-        there."""
+        """Yield the events of a stream. The engine returns likeliest tokens at the end, so only the last event has
+        them."""
         async with aclosing(pieces):
             while isinstance(piece, Delta):
                 if tops <= 1:

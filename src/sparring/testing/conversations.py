@@ -1,4 +1,4 @@
-"""Conversations that are hard to render, for everybody who tests a renderer."""
+"""Conversations that are hard to render, for tests of renderers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOOL = ToolSpec(
     parameters={"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
 )
 TAG = "<tool_call>"
-"""The one token of a format that these conversations write."""
+"""Special token of a chat format that these conversations contain as text."""
 
 ODD = 'quote " backslash \\ newline\nüñí 数 🙂 <tool_call> {"a": 1} </p>'
 
@@ -39,7 +39,7 @@ def say(content: str, reasoning: str | None = None) -> Message:
 
 
 def without_tags(message: Message) -> Message:
-    """Return a message of these conversations that writes no token of a format, in its text and in its calls."""
+    """Return a message of these conversations without special tokens in its text and its calls."""
     calls = tuple(
         replace(call, arguments={key: str(text).replace(TAG, "<call>") for key, text in (call.arguments or {}).items()})
         for call in message.tool_calls

@@ -1,7 +1,7 @@
-"""An engine that disagrees with its trainer by a known amount, for studies of mismatch and for tests of what sees it.
+"""Engine with a known error in its weights, for studies of mismatch between engine and trainer.
 
-It is the native engine with a fixed error in its weights, so it is served like that one (`served.ServerThread`), and a
-recipe reaches it with `[engine] kind = "remote"`.
+It is a native engine otherwise, so `served.ServerThread` serves it, and a recipe reaches it with `[engine] kind =
+"remote"`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class DisturbedEngine(NativeEngine):
-    """A native engine that adds `disturbed`'s error to all weights that it serves. Adapters are served as they are.
+    """Native engine that adds the error of `disturbed` to all served weights. Adapters are served unchanged.
 
     Args:
-        model: served, and from now on owned; its weights are disturbed in place.
-        config: `[engine]`.
-        noise: share of a tensor's root mean square.
-        threads: CPU threads of the engine's thread; 0 keeps torch's number.
+        model: model to serve, which the engine owns; its weights are changed in place.
+        config: `[engine]` settings.
+        noise: size of the error as a share of a tensor's root mean square.
+        threads: CPU threads of the engine; 0 keeps torch's number.
     """
 
     def __init__(self, model: CausalModel, config: EngineConfig, *, noise: float, threads: int = 0) -> None:
@@ -40,11 +40,11 @@ class DisturbedEngine(NativeEngine):
         self._noise = noise
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve the published weights with the error added. The publisher's probe is dropped: these weights give other
-        log-probabilities.
+        """Serve the published weights with the error added. The publisher's probe is dropped, because these weights
+        give other log-probabilities.
 
         Raises:
-            WeightsError: the tensors are not the ones that were published, or do not fit the model.
+            WeightsError: the tensors differ from the published ones, or do not fit the model.
             EngineError: the engine is closed.
         """
         await super().pull(await asyncio.to_thread(self._disturbed, ref) if ref.adapter is None else ref)
@@ -54,14 +54,14 @@ class DisturbedEngine(NativeEngine):
 
 
 def disturbed(state: Mapping[str, torch.Tensor], noise: float) -> dict[str, torch.Tensor]:
-    """Add to every tensor `noise` times its root mean square times standard normal numbers.
+    """Add `noise` times the root mean square of each tensor times standard normal numbers.
 
-    The numbers depend on the tensor's name alone, so they are the same in every version: the error of another kernel or
-    of a quantised copy also depends on the place and not on the time.
+    The numbers depend on the tensor's name alone, so all versions have the same error, like that of another kernel or
+    of a quantised copy.
 
     Args:
-        state: tensors by name; they are not changed.
-        noise: share of a tensor's root mean square.
+        state: tensors by name, which stay unchanged.
+        noise: size of the error as a share of a tensor's root mean square.
 
     Returns:
         New tensors by the same names, of the same dtypes.

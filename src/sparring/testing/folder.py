@@ -1,11 +1,10 @@
-"""World of a folder, for harnesses that run programs: it writes a question into the box and reads an answer from it."""
+"""Environment of a folder, for harnesses that run programs: it writes a question into the box and reads the answer from
+a file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from sparring.protocols import Boxes, Sandbox
+from sparring.testing.toy import ToyTasks
 from sparring.types import Limits, Message, Observation, Score, Task, ToolSpec, Trajectory
 
 QUESTION, ANSWER = "question.txt", "answer.txt"
@@ -18,10 +17,10 @@ def folder_task(answer: str = "42", *, prompt: str = "Do it.", limits: Limits = 
 
 
 class FolderEnv:
-    """One question. The reward is 1 where the folder holds the right answer, else 0.
+    """One question. The reward is 1 for the right answer in the folder, else 0.
 
     Args:
-        tools: that the world has; they answer with what they are called with.
+        tools: tools of the environment, which answer with the arguments of their call.
     """
 
     def __init__(self, tools: tuple[ToolSpec, ...] = ()) -> None:
@@ -37,7 +36,7 @@ class FolderEnv:
         return Observation()
 
     async def step(self, reply: Message) -> Observation:
-        """Answer the calls of a reply; one without ends it."""
+        """Answer the calls of a reply; a reply without calls ends the task."""
         answers = [
             Message(role="tool", content=f"{call.name}: {dict(call.arguments or {})}", tool_call_id=call.id)
             for call in reply.tool_calls
@@ -58,10 +57,10 @@ class FolderEnv:
 
 
 class FolderWorld:
-    """Implements `EnvFactory` for folders.
+    """Environments of folders. Implements `EnvFactory`.
 
     Args:
-        tools: that its worlds have.
+        tools: tools of every environment.
     """
 
     name = "folder"
@@ -74,34 +73,23 @@ class FolderWorld:
         return FolderEnv(self._tools)
 
     async def prove(self, boxes: Boxes) -> tuple[int, int]:
-        """Return nothing to prove: there is no file with rows."""
+        """Return zeros: there is no file with rows to prove."""
         return 0, 0
 
     def tasks(self, split: str, seed: int) -> FolderTasks:
         return FolderTasks()
 
     def expert(self, task: Task) -> None:
-        """Return no expert: programs are shown by a teacher."""
+        """Return None: programs have no expert."""
 
 
-class FolderTasks:
+class FolderTasks(ToyTasks):
     """Endless tasks of the folder world."""
 
     def __init__(self) -> None:
-        self._next = 0
+        super().__init__("train", None)
 
     def next(self) -> Task | None:
         """Return the next task."""
         self._next += 1
         return folder_task(str(self._next))
-
-    def observe(self, group: Any) -> None:
-        """Ignore results: tasks do not depend on them."""
-
-    def state(self) -> Mapping[str, Any]:
-        """Return the position of the stream."""
-        return {"next": self._next}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        self._next = state["next"]

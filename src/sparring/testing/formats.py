@@ -1,5 +1,4 @@
-"""A checkpoint folder for each format that the `renderers` library writes: a small tokenizer with the family's own
-tokens."""
+"""Small tokenizer for each format of the `renderers` library, with the family's own tokens."""
 
 from __future__ import annotations
 
@@ -91,10 +90,10 @@ FORMATS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), ()),
     **dict.fromkeys(("prime-qwen3", "qwen3", "qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8"), ()),
 }
-"""The library's name of a format -> the tokens that it cannot do without, beside those of the Qwen3 family."""
+"""Necessary tokens of a format, in addition to those of the Qwen3 family, by the library's name of the format."""
 
 NO_TOOLS = ("deepseek-r1", "deepseek-v3")
-"""Formats that have no place for tools."""
+"""Formats without a place for tools."""
 
 NOT_HERE = {
     "default": "asks the tokenizer for its chat template, which `template` serves",
@@ -112,7 +111,7 @@ def format_folder(name: str, folder: Path) -> Path:
 
 @functools.cache
 def format_renderer(name: str, thinking: bool = False, thoughts: Thoughts = "template") -> LibraryRenderer:
-    """Return the library's renderer of a format; made once per process."""
+    """Return the library's renderer of a format, cached per process."""
     with tempfile.TemporaryDirectory() as folder:
         renderer = load_renderer(format_folder(name, Path(folder)), name, thinking, thoughts=thoughts)
     assert isinstance(renderer, LibraryRenderer)

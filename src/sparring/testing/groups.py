@@ -1,22 +1,22 @@
-"""Scored groups as plain data, and as our nouns: what a test of a credit rule is written with.
+"""Scored groups as plain data and as our types, for tests of credit rules.
 
-A group is {"members": [...], "failed": [...], "baselines": [...]}. `failed` are rewards of members that an
-infrastructure failure took out, which nothing may look at; `baselines` are rewards of rollouts of the same task that
-are not trained. A member is one trajectory:
+A group is {"members": [...], "failed": [...], "baselines": [...]}. `failed` are rewards of rollouts lost to an
+infrastructure failure, which no rule may read; `baselines` are rewards of baseline rollouts of the same task. A member
+is one trajectory:
 
     rollout, role   trajectories of one rollout differ in their role
-    reward          of this role in this rollout
-    turns           how many tokens each reply has, in the order of time
-    follows         per reply, the reply whose context it goes on from; -1 is the prompt. A chat has -1, 0, 1, ...
+    reward          reward of this role in this rollout
+    turns           number of tokens of each reply, in the order of time
+    follows         per reply, the reply whose context it continues; -1 is the prompt. A chat has -1, 0, 1, ...
     cut             whether a limit ended it, or absent
     said            members of equal `said` and `turns` sampled the same tokens
-    per_turn        what of the reward each reply earned, or absent
-    per_step        what of that each step earned, as [tokens of the reply up to its end, reward], or absent
-    states          the state each reply was made in, or absent
-    parts           the components of its rollout's reward by name, or absent
+    per_turn        share of the reward that each reply earned, or absent
+    per_step        share that each step earned, as [tokens of the reply up to its end, reward], or absent
+    states          state in which each reply was sampled, or absent
+    parts           components of its rollout's reward by name, or absent
     tokens          by name, one value for each token of all replies in the order of time
 
-A framework that knows no branches takes the cases whose `follows` are chats.
+A framework without branches takes the cases whose `follows` are chats.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ _BROKEN = Outcome(kind="infra_failed", reason="failure")
 def simple_group(
     rewards: Sequence[float], *, turns: Sequence[int] = (1,), lengths: Sequence[int] = (), **fields: Sequence[Any]
 ) -> Plain:
-    """Make a group of chats of one role. Each has these `turns`, or one turn whose length is its own of `lengths`;
-    `fields` give further fields of each member.
-    """
+    """Return a group of chats of one role. All have these `turns`, or each has one turn with its length from `lengths`;
+    `fields` are further fields of each member."""
     members = [
         {"rollout": at, "role": "policy", "reward": reward, "turns": [lengths[at]] if lengths else list(turns)}
         | {"follows": list(range(-1, len(turns) - 1)), "said": at, "tokens": {}}
@@ -53,7 +52,7 @@ def simple_group(
 
 
 def nouns(groups: Sequence[Plain]) -> tuple[list[Group], list[list[Sample]]]:
-    """Return groups and their flattened samples. Token values of the members become annotations; `logprob` has the
+    """Return groups and their flattened samples. Token values of the members become annotations; `logprob` becomes the
     recorded log-probabilities."""
     made = [_group(f"group-{at}", at, plain) for at, plain in enumerate(groups)]
     return made, [
@@ -65,8 +64,7 @@ def nouns(groups: Sequence[Plain]) -> tuple[list[Group], list[list[Sample]]]:
 def by_member(
     groups: Sequence[Plain], samples: Sequence[Sequence[Sample]], name: str = ""
 ) -> list[list[list[float]] | None]:
-    """Collect the samples' values of each token of each member, in the order of time: their advantages, or the
-    annotation `name`.
+    """Return the advantages, or the annotation `name`, of each member's tokens, in the order of time.
 
     Raises:
         AssertionError: a token has weight in no row or in several, or a token without weight has an advantage.

@@ -1,4 +1,4 @@
-"""The renderer of gpt-oss, over a tokenizer made of the vocabulary o200k_base that other packages bring along."""
+"""The renderer of gpt-oss, over a tokenizer made from the vocabulary o200k_base."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ _NAMES = {
     **{200006: "start", 200007: "end", 200008: "message", 200012: "call", 200018: "endofprompt"},
 }
 _WORDS = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-"""Pieces of a text, each encoded for itself: about those of the vocabulary's own rules, which tell cases apart."""
+"""Pattern of the pieces of a text that are encoded separately, close to the vocabulary's own rules, which distinguish
+upper and lower case."""
 
 _FOLDER = "TIKTOKEN_ENCODINGS_BASE"
-"""Variable that names the folder of the vocabulary, which the library otherwise downloads."""
+"""Environment variable with the folder of the vocabulary, which the library downloads otherwise."""
 
 
 @functools.cache
 def harmony_renderer(ranks: Path) -> LibraryRenderer:
-    """Return the library's renderer of gpt-oss; made once per process, in some seconds.
+    """Return the library's renderer of gpt-oss, cached per process; the first call takes some seconds.
 
     Args:
-        ranks: file of o200k_base: a token in base64 and its rank in each line. The library checks what it holds.
+        ranks: file of o200k_base, with a token in base64 and its rank in each line. The library checks its contents.
     """
     before = os.environ.get(_FOLDER)
     with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +53,7 @@ def harmony_renderer(ranks: Path) -> LibraryRenderer:
 
 
 def _tokenizer(ranks: Mapping[bytes, int]) -> Tokenizer:
-    """Return the tokenizer whose ids are ranks, and whose merges are all halves that make a token."""
+    """Return the tokenizer with ranks as ids, and all pairs of tokens that make a token as merges."""
     letters = {byte: letter for letter, byte in byte_letters().items()}
     spelled = {token: "".join(map(letters.__getitem__, token)) for token in ranks}
     merges = []

@@ -1,4 +1,4 @@
-"""The engine that says what a script tells it to, which is what `sparring try` plays programs on too."""
+"""Engine whose replies a script decides; `sparring try` plays programs on it too."""
 
 from sparring.engine.scripted import Script as Script
 from sparring.engine.scripted import ScriptedEngine as ScriptedEngine

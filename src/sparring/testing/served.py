@@ -1,4 +1,4 @@
-"""A server on a real socket in a thread of this process, for tests of its clients."""
+"""Server of a native engine in a thread of this process, for tests of its clients."""
 
 from __future__ import annotations
 
@@ -9,50 +9,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparring.engine.adapters.remote import RemoteEngine
-from sparring.launch.serve import ServeConfig, StoppingServer, server_of
+from sparring.launch.serve import ServeConfig, server_of
+from sparring.testing.serving import ServingThread, free_socket
 
 if TYPE_CHECKING:
     from sparring.engine.native import NativeEngine
 
 
-class ServerThread:
-    """Serves an engine until it is stopped, which closes the engine.
+class ServerThread(ServingThread):
+    """Thread that serves an engine and closes it at the end.
 
     Args:
-        engine: native, made of the checkpoint folder `folder`.
-        folder: its tokenizer, where there is one, makes constraints.
-        api_key: what clients must send.
-        unix: path of a Unix socket to listen on, replaced if it exists; None for a free TCP port.
+        engine: native engine, made from the checkpoint folder `folder`.
+        folder: checkpoint folder; its tokenizer, if it has one, compiles constraints.
+        api_key: key that clients must send.
+        unix: path of a Unix socket to listen on, replaced if it exists; None: a free TCP port.
 
     Attributes:
-        url: where clients reach it.
+        url: URL of the server.
     """
 
     def __init__(self, engine: NativeEngine, folder: Path, *, api_key: str = "", unix: Path | None = None) -> None:
         if unix is None:
-            self._listening = socket.create_server(("127.0.0.1", 0))
-            self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+            listening, self.url = free_socket()
         else:
             unix.unlink(missing_ok=True)
-            self._listening, self.url = socket.socket(socket.AF_UNIX), f"unix:{unix}"
-            self._listening.bind(str(unix))
-            self._listening.listen()
+            listening, self.url = socket.socket(socket.AF_UNIX), f"unix:{unix}"
+            listening.bind(str(unix))
+            listening.listen()
         ready = threading.Event()
-        self._server: StoppingServer = server_of(engine, ServeConfig(folder=folder, api_key=api_key), ready.set)
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._server.serve(sockets=[self._listening])), daemon=True
-        )
-        self._thread.start()
+        super().__init__(server_of(engine, ServeConfig(folder=folder, api_key=api_key), ready.set), listening)
         ready.wait()
-
-    def stop(self) -> None:
-        """Stop the server like Ctrl-C: what is under way ends with an error. Safe to call twice."""
-        self._server.should_exit = True
-        self._thread.join()
 
 
 class RemoteToThread(RemoteEngine):
-    """A client with a server of its own, which ends with it."""
+    """Client with its own server, which ends with the client."""
 
     def __init__(self, engine: NativeEngine, folder: Path) -> None:
         self._thread = ServerThread(engine, folder)

@@ -1,4 +1,4 @@
-"""Adapters of a tiny model, random in both factors, so that each changes every row: for tests."""
+"""Random adapters of a tiny model that change every row, for tests."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def tiny_adapter(
     """Write an adapter folder for the checkpoint `base`.
 
     Args:
-        seed: decides both factors.
-        rank: of the factors.
-        target_modules: as in `LoraConfig`.
-        target_parameters: as there.
+        seed: seed of both factors.
+        rank: rank of the factors.
+        target_modules: setting of `LoraConfig`.
+        target_parameters: setting of `LoraConfig`.
 
     Returns:
         The folder.

@@ -1,5 +1,4 @@
-"""Checkpoint folders of some ten thousand random parameters, of any Hugging Face family: for tests, never for
-training."""
+"""Checkpoint folders with some ten thousand random parameters, of any Hugging Face family, for tests only."""
 
 from __future__ import annotations
 
@@ -124,7 +123,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         "moe_shared_expert_intermediate_size": 24,
     },
 }
-"""By family, settings under which what is special about it shows in a few dozen tokens."""
+"""Settings by family under which its special features matter within a few dozen tokens."""
 
 
 def _axes(*sections: int, **settings: int) -> dict[str, Any]:
@@ -142,7 +141,7 @@ TEXT = {
     "glm4v_moe_text": _axes(1, 1, 1),
     "glm_ocr_text": _axes(2, 2, 2),
 }
-"""The same of what computes text in a model that also sees."""
+"""Settings of the text part of vision-language models, by its `model_type`."""
 
 EYES = {
     "hidden_size": 32,
@@ -157,18 +156,18 @@ EYES = {
     "num_heads": 2,
     "out_hidden_size": 48,
 }
-"""Of a model that also sees, what sees: fields of several architectures."""
+"""Settings of the vision part of vision-language models, with the fields of several architectures."""
 
 
 def tiny_model(family: str, out_path: str | Path, *, tied: bool = False, seed: int = 0, **settings: Any) -> Path:
-    """Write a two-layer model with random norms and biases too, so that nothing in it is trivially right.
+    """Write a two-layer model, with random norms and biases too, so that no operation is the identity.
 
     Args:
-        family: a `model_type` of the library: "qwen3", "llama", "qwen2", "mistral", "phi3", ..., or of a model that
-            also sees.
+        family: `model_type` of the library: "qwen3", "llama", "qwen2", "mistral", "phi3", ..., or of a vision-language
+            model.
         tied: whether the LM head is the embedding matrix.
-        seed: decides the weights.
-        settings: further fields of the library's config, or of its part for text.
+        seed: seed of the weights.
+        settings: further fields of the library's config, or of its text part.
 
     Returns:
         The folder.

@@ -1,7 +1,7 @@
-"""A toy stack: a tokenizer trained in a moment, a world with one tool, and an engine script that plays it.
+"""Toy stack: a tokenizer trained in a moment, an environment with one tool, and an engine script that plays it.
 
-The world asks for a sum. The policy calls `add`, reads the result and answers. A whole rollout takes about a
-millisecond, so the whole path can be tested without a model.
+The environment asks for a sum. The policy calls `add`, reads the result and answers. A whole rollout takes about a
+millisecond, so tests need no model.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _TEXTS = (
 def toy_renderer(
     vocab_size: int = 400, name: str = "auto", thinking: bool = False, thoughts: Thoughts = "template"
 ) -> LibraryRenderer | TemplateRenderer:
-    """Return the Qwen3 renderer over a tokenizer trained on a few sentences; made once per process."""
+    """Return the Qwen3 renderer over a tokenizer trained on a few sentences, cached per process."""
     with tempfile.TemporaryDirectory() as folder:
         train_tokenizer(_TEXTS, vocab_size, folder)
         return load_renderer(folder, name, thinking, thoughts=thoughts)
 
 
 def toy_task(number: int = 0, *, split: str = "train", limits: Limits = Limits()) -> Task:
-    """Return the sum with this number. Tasks of different splits ask about different ranges."""
+    """Return the sum with this number. Tasks of different splits have different ranges of numbers."""
     drawn = xxhash.xxh3_64_intdigest(f"{split}/{number}".encode())
     a, b = drawn % 50 + (50 if split == "eval" else 0), drawn // 50 % 50
     return Task(
@@ -65,7 +65,7 @@ def toy_task(number: int = 0, *, split: str = "train", limits: Limits = Limits()
 
 
 class ToyEnv:
-    """One sum. A reply without a call ends it; the last number of that reply is the answer."""
+    """One sum. A reply without a call ends the task; the last number of that reply is the answer."""
 
     tools: tuple[ToolSpec, ...] = (ADD,)
 
@@ -92,7 +92,7 @@ class ToyEnv:
         )
 
     async def score(self, trajectory: Trajectory) -> Score | None:
-        """1 for the right sum, else 0."""
+        """Return reward 1 for the right sum, else 0."""
         if self._task is None:
             return None
         numbers = re.findall(r"-?\d+", self._answer or "")
@@ -100,12 +100,12 @@ class ToyEnv:
         return Score(reward=float(right), success=right)
 
     async def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Record that the environment was closed."""
         self.closed = True
 
 
 class ToyTasks:
-    """Endless sums in training, `length` of them otherwise; resumable at the exact task."""
+    """Endless sums, or `length` sums; a resume continues at the exact task."""
 
     def __init__(self, split: str, length: int | None) -> None:
         self._split = split
@@ -132,7 +132,7 @@ class ToyTasks:
 
 
 class ToyWorld:
-    """Implements `EnvFactory` for sums."""
+    """Environments of sums. Implements `EnvFactory`."""
 
     name = "toy"
     scorer = None
@@ -141,7 +141,7 @@ class ToyWorld:
         return ToyEnv()
 
     async def prove(self, boxes: Boxes) -> tuple[int, int]:
-        """Return nothing to prove: there is no file with rows."""
+        """Return zeros: there is no file with rows to prove."""
         return 0, 0
 
     def tasks(self, split: str, seed: int) -> ToyTasks:
@@ -149,14 +149,15 @@ class ToyWorld:
         return ToyTasks(split, None if split == "train" else 20)
 
     def expert(self, task: Task) -> Callable[[Sequence[Message]], Message] | None:
-        """Calls the tool, then says what it said."""
+        """Return an expert that calls the tool and repeats its result."""
         return lambda messages: _expert(task.data["a"], task.data["b"], messages[-1])
 
 
 def toy_script(renderer: Renderer, *, errors_in_ten: int = 0) -> Script:
-    """Return a policy for the toy world that reads its prompt: the expert, wrong in some tenths of its answers.
+    """Return a scripted policy of the toy environment that reads its prompt: the expert, with wrong answers in
+    `errors_in_ten` of ten cases.
 
-    Whether it errs depends on the request's seed and prompt alone, so a group of rollouts has both kinds.
+    An error depends only on the request's seed and prompt, so a group of rollouts has right and wrong answers.
     """
 
     def script(request: GenerateRequest) -> tuple[int, ...]:

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from golden.credit import KINDS, REFERENCES, cases
 
+from sparring.algo.base import name_of
 from sparring.algo.credit.members import members
-from sparring.algo.facts import name_of
 from sparring.algo.rules import CreditRule
 from sparring.annotations import DECLARED
 from sparring.errors import BadInput

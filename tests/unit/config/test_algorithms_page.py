@@ -1,16 +1,16 @@
 """docs/algorithms.md says what the code says, and of every name, default and preset where it is from."""
 
 import runpy
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import pytest
 
 from sparring.algo.config import AlgoConfig
-from sparring.algo.correction.presets import PRESETS as CORRECTIONS
-from sparring.algo.facts import Facts, Preset
-from sparring.algo.presets import PRESETS
+from sparring.algo.correction.presets import CORRECTIONS
+from sparring.algo.presets import ALGORITHMS
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 WRITER = runpy.run_path(str(DOCS / "write_algorithms.py"))
@@ -34,48 +34,47 @@ def test_every_row_of_a_table_has_the_cells_of_its_head() -> None:
         cells = found
 
 
-def missing(kind: type[msgspec.Struct], facts: Facts) -> list[str]:
-    """What facts leave unsaid: the source, and the settings with a default whose default is from nowhere; or is said of
-    nothing."""
+def missing(kind: type[msgspec.Struct], entry: Mapping[str, Any]) -> list[str]:
+    """What an entry leaves unsaid: the source, and the settings with a default whose default is from nowhere; or is said
+    of nothing."""
     with_default = [f.name for f in msgspec.structs.fields(kind) if not f.required]
-    unsaid = ["source"] if not facts.source.strip() else []
-    return unsaid + [
-        n for n in (*with_default, *facts.defaults) if n not in with_default or not facts.defaults.get(n, "").strip()
-    ]
+    unsaid, defaults = ["source"] if not entry["source"].strip() else [], entry.get("defaults", {})
+    return unsaid + [n for n in (*with_default, *defaults) if n not in with_default or not defaults.get(n, "").strip()]
+
+
+def are_sentences(entry: Mapping[str, Any]) -> bool:
+    return all(one.strip().endswith(".") for one in entry.get("differences", ()))
 
 
 @pytest.mark.parametrize("kind", [*KINDS, AlgoConfig], ids=lambda kind: kind.__name__)
 def test_every_rule_and_every_default_has_a_source(kind: type[msgspec.Struct]) -> None:
-    facts = WRITER["facts"](kind)
-    assert missing(kind, facts) == [] and all(one.strip().endswith(".") for one in facts.differences)
+    entry = WRITER["source_of"](kind)
+    assert missing(kind, entry) == [] and are_sentences(entry)
 
 
 def test_a_default_without_a_source_is_found() -> None:
     class Rule(msgspec.Struct, kw_only=True):
-        facts: ClassVar[Facts] = Facts(
-            source=" ", defaults={"low": "a paper", "gone": "a paper", "wide": ""}, differences=()
-        )
-
         given: int
         low: float = 0.1
         high: float = 0.2
         wide: bool = True
 
-    assert missing(Rule, Rule.facts) == ["source", "high", "wide", "gone", "wide"]
+    entry = {"source": " ", "defaults": {"low": "a paper", "gone": "a paper", "wide": ""}}
+    assert missing(Rule, entry) == ["source", "high", "wide", "gone", "wide"]
 
 
-@pytest.mark.parametrize(("name", "preset"), [*PRESETS.items(), *CORRECTIONS.items()], ids=str)
-def test_every_preset_has_a_source(name: str, preset: Preset) -> None:
-    assert preset.source.strip() and all(one.strip().endswith(".") for one in preset.differences), name
+@pytest.mark.parametrize(("part", "presets"), [("presets", ALGORITHMS), ("corrections", CORRECTIONS)])
+def test_every_preset_has_a_source(part: str, presets: Mapping[str, Any]) -> None:
+    entries = WRITER["SOURCES"][part]
+    assert entries.keys() == presets.keys()
+    assert all(entry["source"].strip() and are_sentences(entry) for entry in entries.values())
 
 
-def test_a_preset_cannot_leave_its_source_out() -> None:
-    given: dict[str, Any] = {"sets": {}, "differences": ()}
-    with pytest.raises(TypeError, match="source"):
-        Preset(**given)
+def test_no_source_is_of_a_rule_that_is_gone() -> None:
+    assert WRITER["SOURCES"]["rules"].keys() == {kind.__name__ for kind in (*KINDS, AlgoConfig)}
 
 
-def test_a_new_rule_comes_with_its_facts() -> None:
+def test_a_new_rule_comes_with_its_sources() -> None:
     """Every rule that a recipe can name stands on the page, so that the tests above ask it."""
     config = WRITER["CONFIGURATION"]
     named = [rule for field in msgspec.structs.fields(AlgoConfig) for rule in config["_rules"](field.type).values()]

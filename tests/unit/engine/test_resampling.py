@@ -8,7 +8,7 @@ import pytest
 
 from sparring.errors import EngineError
 from sparring.generation import Completion, GenerateRequest, KeptSets, Recorded, Runs, Sampling
-from sparring.rollout.resampling import RecordedTurn, Resampling, turns_of
+from sparring.rollout.resample import RecordedTurn, Resampling, turns_of
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Outcome, Rollout, Segment, Trajectory

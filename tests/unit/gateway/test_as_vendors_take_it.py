@@ -34,7 +34,7 @@ def answers(session: Any, *requests: tuple[str, Any]) -> list[httpx.Response]:
 
 
 @pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (RESPONSES, "input")])
-def test_a_conversation_that_ends_with_a_reply_gets_another_behind_it(path: str, field: str) -> None:
+def test_a_conversation_that_ends_with_a_reply_gets_another_reply(path: str, field: str) -> None:
     text = "This is all that I have to say."
     engine = says(said(text), said("Well."), said("Bye."))
     session = opened(engine)
@@ -61,7 +61,7 @@ def test_a_conversation_that_ends_with_a_reply_gets_another_behind_it(path: str,
         (GEMINI, {"contents": {"parts": [{"text": "Hi"}]}, "tools": [{"functionDeclarations": [FUNCTION]}]}),
     ],
 )
-def test_a_field_that_is_null_is_not_there(path: str, body: dict[str, Any]) -> None:
+def test_null_fields_count_as_missing(path: str, body: dict[str, Any]) -> None:
     engine = says(said("Noon."))
     (answer,) = answers(opened(engine), (path, {"model": "policy", **body}))
     assert answer.status_code == 200, answer.text
@@ -70,7 +70,7 @@ def test_a_field_that_is_null_is_not_there(path: str, body: dict[str, Any]) -> N
     )
 
 
-def test_gemini_takes_each_field_in_both_spellings_at_every_depth() -> None:
+def test_gemini_accepts_both_spellings_of_nested_fields() -> None:
     own = {"type": "OBJECT", "properties": {"my_name": {"any_of": [{"type": "STRING", "max_length": "3"}]}}}
     body = {
         "system_instruction": {"parts": [{"text": "Be brief."}]},
@@ -104,7 +104,7 @@ def test_fields_of_servers_of_open_models_are_noted() -> None:
     assert session.segments[1].evidence.wishes == wishes
 
 
-def test_of_a_text_that_is_too_long_by_far_no_number_is_made_up() -> None:
+def test_the_length_of_a_far_too_long_text_is_a_lower_bound() -> None:
     long = [{"role": "user", "content": "again " * length} for length in (3500, 40_000)]
     exact, far = answers(opened(says()), *((CHAT, {"model": "policy", "messages": [each]}) for each in long))
     count = RENDERER.render([Message(**long[0])], ()).tokens
@@ -112,7 +112,7 @@ def test_of_a_text_that_is_too_long_by_far_no_number_is_made_up() -> None:
     assert "your messages resulted in more than 6000 tokens" in far.json()["error"]["message"]
 
 
-def test_what_is_compressed_or_has_a_slash_too_many_is_told_so() -> None:
+def test_compressed_bodies_and_double_slashes_are_refused_with_the_reason() -> None:
     body = {"model": "policy", "messages": [USER]}
     packed, doubled = answers(opened(says()), (CHAT, gzip.compress(json.dumps(body).encode())), (f"/{CHAT}", body))
     assert "content-encoding: expected a body" in packed.json()["error"]["message"]

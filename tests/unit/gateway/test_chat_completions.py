@@ -43,7 +43,7 @@ PATCH: Any = {
 }
 
 
-def test_freeform_tools_are_functions_to_the_model_and_answered_in_their_own_form() -> None:
+def test_freeform_tools_are_functions_for_the_model_and_freeform_for_the_client() -> None:
     calls = (("apply_patch", {"input": "*** Begin"}), ("add", {"a": 1}), ("apply_patch", {"patch": 1}))
     engine = says(said("", *calls), said("Done."), said("", *calls))
     session = opened(engine)
@@ -74,7 +74,7 @@ def test_freeform_tools_are_functions_to_the_model_and_answered_in_their_own_for
     assert "start: /.+/" in prompt and "apply_patch" in prompt
 
 
-def test_an_unmodified_loop_with_tools_is_one_line_of_sampled_ids() -> None:
+def test_a_plain_tool_loop_is_one_branch_of_sampled_ids() -> None:
     engine = says(said("I add.", ("add", {"a": 2, "b": 10000.0}), ("add", {"b": 4, "a": 3})), said("Both are 7."))
     session = opened(engine)
 
@@ -105,7 +105,7 @@ def test_an_unmodified_loop_with_tools_is_one_line_of_sampled_ids() -> None:
     assert prompt.index("call_0_0") < prompt.index("call_0_1"), "answers stand in the order of the calls"
 
 
-def test_a_stream_says_what_the_whole_answer_says() -> None:
+def test_a_stream_and_a_whole_answer_are_equal() -> None:
     reply = said("Let me see.", ("add", {"a": 1, "b": 2}))
 
     async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
@@ -130,7 +130,7 @@ def test_a_stream_says_what_the_whole_answer_says() -> None:
     assert usage[-1].completion_tokens == len(session.segments[-1].tokens) and usage[:-1] == [None] * len(usage[:-1])
 
 
-def test_several_samples_and_their_log_probabilities() -> None:
+def test_several_samples_have_their_log_probabilities() -> None:
     session = opened(says(said("A"), said("B"), said("C")))
 
     async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
@@ -170,7 +170,7 @@ def test_the_tokens_of_a_thought_are_counted(thinks: bool) -> None:
     assert whole.usage.completion_tokens == usage.completion_tokens == len(tokens)
 
 
-def test_a_clients_smaller_bound_cuts_the_reply_and_not_the_rollout() -> None:
+def test_a_clients_max_tokens_truncates_the_reply_and_not_the_rollout() -> None:
     session = opened(says(said("A long answer indeed"), said("Done.")))
 
     async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
@@ -184,7 +184,7 @@ def test_a_clients_smaller_bound_cuts_the_reply_and_not_the_rollout() -> None:
     assert whole.choices[0].finish_reason == "stop" and session.limit is None
 
 
-def test_a_stop_string_ends_the_reply_and_is_left_out_of_it() -> None:
+def test_a_stop_string_ends_the_reply_and_is_not_in_it() -> None:
     engine = says(said("One, two, three."), said("One, two, three."))
 
     async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
@@ -195,7 +195,7 @@ def test_a_stop_string_ends_the_reply_and_is_left_out_of_it() -> None:
         assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("One, ", "stop")
 
 
-def test_limits_are_told_and_remembered() -> None:
+def test_limits_are_reported_and_kept() -> None:
     session = opened(says(said("A"), said("B")), max_turns=1)
 
     async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
@@ -210,7 +210,7 @@ def test_limits_are_told_and_remembered() -> None:
     assert session.limit is not None and session.limit.reason == "max_turns"
 
 
-def test_a_client_that_goes_on_after_too_many_calls_is_refused() -> None:
+def test_requests_after_too_many_calls_are_refused() -> None:
     session = opened(says(said("", ("add", {"a": 1, "b": 2})), said("never")), max_tool_calls=0)
 
     async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
@@ -228,7 +228,7 @@ def test_a_client_that_goes_on_after_too_many_calls_is_refused() -> None:
     assert session.limit is not None and session.limit.reason == "max_tool_calls" and len(session.segments) == 2
 
 
-def test_a_prompt_that_is_too_long_has_the_vendors_code() -> None:
+def test_a_prompt_that_is_too_long_gets_the_vendors_error_code() -> None:
     session = opened(says(said("A")))
 
     async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
@@ -270,7 +270,7 @@ class Failing:
             raise EngineError("the engine is gone")
 
 
-def test_an_engine_that_fails_is_tried_again_by_the_client() -> None:
+def test_clients_retry_after_a_failure_of_the_engine() -> None:
     engine = says(said("A"))
     session = opened(Failing(engine, 2))
 
@@ -312,7 +312,7 @@ CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{
         ({"model": None}, 400, "model: expected the name"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_before_anything_is_sampled(
+def test_invalid_requests_are_refused_before_sampling(
     change: dict[str, Any], status: int, text: str
 ) -> None:
     body = {"model": "policy", "messages": [{"role": "user", "content": "Hi"}], **change}
@@ -322,13 +322,13 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_sampled(
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"model": NaN}', b"\xff\xfe{}", b"[" * 100_000])
-def test_a_body_that_is_no_json_object(data: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_is_refused(data: bytes) -> None:
     answer = posted(data)
     assert answer.status_code == 400 and answer.json()["error"]["message"].startswith("body: expected a JSON object")
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer sk-none"}, {"x-api-key": "KEY2"}])
-def test_a_wrong_key_opens_nothing(headers: dict[str, str]) -> None:
+def test_a_wrong_key_is_refused(headers: dict[str, str]) -> None:
     answer = posted(b"{}", headers)
     assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
 
@@ -362,7 +362,7 @@ def test_fields_without_effect_are_named() -> None:
     assert through(session, talk).headers["x-sparring-noted"] == "temperature, user"
 
 
-def test_a_door_that_is_shut_answers_nobody_and_the_last_one_stops_the_server() -> None:
+def test_a_closed_door_refuses_requests_and_the_last_one_stops_the_server() -> None:
     async def main() -> list[Any]:
         async with open_door(opened(says(said("A")))) as stays:
             async with open_door(opened(says(said("B")))) as shut:

@@ -69,7 +69,7 @@ async def ask(rollout: dict[str, Any]) -> str:
     return answer.choices[0].message.content or ""
 
 
-def test_a_worker_plays_a_rollout_and_the_world_hears_its_answer() -> None:
+def test_a_worker_plays_a_rollout_and_the_world_gets_its_answer() -> None:
     async def work(client: httpx.AsyncClient, url: str) -> None:
         rollout = await claimed(client)
         assert (rollout["rollout"], rollout["url"], rollout["messages"][-1]["role"]) == ("rl/0/0", url, "user")
@@ -86,7 +86,7 @@ def test_a_worker_plays_a_rollout_and_the_world_hears_its_answer() -> None:
     assert len(engine.requests) == 1
 
 
-def test_a_worker_that_failed_leaves_its_rollout_to_the_next_which_goes_on_where_it_broke() -> None:
+def test_the_next_worker_resumes_the_rollout_of_a_failed_one() -> None:
     async def work(client: httpx.AsyncClient, url: str) -> None:
         first = await claimed(client)
         assert await ask(first) == "A"
@@ -106,7 +106,7 @@ def test_a_worker_that_failed_leaves_its_rollout_to_the_next_which_goes_on_where
     assert "rollout/workers_lost" not in metrics
 
 
-def test_a_worker_that_shows_no_sign_of_life_loses_its_rollout() -> None:
+def test_a_silent_worker_loses_its_rollout() -> None:
     async def work(client: httpx.AsyncClient, url: str) -> None:
         first = await claimed(client)
         leases = gateway_here().workers.leases
@@ -121,7 +121,7 @@ def test_a_worker_that_shows_no_sign_of_life_loses_its_rollout() -> None:
     assert finished.rollout.outcome.kind == "completed" and metrics["rollout/workers_lost"] == 1
 
 
-def test_what_is_no_word_of_a_worker_is_refused_and_changes_nothing() -> None:
+def test_invalid_requests_of_workers_are_refused_without_effect() -> None:
     async def work(client: httpx.AsyncClient, url: str) -> None:
         for body in ({"wait_s": -1}, {"wait_s": "long"}, {"environments": "a"}, {"prize": 1}, b"[1]", b"{", b"\xff"):
             assert await word(client, "claim", body) == (400, "invalid_request"), body
@@ -157,7 +157,7 @@ def test_what_is_no_word_of_a_worker_is_refused_and_changes_nothing() -> None:
     assert finished.rollout.outcome.kind == "completed" and not finished.broken
 
 
-def test_the_key_that_samples_gives_no_rewards_and_the_runs_rewards_by_id() -> None:
+def test_the_sampling_key_gives_no_rewards_and_the_runs_key_gives_them_by_id() -> None:
     async def work(client: httpx.AsyncClient, url: str) -> None:
         rollout = await claimed(client)
         await ask(rollout)
@@ -181,7 +181,7 @@ def test_the_key_that_samples_gives_no_rewards_and_the_runs_rewards_by_id() -> N
     assert finished.score is not None and (finished.score.reward, finished.score.per_turn) == (0.75, (0.5,))
 
 
-def test_a_recipe_may_let_the_key_that_samples_give_rewards() -> None:
+def test_a_recipe_may_allow_rewards_under_the_sampling_key() -> None:
     async def work(client: httpx.AsyncClient, url: str) -> None:
         rollout = await claimed(client)
         await ask(rollout)
@@ -240,7 +240,7 @@ def test_a_run_without_workers_refuses_them_and_a_world_of_two_roles_is_refused(
         load_harness("workers", ("white", "black"), open_door)
 
 
-def test_claims_that_wait_when_a_run_breaks_are_told_to_come_again() -> None:
+def test_waiting_claims_are_told_to_retry_when_a_run_stops() -> None:
     async def main() -> list[tuple[int, str]]:
         gateway, waiting = gateway_here(), []
         for error in (None, ConnectionResetError()):

@@ -47,7 +47,7 @@ def test_a_key_may_stand_in_a_header_or_in_the_path() -> None:
     assert [answer.status_code for answer in answers] == [200] * len(places)
 
 
-def test_no_key_a_wrong_one_and_two_that_differ_are_refused() -> None:
+def test_a_missing_a_wrong_and_two_different_keys_are_refused() -> None:
     session = opened(says())
     requests = [
         ("/v1/chat/completions", {}, BODY),
@@ -63,7 +63,7 @@ def test_no_key_a_wrong_one_and_two_that_differ_are_refused() -> None:
     assert texts == ["none", other, "several that differ", other, "none"]
 
 
-def test_a_name_leads_to_its_model() -> None:
+def test_a_model_name_selects_its_session() -> None:
     """An alias of the policy, a pattern, an auxiliary model with a session of its own."""
     policy, helper = opened(says(said("A"), said("B"), said("C"))), opened(says(said("D"), said("E")))
     models = {"claude-*": "policy", "haiku": helper, "claude-haiku-*": "haiku", "claude-haiku-5": "haiku"}
@@ -77,7 +77,7 @@ def test_a_name_leads_to_its_model() -> None:
     assert (listed["first_id"], listed["last_id"]) == ("policy", "claude-haiku-5")
 
 
-def test_a_name_for_titles_and_routes_is_answered_by_the_policy_and_labelled() -> None:
+def test_the_policy_answers_the_auxiliary_model_with_that_label() -> None:
     session = opened(says(said("A title"), said("Hello"), said("Again")))
     models = {"*-mini": "auxiliary", "*": "policy"}
     requests = [
@@ -91,7 +91,7 @@ def test_a_name_for_titles_and_routes_is_answered_by_the_policy_and_labelled() -
     assert [segment.label for segment in sampled] == ["auxiliary", "agent", "auxiliary"]
 
 
-def test_an_unknown_model_is_refused_with_the_names_that_there_are() -> None:
+def test_an_unknown_model_is_refused_with_the_known_names() -> None:
     session = opened(says())
     requests: list[Any] = [
         ("/v1/chat/completions", {"x-api-key": "KEY"}, {**BODY, "model": "gpt-9"}),
@@ -123,12 +123,12 @@ def test_an_unknown_model_is_refused_with_the_names_that_there_are() -> None:
         ({"policy": "policy"}, "models.policy: expected the rollout's own session"),
     ],
 )
-def test_a_wrong_table_of_models_is_refused(models: dict[str, str], text: str) -> None:
+def test_an_invalid_table_of_models_is_refused(models: dict[str, str], text: str) -> None:
     with pytest.raises(BadInput, match=text):
         posted(opened(says()), [], models=models)
 
 
-def test_tools_of_the_vendors_servers_are_refused_or_left_out() -> None:
+def test_vendor_hosted_tools_are_refused_or_dropped() -> None:
     session = opened(says(said("A")))
     body = {**RESPONSE, "tools": [{"type": "web_search", "external_web_access": True}]}
     request = ("/v1/responses", {"x-api-key": "KEY"}, body)
@@ -138,7 +138,7 @@ def test_tools_of_the_vendors_servers_are_refused_or_left_out() -> None:
     assert answer.status_code == 200 and len(session.segments) == 2
 
 
-def test_a_path_that_is_not_there_is_refused_in_the_vendors_shape() -> None:
+def test_an_unknown_path_is_refused_in_the_vendors_format() -> None:
     session = opened(says())
     paths = ("/v1/responses/compact", "/k/KEY/v1/responses/compact", "/v1/embeddings")
     answers = posted(session, [(path, {"x-api-key": "KEY"}, {}) for path in paths])

@@ -180,7 +180,7 @@ def shape_of(answer: httpx.Response) -> str:
     return "google" if "status" in body["error"] else "openai" if "param" in body["error"] else "none"
 
 
-def test_another_method_is_refused_in_the_shape_of_the_vendor_whose_path_it_is() -> None:
+def test_a_wrong_method_is_refused_in_the_format_of_the_paths_vendor() -> None:
     session = opened(says())
     shapes = {
         CHAT: "openai",
@@ -213,14 +213,14 @@ def test_another_method_is_refused_in_the_shape_of_the_vendor_whose_path_it_is()
         ("/v1beta/v1beta/models/policy:generateContent", "google", "leave /v1beta out of the client's base URL"),
     ],
 )
-def test_a_path_that_is_not_there_is_no_unknown_model_and_says_what_to_do(path: str, shape: str, do: str) -> None:
+def test_an_unknown_path_is_refused_with_advice(path: str, shape: str, do: str) -> None:
     (answer,) = asked([(path, {})])
     assert answer.status_code == 404 and shape_of(answer) == shape
     error = answer.json()["error"]
     assert error["message"].endswith(do) and error.get("code") in (None, 404) and "sk-x" not in error["message"]
 
 
-def test_every_answer_has_an_id_where_the_vendor_has_one() -> None:
+def test_every_response_has_the_vendors_request_id() -> None:
     session = opened(says(said("A"), said("B"), said("C")))
     contents = {"contents": [PARTS]}
     requests = [(CHAT, BODY), (MESSAGES, MESSAGE), (GEMINI, contents), (CHAT, {}), (MESSAGES, {}), (GEMINI, {})]
@@ -228,7 +228,7 @@ def test_every_answer_has_an_id_where_the_vendor_has_one() -> None:
     assert names == [{"x-request-id"}, {"request-id"}, set()] * 2
 
 
-def test_chunks_have_no_usage_yet_where_the_last_has_it() -> None:
+def test_the_usage_stands_in_the_last_chunk_alone() -> None:
     reply = said("A", ("add", {"a": 1}))
     session = opened(says(reply, reply))
 
@@ -245,7 +245,7 @@ def test_chunks_have_no_usage_yet_where_the_last_has_it() -> None:
     assert len(counted) > 4 and not any("usage" in chunk.model_fields_set for chunk in plain)
 
 
-def test_an_array_that_breaks_ends_with_the_error_and_is_json_all_the_same() -> None:
+def test_an_array_that_breaks_is_valid_json_with_the_error_at_its_end() -> None:
     """Also where the client was pinged before and between its elements."""
     engine = Stepping(said("Let me see what that is."))
     path = "/v1beta/models/policy:streamGenerateContent"
@@ -315,7 +315,7 @@ def test_anthropics_client_reads_the_error_and_the_id_of_a_request() -> None:
 
 
 @pytest.mark.extra
-def test_googles_client_reads_errors_and_goes_on_from_the_reply_that_it_was_given() -> None:
+def test_googles_client_reads_errors_and_continues_its_reply() -> None:
     from google import genai
     from google.genai import errors, types
 

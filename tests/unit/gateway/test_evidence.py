@@ -12,7 +12,7 @@ import pytest
 from sparring.gateway.dialects.chat_completions import ChatCompletions
 from sparring.gateway.dialects.dialect import ClientCall, Dialect
 from sparring.gateway.dialects.gemini import Gemini
-from sparring.gateway.dialects.handles import sealed, unsealed
+from sparring.gateway.dialects.handles import handle_of, reply_named
 from sparring.gateway.dialects.messages import Messages
 from sparring.gateway.dialects.responses import Responses
 from sparring.types import Evidence
@@ -43,13 +43,13 @@ def test_claude_codes_agents_name_themselves() -> None:
         ("side_reply", "auxiliary"),
     ],
 )
-def test_claude_code_says_what_a_request_is_for(kind: str, label: str | None) -> None:
+def test_claude_code_labels_its_requests(kind: str, label: str | None) -> None:
     headers = {"x-claude-code-request-class": kind}
     assert evidence(Messages(), {"model": "policy", "messages": HI}, headers).label == label
 
 
 @pytest.mark.parametrize(("kind", "label"), [("turn", None), ("compaction", "compaction")])
-def test_codex_says_which_thread_asks_and_what_for(kind: str, label: str | None) -> None:
+def test_codex_names_its_thread_and_labels_its_requests(kind: str, label: str | None) -> None:
     headers = {
         "thread-id": "t2",
         "x-codex-parent-thread-id": "t1",
@@ -64,13 +64,13 @@ def test_opencodes_session_is_an_agent() -> None:
 
 
 @pytest.mark.parametrize("metadata", ["", "{", "3", '{"request_kind": 3}'])
-def test_metadata_of_another_shape_says_nothing(metadata: str) -> None:
+def test_malformed_metadata_is_ignored(metadata: str) -> None:
     headers = {"x-codex-turn-metadata": metadata}
     assert evidence(Responses(), {"model": "policy", "input": "Hi"}, headers) == Evidence()
 
 
 def test_a_handle_names_the_reply_that_a_request_continues() -> None:
-    handle = sealed("rl/12/3#5")
+    handle = handle_of("rl/12/3#5")
     thinking = {"type": "thinking", "thinking": "Hm.", "signature": handle}
     answered = [*HI, {"role": "assistant", "content": [thinking]}, *HI]
     assert evidence(Messages(), {"model": "policy", "messages": answered}).handle == "rl/12/3#5"
@@ -84,7 +84,7 @@ def test_a_handle_names_the_reply_that_a_request_continues() -> None:
     assert evidence(Gemini(), {"contents": contents}).handle == "rl/12/3#5"
 
 
-def test_foreign_handles_name_nothing() -> None:
-    handle = sealed("rl/12/3#5")
+def test_handles_of_other_vendors_name_no_reply() -> None:
+    handle = handle_of("rl/12/3#5")
     for text in ("", "gAAAAABo", handle[:-4], handle[4:], "é", None, 3, f"{handle} "):
-        assert unsealed(text) == ""
+        assert reply_named(text) == ""

@@ -9,7 +9,7 @@ from sparring.types import Evidence
 HUGE = 1 << 70
 
 
-def test_fields_in_another_order_and_another_form_of_the_answer_are_the_same_request() -> None:
+def test_the_order_of_fields_and_streaming_do_not_change_the_digest() -> None:
     """codex orders a map of its own anew at each attempt."""
     asked = ClientRequest(messages=(), tools=(), model="policy")
     body = {"input": "Hi", "client_metadata": {"thread": "a", "turn": "b"}, "stream": True}

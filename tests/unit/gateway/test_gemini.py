@@ -11,7 +11,7 @@ import httpx
 import pytest
 from sessions import RENDERER, ids_agree, opened, said, says
 
-from sparring.gateway.dialects.handles import sealed
+from sparring.gateway.dialects.handles import handle_of
 from sparring.gateway.server import Door, open_door
 from sparring.testing.toy import toy_renderer
 from sparring.types import Message
@@ -42,7 +42,7 @@ def request(*contents: Any, **values: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("ids", ["ours", "its own", "none"])
-def test_gemini_clis_habits_are_one_line_of_sampled_ids(ids: str) -> None:
+def test_requests_of_gemini_cli_are_one_branch_of_sampled_ids(ids: str) -> None:
     """Thoughts dropped, call ids of its own or none, the signature sent back, the answer that came first sent first."""
     reply = Message(
         role="assistant",
@@ -78,7 +78,7 @@ def test_gemini_clis_habits_are_one_line_of_sampled_ids(ids: str) -> None:
 
     first, second = through(session, talk)
     last = second["candidates"][0]["content"]["parts"][-1]
-    assert last == {"text": "Done.", "thoughtSignature": sealed(second["responseId"])}
+    assert last == {"text": "Done.", "thoughtSignature": handle_of(second["responseId"])}
     assert [segment.parent for segment in session.segments] == [None, 0, 1, 2] and ids_agree(session, engine)
     usage = first["usageMetadata"]
     assert usage["promptTokenCount"] == len(engine.requests[0].tokens)
@@ -90,7 +90,7 @@ def test_gemini_clis_habits_are_one_line_of_sampled_ids(ids: str) -> None:
     assert prompt.index("answer 0") < prompt.index("answer 1") and '"type": "number"' in prompt
 
 
-def test_a_stream_says_what_the_whole_answer_says() -> None:
+def test_a_stream_and_a_whole_answer_are_equal() -> None:
     reply = said("Let me see.", ("add", {"a": 1, "b": 2}))
     session = opened(says(reply, reply))
 
@@ -113,7 +113,7 @@ def test_a_stream_says_what_the_whole_answer_says() -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("meant", [0, 1])
-def test_a_handle_on_text_says_which_of_two_equal_replies_is_meant(meant: int, streamed: bool) -> None:
+def test_a_handle_on_text_selects_one_of_two_equal_replies(meant: int, streamed: bool) -> None:
     engine = says(said("Yes."), said("Yes."), said("Good."))
     session = opened(engine)
 
@@ -138,7 +138,7 @@ def test_a_handle_on_text_says_which_of_two_equal_replies_is_meant(meant: int, s
     assert session.segments[3].parent == 1 + meant and ids_agree(session, engine)
 
 
-def test_a_stream_is_one_json_array_unless_events_are_asked_for() -> None:
+def test_a_stream_is_a_json_array_unless_the_client_asks_for_events() -> None:
     """Each element of the array is the chunk that an event would have had."""
     reply = said("Let me see.", ("add", {"a": 1, "b": 2}))
 
@@ -167,7 +167,7 @@ def without_names(value: Any) -> Any:
     return value
 
 
-def test_settings_of_the_generation() -> None:
+def test_generation_settings_are_obeyed() -> None:
     schema = {"type": "OBJECT", "properties": {"sum": {"type": "INTEGER", "nullable": True}}, "required": ["sum"]}
     engine = says(said("A long answer indeed"), said('{"sum": 3}'), said("A"), said("B"))
     session = opened(engine)
@@ -194,7 +194,7 @@ def test_settings_of_the_generation() -> None:
     assert [part["text"] for part in formed.json()["candidates"][0]["content"]["parts"]] == ['{"sum": 3}']
 
 
-def test_tokens_are_counted_and_models_listed() -> None:
+def test_tokens_are_counted_and_models_are_listed() -> None:
     engine = says(said("A"))
 
     async def talk(client: httpx.AsyncClient, door: Door) -> Any:
@@ -242,7 +242,7 @@ ANSWER = {"functionResponse": {"name": "add", "response": {"result": "3"}}}
         ({"toolConfig": {"functionCallingConfig": {"mode": "MANY"}}}, "functionCallingConfig.mode: expected"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_in_the_vendors_shape(change: dict[str, Any], text: str) -> None:
+def test_invalid_requests_are_refused_in_the_vendors_format(change: dict[str, Any], text: str) -> None:
     session = opened(says())
 
     async def talk(client: httpx.AsyncClient, door: Door) -> httpx.Response:

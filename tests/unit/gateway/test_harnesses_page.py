@@ -37,7 +37,7 @@ READ = {
 }
 
 
-def test_the_page_is_written_from_the_sets() -> None:
+def test_the_page_lists_the_fields_of_the_dialects() -> None:
     assert PAGE.read_text().startswith(WRITER["page"]()), "run: python docs/write_harnesses.py"
 
 

@@ -10,7 +10,7 @@ from sessions import ADD, opened, said, says
 from sparring.gateway.server import open_door
 
 
-def test_titles_sub_agents_and_calls_are_no_last_words() -> None:
+def test_the_last_words_exclude_titles_sub_agents_and_calls() -> None:
     replies = (said("The answer is 42."), said("A title"), said("I am another agent."), said("", ("add", {"a": 1})))
     session = opened(says(*replies))
     found = []
@@ -36,5 +36,5 @@ def test_titles_sub_agents_and_calls_are_no_last_words() -> None:
     assert found == ["The answer is 42."] * 4
 
 
-def test_nothing_was_said() -> None:
+def test_a_session_without_replies_has_no_last_words() -> None:
     assert opened(says()).last_words is None

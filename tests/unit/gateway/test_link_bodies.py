@@ -11,7 +11,7 @@ from sessions import opened, says
 
 from sparring.errors import BadInput, LimitReached
 from sparring.gateway.keys import WrongKey
-from sparring.gateway.link import ErrorForm, KeyForm, OverflowForm, decode, encode, error_form, raised
+from sparring.gateway.link import ErrorForm, KeyForm, OverflowForm, decode, encode, error_form, error_of
 from sparring.gateway.link_server import ERROR, MOST_NOTE, LinkServer
 from sparring.gateway.reading import Overflow
 from sparring.gateway.server import Gateway
@@ -32,14 +32,14 @@ def told(*requests: tuple[str, Any]) -> tuple[list[Any], RequestAccount]:
                 answer = await client.post(path, content=body)
                 assert answer.status_code in (200, ERROR), answer.text
                 failed = answer.status_code == ERROR
-                answers.append(raised(decode(answer.content, ErrorForm)) if failed else answer.content)
+                answers.append(error_of(decode(answer.content, ErrorForm)) if failed else answer.content)
         await gateway.shut(door)
         return answers, session.account
 
     return asyncio.run(main())
 
 
-def test_a_request_that_was_refused_unread_is_noted_with_its_limit() -> None:
+def test_a_request_that_was_refused_unread_is_recorded_with_its_limit() -> None:
     limit = Overflow("9 messages", 3000)
     (answer,), account = told(("/overflow", OverflowForm(key="KEY", error=error_form(limit))))
     assert answer == b""
@@ -48,20 +48,20 @@ def test_a_request_that_was_refused_unread_is_noted_with_its_limit() -> None:
     assert (noted.reason, noted.too_long, str(noted)) == (limit.reason, limit.too_long, str(limit))
 
 
-def test_whether_a_key_opens_anything() -> None:
+def test_known_keys_are_recognised() -> None:
     (known, other), _ = told(("/known", KeyForm(key="KEY")), ("/known", KeyForm(key="sk-other")))
     assert known == b"" and isinstance(other, WrongKey)
 
 
 @pytest.mark.parametrize("path", ["/overflow", "/known", "/end", "/hear"])
-def test_bodies_that_are_none_of_its_forms_are_refused(path: str) -> None:
+def test_malformed_bodies_are_refused(path: str) -> None:
     too_long = encode(KeyForm(key="x" * MOST_NOTE))
     answers, account = told((path, b""), (path, b"{"), (path, b"[]"), (path, b"\xff"), (path, b"{}"), (path, too_long))
     assert all(isinstance(answer, BadInput) for answer in answers) and account.limit is None
     assert all(f"POST {path}: expected a" in str(answer) for answer in answers[:5])
 
 
-def test_an_error_that_is_no_limit_is_no_overflow() -> None:
+def test_an_overflow_must_be_a_limit() -> None:
     forms = [OverflowForm(key="KEY", error=ErrorForm(kind=kind, message="x")) for kind in ("infra", "of tomorrow")]
     answers, account = told(*(("/overflow", form) for form in forms))
     assert all(isinstance(answer, BadInput) for answer in answers) and account.limit is None

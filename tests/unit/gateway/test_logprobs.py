@@ -14,7 +14,7 @@ from sparring.gateway.server import open_door
 TEXT = "Grüße, 世界 🙂!"
 
 
-def test_a_character_that_is_split_over_ids_has_its_bytes() -> None:
+def test_a_character_of_several_ids_has_its_bytes() -> None:
     async def main() -> Any:
         session = opened(says(*[said(TEXT)] * 4))
         async with open_door(session) as door:
@@ -45,7 +45,7 @@ def test_a_character_that_is_split_over_ids_has_its_bytes() -> None:
 
 
 @pytest.mark.parametrize("content", ("I do.", ""))
-def test_responses_list_every_id_beside_calls(content: str) -> None:
+def test_responses_list_every_id_including_calls(content: str) -> None:
     """A call is sampled too: its ids are in the list of the message, which has no text where the reply says nothing."""
     reply = said(content, ("add", {"a": 1, "b": 2}))
     engine = says(reply, reply, *[said("Bye.")] * 4)

@@ -128,7 +128,7 @@ def begins(answer: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.parametrize("reply", REPLIES)
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_malformed_call_comes_back_as_it_was_shown(dialect: str, reply: str) -> None:
+def test_a_malformed_call_is_recognised_when_it_comes_back(dialect: str, reply: str) -> None:
     session, engine, _ = recorded(dialect, [reply, "Bye."], begins, DIALECTS[dialect][1])
     assert any(call.arguments is None for call in session.segments[1].message.tool_calls)
     assert [segment.parent for segment in session.segments] == [None, 0, 1, 2] and ids_agree(session, engine)
@@ -149,7 +149,7 @@ def shown_in(answer: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_malformed_call_is_shown_with_its_name_and_what_was_written(dialect: str) -> None:
+def test_a_malformed_call_is_shown_with_its_name_and_sampled_text(dialect: str) -> None:
     _, _, answer = recorded(dialect, [f"I add.\n{BROKEN}"], begins)
     written = '{"name": "add", "arguments": {"a": 1,}'
     text = dialect in ("chat", "responses")
@@ -181,7 +181,7 @@ def called_with(history: Any, field: str, form: Any) -> Any:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_call_without_arguments_is_one_call_in_all_its_forms(dialect: str) -> None:
+def test_a_call_without_arguments_is_equal_in_all_forms(dialect: str) -> None:
     field, forms = BLANK[dialect]
     following = DIALECTS[dialect][1]
     for form in forms:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from sessions import ADD, RENDERER, ids_agree, opened, said, says
 
-from sparring.gateway.dialects.handles import unsealed
+from sparring.gateway.dialects.handles import reply_named
 from sparring.gateway.server import Door, open_door
 from sparring.testing.toy import toy_renderer
 from sparring.types import Message
@@ -40,7 +40,7 @@ def request(*messages: Any, **values: Any) -> dict[str, Any]:
     return {"model": "policy", "max_tokens": 200, "messages": list(messages), "tools": [TOOL], **values}
 
 
-def test_claude_codes_habits_are_one_line_of_sampled_ids() -> None:
+def test_requests_of_claude_code_are_one_branch_of_sampled_ids() -> None:
     """Text as string or blocks, moved cache marks, a billing block that changes, answers in the order in which they
     came, numbers as JavaScript writes them, a system message in the middle."""
     engine = says(
@@ -103,7 +103,7 @@ def events_of(text: str) -> list[tuple[str, Any]]:
     return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in pairs]
 
 
-def test_a_stream_says_what_the_whole_answer_says() -> None:
+def test_a_stream_and_a_whole_answer_are_equal() -> None:
     reply = Message(role="assistant", content="Let me see.", tool_calls=said("", ("add", {"a": 1, "b": 2})).tool_calls)
 
     async def talk(client: httpx.AsyncClient, door: Door) -> Any:
@@ -125,7 +125,7 @@ def test_a_stream_says_what_the_whole_answer_says() -> None:
     assert events[-2][1]["delta"]["stop_reason"] == whole["stop_reason"] == "tool_use"
 
 
-def test_tokens_are_counted_as_the_prompt_has_them() -> None:
+def test_counted_tokens_are_the_tokens_of_the_prompt() -> None:
     engine = says(said("A"))
     session = opened(engine)
 
@@ -155,7 +155,7 @@ LOADED: list[Any] = [
 ]
 
 
-def test_a_tool_whose_loading_is_deferred_is_in_the_prompt_only_where_an_answer_loads_it() -> None:
+def test_a_deferred_tool_enters_the_prompt_when_an_answer_loads_it() -> None:
     """claude-code's tool search: the loaded tools stand in the middle of the list of the next request."""
     engine = says(said("", ("add", {"find": "*"})), said("", ("multiply", {"a": 2, "b": 3})), said("6"))
     session = opened(engine)
@@ -187,7 +187,7 @@ def test_a_tool_whose_loading_is_deferred_is_in_the_prompt_only_where_an_answer_
     assert second.index('{"name": "multiply"') > second.index("2 * 3?")
 
 
-def test_a_stop_sequence_ends_the_reply_and_is_left_out_of_it() -> None:
+def test_a_stop_sequence_ends_the_reply_and_is_not_in_it() -> None:
     async def talk(client: httpx.AsyncClient, door: Door) -> Any:
         body = request({"role": "user", "content": "Count."}, stop_sequences=["three", "two"])
         whole = (await client.post("/v1/messages", json=body)).json()
@@ -209,7 +209,7 @@ def test_a_stop_sequence_ends_the_reply_and_is_left_out_of_it() -> None:
     ), "what was left out is no edit"
 
 
-def test_thoughts_are_signed_with_the_name_of_their_reply() -> None:
+def test_thoughts_are_signed_with_the_handle_of_their_reply() -> None:
     reply = Message(role="assistant", content="3", reasoning="Hm.")
     session = opened(says(reply, reply, renderer=THINKING), renderer=THINKING)
 
@@ -221,7 +221,7 @@ def test_thoughts_are_signed_with_the_name_of_their_reply() -> None:
     whole, events = through(session, talk)
     (signature,) = (data["delta"]["signature"] for _, data in events if "signature" in data.get("delta", {}))
     signatures = [whole["content"][0]["signature"], signature]
-    assert [unsealed(text) for text in signatures] == [whole["id"][4:], events[0][1]["message"]["id"][4:]]
+    assert [reply_named(text) for text in signatures] == [whole["id"][4:], events[0][1]["message"]["id"][4:]]
     assert len(set(signatures)) == 2
     sampled = session.segments[1].tokens
     for usage in (whole["usage"], events[-2][1]["usage"]):
@@ -266,7 +266,7 @@ def test_structured_output_is_a_constraint() -> None:
         ({"max_tokens": 0}, "max_tokens: expected at least 1"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_in_the_vendors_shape(change: dict[str, Any], text: str) -> None:
+def test_invalid_requests_are_refused_in_the_vendors_format(change: dict[str, Any], text: str) -> None:
     session = opened(says())
 
     async def talk(client: httpx.AsyncClient, door: Door) -> httpx.Response:
@@ -279,7 +279,7 @@ def test_what_cannot_be_answered_is_refused_in_the_vendors_shape(change: dict[st
     assert text in error["error"]["message"] and session.segments == ()
 
 
-def test_a_prompt_that_is_too_long_is_refused_as_clients_expect() -> None:
+def test_a_prompt_that_is_too_long_gets_the_vendors_message() -> None:
     """claude-code reads both numbers, to know how much it has to leave out."""
 
     async def talk(client: httpx.AsyncClient, door: Door) -> Any:

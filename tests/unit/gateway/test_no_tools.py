@@ -102,7 +102,7 @@ def shown(dialect: str, text: str, *additions: dict[str, Any]) -> tuple[list[tup
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("dialect", ASKED)
-def test_a_reply_is_text_where_nothing_can_be_called(dialect: str, text: str) -> None:
+def test_a_reply_without_tools_is_text(dialect: str, text: str) -> None:
     seen, session, engine = shown(dialect, text, {}, {**TOOLS[dialect], **NONE[dialect]})
     assert seen == [(text, 0, "stop")] * 4
     assert all(s.message.content == text and not s.message.tool_calls for s in session.segments if s.model)
@@ -110,7 +110,7 @@ def test_a_reply_is_text_where_nothing_can_be_called(dialect: str, text: str) ->
 
 
 @pytest.mark.parametrize("dialect", ASKED)
-def test_who_forbids_calls_for_a_turn_begins_no_branch(dialect: str) -> None:
+def test_a_turn_without_calls_continues_the_branch(dialect: str) -> None:
     _, session, engine = shown(dialect, "Yes.", TOOLS[dialect], {**TOOLS[dialect], **NONE[dialect]})
     assert [segment.parent for segment in session.segments] == [None, 0, 0, 0, 0]
     assert ids_agree(session, engine)

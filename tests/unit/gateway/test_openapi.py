@@ -72,7 +72,7 @@ def test_the_document_describes_the_requests_that_are_answered() -> None:
             jsonschema.validate({**body, "a_new_field": 1}, schema_of(path))
 
 
-def test_every_endpoint_of_the_document_is_there() -> None:
+def test_every_endpoint_of_the_document_exists() -> None:
     with door_on_a_thread() as (door, session), httpx.Client(base_url=door.url) as client:
         assert client.get("/openapi.json").json() == document()
         for path, operations in document()["paths"].items():

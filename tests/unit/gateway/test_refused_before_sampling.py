@@ -97,7 +97,7 @@ def shape(path: str, answer: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_bad_input_is_the_vendors_error_and_nothing_is_sampled(streams: bool) -> None:
+def test_bad_input_gets_the_vendors_error_before_sampling(streams: bool) -> None:
     engine = says(said("A"))
     session = opened(engine)
 

@@ -49,7 +49,7 @@ def user(text: str) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 
-def test_a_loop_with_tools_is_one_line_of_sampled_ids() -> None:
+def test_a_tool_loop_is_one_branch_of_sampled_ids() -> None:
     engine = says(
         said("I add.", ("add", {"a": 2, "b": 10000.0}), ("add", {"b": 4, "a": 3})), said("Both are 7."), said("Bye.")
     )
@@ -84,7 +84,7 @@ def test_a_loop_with_tools_is_one_line_of_sampled_ids() -> None:
     assert prompt.index("call_0_0") < prompt.index("call_0_1"), "answers stand in the order of the calls"
 
 
-def test_calls_that_a_client_puts_behind_each_others_outputs_are_one_reply() -> None:
+def test_calls_interleaved_with_outputs_are_one_reply() -> None:
     engine = says(said("", ("add", {"a": 2, "b": 1}), ("add", {"a": 3, "b": 1})), said("Done."))
     session = opened(engine)
 
@@ -102,7 +102,7 @@ def test_calls_that_a_client_puts_behind_each_others_outputs_are_one_reply() -> 
     assert [segment.parent for segment in session.segments] == [None, 0, 1, 2] and ids_agree(session, engine)
 
 
-def test_freeform_and_namespaced_tools_are_functions_to_the_model_and_answered_in_their_own_form() -> None:
+def test_freeform_and_namespaced_tools_are_functions_for_the_model_and_keep_their_form_for_the_client() -> None:
     calls = (("apply_patch", {"input": "*** Begin"}), ("agents__spawn", {}), ("apply_patch", {"patch": 1}))
     engine = says(said("", *calls), said("Done."))
     session = opened(engine)
@@ -128,7 +128,7 @@ def test_freeform_and_namespaced_tools_are_functions_to_the_model_and_answered_i
     assert "start: /.+/" in prompt and "agents__spawn" in prompt and "Other agents." in prompt
 
 
-def test_a_stream_says_what_the_whole_answer_says() -> None:
+def test_a_stream_and_a_whole_answer_are_equal() -> None:
     reply = Message(
         role="assistant",
         content="Let me see.",
@@ -165,7 +165,7 @@ def test_a_stream_says_what_the_whole_answer_says() -> None:
     assert streamed.usage.output_tokens == len(session.segments[-1].tokens)
 
 
-def test_a_clients_smaller_bound_cuts_the_reply_and_says_so() -> None:
+def test_a_clients_max_tokens_makes_the_response_incomplete() -> None:
     session = opened(says(said("A long answer indeed"), said("A long answer indeed")))
 
     async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
@@ -178,7 +178,7 @@ def test_a_clients_smaller_bound_cuts_the_reply_and_says_so() -> None:
     assert types[-1] == "response.incomplete" and session.limit is None
 
 
-def test_the_texts_form_is_a_constraint() -> None:
+def test_the_text_format_is_a_constraint() -> None:
     engine = says(said('{"sum": 3}'))
     schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
 
@@ -196,7 +196,7 @@ def test_the_texts_form_is_a_constraint() -> None:
     assert b"".join(bytes(token.bytes) for token in logprobs).decode().startswith('{"sum": 3}')
 
 
-def test_a_websocket_is_told_at_once_to_go_on_by_http() -> None:
+def test_a_websocket_is_refused_with_status_426() -> None:
     async def talk(client: openai.AsyncOpenAI, door: Door) -> httpx.Response:
         upgrade = {
             "authorization": f"Bearer {door.key}",
@@ -242,7 +242,7 @@ CALL = {"type": "function_call", "call_id": "call_0_0", "name": "add", "argument
         ({"previous_response_id": "resp_none"}, "expected the id of a response under this key"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_in_the_vendors_shape(change: dict[str, Any], text: str) -> None:
+def test_invalid_requests_are_refused_in_the_vendors_format(change: dict[str, Any], text: str) -> None:
     session = opened(says())
 
     async def talk(client: openai.AsyncOpenAI, door: Door) -> httpx.Response:
@@ -276,7 +276,7 @@ def test_a_response_is_continued_by_its_id() -> None:
     assert ids_agree(session, engine)
 
 
-def test_what_is_only_told_is_sampled_with_the_request_that_continues_it() -> None:
+def test_a_conversation_without_sampling_is_continued_by_a_later_request() -> None:
     engine = says(said("A"))
     session = opened(engine)
 
@@ -294,7 +294,7 @@ def test_what_is_only_told_is_sampled_with_the_request_that_continues_it() -> No
     assert "Hi" in RENDERER.decode(engine.requests[0].tokens)
 
 
-def test_a_reference_stands_for_the_item_of_a_reply() -> None:
+def test_a_reference_is_replaced_by_its_item() -> None:
     reply = said("I add.", ("add", {"a": 2, "b": 10000.0}), ("add", {"b": 4, "a": 3}))
     reply = dataclasses.replace(reply, reasoning="So.")
     engine = says(reply, said("Both."), renderer=THINKING)
@@ -326,7 +326,7 @@ def test_a_reference_stands_for_the_item_of_a_reply() -> None:
     assert parents == [None, *range(len(parents) - 1)] and ids_agree(session, engine)
 
 
-def test_a_thought_that_its_client_leaves_out_begins_no_branch() -> None:
+def test_a_missing_thought_begins_no_branch() -> None:
     """openai-agents sends a reply back without the items of its reasoning, and under ids of its own."""
     reply = dataclasses.replace(said("I add.", ("add", {"a": 2, "b": 1e4})), reasoning="So.")
     engine = says(reply, said("Done."), renderer=THINKING)

@@ -14,7 +14,7 @@ from sparring.render.demonstrate import reply_tokens
 from sparring.testing.scripted_engine import ScriptedEngine
 
 
-def test_a_failed_request_that_is_sent_again_is_not_the_equal_one_before_it() -> None:
+def test_a_retry_of_a_failed_request_does_not_join_an_earlier_equal_one() -> None:
     """Three samples of one prompt, one after the other; the engine fails once, at the second."""
     replies, asked = iter(("first", "second", "third")), []
 

@@ -25,8 +25,8 @@ from sparring.recipe.run_config import RunConfig
 from sparring.record.recorder import Recorder
 from sparring.record.rewards import OutsideReward, OutsideRewards
 from sparring.rewards import RewardRefused, send
-from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.config import RolloutConfig
+from sparring.rollout.journal import Journals
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
@@ -65,7 +65,7 @@ class Outside:
         config = RolloutConfig(group_size=1, retries=0, rewards_within_s=within_s)
         recorder = Recorder(engine, RENDERER, store=store, max_context=3000)
         self.runner = RolloutRunner(
-            ToyWorld(), NoBoxes(), recorder, CallableHarness(agent, "agent"), config, log=AttemptLog(store)
+            ToyWorld(), NoBoxes(), recorder, CallableHarness(agent, "agent"), config, log=Journals(store)
         )
 
     async def run(self) -> Finished:
@@ -92,7 +92,7 @@ def scored(talk: Talk, **settings: Any) -> Finished:
     return asyncio.run(Outside(talk, **settings).run())
 
 
-def test_the_reward_of_the_rollout_stands_in_the_place_of_the_worlds() -> None:
+def test_a_reward_for_the_rollout_replaces_the_worlds() -> None:
     async def talk(door: Door, client: httpx.AsyncClient) -> None:
         await ask(client)
         assert await give(client, {"reward": 0.25, "parts": {"style": 0.5}}) == (200, "")
@@ -103,7 +103,7 @@ def test_the_reward_of_the_rollout_stands_in_the_place_of_the_worlds() -> None:
     assert finished.score.parts["style"] == 0.5
 
 
-def test_rewards_of_turns_add_up_where_the_rollout_has_none_of_its_own() -> None:
+def test_rewards_of_turns_are_summed_without_a_reward_for_the_rollout() -> None:
     async def talk(door: Door, client: httpx.AsyncClient) -> None:
         first, second = [(await ask(client, [{"role": "user", "content": text}]))["id"] for text in ("Hi", "Ho")]
         assert await give(client, {"reward": 1, "of": first}) == (200, "")
@@ -113,7 +113,7 @@ def test_rewards_of_turns_add_up_where_the_rollout_has_none_of_its_own() -> None
     assert score is not None and (score.reward, score.per_turn) == (0.5, (1.0, -0.5))
 
 
-def test_a_branch_earns_where_it_ends() -> None:
+def test_a_reward_of_a_branch_counts_at_its_end() -> None:
     """Two conversations; the first goes on for one turn more."""
 
     async def talk(door: Door, client: httpx.AsyncClient) -> None:
@@ -128,7 +128,7 @@ def test_a_branch_earns_where_it_ends() -> None:
     assert score is not None and (score.reward, score.per_turn) == (3.0, (0.0, 0.0, 2.0))
 
 
-def test_every_dialect_shows_an_id_that_a_reward_may_bear() -> None:
+def test_reply_ids_of_every_dialect_identify_rewards() -> None:
     async def talk(door: Door, client: httpx.AsyncClient) -> None:
         ids = [(await ask(client))["id"], (await ask(client, path="messages"))["id"]]
         answer = (await client.post("/v1/responses", json={"model": "policy", "input": "Hi"})).json()
@@ -164,7 +164,7 @@ def test_every_dialect_shows_an_id_that_a_reward_may_bear() -> None:
         ({"reward": 1.0, "of": ""}, 404, "unknown_reply"),
     ],
 )
-def test_what_is_no_reward_is_refused_and_changes_nothing(body: Any, status: int, kind: str) -> None:
+def test_invalid_rewards_are_refused_without_effect(body: Any, status: int, kind: str) -> None:
     async def talk(door: Door, client: httpx.AsyncClient) -> None:
         await ask(client)
         assert await give(client, body) == (status, kind)
@@ -174,7 +174,7 @@ def test_what_is_no_reward_is_refused_and_changes_nothing(body: Any, status: int
     assert score is not None and (score.reward, score.parts.get("style")) == (0.5, None)
 
 
-def test_a_reply_cannot_be_unscored_and_a_wrong_key_gives_nothing() -> None:
+def test_a_reply_needs_a_number_and_a_wrong_key_gives_no_reward() -> None:
     async def talk(door: Door, client: httpx.AsyncClient) -> None:
         id = (await ask(client))["id"]
         assert await give(client, {"reward": None, "of": id}) == (400, "invalid_request")
@@ -187,7 +187,7 @@ def test_a_reply_cannot_be_unscored_and_a_wrong_key_gives_nothing() -> None:
     assert score is not None and score.reward == 0.5
 
 
-def test_none_is_not_scored() -> None:
+def test_a_reward_of_none_leaves_the_rollout_unscored() -> None:
     async def talk(door: Door, client: httpx.AsyncClient) -> None:
         id = (await ask(client))["id"]
         await give(client, {"reward": 1.0, "of": id})
@@ -197,7 +197,7 @@ def test_none_is_not_scored() -> None:
     assert score is not None and (score.reward, score.per_turn) == (None, None)
 
 
-def test_the_same_reward_twice_is_one_and_the_latest_of_a_target_counts() -> None:
+def test_a_repeated_reward_counts_once_and_the_latest_of_a_target_counts() -> None:
     async def talk(door: Door, client: httpx.AsyncClient) -> None:
         await ask(client)
         first = {"reward": 0.5, "id": "r-1"}
@@ -210,7 +210,7 @@ def test_the_same_reward_twice_is_one_and_the_latest_of_a_target_counts() -> Non
     assert score is not None and score.reward == 0.75
 
 
-def test_a_reward_may_come_after_the_program_and_one_that_is_late_is_counted() -> None:
+def test_a_reward_may_come_after_the_program_and_late_rewards_are_counted() -> None:
     """The key outlives the door, for rewards alone. Another door holds the server."""
 
     async def main() -> None:
@@ -243,7 +243,7 @@ def test_a_reward_may_come_after_the_program_and_one_that_is_late_is_counted() -
     asyncio.run(main())
 
 
-def test_a_rollout_whose_reward_does_not_come_is_not_scored() -> None:
+def test_a_rollout_without_its_final_reward_is_not_scored() -> None:
     """What turns earned is no score before the final reward."""
 
     async def talk(door: Door, client: httpx.AsyncClient) -> None:
@@ -264,7 +264,7 @@ def test_a_run_that_takes_no_rewards_refuses_them() -> None:
     assert score is not None and score.reward == 0.0
 
 
-def test_a_reward_that_was_acknowledged_outlives_kill_9_and_counts_when_the_rollout_is_rebuilt(tmp_path: Path) -> None:
+def test_an_acknowledged_reward_survives_kill_9_and_counts_in_the_rebuilt_rollout(tmp_path: Path) -> None:
     """The first process is killed while the program goes on; in the second, the program gives none."""
     file = tmp_path / "store.sqlite"
     read, write = os.pipe()
@@ -319,7 +319,7 @@ def test_a_reward_that_cannot_be_stored_is_not_acknowledged_and_does_not_count()
     asyncio.run(main())
 
 
-def test_a_final_reward_is_awaited_for_as_long_as_the_recipe_says() -> None:
+def test_the_recipe_sets_the_wait_for_the_final_reward() -> None:
     async def main() -> bool:
         rewards = OutsideRewards("rl/0/0", 600.0)
         rewards.give(OutsideReward(reward=1.0, final=False))
@@ -346,7 +346,7 @@ def test_a_world_of_several_roles_is_refused() -> None:
         asyncio.run(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=7))
 
 
-def test_a_recipe_without_a_wait_for_rewards_that_only_come_from_outside_is_refused() -> None:
+def test_a_recipe_with_external_rewards_needs_a_waiting_time() -> None:
     tables = {
         "run": {"name": "outside"},
         "models": {"policy": {"path": "model"}},

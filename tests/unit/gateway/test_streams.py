@@ -120,7 +120,7 @@ async def broken_after(client: httpx.AsyncClient, path: str, count: int, **value
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
-def test_events_come_while_the_reply_is_sampled(path: str) -> None:
+def test_events_are_sent_while_the_reply_is_sampled(path: str) -> None:
     engine = Stepping(steps=5)
     session = opened(engine)
 
@@ -143,7 +143,7 @@ PINGS = {CHAT: ": ping", MESSAGES: "event: ping", "/v1/responses": ": ping"}
 
 
 @pytest.mark.parametrize("path", PINGS)
-def test_a_client_that_waits_is_pinged_before_the_first_token_and_behind_it(path: str) -> None:
+def test_waiting_clients_get_keep_alive_events(path: str) -> None:
     engine = Stepping()
     session = opened(engine)
     asks = {**ASKS, "stream": True}
@@ -209,7 +209,7 @@ def test_a_request_whose_connection_broke_is_the_same_turn(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
-def test_a_request_that_was_delivered_is_a_new_sample_unless_it_says_that_it_was_sent_before(path: str) -> None:
+def test_a_repeated_delivered_request_is_a_new_sample_unless_marked_as_a_retry(path: str) -> None:
     session = opened(says(REPLY, said("Another one.")))
 
     async def talk(door: Door, client: httpx.AsyncClient) -> list[str]:
@@ -226,7 +226,7 @@ def test_a_request_that_was_delivered_is_a_new_sample_unless_it_says_that_it_was
 
 @pytest.mark.parametrize(("path", "stream"), list(product((CHAT, MESSAGES), (True, False))))
 @pytest.mark.parametrize("reads", [False, True])
-def test_an_answer_that_nobody_read_is_given_again(path: str, stream: bool, reads: bool) -> None:
+def test_an_undelivered_answer_is_sent_again(path: str, stream: bool, reads: bool) -> None:
     """It is with the client's machine when the connection breaks: who leaves without reading it breaks the connection,
     who has read it closes it."""
     session = opened(says(REPLY, said("Another one.")))
@@ -255,7 +255,7 @@ def test_an_answer_that_nobody_read_is_given_again(path: str, stream: bool, read
     assert [segment.label for segment in sampled(session)] == ["agent"] * (1 + reads)
 
 
-def test_a_retried_request_joins_one_that_is_open() -> None:
+def test_a_retried_request_joins_a_running_one() -> None:
     engine = Stepping()
     session = opened(engine)
 
@@ -272,7 +272,7 @@ def test_a_retried_request_joins_one_that_is_open() -> None:
     assert told(CHAT, first) == told(CHAT, again) and len(sampled(session)) == 1
 
 
-def test_other_agents_samples_and_requests_are_turns_of_their_own() -> None:
+def test_requests_of_other_agents_samples_and_contents_are_separate_turns() -> None:
     engine = Stepping()
     session = opened(engine)
 
@@ -294,7 +294,7 @@ def test_other_agents_samples_and_requests_are_turns_of_their_own() -> None:
     assert len(sampled(session)) == 5
 
 
-def test_a_request_that_failed_is_the_same_turn_when_it_is_sent_again() -> None:
+def test_a_retry_of_a_failed_request_is_the_same_turn() -> None:
     engine = Stepping(steps=5)
     session = opened(engine)
 
@@ -368,7 +368,7 @@ def test_anthropics_client_reads_pings_and_repeats_a_broken_stream() -> None:
     assert whole.content[0].text == REPLY.content and whole.content[2].input == {"a": 3, "b": 4}
 
 
-def test_what_is_under_way_when_the_program_ends_is_kept_as_lost() -> None:
+def test_running_replies_are_lost_when_the_program_ends() -> None:
     engine = Stepping(steps=5)
     session = opened(engine)
 
@@ -382,7 +382,7 @@ def test_what_is_under_way_when_the_program_ends_is_kept_as_lost() -> None:
     assert (segment.finish_reason, segment.label) == ("abort", "lost") and session.limit is None
 
 
-def test_what_is_under_way_when_the_rollout_is_cancelled_is_dropped() -> None:
+def test_running_replies_are_dropped_when_the_rollout_is_cancelled() -> None:
     engine = Stepping(steps=5)
     session = opened(engine)
 
@@ -415,7 +415,7 @@ def test_a_refused_request_changes_nothing() -> None:
     assert session.limit is not None and session.limit.reason == "max_turns" and len(sampled(session)) == 1
 
 
-def test_exchanges_are_forgotten_when_there_are_many() -> None:
+def test_old_exchanges_are_dropped() -> None:
     session = opened(says(*(said(str(number)) for number in range(66))), max_turns=100)
 
     async def talk(door: Door, client: httpx.AsyncClient) -> int:

@@ -15,7 +15,7 @@ from test_errors import CHAT, GEMINI, MESSAGES, PLACES, RESPONSES
 
 from sparring.engine.adapters.chat_endpoint import ChatEndpoint
 from sparring.errors import EngineError, RequestRefused
-from sparring.gateway.link import error_form, raised
+from sparring.gateway.link import error_form, error_of
 from sparring.gateway.refusals import client_error
 from sparring.gateway.server import open_door
 from sparring.generation import Sampling
@@ -79,7 +79,7 @@ async def posted(door: Any, client: httpx.AsyncClient, path: str, place: str) ->
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("by", ["imitator", "teacher"])
-def test_a_prompt_that_is_too_long_is_the_vendors_own_error(by: str, stream: bool) -> None:
+def test_a_prompt_that_is_too_long_gets_the_vendors_error(by: str, stream: bool) -> None:
     """For the policy that is to imitate it, or for the teacher itself: the clients are told the same."""
     server = ChatServer(lambda body: (400, FULL))
 
@@ -100,7 +100,7 @@ def test_a_prompt_that_is_too_long_is_the_vendors_own_error(by: str, stream: boo
     assert len(server.bodies) == (0 if by == "imitator" else 4)
 
 
-def test_prompts_are_counted_and_usage_is_what_the_policy_has() -> None:
+def test_tokens_are_counted_as_the_policy_has_them() -> None:
     server = ChatServer(lambda body: message("Blue."))
 
     async def ask(session: TextSession, door: Any, client: httpx.AsyncClient) -> list[Any]:
@@ -127,7 +127,7 @@ def test_a_teacher_has_no_log_probabilities() -> None:
     ("status", "requests", "error"),
     [(402, 1, openai.BadRequestError), (404, 1, openai.BadRequestError), (429, 2, None), (503, 2, None)],
 )
-def test_what_a_teacher_refuses_for_good_is_asked_once_and_else_again(
+def test_final_refusals_of_a_teacher_are_not_retried_and_others_are(
     status: int, requests: int, error: type[Exception] | None
 ) -> None:
     """By a client of the vendor's, which sends again what it may."""
@@ -150,8 +150,8 @@ def test_what_a_teacher_refuses_for_good_is_asked_once_and_else_again(
     assert len(server.bodies) == requests
 
 
-def test_a_refusal_for_good_is_one_behind_the_link_to_a_run_too() -> None:
+def test_a_final_refusal_stays_final_over_the_link() -> None:
     """A gateway of its own answers clients as the run's process does."""
     for error, status in ((RequestRefused("out of credit"), 400), (EngineError("down"), 503)):
-        passed = raised(error_form(error))
+        passed = error_of(error_form(error))
         assert (client_error(passed).status, str(passed)) == (status, str(error))

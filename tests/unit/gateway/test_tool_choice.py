@@ -169,7 +169,7 @@ def test_a_forced_call_is_made_in_every_dialect(model: Any, served: bool) -> Non
 
 
 @pytest.mark.parametrize("name", TEXT_OR_CALLS)
-def test_other_tools_stay_in_the_prompt_and_are_not_called(name: str) -> None:
+def test_tools_that_are_not_allowed_stay_in_the_prompt_and_are_not_called(name: str) -> None:
     """A policy that would call `wait` meets a rule by which it cannot: only text and allowed calls may follow."""
     (path, body), allowed = TEXT_OR_CALLS[name]
     engine = says(said("", ("stop", {})), said("Hi."), said("", ("wait", {"s": True})))
@@ -197,7 +197,7 @@ def test_other_tools_stay_in_the_prompt_and_are_not_called(name: str) -> None:
             rule(waits[:-1])
 
 
-def test_all_tools_that_may_be_called_are_no_constraint() -> None:
+def test_allowing_all_tools_is_no_constraint() -> None:
     engine = says(said("Hi."))
     session = opened(engine)
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": CHAT_TOOLS}}
@@ -221,7 +221,7 @@ STREAMED = [chat("required"), responses("required"), messages({"type": "any"})]
 
 @pytest.mark.parametrize(("path", "body"), STREAMED, ids=lambda value: value if isinstance(value, str) else "")
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_format_that_cannot_be_held_to_calls_is_a_refusal_by_name(
+def test_a_chat_format_without_forced_calls_is_refused_by_name(
     path: str, body: Any, streams: bool, tmp_path: Path
 ) -> None:
     train_tokenizer(["Hi"], 300, tmp_path)
@@ -267,7 +267,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("request_", "text"), REFUSED)
-def test_a_choice_that_cannot_be_made_is_refused(request_: tuple[str, Any], text: str) -> None:
+def test_an_invalid_choice_is_refused(request_: tuple[str, Any], text: str) -> None:
     engine = says(said("A"))
     session = opened(engine)
     path, body = request_

@@ -24,7 +24,7 @@ def posted(path: str, body: dict[str, Any]) -> tuple[httpx.Response, int]:
     return asyncio.run(main()), len(engine.requests)
 
 
-def test_a_chat_function_without_parameters_takes_none() -> None:
+def test_a_chat_function_without_parameters_has_no_arguments() -> None:
     tools = [{"type": "function", "function": {"name": "now"}}]
     answer, requests = posted("/v1/chat/completions", {"model": "policy", "messages": HI, "tools": tools})
     assert (answer.status_code, requests) == (200, 1), answer.text

@@ -47,7 +47,7 @@ def request(method: str, **parameters: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": 7, "method": method, "params": parameters}
 
 
-def test_a_client_begins_lists_the_tools_and_calls_one() -> None:
+def test_a_client_initialises_lists_the_tools_and_calls_one() -> None:
     begun, noted, listed, called = asked(
         request("initialize", protocolVersion="2025-03-26", capabilities={}),
         {"jsonrpc": "2.0", "method": "notifications/initialized"},
@@ -70,13 +70,13 @@ def test_a_client_begins_lists_the_tools_and_calls_one() -> None:
         (request("initialize", protocolVersion="1999-01-01"), None, "2025-06-18"),
     ],
 )
-def test_what_cannot_be_answered_is_an_error_of_the_protocol(body: Any, code: int | None, text: str) -> None:
+def test_invalid_requests_get_an_error_of_the_protocol(body: Any, code: int | None, text: str) -> None:
     (answer,) = asked(body)
     assert answer.status_code == 200 and text in answer.text
     assert answer.json().get("error", {}).get("code") == code
 
 
-def test_the_key_opens_the_tools_and_nothing_else_does() -> None:
+def test_the_tools_need_the_key() -> None:
     assert asked(request("tools/list"), key="sk-other")[0].status_code == 401
     assert asked(request("tools/list"), tools=False)[0].status_code == 404
     assert asked(b"{", method="POST")[0].status_code == 400
@@ -162,7 +162,7 @@ def talked(talk: Callable[[Client, Counting], Awaitable[T]], session: str = "") 
 
 @pytest.mark.parametrize("id", [7, "renewed"])
 @pytest.mark.parametrize("noted", [True, False])
-def test_a_call_whose_connection_broke_is_joined_by_the_equal_one_that_follows(id: Any, noted: bool) -> None:
+def test_an_equal_call_joins_one_whose_connection_broke(id: Any, noted: bool) -> None:
     async def talk(client: Client, host: Counting) -> list[str]:
         await client.breaks(wanted(), noted)
         again = asyncio.create_task(client.calls(wanted(id, b=2, a=1)))
@@ -175,7 +175,7 @@ def test_a_call_whose_connection_broke_is_joined_by_the_equal_one_that_follows(i
     assert (sorted(answers[:2]), answers[2], begun) == (["call 1", "call 2"], "call 3", 3)
 
 
-def test_a_call_that_ended_when_nobody_was_there_is_answered_once() -> None:
+def test_a_call_that_ended_without_a_connection_is_answered_once() -> None:
     async def talk(client: Client, host: Counting) -> list[str]:
         await client.breaks(wanted())
         host.goes_on.set()
@@ -185,7 +185,7 @@ def test_a_call_that_ended_when_nobody_was_there_is_answered_once() -> None:
 
 
 @pytest.mark.parametrize(("session", "third"), [("", "call 3"), ("s-1", "call 1")])
-def test_behind_another_call_a_request_has_to_be_the_same(session: str, third: str) -> None:
+def test_after_another_call_only_the_same_request_joins(session: str, third: str) -> None:
     """A client that has changed the world since may ask anew; the request itself, of its session, is the same."""
 
     async def talk(client: Client, host: Counting) -> list[str]:
@@ -197,7 +197,7 @@ def test_behind_another_call_a_request_has_to_be_the_same(session: str, third: s
     assert (second, again, fourth) == ("call 2", third, f"call {begun}")
 
 
-def test_two_that_break_are_answered_each_with_its_own() -> None:
+def test_two_broken_calls_each_get_their_own_answer() -> None:
     async def talk(client: Client, host: Counting) -> list[str]:
         await client.breaks(wanted(7))
         waiting = asyncio.create_task(client.calls(wanted(9, a=3)))
@@ -210,7 +210,7 @@ def test_two_that_break_are_answered_each_with_its_own() -> None:
     assert talked(talk, "s-1") == (["call 3", "call 1"], 3)
 
 
-def test_the_end_of_a_rollout_waits_for_the_call_that_runs() -> None:
+def test_the_end_of_a_rollout_waits_for_running_calls() -> None:
     async def main() -> int:
         host = Counting()
         async with open_door(opened(says(said("A")))) as door, Client(door, host) as client:
@@ -222,6 +222,6 @@ def test_the_end_of_a_rollout_waits_for_the_call_that_runs() -> None:
     assert asyncio.run(main()) == 0
 
 
-def test_a_session_has_an_id() -> None:
+def test_initialising_returns_a_session_id() -> None:
     begun, listed = asked(request("initialize", protocolVersion="2025-06-18"), request("tools/list"))
     assert len(begun.headers["mcp-session-id"]) == 32 and "mcp-session-id" not in listed.headers

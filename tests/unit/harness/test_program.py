@@ -23,8 +23,8 @@ from sparring.harness.by_environment import mounts_of
 from sparring.harness.load import load_harness
 from sparring.record.recorder import Recorder
 from sparring.render.demonstrate import reply_tokens
-from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.config import RolloutConfig
+from sparring.rollout.journal import Journals
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
@@ -84,7 +84,7 @@ class Bench:
             return reply_tokens(RENDERER, left.pop(0) if len(left) > 1 else left[0])
 
         self.engine, self.notes = ScriptedEngine(script), []
-        log = AttemptLog(recorded=lambda kind, name, data: self.notes.append(dict(data) if kind == "program" else {}))
+        log = Journals(recorded=lambda kind, name, data: self.notes.append(dict(data) if kind == "program" else {}))
         config = RolloutConfig(retries=0)
         recorder = Recorder(self.engine, RENDERER, max_context=4000)
         runner = RolloutRunner(FolderWorld(), self.boxes, recorder, harness, config, log=log)

@@ -106,7 +106,7 @@ from sparring.observe.progress import progress
 from sparring.observe.sinks.load import load_sinks
 before = [m for m in ("rich", "tensorboard", "wandb") if m in sys.modules]
 load_sinks(ObserveConfig(), sys.argv[1], name="run", recipe={})
-import sparring.rollout.evaluate, sparring.rollout.replay, sparring.store.sqlite
+import sparring.rollout.evaluate, sparring.rollout.resample, sparring.store.sqlite
 print(before, [m for m in ("torch", "tensorflow", "transformers") if m in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)

@@ -130,7 +130,7 @@ CALL = "search for the colour of whales"
 
 
 @pytest.mark.parametrize("make", [lambda: recorded(toy_renderer(thoughts="kept")), told], ids=["sampled", "text"])
-def test_each_branch_of_an_agent_is_a_conversation_and_each_reply_is_imitated_once(make) -> None:
+def test_each_branch_is_a_conversation_and_each_reply_is_imitated_once(make) -> None:
     transcripts = make().transcripts()
     by_end = {transcript.messages[-1].content: transcript for transcript in transcripts}
     assert [(t.messages[-1].content, imitated(t), t.prompt) for t in transcripts] == [
@@ -172,7 +172,7 @@ def test_a_trace_renders_as_the_ids_of_its_branch(name, thinking, thoughts, sent
     assert count == dict.fromkeys(count, 1) and len(count) == 9, "all but the lost one and the title"
 
 
-def test_a_plain_chat_is_one_conversation_without_further_marks() -> None:
+def test_a_plain_chat_is_one_conversation_without_marks() -> None:
     renderer = toy_renderer(thoughts="kept")
     planned: list[str] = []
     engine = ScriptedEngine(lambda request: reply_tokens(renderer, REPLIES[planned[-1]], TOOLS))
@@ -190,7 +190,7 @@ def test_a_plain_chat_is_one_conversation_without_further_marks() -> None:
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
-def test_a_sub_agent_that_ends_last_gives_no_answer(named: bool) -> None:
+def test_the_last_reply_of_a_sub_agent_is_not_the_answer(named: bool) -> None:
     renderer = toy_renderer(thoughts="kept")
 
     async def background(ask: Ask) -> None:

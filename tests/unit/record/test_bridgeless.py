@@ -52,7 +52,7 @@ def samples(session: RecordedSession) -> list[Sample]:
     return list(flatten(group, "policy"))
 
 
-def test_a_template_that_forgets_replies_is_said_to_have_no_bridge_and_each_turn_is_a_sample_that_says_so(
+def test_a_template_without_a_bridge_makes_each_turn_a_sample_with_that_reason(
     tmp_path: Path,
 ):
     train_tokenizer(["Be brief. Who? It is 42. Are you sure?"], 400, tmp_path)
@@ -68,7 +68,7 @@ def test_a_template_that_forgets_replies_is_said_to_have_no_bridge_and_each_turn
 
 
 @pytest.mark.parametrize("name", ["auto", "template"])
-def test_a_thought_that_its_template_drops_has_no_bridge_behind_it_unless_it_is_kept(name: str):
+def test_a_thought_that_the_template_drops_has_no_bridge_unless_thoughts_are_kept(name: str):
     replies = [call("1", reasoning="Hm."), say("Two.", reasoning="So.")]
     told = [[user("Who?")], [answer("1"), user("Sure?")]]
     for thoughts, fork in (("kept", []), ("template", ["template"])):

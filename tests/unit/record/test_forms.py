@@ -153,7 +153,7 @@ NUMBERS = '{"a": [1e4, -0.0, 1e21, 9007199254740993], "b": {"c": 0.1, "d": 5e-32
 AS_JAVASCRIPT = '{"b": {"e": 1, "d": 5e-324, "c": 0.1}, "a": [10000, 0, 1000000000000000000000, 9007199254740992]}'
 
 
-def test_numbers_of_the_same_double_are_equal_however_they_are_written():
+def test_numbers_of_the_same_double_are_equal_in_any_notation():
     def called(text: str) -> Message:
         call = ToolCall(id="call_0_0", name="python", arguments=json.loads(text))
         return Message(role="assistant", tool_calls=(call,))
@@ -174,7 +174,7 @@ def test_an_argument_that_is_added_or_dropped_is_an_edit(change: Callable[[dict]
     assert fork is not None and fork.reason == "edited" and fork.before != fork.after
 
 
-def test_what_a_client_makes_of_a_malformed_call_is_known_by_the_sessions_own_ids_alone():
+def test_forms_of_a_malformed_call_are_recognised_by_the_sessions_ids_alone():
     theirs = replace(MALFORMED, tool_calls=tuple(replace(c, id=f"f:{n}") for n, c in enumerate(MALFORMED.tool_calls)))
     tree = Tree(RENDERER)
     record(tree, START, theirs)
@@ -184,7 +184,7 @@ def test_what_a_client_makes_of_a_malformed_call_is_known_by_the_sessions_own_id
 
 
 @pytest.mark.parametrize("reply", [calls("1", "2", "3"), MALFORMED], ids=["calls", "malformed"])
-def test_calls_that_come_back_in_another_order_are_known_by_their_ids_and_so_are_their_answers(reply: Message):
+def test_reordered_calls_and_answers_are_recognised_by_their_ids(reply: Message):
     tree = Tree(RENDERER)
     record(tree, START, reply)
     moved = replace(reply, tool_calls=reply.tool_calls[::-1])
@@ -199,7 +199,7 @@ def test_calls_that_come_back_in_another_order_are_known_by_their_ids_and_so_are
     assert fork is not None and fork.reason == "edited", "a format writes its own ids again"
 
 
-def test_calls_that_stand_each_before_its_answer_are_one_reply():
+def test_calls_interleaved_with_answers_are_one_reply():
     tree = Tree(RENDERER)
     record(tree, START, calls("1", "2"))
     first, second = (replace(calls("1", "2"), tool_calls=(call,)) for call in calls("1", "2").tool_calls)
@@ -212,7 +212,7 @@ def test_calls_that_stand_each_before_its_answer_are_one_reply():
 
 
 @pytest.mark.parametrize("reply", [calls("1", "2", "3", content="So:"), MALFORMED], ids=["calls", "malformed"])
-def test_calls_that_stand_each_before_its_answer_are_one_reply_under_other_ids_too(reply: Message):
+def test_calls_interleaved_with_answers_are_one_reply_with_the_clients_ids(reply: Message):
     tree = Tree(RENDERER)
     record(tree, START, reply)
     first, *others = renumbered(reply).tool_calls
@@ -224,7 +224,7 @@ def test_calls_that_stand_each_before_its_answer_are_one_reply_under_other_ids_t
     assert [s.parent for s in tree.segments] == [None, 0, 1, 2, 3, 4], "one branch"
 
 
-def test_calls_of_an_expert_that_stand_each_before_its_answer_are_one_reply_under_other_ids_too():
+def test_an_experts_calls_interleaved_with_answers_are_one_reply_with_the_clients_ids():
     tree, reply = TextTree("expert"), calls("1", "2", "3", content="So:")
     tree.answer(tree.ask(tree.plan(START, TOOLS)), reply, NO_EVIDENCE, None)
     first, *others = renumbered(reply).tool_calls
@@ -236,7 +236,7 @@ def test_calls_of_an_expert_that_stand_each_before_its_answer_are_one_reply_unde
     assert [s.message.role for s in tree.segments] == ["system", "user", "assistant", "tool", "tool", "tool"]
 
 
-def test_calls_that_were_sampled_one_by_one_are_no_parts_of_a_reply_that_had_them_at_once():
+def test_calls_of_separate_replies_are_not_parts_of_an_equal_single_reply():
     tree, (first, second) = Tree(RENDERER), (calls("1"), replace(calls("2"), tool_calls=calls("1", "2").tool_calls[1:]))
     record(tree, START, calls("1", "2"))
     record(tree, START, first)
@@ -247,7 +247,7 @@ def test_calls_that_were_sampled_one_by_one_are_no_parts_of_a_reply_that_had_the
     assert tree.plan(again, TOOLS).parent == 1, "nothing else is known of it: the reply that had both"
 
 
-def test_two_replies_to_which_a_format_gave_one_id_stay_two():
+def test_two_replies_with_the_formats_same_call_id_stay_separate():
     """Formats that write ids themselves begin to count anew."""
     tree = Tree(RENDERER)
     first, second = (replace(calls(c), tool_calls=(replace(calls(c).tool_calls[0], id="f:0"),)) for c in "12")
@@ -264,7 +264,7 @@ def test_two_replies_to_which_a_format_gave_one_id_stay_two():
         pytest.param([TOOL, replace(SEARCH, parameters=dict(reversed(SEARCH.parameters.items())))], id="order of keys"),
     ],
 )
-def test_tools_in_another_order_are_the_same_and_the_prompt_keeps_the_first(sent: list[ToolSpec]):
+def test_reordered_tools_are_equal_and_the_prompt_keeps_the_first_order(sent: list[ToolSpec]):
     tree = Tree(RENDERER)
     record(tree, START, say("Yes."))
     assert leaves(tree, [*START, say("Yes."), user("So?")], tuple(sent)) is None
@@ -272,7 +272,7 @@ def test_tools_in_another_order_are_the_same_and_the_prompt_keeps_the_first(sent
     assert tree.segments[0].tokens == RENDERER.render(START, TOOLS).tokens
 
 
-def test_a_call_of_a_tool_that_an_answer_loaded_is_a_call_and_loading_it_no_fork():
+def test_loading_a_tool_is_no_fork_and_the_tool_can_be_called():
     """The prompt has such a tool in the text of an answer; the list of tools stays."""
     session = Recorder(ScriptedEngine(lambda request: reply_tokens(RENDERER, calls("1", "2"), TOOLS)), RENDERER).open(
         toy_task(limits=Limits(max_turns=9, max_tool_calls=99, max_tokens=9999)), rollout_id="r", seed=1
@@ -292,7 +292,7 @@ def test_a_call_of_a_tool_that_an_answer_loaded_is_a_call_and_loading_it_no_fork
     assert [s.parent for s in session.segments] == [None, 0, 1, 2]
 
 
-def test_of_equal_replies_the_named_one_goes_on_else_the_last_that_was_delivered():
+def test_of_equal_replies_the_named_or_else_the_last_delivered_one_continues():
     tree = Tree(RENDERER)
     places = [record(tree, START, say("Yes.")) for _ in range(3)]
     assert len(set(places)) == 3
@@ -305,7 +305,7 @@ def test_of_equal_replies_the_named_one_goes_on_else_the_last_that_was_delivered
     assert tree.deliver(f"r#{places[2]}", False) is not None and goes_on_at() == places[1]
 
 
-def test_of_equal_calls_the_ids_decide_and_of_equal_agents_the_name():
+def test_call_ids_and_agents_distinguish_equal_replies():
     tree = Tree(RENDERER)
     twins = [replace(calls("1"), tool_calls=(replace(calls("1").tool_calls[0], id=f"call_{n}_0"),)) for n in range(3)]
     places = [record(tree, START, twin, evidence=Evidence(agent=f"agent {n}")) for n, twin in enumerate(twins)]
@@ -317,7 +317,7 @@ def test_of_equal_calls_the_ids_decide_and_of_equal_agents_the_name():
         assert tree.plan(sent, TOOLS, Evidence(agent=f"agent {number}")).parent == place
 
 
-def test_a_thought_that_is_sent_back_tells_equal_replies_apart():
+def test_thoughts_distinguish_equal_replies():
     tree = Tree(RENDERER)
     places = [record(tree, START, say("Yes.", reasoning=thought)) for thought in ("One.", "Two.")]
     for thought, place in (("One.", places[0]), ("Two.", places[1]), (None, places[1]), ("", places[1])):
@@ -357,7 +357,7 @@ TALK = [*START, say("One."), user("Two?"), say("Three."), user("Four?"), say("Fi
         ),
     ],
 )
-def test_a_fork_names_its_reason_and_the_first_bytes_that_differ(messages, tools, evidence, expected):
+def test_a_fork_has_its_reason_and_the_first_difference(messages, tools, evidence, expected):
     tree = Tree(RENDERER)
     for end in (2, 4, 6):
         record(tree, TALK[:end], TALK[end])
@@ -369,7 +369,7 @@ def test_a_fork_names_its_reason_and_the_first_bytes_that_differ(messages, tools
     assert fork.agent == evidence.get("agent", "") and fork.before != fork.after
 
 
-def test_a_second_continuation_says_how_it_differs_from_the_first():
+def test_a_second_continuation_has_the_difference_to_the_first():
     tree = Tree(RENDERER)
     record(tree, START, calls("1"))
     assert leaves(tree, [*START, calls("1"), answer("one")]) is None
@@ -380,7 +380,7 @@ def test_a_second_continuation_says_how_it_differs_from_the_first():
     )
 
 
-def test_a_sub_agent_and_a_summary_are_linked_by_what_they_quote():
+def test_sub_agents_and_summaries_are_linked_by_quotes():
     tree = Tree(RENDERER)
     prompt, found, summary = "Look for the cause of it.", "The cause is in line 12.", "We looked, and it is line 12."
     task = calls(prompt)
@@ -404,7 +404,7 @@ def test_a_sub_agent_and_a_summary_are_linked_by_what_they_quote():
     assert order.following == (3, 2, 3, 4, 5, None) and order.beside[0] == (1,), "credit follows these links"
 
 
-def test_a_client_that_writes_its_calls_anew_is_the_same_agent_and_its_last_reply_is_the_answer():
+def test_a_client_that_rewrites_calls_stays_the_same_agent():
     """smolagents does: each call is told as text, which quotes it as the task of a sub-agent would be."""
     tree, told = Tree(RENDERER), list(START)
     for command in ("echo 42 > answer.txt", "cat answer.txt && ls", "rm -r build/ && ls"):
@@ -426,7 +426,7 @@ def test_short_texts_are_no_quotes():
 
 
 @pytest.mark.parametrize("name", ["qwen3", "template"])
-def test_earlier_thoughts_stay_unless_the_template_is_to_be_followed(name: str):
+def test_earlier_thoughts_stay_unless_the_template_drops_them(name: str):
     first, more = say("Then.", reasoning="Hm, let me see."), [answer("1"), user("<reminder>Go on.</reminder>")]
     for thoughts in ("kept", "template"):
         renderer = toy_renderer(name=name, thinking=True, thoughts=thoughts)
@@ -447,7 +447,7 @@ def test_earlier_thoughts_stay_unless_the_template_is_to_be_followed(name: str):
         assert [s.fork and s.fork.reason for s in roots[1:]] == ([] if thoughts == "kept" else ["template"] * 2)
 
 
-def test_a_summary_that_its_client_quotes_without_its_tags_is_a_compaction_with_later_messages_kept():
+def test_a_summary_quoted_without_tags_before_kept_messages_is_a_compaction():
     """claude-code asks for it in the place of the last turn, and retains that turn behind what it quotes."""
     tree = Tree(RENDERER)
     record(tree, START, calls("1"))
@@ -462,7 +462,7 @@ def test_a_summary_that_its_client_quotes_without_its_tags_is_a_compaction_with_
     assert request.fork is None or request.fork.reason == "compaction"
 
 
-def test_a_thought_that_a_client_adds_is_what_a_branch_is_told_of():
+def test_an_added_thought_begins_a_branch_with_that_difference():
     tree = Tree(RENDERER)
     record(tree, START, say("Yes."))
     record(tree, [*START, say("Yes."), user("Go on.")], say("Done."))

@@ -81,7 +81,7 @@ def script(thinking: bool) -> Any:
 
 
 @pytest.mark.parametrize(("name", "thinking"), SETTINGS)
-def test_its_prompts_are_as_long_as_those_of_the_policy_that_says_the_same(name: str, thinking: bool) -> None:
+def test_prompts_are_as_long_as_the_policys(name: str, thinking: bool) -> None:
     """Each turn: the ids that a session of the policy has, and those that sft is shown."""
     renderer, said = toy_renderer(name=name, thinking=thinking, thoughts="kept"), script(thinking)
     texts: list[Message] = []
@@ -104,7 +104,7 @@ def test_its_prompts_are_as_long_as_those_of_the_policy_that_says_the_same(name:
         assert len(shown.tokens) in [prompt + reply for prompt, reply in counted]
 
 
-def test_a_prompt_that_is_too_long_is_refused_and_leaves_nothing() -> None:
+def test_a_prompt_that_is_too_long_is_refused_and_not_recorded() -> None:
     """What a client makes of it, a shorter prompt, is answered, and the limit forgotten."""
     renderer = toy_renderer(thoughts="kept")
     session = opened(lambda request: say("Blue."), imitator(renderer, 700))
@@ -130,7 +130,7 @@ def test_a_prompt_that_is_too_long_is_refused_and_leaves_nothing() -> None:
     assert session.bytes_of(renderer.stop_ids[0]) == renderer.bytes_of(renderer.stop_ids[0])
 
 
-def test_a_reply_for_which_the_prompt_leaves_no_room_is_no_turn() -> None:
+def test_a_reply_without_room_is_no_turn() -> None:
     """The policy would be cut short there. Its client makes the prompt shorter, as if that were too long."""
     renderer = toy_renderer(thoughts="kept")
     room = len(renderer.render(START, TOOLS).tokens) + len(reply_tokens(renderer, say("Blue."), TOOLS))
@@ -148,7 +148,7 @@ def test_a_reply_for_which_the_prompt_leaves_no_room_is_no_turn() -> None:
         assert session.transcripts() == ()
 
 
-def test_the_latest_request_decides_what_a_session_ended_by() -> None:
+def test_the_latest_request_decides_how_a_session_ended() -> None:
     """But no title does, nor one that was refused."""
     limit, refused = LimitReached("max_tokens", "cut short"), BadInput("tools: expected none")
     replies = iter([limit, say("Blue."), limit, say("A title"), refused])
@@ -175,7 +175,7 @@ def test_the_latest_request_decides_what_a_session_ended_by() -> None:
     ],
     ids=["in numbers", "counted here", "not counted"],
 )
-def test_a_prompt_that_is_too_long_for_who_answers_is_too_long(
+def test_a_prompt_that_is_too_long_for_the_server_is_a_limit(
     error: PromptTooLong, counts: bool, said: tuple[int, int] | None
 ) -> None:
     replies = iter([error, say("Blue.")])
@@ -208,7 +208,7 @@ def test_a_failure_is_no_turn(error: Exception) -> None:
     assert session.trajectory(Outcome(kind="completed", reason="answered")).usage.turns == 1
 
 
-def test_calls_to_which_a_script_gives_one_id_are_told_apart() -> None:
+def test_repeated_call_ids_of_a_script_become_unique() -> None:
     """Programs know answers by the ids of their calls."""
     double = Message(role="assistant", tool_calls=(*call("a").tool_calls, *call("b").tool_calls))
     session = opened(lambda request: double, None)
@@ -258,7 +258,7 @@ def test_a_late_turn_renders_no_more_than_an_early_one() -> None:
     assert set(rendered[1:]) == {4}, "what is new, and the reply behind a question"
 
 
-def test_a_reply_that_the_format_cannot_say_is_counted_as_its_template_writes_it() -> None:
+def test_a_reply_that_the_format_cannot_express_is_counted_as_rendered() -> None:
     """A teacher thinks where the policy does not: its traces are left out later, and the rollout goes on."""
     renderer = toy_renderer(name="template", thinking=False)
     thinks = replace(say("Blue."), reasoning="They swim in it.")

@@ -30,7 +30,7 @@ def whole() -> list[Message]:
 
 @pytest.mark.parametrize("dropped", [False, True], ids=["sent back", "left out"])
 @pytest.mark.parametrize("name", ["auto", "template"])
-def test_an_edited_system_message_leaves_earlier_thoughts_where_they_were(name: str, dropped: bool):
+def test_an_edited_system_message_keeps_earlier_thoughts(name: str, dropped: bool):
     renderer = toy_renderer(name=name, thinking=True, thoughts="kept")
     engine = ScriptedEngine(lambda request: reply_tokens(renderer, REPLIES[(len(engine.requests) - 1) % 3], TOOLS))
     session = Recorder(engine, renderer, sampling=Sampling(max_tokens=64), max_context=4096).open(
@@ -62,7 +62,7 @@ def test_an_edited_system_message_leaves_earlier_thoughts_where_they_were(name: 
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_whole_render_that_keeps_thoughts_is_what_a_session_bridges(name: str):
+def test_a_whole_render_with_thoughts_equals_the_bridged_ids(name: str):
     renderer = format_renderer(name, True, thoughts="kept")
     tokens = renderer.render(TOLD[0], TOOLS).tokens
     for reply, told in zip(REPLIES, TOLD[1:], strict=False):
@@ -73,6 +73,6 @@ def test_a_whole_render_that_keeps_thoughts_is_what_a_session_bridges(name: str)
     assert kept.tokens[: len(tokens)] == tokens and kept.sampled[len(tokens)]
 
 
-def test_a_template_that_is_followed_drops_them():
+def test_a_followed_template_drops_thoughts():
     renderer = toy_renderer(thinking=True, thoughts="template")
     assert "Then that." not in renderer.decode(renderer.render(whole(), TOOLS).tokens)

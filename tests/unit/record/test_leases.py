@@ -20,7 +20,7 @@ def virtual(main: Coroutine[Any, Any, Any]) -> tuple[Any, float]:
     return run_virtual(main)
 
 
-def test_offers_and_claims_meet_in_their_order_whoever_comes_first() -> None:
+def test_offers_and_claims_are_matched_in_order_of_arrival() -> None:
     async def main() -> list[str]:
         leases, seen = Leases(10.0), []
         with leases.offer("a", {"n": 1}), leases.offer("b", {"n": 2}), leases.offer("a", {"n": 3}):
@@ -37,7 +37,7 @@ def test_offers_and_claims_meet_in_their_order_whoever_comes_first() -> None:
     assert virtual(main()) == ([1, 3, 2, None, 4, 5, None], 5.0)
 
 
-def test_a_renewed_lease_lasts_and_one_that_is_not_runs_out_for_good() -> None:
+def test_a_lease_expires_unless_it_is_renewed() -> None:
     async def main() -> None:
         leases = Leases(10.0)
         with leases.offer("a", {}) as offer:
@@ -59,7 +59,7 @@ def test_a_renewed_lease_lasts_and_one_that_is_not_runs_out_for_good() -> None:
     assert virtual(main())[1] == 55.0
 
 
-def test_an_end_twice_is_one_and_another_end_is_refused() -> None:
+def test_a_repeated_end_counts_once_and_another_end_is_refused() -> None:
     async def main() -> None:
         leases = Leases(10.0)
         with leases.offer("a", {}) as offer:
@@ -78,7 +78,7 @@ def test_an_end_twice_is_one_and_another_end_is_refused() -> None:
     virtual(main())
 
 
-def test_a_reward_comes_with_the_end() -> None:
+def test_an_end_may_include_a_reward() -> None:
     async def main() -> bool:
         leases, rewards = Leases(10.0), OutsideRewards("rl/0/0", 5.0)
         with leases.offer("a", {}, rewards):
@@ -91,7 +91,7 @@ def test_a_reward_comes_with_the_end() -> None:
     assert virtual(main()) == (True, 0.0)
 
 
-def test_an_offer_that_is_withdrawn_and_a_claim_that_is_cancelled_are_out_of_the_way() -> None:
+def test_withdrawn_offers_and_cancelled_claims_are_skipped() -> None:
     async def main() -> None:
         leases = Leases(10.0)
         with leases.offer("a", {"n": 1}):
@@ -116,7 +116,7 @@ def test_an_offer_that_is_withdrawn_and_a_claim_that_is_cancelled_are_out_of_the
     assert virtual(main())[1] == 1.0
 
 
-def test_many_workers_never_hold_one_rollout_and_all_are_played() -> None:
+def test_many_workers_play_every_rollout_once() -> None:
     """Every third worker dies in mid-rollout; its rollout is offered again, as another attempt."""
 
     async def main() -> tuple[list[int], int]:
@@ -153,7 +153,7 @@ def test_many_workers_never_hold_one_rollout_and_all_are_played() -> None:
     assert virtual(main())[0] == (list(range(60)), 4)
 
 
-def test_a_claim_that_is_made_again_is_one_and_no_lease_runs_out_while_they_pause() -> None:
+def test_a_repeated_claim_gets_the_same_lease_and_paused_leases_do_not_expire() -> None:
     async def main() -> None:
         leases = Leases(10.0)
         gone = asyncio.create_task(leases.claim(wait_s=60.0, id="c-1"))

@@ -8,12 +8,12 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
+from unit.record.played import playback
 
 from sparring.errors import EngineError
 from sparring.generation import GenerateRequest, Sampling
 from sparring.record.order import conversation, settled, tools_of
 from sparring.record.recorder import RecordedSession, Recorder
-from sparring.record.replies import RecordedReplies
 from sparring.reply import ReplyRequest, whole_reply
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
@@ -46,10 +46,10 @@ class Delayed(ScriptedEngine):
         return await super().generate(request)
 
 
-def session(engine: ScriptedEngine, store: SqliteStore | None = None, replies=None) -> RecordedSession:
+def session(engine: ScriptedEngine, store: SqliteStore | None = None, journal=None) -> RecordedSession:
     """A session with room for many turns."""
     recorder = Recorder(engine, RENDERER, store, sampling=Sampling(max_tokens=64), max_context=20_000)
-    return recorder.open(toy_task(limits=LIMITS), rollout_id="r", seed=7, replies=replies)
+    return recorder.open(toy_task(limits=LIMITS), rollout_id="r", seed=7, journal=journal)
 
 
 async def siblings(session: RecordedSession) -> list[object]:
@@ -63,7 +63,7 @@ async def siblings(session: RecordedSession) -> list[object]:
 
 
 @pytest.mark.parametrize("delays_s", list(permutations((1.0, 2.0, 3.0, 4.0))))
-def test_segments_stand_in_the_order_of_requests_whichever_ends_first(delays_s):
+def test_segments_stand_in_the_order_of_requests(delays_s):
     one = session(Delayed(*delays_s))
     run_virtual(siblings(one))
     segments = one.segments
@@ -73,7 +73,7 @@ def test_segments_stand_in_the_order_of_requests_whichever_ends_first(delays_s):
     assert all(s.parent is None or s.parent < s.index for s in segments)
 
 
-def test_a_sibling_that_fails_takes_no_number_from_others():
+def test_a_failed_sibling_does_not_change_the_seeds_of_others():
     """Before, the next request had the id of one that was under way, and the seed of one that was answered."""
     engine = Delayed(1.0, 3.0, 0.0, 0.0, fail_on=(1,))
     one = session(engine)
@@ -116,7 +116,7 @@ def test_a_request_without_a_reply_leaves_no_gap():
 
 
 @pytest.mark.parametrize("ended", range(1, 8))
-def test_siblings_that_end_out_of_order_and_a_kill_between_leave_a_record_that_goes_on(tmp_path: Path, ended: int):
+def test_a_record_with_a_kill_between_unordered_siblings_is_resumed(tmp_path: Path, ended: int):
     """Of the turns that are durable, in the order in which they ended, any first few are what a kill leaves."""
     delays_s = {"r#1": 4.0, "r#2": 1.0, "r#4": 3.0, "r#6": 2.0}
     whole = session(Delayed(by_id=delays_s))
@@ -133,7 +133,7 @@ def test_siblings_that_end_out_of_order_and_a_kill_between_leave_a_record_that_g
     again = SqliteStore(tmp_path / "again.sqlite")
     again.append_turns([("r", rows[: sampled[ended - 1] + 1])])
     engine = Delayed(by_id=delays_s)
-    second = session(engine, again, RecordedReplies({"policy": left}))
+    second = session(engine, again, playback(left))
     run_virtual(siblings(second))
     assert len(engine.requests) == 8 - ended, "what is durable is not sampled again"
     assert second.segments == whole.segments, "bitwise what nobody killed"
@@ -141,7 +141,7 @@ def test_siblings_that_end_out_of_order_and_a_kill_between_leave_a_record_that_g
     again.close()
 
 
-def test_the_store_alone_has_the_whole_tree(tmp_path: Path):
+def test_the_store_contains_the_whole_tree(tmp_path: Path):
     store = SqliteStore(tmp_path / "store.sqlite")
     other = replace(TOOL, name="other")
     evidence = Evidence(agent="sub", parent="main", label="auxiliary", wishes={"temperature": 0.5, "betas": ["x"]})
@@ -176,7 +176,7 @@ def test_the_store_alone_has_the_whole_tree(tmp_path: Path):
     store.close()
 
 
-def test_a_reply_that_its_client_never_got_is_lost_and_the_store_says_so(tmp_path: Path):
+def test_an_undelivered_reply_is_lost_in_the_store_too(tmp_path: Path):
     store = SqliteStore(tmp_path / "store.sqlite")
     one = session(ScriptedEngine(script), store)
 
@@ -195,7 +195,7 @@ def test_a_reply_that_its_client_never_got_is_lost_and_the_store_says_so(tmp_pat
     assert states == [("lost", False), ("agent", True), ("agent", True)]
     stored = [(s.label, s.delivered) for s in settled(store.turns("r")) if s.model]
     assert stored == [("lost", False), ("agent", True), ("agent", None)], "what nobody says is delivered"
-    again = session(ScriptedEngine(script), None, RecordedReplies({"policy": settled(store.turns("r"))}))
+    again = session(ScriptedEngine(script), None, playback(settled(store.turns("r"))))
 
     async def rebuild() -> None:
         for text in "abc":
@@ -206,7 +206,7 @@ def test_a_reply_that_its_client_never_got_is_lost_and_the_store_says_so(tmp_pat
     store.close()
 
 
-def test_a_record_of_before_is_read_as_it_was_written():
+def test_an_older_record_is_read_unchanged():
     """In the order of replies, with the last told message alone."""
     reply = Segment(index=1, parent=0, source="policy", tokens=(7,))
     rows = [replace(reply, index=0, parent=None, source="prompt"), reply, replace(reply, index=2)]

@@ -92,7 +92,7 @@ def test_a_live_rollout_equals_the_demonstration():
     assert rendered.sampled == sum(((s.model is not None,) * len(s.tokens) for s in branch), ())
 
 
-def test_ids_that_no_encoder_would_write_reach_the_next_prompt():
+def test_non_canonical_ids_stay_in_the_next_prompt():
     odd = [id for letter in "answer" for id in RENDERER.tokenizer.encode(letter)]
     engine = ScriptedEngine(lambda request: odd)
     one = session(engine)
@@ -127,7 +127,7 @@ def test_turns_are_limited():
     assert reached.reason == "max_turns" and len(engine.requests) == 2
 
 
-def test_sampled_tokens_are_limited_over_the_rollout_and_cut_replies_are_kept():
+def test_sampled_tokens_of_a_rollout_are_limited_and_truncated_replies_are_kept():
     reply = reply_tokens(RENDERER, say("A long answer indeed"), TOOLS)
     engine = says(say("A long answer indeed"), say("A long answer indeed"), say("C"))
     one = session(engine, max_tokens=len(reply) + 3)
@@ -137,7 +137,7 @@ def test_sampled_tokens_are_limited_over_the_rollout_and_cut_replies_are_kept():
     assert limit(one, [user("4")]).reason == "max_tokens" and len(engine.requests) == 2
 
 
-def test_one_turn_is_limited_too():
+def test_one_turn_is_limited():
     one = session(says(say("A long answer indeed")), turn=4)
     assert limit(one, [user("1")]).reason == "max_tokens"
     assert len(one.segments[-1].tokens) == 4 and one.segments[-1].message is not None
@@ -159,7 +159,7 @@ def test_the_context_is_limited_before_and_while_sampling():
         Recorder(says(), RENDERER, max_context=1)
 
 
-def test_asking_again_draws_other_numbers_and_a_retry_draws_the_same():
+def test_a_repeated_request_draws_other_numbers_and_a_retry_draws_the_same():
     asked = ScriptedEngine(replies(["A"], RENDERER.tokenizer.encode))
     failing = ScriptedEngine(replies(["A"], RENDERER.tokenizer.encode), fail_on=[1])
 
@@ -189,7 +189,7 @@ def test_roles_have_their_own_record_and_their_own_numbers():
     assert len({request.sampling.seed for request in engine.requests}) == 2
 
 
-def test_a_full_disk_is_heard_of_and_foreign_errors_are_typed():
+def test_a_full_disk_is_reported_and_foreign_errors_are_typed():
     with pytest.raises(StoreError, match="disk full"):
         run_virtual(session(says(say("A")), TurnList(full_after=0)).complete([user("Hi")]))
     with pytest.raises(EngineError, match="StopIteration|RuntimeError"):
@@ -199,7 +199,7 @@ def test_a_full_disk_is_heard_of_and_foreign_errors_are_typed():
         run_virtual(silent.open(toy_task(), rollout_id="r", seed=0).complete([user("Hi")]))
 
 
-def test_cache_is_kept_along_a_line_and_released_at_the_end():
+def test_the_cache_is_kept_along_a_lane_and_released_at_the_end():
     engine = says(call("1"), say("A"), say("B"))
     one = session(engine)
 
@@ -217,7 +217,7 @@ def test_cache_is_kept_along_a_line_and_released_at_the_end():
     assert engine.held == {}
 
 
-def test_calls_at_once_share_the_budget():
+def test_concurrent_requests_share_the_budget():
     """One that others leave too little waits: none is cut by what another might have used and did not."""
     engine = ScriptedEngine(replies(["A"], RENDERER.tokenizer.encode), latency_s=1.0)
     one = session(engine, max_tokens=520)
@@ -233,7 +233,7 @@ def test_calls_at_once_share_the_budget():
     assert [s.message.content for s in one.segments if not s.model] == ["0", "1", "2", "3"]
 
 
-def test_a_budget_that_is_used_up_ends_all_that_wait():
+def test_an_exhausted_budget_ends_all_waiting_requests():
     engine = ScriptedEngine(replies(["A long answer, of many tokens"], RENDERER.tokenizer.encode), latency_s=1.0)
     one = session(engine, max_tokens=8, turn=8)
 
@@ -245,7 +245,7 @@ def test_a_budget_that_is_used_up_ends_all_that_wait():
     assert len(engine.requests) == 1 and one.usage.sampled_tokens == 8 and len(one.segments) == 2
 
 
-def test_a_turn_that_failed_is_left_to_one_that_waits():
+def test_the_grant_of_a_failed_turn_goes_to_a_waiting_request():
     engine = ScriptedEngine(replies(["A"], RENDERER.tokenizer.encode), latency_s=1.0, fail_on=(1,))
     one = session(engine, max_turns=1)
 
@@ -261,7 +261,7 @@ def test_a_turn_that_failed_is_left_to_one_that_waits():
     assert len({request.id for request in engine.requests}) == 2
 
 
-def test_a_client_adds_stop_strings_to_those_of_the_run():
+def test_a_client_adds_stop_strings_to_the_runs():
     engine = says(say("One, two, three, four."), say("One, two, three, four."))
     recorder = Recorder(engine, RENDERER, sampling=Sampling(max_tokens=64, stop_strings=("three",)))
     session = recorder.open(toy_task(), rollout_id="r", seed=7)

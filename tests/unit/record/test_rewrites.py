@@ -333,7 +333,7 @@ def run(program: list[tuple[str, int]]) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(PROGRAMS)
-def test_a_branch_is_what_the_engine_saw_whatever_clients_do(program):
+def test_a_branch_is_the_engines_ids_for_any_client(program):
     run(program)
 
 
@@ -344,7 +344,7 @@ EQUAL_BUT_FOR_TOOLS = [("agent", 0), ("agent", 0), ("tools", 1), ("ask", 20), ("
 @settings(max_examples=60, deadline=None)
 @given(PROGRAMS)
 @example(EQUAL_BUT_FOR_TOOLS)
-def test_the_store_alone_has_the_whole_tree_whatever_clients_do(program):
+def test_the_store_contains_the_whole_tree_for_any_client(program):
     async def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             store = SqliteStore(Path(folder) / "store.sqlite")
@@ -372,5 +372,5 @@ def test_the_store_alone_has_the_whole_tree_whatever_clients_do(program):
 @pytest.mark.slow
 @settings(max_examples=20_000, deadline=None)
 @given(PROGRAMS)
-def test_twenty_thousand_times(program):
+def test_rewrites_of_twenty_thousand_clients(program):
     run(program)

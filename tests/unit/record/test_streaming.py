@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from unit.record.played import playback
 
 from sparring.errors import EngineError
 from sparring.generation import Completion, Delta, GenerateRequest
 from sparring.record.recorder import RecordedSession, Recorder
-from sparring.record.replies import RecordedReplies
 from sparring.render.demonstrate import reply_tokens
 from sparring.reply import ReplyHead, ReplyRequest, SampledReply, whole_reply
+from sparring.rollout.journal import Playback
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ADD, toy_renderer, toy_task
@@ -50,10 +51,10 @@ class Stepping(ScriptedEngine):
 
 
 def session_of(
-    engine: Any, store: SqliteStore | None = None, replies: RecordedReplies | None = None
+    engine: Any, store: SqliteStore | None = None, journal: Playback | None = None
 ) -> RecordedSession:
     recorder = Recorder(engine, RENDERER, store)
-    return recorder.open(toy_task(), rollout_id="r", seed=7, limits=LIMITS, replies=replies)
+    return recorder.open(toy_task(), rollout_id="r", seed=7, limits=LIMITS, journal=journal)
 
 
 def shown(parts: Sequence[Any]) -> Message:
@@ -65,7 +66,7 @@ def shown(parts: Sequence[Any]) -> Message:
     return Message(role="assistant", content=texts["text"], reasoning=texts["reasoning"] or None, tool_calls=calls)
 
 
-def test_pieces_are_the_reply_that_is_returned_whole() -> None:
+def test_pieces_add_up_to_the_whole_reply() -> None:
     async def main() -> None:
         sessions = [session_of(ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,)))) for _ in range(2)]
         whole = await whole_reply(sessions[0].reply(ReplyRequest([USER], (ADD,))))
@@ -78,7 +79,7 @@ def test_pieces_are_the_reply_that_is_returned_whole() -> None:
     asyncio.run(main())
 
 
-def test_the_end_comes_when_the_turn_is_durable(tmp_path: Path) -> None:
+def test_the_end_is_yielded_when_the_turn_is_durable(tmp_path: Path) -> None:
     async def main() -> None:
         store = SqliteStore(tmp_path / "store.sqlite")
         session = session_of(ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,))), store)
@@ -116,7 +117,7 @@ async def begun(stream: AsyncIterator[Any], engine: Stepping, steps: int) -> lis
     return parts
 
 
-def test_what_was_sampled_before_the_consumer_left_is_kept_as_lost(tmp_path: Path) -> None:
+def test_tokens_sampled_before_the_consumer_left_are_kept_as_lost(tmp_path: Path) -> None:
     async def main() -> None:
         store, engine = SqliteStore(tmp_path / "store.sqlite"), Stepping()
         session = session_of(engine, store)
@@ -163,7 +164,7 @@ def test_a_consumer_that_is_cancelled_drops_the_turn() -> None:
     asyncio.run(main())
 
 
-def test_an_engine_that_gives_up_leaves_what_it_sampled_and_a_rebuilt_rollout_goes_on_behind_it(tmp_path: Path) -> None:
+def test_tokens_of_a_given_up_reply_are_kept_and_a_rebuilt_rollout_continues_after_it(tmp_path: Path) -> None:
     async def main() -> None:
         store, engine = SqliteStore(tmp_path / "store.sqlite"), Stepping()
         session = session_of(engine, store)
@@ -176,7 +177,7 @@ def test_an_engine_that_gives_up_leaves_what_it_sampled_and_a_rebuilt_rollout_go
         recorded = store.turns("r")
         assert recorded[-1].finish_reason == "abort" and recorded[-1].label == "lost"
 
-        replies = RecordedReplies({"policy": recorded})
+        replies = playback(recorded)
         plain = ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,)))
         rebuilt = session_of(plain, store, replies)
         reply = await whole_reply(rebuilt.reply(ReplyRequest([USER], (ADD,))))
@@ -194,7 +195,7 @@ def test_a_recorded_reply_is_shown_whole(tmp_path: Path) -> None:
         engine = ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,)))
         session = session_of(engine)
         whole = await whole_reply(session.reply(ReplyRequest([USER], (ADD,))))
-        replies = RecordedReplies({"policy": session.segments})
+        replies = playback(session.segments)
         parts = [
             part async for part in session_of(engine, None, replies).reply(ReplyRequest([USER], (ADD,), in_pieces=True))
         ]

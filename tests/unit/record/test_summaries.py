@@ -52,7 +52,7 @@ ACTS = [say("I walk to the north door."), say("I open the north door now."), say
 SEEN = [user(f"Observation {n}: you see a long corridor.") for n in range(3)]
 
 
-def test_an_edited_history_is_an_edit_whatever_of_it_was_said_here() -> None:
+def test_an_edited_history_is_an_edit_even_if_it_quotes_replies() -> None:
     told = user("Do the task, please. <reminder>one</reminder>")
     forty_two = say("The answer is forty-two.")
     edited = [user("Do the task, please."), forty_two, user("Go on.")]
@@ -71,7 +71,7 @@ def test_an_edited_history_is_an_edit_whatever_of_it_was_said_here() -> None:
 
 @pytest.mark.parametrize("judge", [[], [SYSTEM], [system("You judge.")]], ids=["none", "the same", "its own"])
 @pytest.mark.parametrize("tools", [(), (TOOL,)], ids=["no tools", "tools"])
-def test_a_judge_who_quotes_a_reply_does_not_go_on_from_it(judge: list[Message], tools: tuple[ToolSpec, ...]) -> None:
+def test_a_judge_that_quotes_a_reply_is_no_compaction(judge: list[Message], tools: tuple[ToolSpec, ...]) -> None:
     question = [SYSTEM, TASK]
     asks = [*judge, user(f"One said: {ACTS[0].content} The other: {ACTS[1].content} Which is better?")]
     found = reasons((question, ACTS[0]), (question, ACTS[1]), (asks, say("The first.")), tools=tools)
@@ -79,7 +79,7 @@ def test_a_judge_who_quotes_a_reply_does_not_go_on_from_it(judge: list[Message],
 
 
 @pytest.mark.parametrize("own", [[], [SYSTEM]], ids=["no system message", "one for both"])
-def test_a_critic_of_each_act_moves_no_act_of_a_text_agent(own: list[Message]) -> None:
+def test_a_critic_of_each_turn_is_no_compaction_of_a_text_agent(own: list[Message]) -> None:
     turns: list[Turn] = []
     history = [*own, TASK]
     for act, seen in zip(ACTS, SEEN, strict=True):
@@ -116,14 +116,14 @@ ELSEWHERE = [system("You sum up conversations."), user("[user] ... [assistant] .
         pytest.param([user(f"Events: {WORK[3].content}")], [SYSTEM, TASK, RESUMED, *WORK[4:]], id="openhands"),
     ],
 )
-def test_what_clients_do_when_their_context_is_full_is_a_compaction(
+def test_compactions_of_known_clients_are_recognised(
     asks: list[Message], goes_on: list[Message]
 ) -> None:
     found = reasons(*GROWN, (asks, say(f"<summary>{SUMMARY}</summary>")), (goes_on, runs("4")), tools=(TOOL,))
     assert found[-1] == "compaction" and found[-2].endswith("compaction")
 
 
-def test_of_an_agent_without_tools_another_agents_summary_or_what_its_client_says_is_one() -> None:
+def test_an_agent_without_tools_needs_another_agents_summary_or_the_clients_label() -> None:
     talk = [SYSTEM, TASK, ACTS[0], SEEN[0], ACTS[1], SEEN[1]]
     grown = [(talk[:2], talk[2]), (talk[:4], talk[4]), (talk, ACTS[2])]
     condensed = (ELSEWHERE, say(SUMMARY)), ([SYSTEM, TASK, RESUMED, SEEN[2]], say("Done."))
@@ -134,7 +134,7 @@ def test_of_an_agent_without_tools_another_agents_summary_or_what_its_client_say
     assert reasons(*grown, asks, resumed, label=Evidence(label="compaction"))[-1] == "compaction"
 
 
-def test_a_group_of_agents_who_quote_each_other_sums_nothing_up() -> None:
+def test_agents_that_quote_each_other_are_no_compaction() -> None:
     """A selector is told everything anew each time, its agents what the others said."""
     turns: list[Turn] = []
     for number, act in enumerate(ACTS):

@@ -15,15 +15,15 @@ from sparring.record.tool_names import stands_for, tool_meant
         *((name, None) for name in ("badd", "ad", "world_addition", "Add", "", None)),
     ],
 )
-def test_a_name_stands_for_the_longest_tool_that_it_ends_with(sampled: str | None, tool: str | None) -> None:
+def test_a_name_means_the_longest_tool_that_it_ends_with(sampled: str | None, tool: str | None) -> None:
     assert tool_meant(sampled, ("add", "quick_add")) == tool
 
 
-def test_the_very_name_goes_before_one_that_clients_write_in_the_same_way() -> None:
+def test_an_equal_name_has_precedence_over_a_spelling() -> None:
     assert tool_meant("wörld", ("w_rld", "wörld", "wärld")) == "wörld"
     assert tool_meant("mcp__x__w_rld", ("wörld",)) == "wörld" and not stands_for("mcp__x__world", "wörld")
 
 
 @pytest.mark.parametrize("name", ["", "add", "mcp__world__add", "_"])
-def test_a_tool_without_a_name_is_meant_by_none(name: str) -> None:
+def test_no_name_means_an_unnamed_tool(name: str) -> None:
     assert stands_for(name, "") == (name == "")

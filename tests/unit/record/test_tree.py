@@ -53,7 +53,7 @@ def test_a_conversation_that_grows_is_one_branch():
     assert t.segments[2].message == answer("1")
 
 
-def test_the_same_message_in_another_form_is_no_edit():
+def test_the_same_message_in_another_form_is_not_an_edit():
     t = tree()
     mine = Message(
         role="assistant", tool_calls=(ToolCall(id="call_0", name="python", arguments={"code": "1", "n": 1}),)
@@ -86,7 +86,7 @@ def test_an_edited_history_begins_a_new_branch(edited):
     assert t.segments[2].source == ("harness" if edited[1].role == "assistant" else "prompt")
 
 
-def test_a_reply_that_we_did_not_say_is_never_recorded_as_sampled():
+def test_a_reply_of_the_client_is_never_recorded_as_sampled():
     t = tree()
     ask(t, [user("Hi")], say("Hello."))
     foreign = [user("Hi"), say("Hello."), user("And?"), say("Somebody else's."), user("So?")]
@@ -95,7 +95,7 @@ def test_a_reply_that_we_did_not_say_is_never_recorded_as_sampled():
     assert "Somebody" not in toy_renderer().decode(sampled)
 
 
-def test_two_continuations_fork_where_they_part():
+def test_two_continuations_fork_at_their_difference():
     t = tree()
     ask(t, [user("Hi")], call("1"))
     assert ask(t, [user("Hi"), call("1"), answer("1")], say("One.")) == [0, 1, 2, 3]
@@ -103,7 +103,7 @@ def test_two_continuations_fork_where_they_part():
     assert ask(t, [user("Hi"), call("1"), answer("2")], say("2.")) == [0, 1, 4, 6], "what was told is stored once"
 
 
-def test_other_tools_are_another_conversation():
+def test_other_tools_begin_another_conversation():
     t = tree()
     ask(t, [user("Hi")], say("Hello."))
     other = (dataclasses.replace(TOOL, description="Another."),)
@@ -117,7 +117,7 @@ def test_a_template_that_rewrites_history_gets_a_new_branch():
     assert "One" not in t.renderer.decode(t.segments[2].tokens)
 
 
-def test_lines_of_turns_that_extend_each_other_share_a_lane():
+def test_turns_that_extend_each_other_share_a_lane():
     t = tree()
     first = t.plan([user("Hi")], TOOLS)
     ask(t, [user("Hi")], call("1"))
@@ -126,7 +126,7 @@ def test_lines_of_turns_that_extend_each_other_share_a_lane():
     assert len({first.lane, second.lane, fork.lane}) == 3
 
 
-def test_a_request_without_a_question_is_an_error():
+def test_a_request_without_a_message_is_an_error():
     with pytest.raises(ValueError, match="must have a message"):
         tree().plan([], ())
 
@@ -189,7 +189,7 @@ def long_session(turns: int, branches: int = 1) -> tuple[Tree, list[Message]]:
 
 
 @pytest.mark.parametrize("branches", [1, 16])
-def test_the_record_takes_memory_in_proportion_to_its_ids(branches):
+def test_the_memory_of_a_record_is_proportional_to_its_ids(branches):
     a_token = []
     for turns in (8, 128):
         t, _ = long_session(turns, branches)
@@ -205,7 +205,7 @@ def test_a_late_turn_reads_no_more_than_an_early_one(branches):
         assert max(reply.tool_calls[0].arguments.times for reply in replies) == 1
 
 
-def test_a_prompt_is_all_that_was_told_and_said():
+def test_a_prompt_is_all_messages_and_replies():
     t, replies = long_session(3)
     conversation = [user("1000")]
     for turn, reply in enumerate(replies):
@@ -215,7 +215,7 @@ def test_a_prompt_is_all_that_was_told_and_said():
         assert planned.length == len(t.prompt(planned)) and planned.source == "tool"
 
 
-def test_messages_that_come_as_other_objects_continue_the_same_line():
+def test_equal_messages_in_other_objects_continue_the_same_lane():
     t = tree()
     first = [user("Hi"), call("1")]
     ask(t, first[:1], first[1])
@@ -227,7 +227,7 @@ def test_messages_that_come_as_other_objects_continue_the_same_line():
     assert ask(t, [*same, say("One."), user("So?")], say("Yes.")) == [0, 1, 2, 3, 4, 5]
 
 
-def test_values_that_only_compare_equal_are_other_arguments():
+def test_values_of_different_types_are_different_arguments():
     t = tree()
     first = call("1")
     one, true = (
@@ -240,7 +240,7 @@ def test_values_that_only_compare_equal_are_other_arguments():
 
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", ["qwen3", "template"])
-def test_a_bridge_needs_the_end_of_a_prompt_alone(name, thinking):
+def test_a_bridge_only_needs_the_end_of_a_prompt(name, thinking):
     renderer = toy_renderer(name=name, thinking=thinking)
     prompt = renderer.render([user("Hi"), call("1"), answer("1")], TOOLS).tokens
     turn = renderer.render([user("Hi"), call("1")], TOOLS, generation=False).tokens
@@ -250,7 +250,7 @@ def test_a_bridge_needs_the_end_of_a_prompt_alone(name, thinking):
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
-def test_an_early_edit_is_seen_behind_the_very_reply_that_was_given(kind):
+def test_an_early_edit_before_an_unchanged_reply_is_noticed(kind):
     t = tree()
     talk = [user("Hi"), call("1"), answer("1"), say("One.")]
     ask(t, kind(talk[:1]), talk[1])

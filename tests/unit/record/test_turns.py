@@ -52,7 +52,7 @@ class CountedStore(SqliteStore):
         super().append_turns(turns, entries)
 
 
-def test_turns_of_one_tick_are_one_commit_and_all_there(tmp_path: Path) -> None:
+def test_turns_of_one_tick_are_one_commit(tmp_path: Path) -> None:
     store = CountedStore(tmp_path / "store.sqlite")
     queue = TurnQueue(store)
 
@@ -87,7 +87,7 @@ def test_entries_of_the_log_share_the_commit_of_the_turns(tmp_path: Path) -> Non
     store.close()
 
 
-def test_a_turn_that_cannot_be_written_harms_no_other(tmp_path: Path) -> None:
+def test_a_turn_that_cannot_be_written_does_not_affect_others(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.sqlite")
     queue = TurnQueue(store)
 
@@ -103,7 +103,7 @@ def test_a_turn_that_cannot_be_written_harms_no_other(tmp_path: Path) -> None:
     store.close()
 
 
-def test_whoever_is_cancelled_while_it_waits_is_written_and_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_cancelled_caller_is_written_and_delays_nobody(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.sqlite")
     queue = TurnQueue(store)
 
@@ -120,7 +120,7 @@ def test_whoever_is_cancelled_while_it_waits_is_written_and_holds_up_nobody(tmp_
     store.close()
 
 
-def test_a_kill_before_the_commit_loses_only_what_nobody_counted(tmp_path: Path) -> None:
+def test_a_kill_before_the_commit_loses_only_unacknowledged_turns(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     command = [sys.executable, "-c", KILLED, str(path), str(Path(__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True)

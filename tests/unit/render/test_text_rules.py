@@ -15,7 +15,7 @@ from sparring.errors import BadInput, EngineError
 from sparring.generation import Constraint, GenerateRequest, Sampling
 from sparring.model.load import load
 from sparring.record.recorder import Recorder
-from sparring.rollout.replay import replay
+from sparring.rollout.resample import resample, turns_of
 from sparring.store.codec import decode, encode
 from sparring.testing.tiny_models import tiny_model
 from sparring.testing.toy import toy_renderer, toy_task
@@ -48,7 +48,8 @@ def told(path: Path, sampling: Sampling, constraints: tuple[Constraint | None, .
         rollout = Rollout(id="r", task=toy_task(0), index=0, attempt=0, purpose="train", trajectories=(trajectory,))
         again = NativeEngine(load(path), EngineConfig(), threads=1)
         try:
-            report = await replay(decode(encode(rollout), Rollout), again, toy_renderer())
+            turns = turns_of([decode(encode(rollout), Rollout)], "policy")
+            report = await resample(turns, again, toy_renderer())
         finally:
             await again.close()
         assert report.identical, report.difference

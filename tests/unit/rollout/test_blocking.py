@@ -14,7 +14,7 @@ from fates import FatedBoxes, Fates, make_stack
 from sparring.envs.base import Env, tool
 from sparring.envs.threads import LoopThreads
 from sparring.protocols import Sandbox
-from sparring.rollout.attempt_log import AttemptLog
+from sparring.rollout.journal import Journals
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
@@ -141,10 +141,10 @@ def test_an_environment_that_blocks_costs_its_rollout_alone(kind: type[Adds]) ->
         World(kind),
         FatedBoxes(Fates()),
         stack.recorder,
-        stack.runner._harness,
+        stack.runner.harness,
         stack.config,
         executors=threads.executor,
-        log=AttemptLog(recorded=recorded),
+        log=Journals(recorded=recorded),
     )
     source = ToyWorld().tasks("train", 0)
     scheduler = Scheduler(runner, source, Window(2, 0, 1), run_seed=5, engine_version=lambda: 0)
@@ -186,7 +186,7 @@ def test_an_environment_keeps_one_thread_from_its_making_to_its_closing() -> Non
 
     stack = make_stack(engine=quick_engine())
     executors = LoopThreads().executor
-    harness = stack.runner._harness
+    harness = stack.runner.harness
     runner = RolloutRunner(
         World(Bound), FatedBoxes(Fates()), stack.recorder, harness, stack.config, executors=executors
     )

@@ -143,7 +143,7 @@ class SpoiltBoxes(FatedBoxes):
 def test_a_box_that_does_not_close_changes_no_outcome(error: BaseException) -> None:
     stack = make_stack()
     boxes = SpoiltBoxes(stack.fates, error)
-    runner = RolloutRunner(ToyWorld(), boxes, stack.recorder, stack.runner._harness, stack.config)
+    runner = RolloutRunner(ToyWorld(), boxes, stack.recorder, stack.runner.harness, stack.config)
     task = replace(toy_task(), box=BoxSpec())
     done = run_virtual(runner.run(task, rollout_id="rl/0/0", index=0, seed=1))[0]
     assert done.score is not None and done.score.reward == 1.0

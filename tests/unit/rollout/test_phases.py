@@ -14,7 +14,7 @@ from fates import EmptyBox, FatedBoxes, FatedWorld, Fates, Stack, make_stack
 from sparring.errors import SparringError
 from sparring.harness.load import CallableHarness
 from sparring.protocols import Episode, Sandbox
-from sparring.rollout.attempt_log import AttemptLog
+from sparring.rollout.journal import Journals
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
@@ -44,7 +44,7 @@ def with_harness(stack: Stack, harness: Any, world: ToyWorld | None = None) -> t
 
     world = world or FatedWorld(stack.fates)
     boxes = FatedBoxes(stack.fates)
-    runner = RolloutRunner(world, boxes, stack.recorder, harness, stack.config, log=AttemptLog(recorded=recorded))
+    runner = RolloutRunner(world, boxes, stack.recorder, harness, stack.config, log=Journals(recorded=recorded))
     return runner, events
 
 
@@ -132,18 +132,18 @@ class QueuedWorld(ToyWorld):
 def test_waiting_for_a_place_to_run_a_command_is_not_the_policys_time() -> None:
     for timeout_s, ending in ((5.0, "completed"), (3.0, "truncated")):
         stack = make_stack(timeout_s=timeout_s)
-        harness = stack.runner._harness
+        harness = stack.runner.harness
         runner = RolloutRunner(QueuedWorld(), QueuedBoxes(stack.fates), stack.recorder, harness, stack.config)
         assert run(runner).rollout.outcome.kind == ending
 
 
 def test_a_limit_that_strikes_is_recorded() -> None:
     stack = make_stack(Fates(step=lambda number: FOREVER_S if number == 1 else 20.0), retries=0, tool_timeout_s=30.0)
-    runner, events = with_harness(stack, stack.runner._harness)
+    runner, events = with_harness(stack, stack.runner.harness)
     run(runner)
     assert events == [("limit", "rl/0/0", {"phase": "tool", "detail": "", "turn": 2, "seconds": 30.0})]
     stack = make_stack(Fates(step=lambda number: 20.0), timeout_s=10.0)
-    runner, events = with_harness(stack, stack.runner._harness)
+    runner, events = with_harness(stack, stack.runner.harness)
     run(runner)
     assert events == [("limit", "rl/0/0", {"phase": "policy", "turn": 1, "seconds": 20.0, "answers": 2})]
 
@@ -213,7 +213,7 @@ class DeafWorld(ToyWorld):
 @pytest.mark.parametrize("call", ["open", "step"])
 def test_an_environment_that_ignores_cancellation_is_abandoned(call: str) -> None:
     stack = make_stack(retries=0)
-    runner, events = with_harness(stack, stack.runner._harness, DeafWorld(call))
+    runner, events = with_harness(stack, stack.runner.harness, DeafWorld(call))
 
     done = run(runner)
     assert done.score is None and done.rollout.outcome.kind == "infra_failed" and stack.fates.open_boxes == 0

@@ -18,8 +18,8 @@ from sparring.harness.load import CallableHarness
 from sparring.protocols import Episode
 from sparring.record.recorder import Recorder
 from sparring.render.demonstrate import reply_tokens
-from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.config import RolloutConfig
+from sparring.rollout.journal import Journals
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
@@ -145,7 +145,7 @@ def made(
     engine = ScriptedEngine(script, fail_on=fail_on, latency_s=latency_s)
     recorder = Recorder(engine, RENDERER, store, sampling=settings.sampling())
     parts = (DuelWorld(weather), FatedBoxes(Fates()), recorder, CallableHarness(harness), settings)
-    return RolloutRunner(*parts, log=AttemptLog(store)), engine
+    return RolloutRunner(*parts, log=Journals(store)), engine
 
 
 def ran(weather: Weather, harness: object = play, fail_on: tuple[int, ...] = (), **config: object) -> Finished:

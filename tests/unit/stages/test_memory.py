@@ -15,7 +15,7 @@ from sparring.model.load import load
 from sparring.model.outline import Outline, Size, outline
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.models.context_length import max_context, outline_of
-from sparring.stages.preflight.memory import SCATTERED, Held, largest, shapes_of
+from sparring.stages.preflight.memory import SCATTERED, MemoryEstimate, shapes_of
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import FEATURES, tiny_model
 
@@ -62,11 +62,11 @@ def held_config(
     return msgspec.convert(document, RunConfig)
 
 
-def held(*stages: str, others: tuple[str, ...] = (), policy: dict | None = None, **settings: dict) -> Held:
+def held(*stages: str, others: tuple[str, ...] = (), policy: dict | None = None, **settings: dict) -> MemoryEstimate:
     config = held_config(stages or ("rl",), policy=policy, **settings)
     spec = config.models["policy"]
     shapes = {"policy": sized(LAYERS["policy"], dtype=spec.dtype, lora=spec.lora)}
-    return Held.of(config, {**shapes, **{name: sized(LAYERS[name]) for name in others}})
+    return MemoryEstimate.of(config, {**shapes, **{name: sized(LAYERS[name]) for name in others}})
 
 
 def both(model: Outline) -> int:
@@ -74,7 +74,7 @@ def both(model: Outline) -> int:
     return model.weights.total + model.packed.total + model.tables
 
 
-def weights(found: Held) -> int:
+def weights(found: MemoryEstimate) -> int:
     return found.weights + found.packed
 
 
@@ -84,7 +84,7 @@ OTHERS = ("large", "small")
 
 def test_the_largest_parts_are_told_with_what_makes_them_smaller() -> None:
     found = held("rl")._replace(step=3 * GIB, cache=2 * GIB, weights=GIB)
-    assert largest(found) == (
+    assert found.largest() == (
         "gradients and activations 3.00 GiB (less by train.token_budget, models.policy.gradient_checkpointing); "
         "engines' caches 2.00 GiB (less by engine.kv_bytes, engine.offload_bytes); "
         "weights 1.00 GiB (less by models.policy.dtype)"
@@ -118,9 +118,9 @@ def test_gradients_are_there_once_added_up_beside_what_lanes_need() -> None:
     assert held("sft").step == POLICY.weights.total + int(SCATTERED * one.total), "64 tokens are not cut"
     wide = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, token_budget=512))
     lane = POLICY.micro_batch(256).total
-    assert Held.of(wide, {"policy": POLICY}).step == POLICY.weights.total + int(SCATTERED * 2 * lane)
+    assert MemoryEstimate.of(wide, {"policy": POLICY}).step == POLICY.weights.total + int(SCATTERED * 2 * lane)
     alone = msgspec.structs.replace(wide, run=msgspec.structs.replace(wide.run, threads=1))
-    assert Held.of(alone, {"policy": POLICY}).step == POLICY.weights.total + int(SCATTERED * lane)
+    assert MemoryEstimate.of(alone, {"policy": POLICY}).step == POLICY.weights.total + int(SCATTERED * lane)
 
 
 def test_a_stage_may_have_a_budget_of_its_own() -> None:
@@ -177,7 +177,7 @@ def test_who_is_collected_from_is_served_alone() -> None:
 def test_a_moving_average_is_a_reference_of_its_own_numbers() -> None:
     """Of a float32 model they are the weights of the reference; of another, what is trained once more."""
 
-    def of(stage: str = "rl", **settings: object) -> Held:
+    def of(stage: str = "rl", **settings: object) -> MemoryEstimate:
         kl = {"coefficient": 0.1, **{key: settings.pop(key) for key in ("reference", "estimator") if key in settings}}
         return held(stage, algo={"kl": kl}, policy=settings)
 

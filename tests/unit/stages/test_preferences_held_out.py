@@ -8,7 +8,7 @@ from sparring.errors import BadInput
 from sparring.render.load import load_renderer
 from sparring.render.steps import StepSplitter, step_ends
 from sparring.render.train_tokenizer import train_tokenizer
-from sparring.stages.data.preferences import apart, rendered_reply
+from sparring.stages.data.preferences import render_reply, split_held_out
 from sparring.stages.reward_model import turn_labels
 from sparring.tasks.preferences import JudgedTurns, Preference
 from sparring.testing.conversations import TOOL, answer, call, say, user
@@ -27,22 +27,24 @@ def preference(number, prompt):
 
 def test_a_prompt_is_on_one_side_whatever_its_order():
     rows = [preference(number, f"prompt {number // 3}") for number in range(30)]
-    trained, held = apart(rows, 7, seed=1, section="preference")
+    trained, held = split_held_out(rows, 7, seed=1, section="preference")
     assert len(held) == 9 and len(trained) == 21
     assert not {row.prompt for row in trained} & {row.prompt for row in held}
-    again = apart(rows[::-1], 7, seed=1, section="preference")
+    again = split_held_out(rows[::-1], 7, seed=1, section="preference")
     assert {row.where for row in again[1]} == {row.where for row in held}
-    assert {row.where for row in apart(rows, 7, seed=2, section="preference")[1]} != {row.where for row in held}
-    assert apart(rows, 0, seed=1, section="preference") == (rows, [])
+    assert {row.where for row in split_held_out(rows, 7, seed=2, section="preference")[1]} != {
+        row.where for row in held
+    }
+    assert split_held_out(rows, 0, seed=1, section="preference") == (rows, [])
     with pytest.raises(BadInput, match="preference.held_out: expected prompts left"):
-        apart(rows, 28, seed=1, section="preference")
+        split_held_out(rows, 28, seed=1, section="preference")
 
 
 def test_only_the_reply_is_the_reply(renderer):
     """Not what the assistant said in the prompt, and not what a tool answered."""
     prompt = (user("one"), say("two"), user("three"))
     reply = (call("1 + 2"), answer("3"), say("it is 3"))
-    tokens, ours = rendered_reply(renderer, (TOOL,), "row 1", prompt, reply, 1000)
+    tokens, ours = render_reply(renderer, (TOOL,), "row 1", prompt, reply, 1000)
     said = renderer.decode([token for token, mark in zip(tokens, ours, strict=True) if mark])
     assert "1 + 2" in said and "it is 3" in said and "two" not in said and "tool_response" not in said
     whole = renderer.decode(tokens)
@@ -50,13 +52,13 @@ def test_only_the_reply_is_the_reply(renderer):
     with pytest.raises(
         BadInput, match=f"row 1: expected at most 20 tokens, the positions of the model, got {len(tokens)} tokens"
     ):
-        rendered_reply(renderer, (TOOL,), "row 1", prompt, reply, 20)
+        render_reply(renderer, (TOOL,), "row 1", prompt, reply, 20)
 
 
 def test_what_was_sampled_is_divided_as_the_rows_are(renderer):
     steps = ["1 + 2 = 3", "step by step", "ü 数 🙂"]
     texts = ["\n".join(steps[: count + 1]) for count in range(3)]
-    tokens, ours = rendered_reply(renderer, (), "row", (user("one"),), (say(texts[-1]),), 1000)
+    tokens, ours = render_reply(renderer, (), "row", (user("one"),), (say(texts[-1]),), 1000)
     start = ours.index(True)
     divided = StepSplitter(renderer, "\n")
     assert [start + end for end in divided(tokens[start:])] == step_ends(renderer, tokens, start, texts)
@@ -72,7 +74,7 @@ def test_what_was_sampled_is_divided_as_the_rows_are(renderer):
 def test_a_turn_ends_behind_its_last_token(renderer):
     """Where the engine stopped sampling, and a reward model of turns is asked."""
     prompt, reply = (user("one"),), (call("1 + 2"), answer("3"), say("it is 3"), user("sure?"), say("yes"))
-    tokens, ours = rendered_reply(renderer, (TOOL,), "row 1", prompt, reply, 1000)
+    tokens, ours = render_reply(renderer, (TOOL,), "row 1", prompt, reply, 1000)
     row = JudgedTurns(where="row 1", prompt=prompt, reply=reply, labels=(1.0, None, 0.25))
     labels = turn_labels(ours, row)
     assert list(labels.values()) == [1.0, 0.25] and max(labels) == len(tokens)
@@ -87,7 +89,7 @@ def test_a_turn_ends_behind_its_last_token(renderer):
 def test_a_step_ends_where_its_text_has_been_read(renderer):
     steps = ["1 + 2 = 3", "step by step", "ü 数 🙂"]
     texts = ["\n".join(steps[: count + 1]) for count in range(3)]
-    tokens, ours = rendered_reply(renderer, (), "row", (user("one"),), (say(texts[-1]),), 1000)
+    tokens, ours = render_reply(renderer, (), "row", (user("one"),), (say(texts[-1]),), 1000)
     start = ours.index(True)
     ends = step_ends(renderer, tokens, start, texts)
     for end, text in zip(ends, texts, strict=True):

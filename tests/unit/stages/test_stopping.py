@@ -45,7 +45,7 @@ def test_it_ends_where_the_values_say(tmp_path: Path, config: StopConfig, values
             for first in (0, resumed_at):
                 stopping = Stopping(stop, "rl", store, said.append)
                 await stopping.resume(first, evaluator)
-                for step in stopping.left(range(first + 1, 8)):
+                for step in stopping.remaining(range(first + 1, 8)):
                     evaluator.step = step
                     metrics = {"m": values[step]} if step in values else {}
                     store.metric("rl", step, metrics)
@@ -69,4 +69,4 @@ def test_it_ends_where_the_values_say(tmp_path: Path, config: StopConfig, values
 def test_without_a_rule_all_steps_are_done(tmp_path: Path) -> None:
     with closing(SqliteStore(tmp_path / "s.sqlite")) as store:
         stopping = Stopping(None, "rl", store, print)
-        assert list(stopping.left(range(3))) == [0, 1, 2] and stopping.result() == {}
+        assert list(stopping.remaining(range(3))) == [0, 1, 2] and stopping.result() == {}

@@ -8,7 +8,7 @@ import pytest
 
 from sparring.errors import BadInput
 from sparring.recipe.load import from_data
-from sparring.stages.models.teacher_format import check_read
+from sparring.stages.models.teacher_format import check_unused_settings
 
 
 def recipe(other: dict[str, Any], **policy: Any) -> Any:
@@ -25,9 +25,9 @@ def recipe(other: dict[str, Any], **policy: Any) -> Any:
 )
 def test_a_setting_that_nobody_reads_is_refused(other: dict[str, Any], where: str) -> None:
     with pytest.raises(BadInput, match=f"^{where}: expected .*, as of models.policy"):
-        check_read(recipe(other))
+        check_unused_settings(recipe(other))
 
 
 def test_the_policys_own_settings_may_be_repeated() -> None:
-    check_read(recipe({}))
-    check_read(recipe({"thinking": True, "renderer": "qwen3"}, thinking=True, renderer="qwen3"))
+    check_unused_settings(recipe({}))
+    check_unused_settings(recipe({"thinking": True, "renderer": "qwen3"}, thinking=True, renderer="qwen3"))

@@ -10,7 +10,7 @@ import pytest
 from sparring.errors import BadInput
 from sparring.record.branches import Transcript
 from sparring.render.dialect import message_dicts
-from sparring.stages.data.demonstrations import rendered, spoken
+from sparring.stages.data.demonstrations import conversation_of, rendered
 from sparring.stages.data.traces import trace_row, transcript_of
 from sparring.tasks.files import messages_of
 from sparring.testing.conversations import SYSTEM, TOOL, answer, call, say, user
@@ -47,9 +47,9 @@ def test_a_row_is_read_as_it_was_written(transcript: Transcript, keys: list[str]
 
 def test_what_is_not_imitated_is_context() -> None:
     renderer = toy_renderer(thoughts="kept")
-    whole = rendered(spoken("plain", PLAIN), renderer, 4096)
+    whole = rendered(conversation_of("plain", PLAIN), renderer, 4096)
     last = rendered(
-        spoken("last", read(trace_row(Transcript(messages=MESSAGES, tools=(ADD,), imitated=(6,)), (ADD,)))),
+        conversation_of("last", read(trace_row(Transcript(messages=MESSAGES, tools=(ADD,), imitated=(6,)), (ADD,)))),
         renderer,
         4096,
     )

@@ -7,11 +7,10 @@ Shapes: M weighted tokens of a micro-batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from sparring.algo.facts import Facts
 from sparring.algo.tokens import PolicyTokens, Unit, bounded
 from sparring.annotations import Annotation
 
@@ -58,34 +57,6 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     If the probabilities are equal, every weight is exactly 1, nothing is rejected, and the loss is bitwise unchanged.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source=(
-            'truncation: Ionides 2008, Yao et al. 2025; masks: arXiv 2510.18855; rejection: Liu et al. 2025, "When '
-            'speed kills stability"'
-        ),
-        defaults={
-            "weight": "off",
-            "bound": "Yao et al. 2025",
-            "low": "off",
-            "high": "Yao et al. 2025: C = 2",
-            "reject": "off",
-            "reject_unit": "Liu et al. 2025",
-            "reject_by": "Liu et al. 2025: the geometric mean",
-            "reject_above": (
-                "ours; for the mask of DeepSeek-V3.2 TRL suggests 0.5 and slime has 1e-4, the paper gives no number"
-            ),
-            "reject_below": "off",
-            "only_negative": "off",
-            "compare": "AReaL, arXiv 2505.24298: the proximal policy",
-            "normalise": "off",
-            "denominator": (
-                "NeMo RL and TRL, and IcePop's equation; verl and slime exclude masked and rejected tokens"
-            ),
-            "metrics_only": "off",
-        },
-        differences=("A sequence is all sampled tokens of a trajectory, in all branches.",),
-    )
 
     weight: Literal["none", "token", "turn", "sequence", "geometric"] = "none"
     """Unit over which importance weights are formed."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from sparring.algo.facts import Facts, name_of
+from sparring.algo.base import name_of
 from sparring.annotations import Annotation
 from sparring.errors import refusal
 from sparring.types import alike
@@ -19,9 +19,6 @@ class BaseCredit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     A rule is one file: its equation, its settings as fields, and the class variables in which it differs from the
     defaults below. `algo/rules.py` lists it; nothing else names it. Implements `Credit`, except `denominator`.
     """
-
-    facts: ClassVar[Facts]
-    """Sources of the rule."""
 
     least_members: ClassVar[int]
     """Smallest group that the rule can compare; a smaller one leaves the update."""

@@ -9,7 +9,6 @@ from typing import ClassVar
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, in_order, members, returns
 from sparring.algo.credit.statistics import standardised
-from sparring.algo.facts import Facts
 from sparring.annotations import Annotation
 from sparring.types import Group, Sample
 
@@ -32,25 +31,6 @@ class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
     1 / (length_alpha * l)) (VAPO, arXiv 2504.05118, section 4.2). Use it for PPO: long rollouts, dense rewards, one
     rollout per task. The critic's target is written as the annotation `return`.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 1506.02438, equation 16; two lambdas arXiv 2503.01491; lengths arXiv 2504.05118, section 4.2",
-        defaults={
-            "discount": "verl's and TRL's PPO: tokens are not discounted",
-            "lambda_policy": "TRL's PPO; arXiv 2503.01491 also has 0.95",
-            "lambda_value": "arXiv 2503.01491: decoupled GAE",
-            "length_alpha": "off",
-            "whiten": "verl's and TRL's PPO",
-            "epsilon": "verl (core_algos.py); it only keeps a division by 0 away",
-        },
-        differences=(
-            "Advantages are whitened with a deviation over n; verl's is over n - 1.",
-            (
-                "The value after the last token of a truncated rollout is 0, as in RLHF code; there is no bootstrap "
-                "from the critic."
-            ),
-        ),
-    )
 
     least_members: ClassVar[int] = 1
     tells_turns_apart: ClassVar[bool] = True

@@ -9,7 +9,6 @@ from typing import ClassVar
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, by_role, in_order, members
 from sparring.algo.credit.statistics import standardised
-from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -25,12 +24,6 @@ class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
     part that only some members lack is 0 for them. A score without any parts, as after a rollout in which the policy
     broke its world, counts with its reward in place of each part. A group of one leaves the update.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2601.05242, equations 4 to 7",
-        defaults={"epsilon": "ours: it only keeps a division by 0 away"},
-        differences=(),
-    )
 
     least_members: ClassVar[int] = 2
     counts_token_rewards: ClassVar[bool] = False

@@ -8,7 +8,6 @@ from typing import ClassVar
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, any_scored, per_turn, returns
 from sparring.algo.credit.statistics import centred, standardised
-from sparring.algo.facts import Facts
 from sparring.errors import refusal
 from sparring.types import Group, Sample
 
@@ -27,19 +26,6 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
     link; rewards of side branches are part of r of the turn that started them. Use it for long multi-turn tasks whose
     episodes revisit states. A group of one leaves the update unless it revisits a state.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2505.10978",
-        defaults={
-            "discount": "its authors' code (verl-agent)",
-            "step_weight": "its authors' code (verl-agent)",
-            "divide": "its authors' code (verl-agent)",
-            "epsilon": "its authors' code (verl-agent)",
-        },
-        differences=(
-            ("The last turn earns the rest of the outcome; the authors' environments give a reward per turn."),
-        ),
-    )
 
     least_members: ClassVar[int] = 2
     sees_one_group: ClassVar[bool] = True

@@ -8,7 +8,6 @@ from typing import ClassVar
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, by_role, members, per_trajectory
 from sparring.algo.credit.statistics import centred, deviation
-from sparring.algo.facts import Facts
 from sparring.types import Group, Sample, alike
 
 
@@ -22,12 +21,6 @@ class Gpg(BaseCredit, frozen=True, kw_only=True, tag="gpg"):
     Chu et al., arXiv 2504.02546. Use it without a clip and without a zero-variance filter: alpha keeps the size of the
     gradient when most groups are solved. A group of one counts among M and leaves the update.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2504.02546",
-        defaults={"divide": "one of the paper's two choices", "epsilon": "ours: it only keeps a division by 0 away"},
-        differences=("alpha is of one update; groups of one count among M.",),
-    )
 
     least_members: ClassVar[int] = 2
 

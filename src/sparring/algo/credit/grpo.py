@@ -8,7 +8,6 @@ from typing import ClassVar
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
 from sparring.algo.credit.statistics import centred, standardised
-from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -22,12 +21,6 @@ class Grpo(BaseCredit, frozen=True, kw_only=True, tag="grpo"):
     Use it as the default for verifiable rewards. Without the division, a task's weight grows with the spread of its
     rewards.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2402.03300, section 4.1.2; without `normalise` arXiv 2503.20783, section 3.2",
-        defaults={"normalise": "arXiv 2402.03300, section 4.1.2", "epsilon": "verl (core_algos.py); TRL's is 1e-4"},
-        differences=("The deviation is over G - 1, as in verl and TRL; the paper does not say.",),
-    )
 
     least_members: ClassVar[int] = 2
     sees_one_group: ClassVar[bool] = True

@@ -8,7 +8,6 @@ from typing import ClassVar
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, in_order, members
 from sparring.algo.credit.statistics import centred
-from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -24,12 +23,6 @@ class Hierarchical(BaseCredit, frozen=True, kw_only=True, tag="hierarchical"):
     difficulty, and only attempts within one rollout are comparable. Without peers an advantage is 0; a group without
     any peers leaves the update.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="prime-rl's hierarchical GRPO",
-        defaults={"inside": "ours: usual role name in a world with a proposer"},
-        differences=(),
-    )
 
     least_members: ClassVar[int] = 1
     sees_one_group: ClassVar[bool] = True

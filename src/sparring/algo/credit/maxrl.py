@@ -8,7 +8,6 @@ from typing import ClassVar
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
 from sparring.algo.credit.statistics import centred, mean
-from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -21,12 +20,6 @@ class MaxRl(BaseCredit, frozen=True, kw_only=True, tag="maxrl"):
     log p(success) = -sum_k (1 - p)^k / k; their theorem 2 has N terms, without subtracting the mean. RLOO estimates the
     gradient of p itself. Use it for hard tasks with cheap samples. A group of one leaves the update.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2602.02710",
-        defaults={},
-        differences=("Without the mean, as in theorem 2, N rollouts give N terms of the series; with it N - 1.",),
-    )
 
     least_members: ClassVar[int] = 2
     sees_one_group: ClassVar[bool] = True

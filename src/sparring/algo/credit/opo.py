@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
-from sparring.algo.facts import Facts
 from sparring.types import Group, Sample, alike
 
 
@@ -20,12 +19,6 @@ class Opo(BaseCredit, frozen=True, kw_only=True, tag="opo"):
     Hao et al., arXiv 2505.23585: the variance-optimal baseline if the squared norm of a response's gradient is
     proportional to its length. Use it strictly on policy. A group of one has no baseline and leaves the update.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2505.23585",
-        defaults={},
-        differences=(),
-    )
 
     least_members: ClassVar[int] = 2
     sees_one_group: ClassVar[bool] = True

@@ -9,7 +9,6 @@ from typing import ClassVar
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, by_role, in_order, members, returns
 from sparring.algo.credit.succession import Address, StepPlace
-from sparring.algo.facts import Facts
 from sparring.annotations import Annotation
 from sparring.types import Group, Sample, alike
 
@@ -27,12 +26,6 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
     At positions that only one member reached, the equation compares it with itself; its authors' code by default takes
     0 as the baseline there (`zero_tail`). A group of one leaves the update.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2602.07078, and its authors' code in verl (core_algos.py)",
-        defaults={"zero_tail": "its authors' code"},
-        differences=(),
-    )
 
     least_members: ClassVar[int] = 2
     tells_turns_apart: ClassVar[bool] = True

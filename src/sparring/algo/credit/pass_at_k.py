@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
-from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -25,12 +24,6 @@ class PassAtK(BaseCredit, frozen=True, kw_only=True, tag="pass_at_k"):
     loss of exploration: tasks that are solved often give no gradient. A group of fewer than k members leaves the
     update.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2508.10751, equations 14 and 15",
-        defaults={"k": "ours", "solved_above": "ours: between a failure's 0 and a success's 1"},
-        differences=(),
-    )
 
     sees_one_group: ClassVar[bool] = True
 

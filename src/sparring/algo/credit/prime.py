@@ -9,7 +9,6 @@ from typing import ClassVar
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, by_role, in_order, members, returns
 from sparring.algo.credit.statistics import against_others, mean
-from sparring.algo.facts import Facts
 from sparring.algo.right_answers import is_right
 from sparring.annotations import Annotation
 from sparring.types import Group, Sample
@@ -28,25 +27,6 @@ class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
     a `success`, for a reward above solved_above. Use it for dense credit without step labels. A group of one leaves the
     update.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2502.01456, equation 5",
-        defaults={
-            "beta": "its authors' code (PRIME-RL/PRIME)",
-            "discount": "its authors' code (PRIME-RL/PRIME)",
-            "solved_above": "ours: between a failure's 0 and a success's 1",
-        },
-        differences=(
-            (
-                "The authors' code subtracts the sum of all means over n - 1 from r n / (n - 1): it has a token's own "
-                "reward in place of its rollout's mean."
-            ),
-            (
-                "The authors' code whitens the advantages over the batch, the equation does not: the size of a step "
-                "differs."
-            ),
-        ),
-    )
 
     least_members: ClassVar[int] = 2
     reads: ClassVar[tuple[Annotation, ...]] = (Annotation.IMPLICIT, Annotation.REFERENCE)

@@ -11,7 +11,6 @@ from sparring.algo.credit.members import Member, per_token, returns
 from sparring.algo.credit.statistics import standardised
 from sparring.algo.credit.succession import Values
 from sparring.algo.credit.turn_level import want_turns
-from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -25,12 +24,6 @@ class Process(BaseCredit, frozen=True, kw_only=True, tag="process"):
     step with its reward of `Score.per_turn`; a process reward model or the world sets them. The outcome itself does not
     count. Use it with a process reward model. A group with a single step leaves the update.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2402.03300, section 4.1.3",
-        defaults={"epsilon": "verl (core_algos.py); it only keeps a division by 0 away"},
-        differences=("The deviation is over n - 1; the paper does not say.",),
-    )
 
     least_members: ClassVar[int] = 1
     sees_one_group: ClassVar[bool] = True

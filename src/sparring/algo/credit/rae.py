@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import in_order, members
-from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -21,17 +20,6 @@ class Rae(BaseCredit, frozen=True, kw_only=True, tag="rae"):
     zero-sum game the mean over roles is always 0, so a common baseline would credit the first mover's advantage for
     ever. `open` returns the rule with its averages, which are state.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2506.24119, algorithm 1",
-        defaults={"decay": "the paper"},
-        differences=(
-            (
-                "SPIRAL's and prime-rl's code subtract the average from before the reward: their advantages are larger "
-                "by the factor 1 / decay."
-            ),
-        ),
-    )
 
     least_members: ClassVar[int] = 1
 

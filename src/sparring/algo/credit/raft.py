@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
-from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -19,12 +18,6 @@ class Raft(BaseCredit, frozen=True, kw_only=True, tag="raft"):
     Dong et al., arXiv 2304.06767, algorithm 1. Use it with several optimiser steps per batch and no ratio, as
     supervised learning on samples. The best are imitated even if all fail; `raft_plus_plus` imitates successes only.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2304.06767, algorithm 1",
-        defaults={"best": "the paper: the best of K"},
-        differences=(),
-    )
 
     least_members: ClassVar[int] = 1
     sees_one_group: ClassVar[bool] = True

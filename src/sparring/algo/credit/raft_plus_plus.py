@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
-from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -20,12 +19,6 @@ class RaftPlusPlus(BaseCredit, frozen=True, kw_only=True, tag="raft_plus_plus"):
     rejection sampling on positives. Use it as the baseline that negative samples have to beat. A group without success
     leaves the update.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2504.11343, section 2",
-        defaults={"solved_above": "ours: between a failure's 0 and a success's 1"},
-        differences=(),
-    )
 
     least_members: ClassVar[int] = 1
     sees_one_group: ClassVar[bool] = True

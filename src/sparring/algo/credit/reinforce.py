@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, in_order, members, returns
-from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -20,12 +19,6 @@ class Reinforce(BaseCredit, frozen=True, kw_only=True, tag="reinforce"):
     last token, plus the rest of the outcome at the last token. Williams 1992. Use it as the simplest baseline, with
     groups of one, or with rewards that are already centred.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="Williams 1992",
-        defaults={"discount": "as for gae", "baseline": "off"},
-        differences=(),
-    )
 
     least_members: ClassVar[int] = 1
     sees_one_group: ClassVar[bool] = True

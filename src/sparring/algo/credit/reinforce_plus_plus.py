@@ -8,7 +8,6 @@ from typing import ClassVar
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, in_order, members, returns
 from sparring.algo.credit.statistics import standardised
-from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -21,12 +20,6 @@ class ReinforcePlusPlus(BaseCredit, frozen=True, kw_only=True, tag="reinforce_pl
     Hu et al., arXiv 2501.03262, equations 4 and 5. Use it for general RLHF with one rollout per prompt: the update's
     mean is the baseline.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2501.03262, equations 4 and 5",
-        defaults={"epsilon": "verl (core_algos.py); it only keeps a division by 0 away"},
-        differences=("verl restarts the return after each tool answer; here it runs to the end.",),
-    )
 
     least_members: ClassVar[int] = 1
     tells_turns_apart: ClassVar[bool] = True

@@ -9,7 +9,6 @@ from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, by_role, members
 from sparring.algo.credit.reinforce_plus_plus import over_the_update
 from sparring.algo.credit.statistics import centred
-from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -22,12 +21,6 @@ class ReinforcePlusPlusBaseline(BaseCredit, frozen=True, kw_only=True, tag="rein
     Hu et al., arXiv 2501.03262, equations 6 and 7. Use it for reasoning with groups: GRPO's division by the group's own
     deviation inflates nearly solved and nearly hopeless tasks. A group of one has no baseline and leaves the update.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2501.03262, equations 6 and 7",
-        defaults={"epsilon": "verl (core_algos.py); it only keeps a division by 0 away"},
-        differences=(),
-    )
 
     least_members: ClassVar[int] = 2
 

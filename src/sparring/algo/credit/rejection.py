@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
-from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -20,12 +19,6 @@ class Rejection(BaseCredit, frozen=True, kw_only=True, tag="rejection"):
     Yuan et al., arXiv 2308.01825, section 3.3. Use it without a ratio, as supervised learning on the policy's own
     successes; `at_most` keeps easy tasks from crowding out hard ones. A group without success leaves the update.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2308.01825, section 3.3",
-        defaults={"solved_above": "ours: between a failure's 0 and a success's 1", "at_most": "off"},
-        differences=("Rollouts are distinct by sampled tokens; the paper compares the equations of reasoning paths.",),
-    )
 
     least_members: ClassVar[int] = 1
     sees_one_group: ClassVar[bool] = True

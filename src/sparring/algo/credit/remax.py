@@ -9,7 +9,6 @@ from typing import ClassVar
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import in_order, members
 from sparring.algo.credit.statistics import mean
-from sparring.algo.facts import Facts
 from sparring.errors import refusal
 from sparring.types import Group, Sample
 
@@ -22,12 +21,6 @@ class Remax(BaseCredit, frozen=True, kw_only=True, tag="remax"):
     Li et al., arXiv 2310.10505. Use it with one sampled rollout per task. The baseline is the mean reward of the
     group's greedy rollouts (`baselines`); a group whose baseline was lost to infrastructure leaves the update.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2310.10505, algorithm 1",
-        defaults={},
-        differences=(),
-    )
 
     least_members: ClassVar[int] = 1
     sees_one_group: ClassVar[bool] = True

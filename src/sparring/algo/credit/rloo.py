@@ -8,7 +8,6 @@ from typing import ClassVar
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
 from sparring.algo.credit.statistics import against_others
-from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -21,12 +20,6 @@ class Rloo(BaseCredit, frozen=True, kw_only=True, tag="rloo"):
     baseline, and for rewards with a meaningful scale. A member without siblings has no baseline: a group of one leaves
     the update.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2402.14740, section 2.2",
-        defaults={},
-        differences=(),
-    )
 
     least_members: ClassVar[int] = 2
     sees_one_group: ClassVar[bool] = True

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
-from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
@@ -20,12 +19,6 @@ class Topr(BaseCredit, frozen=True, kw_only=True, tag="topr"):
     sequence ratio clipped to [0, 1] for negative A. Use both on data that is far off policy. The baseline sets the
     weight of failures against successes: 0 for rewards of -1 and 1, 0.5 for 0 and 1.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2503.14286, equations 7 and 8",
-        defaults={"baseline": "the paper's rewards are 1 and -1"},
-        differences=(),
-    )
 
     least_members: ClassVar[int] = 1
     sees_one_group: ClassVar[bool] = True

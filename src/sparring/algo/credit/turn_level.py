@@ -9,7 +9,6 @@ from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, any_scored, per_turn
 from sparring.algo.credit.statistics import standardised
 from sparring.algo.credit.succession import Address
-from sparring.algo.facts import Facts
 from sparring.errors import refusal
 from sparring.types import Group, Sample
 
@@ -28,15 +27,6 @@ class TurnLevel(BaseCredit, frozen=True, kw_only=True, tag="turn_level"):
     the main chain, and in a side branch from the turn that it hangs on (`succession`). A group of one leaves the
     update.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2505.11821, version 1, section 4.2",
-        defaults={
-            "outcome_weight": "the paper's lambda",
-            "epsilon": "verl (core_algos.py); it only keeps a division by 0 away",
-        },
-        differences=(),
-    )
 
     least_members: ClassVar[int] = 2
     sees_one_group: ClassVar[bool] = True

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import msgspec
 
-from sparring.algo.facts import Facts
 from sparring.types import Group, Score
 
 
@@ -22,17 +19,6 @@ class Difficulty(
     policy solves sometimes. The defaults drop tasks that it always or never solves: DAPO's dynamic sampling (arXiv
     2503.14476, equation 11), for rewards that need not be 0 or 1.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2503.14476, equation 11, and arXiv 2502.01456 with a range",
-        defaults={
-            "lowest": "equation 11",
-            "highest": "equation 11",
-            "inclusive": "equation 11",
-            "solved_above": "ours: between a failure's 0 and a success's 1",
-        },
-        differences=("Dropped groups are not replaced: an update has fewer groups.",),
-    )
 
     lowest: float = 0.0
     """Lower end of the range; see `inclusive`."""

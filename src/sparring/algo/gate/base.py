@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import msgspec
 
-from sparring.algo.facts import Facts
 from sparring.algo.tokens import RatioKind, Unit
 
 
@@ -16,9 +15,6 @@ class BaseGate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     A gate is one file: its equation, its settings as fields, and the class variables in which it differs from the
     defaults below. `algo/rules.py` lists it; nothing else names it.
     """
-
-    facts: ClassVar[Facts]
-    """Sources of the gate."""
 
     unit: ClassVar[Unit]
     """Unit of tokens whose ratios the gate combines."""

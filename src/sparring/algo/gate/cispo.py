@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from sparring.algo.facts import Facts
 from sparring.algo.gate.base import BaseGate
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
@@ -16,18 +15,6 @@ class Cispo(BaseGate, frozen=True, kw_only=True, tag="cispo"):
     """stop_gradient(clip(r, 1 - low, 1 + high)) A log pi: CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5). The
     weight is clipped but no token loses its gradient, so rare but important tokens keep contributing. Its authors use
     no lower bound (low = 1)."""
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2506.13585, equations 4 and 5",
-        defaults={
-            "low": "the paper: no lower bound",
-            "high": (
-                "DAPO's upper clip; the paper gives no number. TRL and ScaleRL (arXiv 2510.13786) cap the weight at "
-                "5, which is high = 4; verl's example at 1.2"
-            ),
-        },
-        differences=(),
-    )
 
     unit: ClassVar[Unit] = "token"
 

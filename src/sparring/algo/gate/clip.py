@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from sparring.algo.facts import Facts
 from sparring.algo.gate.base import BaseGate
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
@@ -15,12 +14,6 @@ if TYPE_CHECKING:
 class Clip(BaseGate, frozen=True, kw_only=True, tag="clip"):
     """min(r A, clip(r, 1 - low, 1 + high) A): PPO (arXiv 1707.06347, equation 7), with a separate upper bound that
     leaves room to explore (clip-higher, DAPO, arXiv 2503.14476, equation 8)."""
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 1707.06347, equation 7; arXiv 2503.14476, equation 8",
-        defaults={"low": "arXiv 1707.06347, table 1", "high": "arXiv 2503.14476, section 4.1"},
-        differences=(),
-    )
 
     unit: ClassVar[Unit] = "token"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from sparring.algo.facts import Facts
 from sparring.algo.gate.base import BaseGate
 from sparring.algo.gate.covariance import STRIDE, covariance
 from sparring.algo.tokens import Gated, PolicyTokens, RatioKind, Unit
@@ -25,27 +24,6 @@ class ClipCov(BaseGate, frozen=True, kw_only=True, tag="clip_cov"):
     if these are fewer. The draw is deterministic: candidates with the smallest frac(i sqrt(3) + 2^13 |log
     behaviour_i|), with i the token's number in the step, from 1. Costs a first pass over the step's tokens.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2505.22617, equations 10 to 12, and its authors' code (verl, core_algos.py, `clip_cov`)",
-        defaults={
-            "share": "its authors' script (verl, recipe/entropy/7b_clip_cov.sh)",
-            "low": "its authors' script",
-            "high": "its authors' script",
-            "clip_low": "its authors' script: clip_ratio_low = 1",
-            "clip_high": "its authors' script: clip_ratio_high = 1",
-        },
-        differences=(
-            (
-                "From the authors' code, not the paper: PPO's clip of the other tokens, at least one drawn token, and "
-                "no drawn token among the clipped."
-            ),
-            (
-                "Tokens are drawn from a whole optimiser step, and by a function of recorded values, so that a replay "
-                "draws the same; the authors' code draws at random in each micro-batch."
-            ),
-        ),
-    )
 
     unit: ClassVar[Unit] = "token"
     takes: ClassVar[tuple[RatioKind, ...]] = ("token",)

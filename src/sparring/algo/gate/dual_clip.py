@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from sparring.algo.facts import Facts
 from sparring.algo.gate.base import BaseGate
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
@@ -17,16 +16,6 @@ class DualClip(BaseGate, frozen=True, kw_only=True, tag="dual_clip"):
     equation 5). Without the bound, a token with A < 0 that became much likelier has a gradient proportional to its
     ratio. Use it if stale data or an inexact engine gives large ratios. `bound` alone, with a wide `high`, is the
     two-sided clip of INTELLECT-2 (arXiv 2505.07291)."""
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 1912.09729, equation 5",
-        defaults={
-            "low": "the paper",
-            "high": "the paper",
-            "bound": "the paper; verl's and INTELLECT-2's are 3 and 4",
-        },
-        differences=(),
-    )
 
     unit: ClassVar[Unit] = "token"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from sparring.algo.facts import Facts
 from sparring.algo.gate.base import BaseGate
 from sparring.algo.tokens import Gated, PolicyTokens, RatioKind, Unit
 
@@ -21,12 +20,6 @@ class Geometric(BaseGate, frozen=True, kw_only=True, tag="geometric"):
 
     Clipped tokens are stopped. Meant for one advantage per sequence.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2507.20673, equation 4",
-        defaults={"low": "the paper: e to the -0.4", "high": "the paper: e to the 0.4"},
-        differences=(),
-    )
 
     unit: ClassVar[Unit] = "sequence"
     takes: ClassVar[tuple[RatioKind, ...]] = ("token",)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from sparring.algo.facts import Facts
 from sparring.algo.gate.base import BaseGate
 from sparring.algo.gate.covariance import covariance
 from sparring.algo.tokens import Gated, PolicyTokens, RatioKind, Unit
@@ -24,18 +23,6 @@ class KlCov(BaseGate, frozen=True, kw_only=True, tag="kl_cov"):
     with the largest cov are penalised. Costs a first pass over the step's tokens. Penalised tokens whose ratio is not 1
     count as stopped.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2505.22617, equations 10, 13 and 14, and its authors' code (verl, core_algos.py, `kl_cov`)",
-        defaults={
-            "share": "its authors' script: 0.2 per cent",
-            "coefficient": "its authors' script: ppo_kl_coef = 1",
-        },
-        differences=(
-            "From the authors' code: at least one penalised token, and |log r| as the divergence.",
-            "Tokens are selected in a whole optimiser step; the authors' code selects in each micro-batch.",
-        ),
-    )
 
     unit: ClassVar[Unit] = "token"
     takes: ClassVar[tuple[RatioKind, ...]] = ("token",)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from sparring.algo.facts import Facts
 from sparring.algo.gate.base import BaseGate
 from sparring.algo.tokens import Gated, PolicyTokens, RatioKind, Unit
 
@@ -21,12 +20,6 @@ class KlMask(BaseGate, frozen=True, kw_only=True, tag="kl_mask"):
     Like `tv_mask`, but stricter with probabilities near 0 and 1. Its authors compare with the sampling policy (anchor =
     "behaviour").
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2602.04879, equations 12 and 14",
-        defaults={"above": "its recipe in verl (examples/dppo_trainer)"},
-        differences=("The ratio has no bound; the authors' larger runs bound it by 5.",),
-    )
 
     unit: ClassVar[Unit] = "token"
     takes: ClassVar[tuple[RatioKind, ...]] = ("token",)

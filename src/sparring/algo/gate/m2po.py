@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from sparring.algo.facts import Facts
 from sparring.algo.gate.base import BaseGate
 from sparring.algo.tokens import Gated, PolicyTokens, RatioKind, Unit
 from sparring.annotations import Annotation
@@ -23,18 +22,6 @@ class M2po(BaseGate, frozen=True, kw_only=True, tag="m2po"):
     step's tokens. Its authors' code turns the bound into a clip range, never narrower than given constants; the paper
     masks.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2510.01161, algorithm 1 and equations 4 and 5",
-        defaults={"bound": "the paper's tau"},
-        differences=(
-            (
-                "The authors' code turns the bound into a clip range, never narrower than given constants; the paper "
-                "masks."
-            ),
-            "AReaL takes the mean over all tokens; here and in the authors' code it is over tokens that move away.",
-        ),
-    )
 
     unit: ClassVar[Unit] = "token"
     takes: ClassVar[tuple[RatioKind, ...]] = ("token",)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from sparring.algo.facts import Facts
 from sparring.algo.gate.base import BaseGate
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
@@ -15,12 +14,6 @@ if TYPE_CHECKING:
 class NoGate(BaseGate, frozen=True, kw_only=True, tag="none"):
     """r A: importance sampling without a bound. At a ratio of 1, when every batch is trained once with the weights that
     sampled it, this is REINFORCE (Williams 1992)."""
-
-    facts: ClassVar[Facts] = Facts(
-        source="Williams 1992",
-        defaults={},
-        differences=(),
-    )
 
     unit: ClassVar[Unit] = "token"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from sparring.algo.facts import Facts
 from sparring.algo.gate.base import BaseGate
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
@@ -20,12 +19,6 @@ class Sapo(BaseGate, frozen=True, kw_only=True, tag="sapo"):
     At a ratio of 1 the gradient is that of A log pi and the value is 2 A / tau. Tokens count as stopped if that factor
     is below one half.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2511.20347, equations 5 and 6",
-        defaults={"tau_positive": "the paper", "tau_negative": "the paper"},
-        differences=(),
-    )
 
     unit: ClassVar[Unit] = "token"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from sparring.algo.facts import Facts
 from sparring.algo.gate.base import BaseGate
 from sparring.algo.tokens import Gated, PolicyTokens, RatioKind, Unit
 
@@ -17,12 +16,6 @@ class ToprGate(BaseGate, frozen=True, kw_only=True, tag="topr"):
     arXiv 2503.14286, equations 7 and 8). Trajectories with A >= 0 are trained as in supervised learning, however
     unlikely they have become; those with A < 0 fade out as they become rare. Use it on stale or foreign data, with the
     ratio "product" of the whole trajectory."""
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2503.14286, equations 7 and 8",
-        defaults={"bound": "the paper: [0, 1]"},
-        differences=(),
-    )
 
     unit: ClassVar[Unit] = "token"
     takes: ClassVar[tuple[RatioKind, ...]] = ("token", "mean", "product")

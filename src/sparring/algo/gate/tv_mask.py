@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from sparring.algo.facts import Facts
 from sparring.algo.gate.base import BaseGate
 from sparring.algo.tokens import Gated, PolicyTokens, RatioKind, Unit
 
@@ -18,12 +17,6 @@ class TvMask(BaseGate, frozen=True, kw_only=True, tag="tv_mask"):
     the difference of probabilities, not on their ratio: a rare token may become many times likelier, a likely one
     changes by little. Use it instead of PPO's clip with large vocabularies. Its authors compare with the sampling
     policy (anchor = "behaviour"); their larger runs also bound r by 5."""
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2602.04879, equations 12 and 13",
-        defaults={"above": "its recipe in verl (examples/dppo_trainer); prime-rl's is 0.2"},
-        differences=("The ratio has no bound; the authors' larger runs bound it by 5.",),
-    )
 
     unit: ClassVar[Unit] = "token"
     takes: ClassVar[tuple[RatioKind, ...]] = ("token",)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from sparring.algo.facts import Facts
 from sparring.algo.gate.base import BaseGate
 from sparring.algo.tokens import Gated, PolicyTokens, RatioKind, Unit
 
@@ -20,17 +19,6 @@ class Vespo(BaseGate, frozen=True, kw_only=True, tag="vespo"):
 
     Tokens with a weight below one half count as stopped.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2602.10693, equation 20",
-        defaults={
-            "k_positive": "its authors' code",
-            "lambda_positive": "its authors' code",
-            "k_negative": "its authors' code",
-            "lambda_negative": "its authors' code",
-        },
-        differences=(),
-    )
 
     unit: ClassVar[Unit] = "token"
     takes: ClassVar[tuple[RatioKind, ...]] = ("product",)

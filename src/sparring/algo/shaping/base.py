@@ -6,15 +6,10 @@ from typing import ClassVar
 
 import msgspec
 
-from sparring.algo.facts import Facts
-
 
 class BaseShaping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name"):
     """Base of the shaping rules, which change rewards between scoring and credit. A rule is one file; `algo/rules.py`
     lists it."""
-
-    facts: ClassVar[Facts]
-    """Sources of the rule."""
 
     needs_nonnegative_rewards: ClassVar[bool] = False
     """True if a reward below 0 is an error. Such a rule has to precede every rule that can make rewards negative."""

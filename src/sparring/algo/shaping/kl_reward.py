@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import msgspec
 
-from sparring.algo.facts import Facts
 from sparring.algo.kl import check_target
 from sparring.annotations import Annotation
 from sparring.errors import refusal
@@ -32,17 +31,6 @@ class KlReward(
     read it and are refused. Use it for RLHF with PPO. Implements `Annotator`; the stage runs it after the reference
     model.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 1909.08593, equation 2",
-        defaults={
-            "coefficient": "ours; verl's is 0.001, TRL's PPO 0.05",
-            "estimator": "the paper",
-            "target": "off",
-            "gain": "the paper, section 2.2",
-        },
-        differences=(),
-    )
 
     coefficient: float = 0.01
     """Penalty per nat."""

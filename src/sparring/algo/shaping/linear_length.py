@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
-from sparring.algo.facts import Facts
 from sparring.algo.shaping.amounts import sampled_tokens, sampled_turns, shaped
 from sparring.algo.shaping.base import BaseShaping
 from sparring.types import Group, Trajectory
@@ -21,17 +20,6 @@ class LinearLength(BaseShaping, frozen=True, kw_only=True, tag="linear_length"):
     l is the number of tokens or turns that the role sampled. Use it to make a policy that already succeeds cheaper.
     With the share of success as a factor, it does not teach the policy to give up early on tasks that still fail.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="ours",
-        defaults={
-            "per": "ours",
-            "free": "off",
-            "by_success": "ours",
-            "solved_above": "ours: between a failure's 0 and a success's 1",
-        },
-        differences=(),
-    )
 
     price: float
     """Penalty per token or turn."""

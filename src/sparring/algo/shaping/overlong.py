@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
 
-from sparring.algo.facts import Facts
 from sparring.algo.shaping.amounts import sampled_tokens, shaped
 from sparring.algo.shaping.base import BaseShaping
 from sparring.types import Group, Trajectory
@@ -23,16 +21,6 @@ class Overlong(BaseShaping, frozen=True, kw_only=True, tag="overlong"):
     Yu et al. (DAPO), arXiv 2503.14476, equation 13; l is the number of tokens that the role sampled. Use it if rollouts
     are cut at the limit, so that the reward does not drop all at once at a single token.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2503.14476, equation 13",
-        defaults={
-            "limit": "the task's own limit",
-            "buffer": "ours; the paper's 4,096 are for answers of 20,480 tokens",
-            "weight": "the paper",
-        },
-        differences=(),
-    )
 
     limit: int | None = None
     """Limit in tokens; None takes the task's own (`max_tokens`)."""

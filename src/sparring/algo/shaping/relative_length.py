@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
-from sparring.algo.facts import Facts
 from sparring.algo.shaping.amounts import sampled_tokens, shaped
 from sparring.algo.shaping.base import BaseShaping
 from sparring.types import Group, Trajectory
@@ -21,15 +19,6 @@ class RelativeLength(BaseShaping, frozen=True, kw_only=True, tag="relative_lengt
     Kimi team (k1.5), arXiv 2501.12599, section 2.3.3; l is the number of tokens that the role sampled. Use it after a
     warm-up, against overthinking.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2501.12599, section 2.3.3",
-        defaults={
-            "weight": "ours; the paper gives no number",
-            "solved_above": "ours: between a failure's 0 and a success's 1",
-        },
-        differences=(),
-    )
 
     weight: float = 1.0
     """Weight of the length reward."""

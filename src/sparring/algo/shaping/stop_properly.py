@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from sparring.algo.facts import Facts
 from sparring.algo.shaping.amounts import shaped
 from sparring.algo.shaping.base import BaseShaping
 from sparring.errors import refusal
@@ -21,12 +20,6 @@ class StopProperly(BaseShaping, frozen=True, kw_only=True, tag="stop_properly"):
     scored; `overlong` is the gentler choice. Rewards below 0 are refused, because a share of a negative reward is
     larger, so truncation would pay. The rule therefore precedes every other shaping.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="ProRL's recipe; NeMo RL has it under this name",
-        defaults={"keeps": "ours"},
-        differences=("Negative rewards are refused; NeMo RL multiplies them too.",),
-    )
 
     needs_nonnegative_rewards: ClassVar[bool] = True
 

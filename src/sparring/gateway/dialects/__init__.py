@@ -1,1 +1,1 @@
-"""The vendors' APIs, a file each: a dialect translates between its API and a session, and nothing else."""
+"""Dialects: translators between the vendors' APIs and sessions, one module or a few per vendor."""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialects.chat_tools import call_read, call_written, choice_in, tools_in
+from sparring.gateway.dialects.chat_tools import choice_in, read_call, tools_in, write_call
 from sparring.gateway.dialects.dialect import (
     EVENTS,
     BytesOf,
@@ -17,21 +17,21 @@ from sparring.gateway.dialects.dialect import (
     ClientRequest,
     Placed,
     count_in,
-    encoded,
-    given,
-    in_order,
-    said_length,
-    sorted_fields,
-    switched,
+    flag_in,
+    length_text,
+    noted_fields,
+    optional,
+    order_answers,
     text_in,
     texts_in,
+    to_json,
     typed,
 )
 from sparring.gateway.dialects.evidence import evidence_of
 from sparring.gateway.dialects.freeform import UNREADABLE
-from sparring.gateway.dialects.openai_errors import REQUEST_ID, error_written
+from sparring.gateway.dialects.openai_errors import REQUEST_ID, write_error
 from sparring.gateway.dialects.reply_format import format_in
-from sparring.gateway.dialects.sampled_ids import logprobs_written, thought_tokens
+from sparring.gateway.dialects.sampled_ids import thought_tokens, write_logprobs
 from sparring.gateway.dialects.tool_choice import without_parallel
 from sparring.reply import ReplyHead, SampledReply, calls_shown, text_shown
 from sparring.types import Message, ReplyPiece
@@ -46,7 +46,7 @@ NOTED = frozenset(
     " top_k min_p repetition_penalty chat_template_kwargs enable_thinking thinking include_reasoning"
     " skip_special_tokens".split()
 )
-"""The last two lines are of servers of open models, vLLM's among them."""
+"""Fields that are accepted without effect. The last two lines are fields of servers of open models, such as vLLM."""
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
@@ -56,7 +56,7 @@ TOO_LONG = (
     "This model's maximum context length is {} tokens. However, your messages resulted in {} tokens. "
     "Please reduce the length of the messages."
 )
-"""Words by which clients know that they have to compact."""
+"""Error message that makes clients compact the conversation."""
 
 
 class ChatCompletions:
@@ -66,38 +66,33 @@ class ChatCompletions:
     request_id = REQUEST_ID
 
     def read(self, call: ClientCall) -> ClientRequest:
-        """Read a request.
-
-        Raises:
-            BadInput: it is malformed, or asks for what cannot be had.
-        """
         body = call.body
-        noted = sorted_fields(body, OBEYED, NOTED)
+        noted = noted_fields(body, OBEYED, NOTED)
         messages = typed(body.get("messages"), "messages", list, "a list of messages")
         limits = [count_in(body, name) for name in ("max_completion_tokens", "max_tokens")]
-        samples = given(body, "n", int, "a whole number", 1)
+        samples = optional(body, "n", int, "a whole number", 1)
         if not 1 <= samples <= 128:
             raise refusal("n", "from 1 to 128", str(samples), "correct the request")
-        options = given(body, "stream_options", dict, "settings of the stream", {})
-        if given(body, "top_logprobs", int, "a whole number", 0):
+        options = optional(body, "stream_options", dict, "settings of the stream", {})
+        if optional(body, "top_logprobs", int, "a whole number", 0):
             raise refusal("top_logprobs", "0: the likeliest tokens are not sent", "more", "leave it out")
         format = format_in(body.get("response_format"), "response_format", inside="json_schema")
         tools, freeform = tools_in(body.get("tools"))
         forced, allowed = choice_in(body, tools)
         noted = without_parallel(noted, forced or allowed)
         places = [f"messages[{at}]" for at in range(len(messages))]
-        conversation = [Placed(where, _message(data, where)) for where, data in zip(places, messages, strict=True)]
+        conversation = [Placed(where, _read_message(data, where)) for where, data in zip(places, messages, strict=True)]
         return ClientRequest(
-            messages=in_order(conversation, "messages", replies_follow=True),
+            messages=order_answers(conversation, "messages", replies_follow=True),
             tools=tools,
             calls=body.get("tool_choice") != "none",
             model=typed(body.get("model"), "model", str, "the name of a model"),
             max_tokens=limits[1] if limits[0] is None else limits[0],
             constraint=forced or format or allowed,
             samples=samples,
-            stream=switched(body, "stream"),
-            logprobs=switched(body, "logprobs"),
-            counts=switched(options, "include_usage", "stream_options."),
+            stream=flag_in(body, "stream"),
+            logprobs=flag_in(body, "logprobs"),
+            counts=flag_in(options, "include_usage", "stream_options."),
             noted=noted,
             stop=texts_in([stop] if isinstance(stop := body.get("stop"), str) else stop, "stop"),
             evidence=evidence_of(call, noted),
@@ -107,11 +102,10 @@ class ChatCompletions:
     def answer(
         self, client_request: ClientRequest, replies: Sequence[SampledReply], bytes_of: BytesOf
     ) -> dict[str, Any]:
-        """Write the answer."""
         choices = [
             {
                 "index": index,
-                "message": _message_sent(reply.message, client_request.echo["freeform"]),
+                "message": _write_message(reply.message, client_request.echo["freeform"]),
                 "finish_reason": _reason(reply),
                 "logprobs": _logprobs(reply, bytes_of) if client_request.logprobs else None,
             }
@@ -120,18 +114,16 @@ class ChatCompletions:
         return {**_head(client_request, replies[0].id, "chat.completion"), "choices": choices, "usage": _usage(replies)}
 
     def writer(self, client_request: ClientRequest, bytes_of: BytesOf) -> ChunkWriter:
-        """Open the writer of one streamed answer."""
         return ChunkWriter(client_request, bytes_of)
 
     def error(self, error: ClientError) -> dict[str, Any]:
-        """Write an error."""
         long = error.too_long
-        too_long = "" if long is None else TOO_LONG.format(long[1], said_length(long))
-        return error_written(error, "messages", too_long)
+        too_long = "" if long is None else TOO_LONG.format(long[1], length_text(long))
+        return write_error(error, "messages", too_long)
 
 
 class ChunkWriter:
-    """Writer of one answer as chunks. Implements `AnswerWriter`."""
+    """Writer of a streamed answer as chunks. Implements `AnswerWriter`."""
 
     content_type = EVENTS
 
@@ -150,17 +142,17 @@ class ChunkWriter:
         return b"".join(self._event(sample, first) for sample in range(self._client_request.samples))
 
     def piece(self, sample: int, piece: ReplyPiece) -> bytes:
-        """Write a piece of a reply as the delta of a choice."""
+        """Write a piece as the delta of a choice."""
         self._shown.add(sample)
         if piece.call is not None:
             number = self._num_calls[sample]
             self._num_calls[sample] += 1
-            call = call_written(piece.call, self._client_request.echo["freeform"])
+            call = write_call(piece.call, self._client_request.echo["freeform"])
             return self._event(sample, {"tool_calls": [{"index": number, **call}]})
         return self._event(sample, {"reasoning_content" if piece.kind == "reasoning" else "content": piece.text})
 
     def end(self, sample: int, reply: SampledReply) -> bytes:
-        """Write why a choice ended, behind its log-probabilities."""
+        """Write the log-probabilities and the finish reason of a choice."""
         self._replies.append(reply)
         last = self._event(sample, {}, _reason(reply))
         if sample not in self._shown:
@@ -170,18 +162,18 @@ class ChunkWriter:
         return last
 
     def close(self) -> bytes:
-        """Write the usage, if it is wanted, and the last line."""
+        """Write the usage, if the client asked for it, and the last line."""
         usage = b""
         if self._client_request.counts:
             usage = _event({**self._head, "choices": [], "usage": _usage(self._replies)})
         return usage + b"data: [DONE]\n\n"
 
     def fail(self, error: ClientError) -> bytes:
-        """Write an error in the place of a chunk."""
+        """Write an error instead of a chunk."""
         return _event(ChatCompletions().error(error))
 
     def ping(self) -> bytes:
-        """Write a comment, which clients pass over."""
+        """Write a comment, which clients ignore."""
         return b": ping\n\n"
 
     def _event(self, sample: int, delta: Mapping[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
@@ -190,7 +182,7 @@ class ChunkWriter:
         return _event({**self._head, "choices": [choice], **not_yet})
 
 
-def _message(data: Any, where: str) -> Message:
+def _read_message(data: Any, where: str) -> Message:
     data = typed(data, where, dict, "a message")
     role = ROLES.get(str(data.get("role")))
     if role is None:
@@ -206,13 +198,13 @@ def _message(data: Any, where: str) -> Message:
             role="assistant",
             content=content,
             reasoning=None if reasoning is None else _text(reasoning, f"{where}.reasoning_content"),
-            tool_calls=tuple(call_read(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)),
+            tool_calls=tuple(read_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)),
         )
     return Message(role="user" if role == "user" else "system", content=content)
 
 
 def _text(content: Any, where: str) -> str:
-    """Return the text of a content, which may stand in parts."""
+    """Return the text of a content, which may be a list of parts."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -226,13 +218,13 @@ def _text(content: Any, where: str) -> str:
     return "".join(texts)
 
 
-def _message_sent(message: Message, freeform: Collection[str]) -> dict[str, Any]:
+def _write_message(message: Message, freeform: Collection[str]) -> dict[str, Any]:
     calls, content = calls_shown(message), text_shown(message)
     message_sent: dict[str, Any] = {"role": "assistant", "content": content or None, "refusal": None}
     if message.reasoning:
         message_sent["reasoning_content"] = message.reasoning
     if calls:
-        message_sent["tool_calls"] = [call_written(call, freeform) for call in calls]
+        message_sent["tool_calls"] = [write_call(call, freeform) for call in calls]
     elif not content:
         message_sent["content"] = ""
     return message_sent
@@ -245,7 +237,7 @@ def _reason(reply: SampledReply) -> str:
 
 
 def _logprobs(reply: SampledReply, bytes_of: BytesOf) -> dict[str, Any]:
-    return {"content": logprobs_written(reply, bytes_of), "refusal": None}
+    return {"content": write_logprobs(reply, bytes_of), "refusal": None}
 
 
 def _head(client_request: ClientRequest, id: str, kind: str) -> dict[str, Any]:
@@ -270,4 +262,4 @@ def _usage(replies: Sequence[SampledReply]) -> dict[str, Any]:
 
 
 def _event(data: Mapping[str, Any]) -> bytes:
-    return b"data: " + encoded(data) + b"\n\n"
+    return b"data: " + to_json(data) + b"\n\n"

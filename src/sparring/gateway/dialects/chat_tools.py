@@ -1,5 +1,5 @@
-"""Tools of OpenAI's chat completions: functions and freeform tools are functions to the model, and a call is answered
-in the form of its tool."""
+"""Tools of OpenAI's chat completions. The model sees functions and freeform tools as functions; a client gets a call in
+the form of its tool."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialects.dialect import arguments_of, call_of, given, name_in, text_in, typed
+from sparring.gateway.dialects.dialect import arguments_of, call_of, name_in, optional, text_in, typed
 from sparring.gateway.dialects.freeform import NO_PARAMETERS, freeform_call, freeform_input, freeform_tool
 from sparring.gateway.dialects.tool_choice import PARALLEL, allowed_calls, forced_call
 from sparring.generation import Constraint
 from sparring.types import ToolCall, ToolSpec
 
 KINDS = ("function", "custom")
-"""Types of tools that a client runs: a custom one is freeform."""
+"""Types of tools that a client runs; `custom` is a freeform tool."""
 
 
 def tools_in(tools: Any) -> tuple[tuple[ToolSpec, ...], frozenset[str]]:
     """Read the tools of a request.
 
     Returns:
-        The tools as the model sees them, and the names of those that are freeform.
+        Tools as the model sees them, and the names of the freeform ones.
 
     Raises:
-        BadInput: one is malformed, or none that the client runs, or a function and a freeform tool have one name.
+        BadInput: a tool is malformed or hosted by the vendor, or a function and a freeform tool have the same name.
     """
     specs: list[ToolSpec] = []
     kinds: dict[str, str] = {}
@@ -34,18 +34,20 @@ def tools_in(tools: Any) -> tuple[tuple[ToolSpec, ...], frozenset[str]]:
         kind = typed(tool, where, dict, "a tool").get("type")
         if kind not in KINDS:
             raise refusal(f"{where}.type", '"function" or "custom"', repr(kind), "leave it out")
-        spec = _tool(typed(tool.get(kind), f"{where}.{kind}", dict, "a tool's description"), kind, f"{where}.{kind}")
+        spec = _read_tool(
+            typed(tool.get(kind), f"{where}.{kind}", dict, "a tool's description"), kind, f"{where}.{kind}"
+        )
         if kinds.setdefault(spec.name, kind) != kind:
             raise refusal(where, "tools of different names", f"{spec.name!r} twice", "rename one")
         specs.append(spec)
     return tuple(specs), frozenset(name for name, kind in kinds.items() if kind == "custom")
 
 
-def call_read(data: Any, where: str) -> ToolCall:
-    """Read a call that a client sends back.
+def read_call(data: Any, where: str) -> ToolCall:
+    """Read a call in a conversation.
 
     Raises:
-        BadInput: it is malformed.
+        BadInput: the call is malformed.
     """
     kind = "custom" if typed(data, where, dict, "a call").get("type") == "custom" else "function"
     inner = typed(data.get(kind), f"{where}.{kind}", dict, "a tool's name and what it is given")
@@ -53,12 +55,12 @@ def call_read(data: Any, where: str) -> ToolCall:
     name = typed(inner.get("name"), f"{where}.{kind}.name", str, "a name")
     if kind == "custom":
         return freeform_call(id, name, typed(inner.get("input"), f"{where}.custom.input", str, "text"), where)
-    arguments = given(inner, "arguments", str, "JSON as text", "", f"{where}.function.")
+    arguments = optional(inner, "arguments", str, "JSON as text", "", f"{where}.function.")
     return call_of(id, name, text_in(arguments, where))
 
 
-def call_written(call: ToolCall, freeform: Collection[str]) -> dict[str, Any]:
-    """Return a call in the form of its tool."""
+def write_call(call: ToolCall, freeform: Collection[str]) -> dict[str, Any]:
+    """Write a call in the form of its tool."""
     if call.name in freeform:
         id, input = freeform_input(call)
         return {"id": id, "type": "custom", "custom": {"name": call.name, "input": input}}
@@ -69,11 +71,11 @@ def choice_in(body: Mapping[str, Any], tools: Sequence[ToolSpec]) -> tuple[Const
     """Read the choice of tools.
 
     Returns:
-        The constraint of a reply that has to call, and that of one that may call some tools alone; None where there is
-        none.
+        Constraint of a reply that must call, and constraint of a reply that may only call some tools; each None if it
+            does not apply.
 
     Raises:
-        BadInput: it names no tool of the request, or says what cannot be had.
+        BadInput: the choice names an unknown tool, or is not supported.
     """
     choice = body.get("tool_choice")
     if choice in (None, "auto", "none"):
@@ -83,13 +85,13 @@ def choice_in(body: Mapping[str, Any], tools: Sequence[ToolSpec]) -> tuple[Const
         return forced_call(tools, parallel=parallel), None
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind in KINDS:
-        return forced_call(tools, [_named(choice, "tool_choice")], parallel=parallel), None
+        return forced_call(tools, [_tool_name(choice, "tool_choice")], parallel=parallel), None
     allowed = choice.get("allowed_tools") if kind == "allowed_tools" else None
     mode = allowed.get("mode") if isinstance(allowed, dict) else None
     if isinstance(allowed, dict) and mode in ("auto", "required"):
         where = "tool_choice.allowed_tools.tools"
         listed = enumerate(typed(allowed.get("tools"), where, list, "a list of tools"))
-        names = [_named(tool, f"{where}[{at}]") for at, tool in listed]
+        names = [_tool_name(tool, f"{where}[{at}]") for at, tool in listed]
         if mode == "required":
             return forced_call(tools, names, parallel=parallel, where=where), None
         return None, allowed_calls(tools, names, parallel=parallel, where=where)
@@ -97,11 +99,11 @@ def choice_in(body: Mapping[str, Any], tools: Sequence[ToolSpec]) -> tuple[Const
     raise refusal("tool_choice", expected, json.dumps(choice), "leave tool_choice out: the policy decides")
 
 
-def _tool(tool: Mapping[str, Any], kind: str, where: str) -> ToolSpec:
+def _read_tool(tool: Mapping[str, Any], kind: str, where: str) -> ToolSpec:
     name = name_in(tool.get("name"), f"{where}.name")
     description = typed(tool.get("description") or "", f"{where}.description", str, "text")
     if kind == "function":
-        parameters = given(tool, "parameters", dict, "a JSON schema", NO_PARAMETERS, f"{where}.")
+        parameters = optional(tool, "parameters", dict, "a JSON schema", NO_PARAMETERS, f"{where}.")
         return ToolSpec(name=name, description=description, parameters=parameters)
     format = typed(tool.get("format") or {"type": "text"}, f"{where}.format", dict, "a format")
     grammar = None
@@ -110,7 +112,7 @@ def _tool(tool: Mapping[str, Any], kind: str, where: str) -> ToolSpec:
     return freeform_tool(name, description, grammar)
 
 
-def _named(choice: Any, where: str) -> str:
+def _tool_name(choice: Any, where: str) -> str:
     kind = "custom" if typed(choice, where, dict, "a tool").get("type") == "custom" else "function"
     tool = typed(choice.get(kind), f"{where}.{kind}", dict, "a tool")
     return str(typed(tool.get("name"), f"{where}.{kind}.name", str, "a name"))

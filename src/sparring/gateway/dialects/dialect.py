@@ -1,4 +1,4 @@
-"""Dialects: what a client asks for, in our nouns, and how it is answered, in the vendor's words."""
+"""Interface of dialects, and readers for the fields of requests that all dialects share."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ from sparring.reply import Evidence, ReplyHead, SampledReply
 from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
 
 NO_RETRY = {"x-should-retry": "false"}
-"""Header by which the vendors' clients know that the same request would fail again."""
+"""Header that tells the vendors' clients that a retry would fail again."""
 
 
-def _forgets(id: str) -> None:
-    """Return None: no reply has this id."""
+def _no_conversation(id: str) -> None:
+    """Return None, as for an unknown reply."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientCall:
-    """Call of a client, as it came.
+    """HTTP request of a client.
 
     Attributes:
-        body: the JSON object that it sent.
-        headers: of its request, by names in lower case.
-        path: parameters that the path of the endpoint has.
-        query: parameters behind the path.
-        leave_out: types of tools of the vendor's own servers that the door leaves out of a request, in the place of
-            refusing them.
-        conversation: gives the conversation up to a reply of this session, the reply included, by the reply's id; None
-            for an id of no reply.
+        body: JSON object of the body.
+        headers: headers, by names in lower case.
+        path: parameters of the path.
+        query: parameters of the query.
+        leave_out: types of vendor-hosted tools that the door drops from requests instead of refusing them.
+        conversation: function from a reply id to the conversation up to that reply, itself included; None for an
+            unknown id.
     """
 
     body: Mapping[str, Any]
@@ -44,29 +43,29 @@ class ClientCall:
     path: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
     leave_out: frozenset[str] = frozenset()
-    conversation: Callable[[str], Sequence[Message] | None] = _forgets
+    conversation: Callable[[str], Sequence[Message] | None] = _no_conversation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientRequest:
-    """Request of a client, in our nouns.
+    """Request of a client, independent of the dialect.
 
     Attributes:
-        messages: the whole conversation.
-        tools: that the prompt shows.
-        calls: whether they may be called; where not, the reply is text.
-        model: the name that the client has for the model.
-        max_tokens: most tokens that it wants; None leaves it to the run.
-        constraint: what the reply's text must be.
+        messages: whole conversation.
+        tools: tools that the prompt shows.
+        calls: whether the reply may call the tools; if not, it is text.
+        model: model name that the client sent.
+        max_tokens: maximum number of tokens of a reply; None: the run's maximum.
+        constraint: constraint on the text of the reply.
         samples: number of replies.
-        stream: whether it wants events.
-        logprobs: whether it wants the log-probabilities.
-        counts: whether the last event of a stream has the usage.
-        noted: fields that have no effect on sampling, which is the trainer's.
+        stream: whether the answer is streamed.
+        logprobs: whether the answer includes log-probabilities.
+        counts: whether a stream ends with the usage.
+        noted: fields that have no effect, since the run decides about sampling.
         stop: strings that end the reply.
-        evidence: what the client says of the request beside the conversation.
-        samples_nothing: whether the client only tells the conversation, for a later request to continue it.
-        echo: what the writer of the answer needs of the request, by names of the dialect's own.
+        evidence: metadata of the request besides the conversation.
+        samples_nothing: whether the client only sends a conversation, for a later request to continue.
+        echo: values of the request that the dialect's writer needs, by its own names.
     """
 
     messages: tuple[Message, ...]
@@ -88,14 +87,15 @@ class ClientRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientError:
-    """Error as a client is told of it.
+    """Error as a client sees it.
 
     Attributes:
-        status: of HTTP.
-        message: of ours.
-        field: of the request that it is about, as the client sent it, such as `input[1].role`; empty for none.
-        too_long: ids of a prompt that leaves no room for a reply, and the room; None of other errors. Dialects say this
-            in the vendor's words: clients look for these.
+        status: HTTP status.
+        message: our text.
+        field: field of the request that is wrong, in the client's spelling, such as `input[1].role`; empty if there is
+            no such field.
+        too_long: length of a prompt that leaves no room for a reply, and the room; None for other errors. Dialects use
+            the vendor's wording for it, because clients search for that.
     """
 
     status: int
@@ -105,11 +105,11 @@ class ClientError:
 
 
 class Dialect(Protocol):
-    """One vendor's API.
+    """API of one vendor.
 
     Attributes:
-        path: of the endpoint.
-        request_id: name of the header in which the vendor names each request; empty where it does not.
+        path: path of the endpoint.
+        request_id: header with the vendor's request id; empty if the vendor has no such header.
     """
 
     path: str
@@ -119,67 +119,73 @@ class Dialect(Protocol):
         """Read a request.
 
         Raises:
-            BadInput: it is malformed, or asks for what cannot be had.
+            BadInput: the request is malformed or cannot be obeyed.
         """
 
     def answer(
         self, client_request: ClientRequest, replies: Sequence[SampledReply], bytes_of: BytesOf
     ) -> dict[str, Any]:
-        """Write the answer."""
+        """Write an answer that is not streamed.
+
+        Args:
+            client_request: request to answer.
+            replies: reply of each sample.
+            bytes_of: function from a token id to its bytes.
+        """
 
     def writer(self, client_request: ClientRequest, bytes_of: BytesOf) -> AnswerWriter:
-        """Open the writer of one streamed answer."""
+        """Return the writer of a streamed answer. Arguments are those of `answer`."""
 
     def error(self, error: ClientError) -> dict[str, Any]:
-        """Write an error that stands in the place of an answer."""
+        """Write an error as the body of a response."""
 
 
 EVENTS = "text/event-stream; charset=utf-8"
-"""Type of an answer that is written as server-sent events."""
+"""Content type of server-sent events."""
 
 
 class AnswerWriter(Protocol):
-    """Writer of one answer as events. Its replies come side by side, one for each sample: the pieces of one in order,
-    then its end. All that was shown of a reply is what `Dialect.answer` says of it. Any method may return nothing.
+    """Writer of a streamed answer. The samples are interleaved: for each sample the pieces in order, then the end.
+    Together they say the same as `Dialect.answer`. Any method may return no bytes.
 
     Attributes:
-        content_type: of what is written.
+        content_type: content type of the stream.
     """
 
     content_type: str
 
     def begin(self, head: ReplyHead) -> bytes:
-        """Write what stands before all replies.
+        """Write the beginning of the answer.
 
         Args:
-            head: of the reply that begins first.
+            head: head of the reply that starts first.
         """
 
     def piece(self, sample: int, piece: ReplyPiece) -> bytes:
         """Write a piece of a reply."""
 
     def end(self, sample: int, reply: SampledReply) -> bytes:
-        """Write the end of a reply. All its pieces were written, and it is durable."""
+        """Write the end of a reply, which is durable and whose pieces were all written."""
 
     def close(self) -> bytes:
-        """Write what stands behind all replies."""
+        """Write the end of the answer."""
 
     def fail(self, error: ClientError) -> bytes:
-        """Write the error that stands in the place of the rest of the answer."""
+        """Write an error that replaces the rest of the answer."""
 
     def ping(self) -> bytes:
-        """Write that the answer is under way, before its beginning too."""
+        """Write a keep-alive event, which may come before the beginning."""
 
 
 class BytesOf(Protocol):
-    """Bytes of one sampled id, which may be a part of a character."""
+    """Function from a token id to its bytes, which may be a part of a character."""
 
     def __call__(self, token: int) -> bytes:
         """Return the bytes."""
 
 
-def encoded(data: Any) -> bytes:
-    """Return plain data as JSON in UTF-8; integers may have any size."""
+def to_json(data: Any) -> bytes:
+    """Encode plain data as JSON in UTF-8; integers may have any size."""
     try:
         return msgspec.json.encode(data)
     except OverflowError:
@@ -187,10 +193,10 @@ def encoded(data: Any) -> bytes:
 
 
 def typed(data: Any, where: str, kind: type | tuple[type, ...], expected: str) -> Any:
-    """Return a value of a request if it has the right type.
+    """Return a value of a request after a check of its type.
 
     Raises:
-        BadInput: it has another.
+        BadInput: the value has another type.
     """
     if not isinstance(data, kind) or isinstance(data, bool) and kind is int:
         got = "nothing" if data is None else type(data).__name__
@@ -198,52 +204,52 @@ def typed(data: Any, where: str, kind: type | tuple[type, ...], expected: str) -
     return data
 
 
-def given(values: Mapping[str, Any], name: str, kind: type, expected: str, default: Any, before: str = "") -> Any:
-    """Return a value of a request that may be left out; the default where it is.
+def optional(values: Mapping[str, Any], name: str, kind: type, expected: str, default: Any, before: str = "") -> Any:
+    """Return an optional value of a request, or the default.
 
     Args:
-        values: by their names.
-        name: of the value.
-        kind: its type.
-        expected: the type in words.
-        default: what it is where it is left out, or null.
-        before: what the values stand in, with a dot.
+        values: values by name.
+        name: name of the value.
+        kind: required type.
+        expected: description of the type, for the refusal.
+        default: value if the request has none, or null.
+        before: place of `values` in the request, with a dot at the end.
 
     Raises:
-        BadInput: it has another type.
+        BadInput: the value has another type.
     """
     value = values.get(name)
     return default if value is None else typed(value, f"{before}{name}", kind, expected)
 
 
-def switched(values: Mapping[str, Any], name: str, before: str = "") -> bool:
-    """Return whether a switch of a request is on; one that is left out is off.
+def flag_in(values: Mapping[str, Any], name: str, before: str = "") -> bool:
+    """Return an optional boolean of a request; the default is False.
 
     Raises:
-        BadInput: it is neither true nor false.
+        BadInput: the value is not a boolean.
     """
-    return bool(given(values, name, bool, "true or false", False, before))
+    return bool(optional(values, name, bool, "true or false", False, before))
 
 
 def count_in(values: Mapping[str, Any], name: str, before: str = "") -> int | None:
-    """Return a number of a request, at least 1; None where it is left out.
+    """Return an optional positive integer of a request.
 
     Raises:
-        BadInput: it is no whole number, or less.
+        BadInput: the value is not an integer, or less than 1.
     """
-    count: int | None = given(values, name, int, "a whole number", None, before)
+    count: int | None = optional(values, name, int, "a whole number", None, before)
     if count is not None and count < 1:
         raise refusal(f"{before}{name}", "at least 1", str(count), "raise it")
     return count
 
 
-def sorted_fields(
+def noted_fields(
     values: Mapping[str, Any], obeyed: frozenset[str], noted: frozenset[str], before: str = ""
 ) -> tuple[str, ...]:
-    """Return the fields of a request that have no effect, behind the name of what they stand in, if anything.
+    """Return the names of the fields that have no effect, each after the prefix `before`.
 
     Raises:
-        BadInput: there is one that can be neither obeyed nor left without effect.
+        BadInput: a field is in neither `obeyed` nor `noted`.
     """
     for name in sorted(values.keys() - obeyed - noted):
         if values[name] is not None:
@@ -253,15 +259,15 @@ def sorted_fields(
 
 
 def is_left_out(kind: object, leave_out: Collection[str]) -> bool:
-    """Return whether a door leaves tools of this type out: it names the type, or the type without its date."""
+    """Return whether a door drops tools of this type: `leave_out` has the type, or the type without its date."""
     return isinstance(kind, str) and any(kind == name or kind.startswith(f"{name}_") for name in leave_out)
 
 
 def texts_in(texts: Any, where: str) -> tuple[str, ...]:
-    """Return the texts of a field, none of which may be empty.
+    """Return an optional list of non-empty texts of a request.
 
     Raises:
-        BadInput: it is no list of such texts.
+        BadInput: the value is not such a list.
     """
     for text in typed([] if texts is None else texts, where, list, "a list of texts"):
         if not text_in(typed(text, where, str, "a list of texts"), where):
@@ -270,19 +276,19 @@ def texts_in(texts: Any, where: str) -> tuple[str, ...]:
 
 
 def noted_headers(headers: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the headers by which a client asks for what has no effect here."""
+    """Return the headers that ask for something that has no effect here."""
     return tuple(name for name in ("anthropic-beta", "openai-beta") if headers.get(name))
 
 
 def call_of(id: str, name: str, arguments: str) -> ToolCall:
-    """Return a call as the client sends it back: what does not parse is malformed, as it was shown. Nothing is a call
-    without arguments, as servers of this API read it."""
+    """Return a call with arguments as JSON text. Arguments that do not parse make a malformed call. Empty text means no
+    arguments, as in servers of this API."""
     if not arguments.strip():
         return ToolCall(id=id, name=name, arguments={})
     try:
-        parsed = json.loads(arguments, parse_constant=_no_constant)
+        parsed = json.loads(arguments, parse_constant=_refuse_constant)
         if _ESCAPED_HALF.search(arguments.encode()) is not None:
-            _encoded(parsed)
+            _check_surrogates(parsed)
     except ValueError:
         parsed = None
     if not isinstance(parsed, dict):
@@ -291,32 +297,31 @@ def call_of(id: str, name: str, arguments: str) -> ToolCall:
 
 
 def arguments_of(call: ToolCall) -> str:
-    """Return the arguments of a call as JSON; of a malformed one what was written."""
+    """Return the arguments of a call as JSON; for a malformed call, the sampled text."""
     return call.raw if call.arguments is None else json.dumps(dict(call.arguments), ensure_ascii=False)
 
 
 class Placed(NamedTuple):
-    """Message of a conversation, and the place in the request where the client tells it, such as `input[1]`."""
+    """Message of a conversation, and its place in the request, such as `input[1]`."""
 
     where: str
     message: Message
 
 
-def in_order(
+def order_answers(
     conversation: Sequence[Placed], field: str, system: str = "", *, replies_follow: bool = False
 ) -> tuple[Message, ...]:
-    """Return a conversation whose answers stand in the order of the calls that they name: clients send them as they
-    came.
+    """Sort the answers to each reply's calls in the order of the calls, and check the conversation.
 
     Args:
-        conversation: of the request.
-        field: that has it.
-        system: text that stands before it, in a field of its own; empty for none.
-        replies_follow: whether the vendor answers a conversation that ends with a reply, by another behind it.
+        conversation: messages of the request.
+        field: field of the conversation, for refusals.
+        system: system message from a field of its own; empty if there is no such message.
+        replies_follow: whether the vendor continues a conversation that ends with a reply by another reply.
 
     Raises:
-        BadInput: an answer names no call of the reply before it, the last message is a reply that nothing may follow or
-            whose calls have no answers, or there is none.
+        BadInput: the conversation is empty, an answer names no call of the reply before it, or the last message is a
+            reply that cannot be followed by another or has unanswered calls.
     """
     ordered = [Message(role="system", content=system)] if system else []
     at = 0
@@ -349,12 +354,12 @@ def in_order(
 
 
 def text_in(value: str, where: str) -> str:
-    """Return a text that UTF-8 can carry.
+    """Return a text if UTF-8 can encode it.
 
     Raises:
-        BadInput: it has half of a surrogate pair.
+        BadInput: the text has half of a surrogate pair.
     """
-    if value.isascii():  # which it knows of itself
+    if value.isascii():  # a flag of the string, checked in constant time
         return value
     try:
         value.encode()
@@ -364,36 +369,36 @@ def text_in(value: str, where: str) -> str:
 
 
 def name_in(value: Any, where: str) -> str:
-    """Return the name of a tool, which is not empty.
+    """Return the name of a tool.
 
     Raises:
-        BadInput: it is no such name.
+        BadInput: the value is not a string, or empty.
     """
     if not typed(value, where, str, "a name"):
         raise refusal(where, "a name", '""', "name it")
     return text_in(value, where)
 
 
-def said_length(too_long: tuple[int, int]) -> str:
-    """Return the ids of a prompt that was too long, as clients are told of them. A text that is too long by far is
-    counted up to one more than twice the room, of which "more than" is true in any case.
+def length_text(too_long: tuple[int, int]) -> str:
+    """Return the length of a prompt that was too long, as text for clients. A text that is far too long was only
+    counted up to twice the room; its length is then given as "more than".
 
     Args:
-        too_long: its ids, as far as they were counted, and the room for it.
+        too_long: counted length and room.
     """
     length, room = too_long
     return f"more than {2 * room}" if tuple(too_long) == far(room) else str(length)
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(name)
 
 
 _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
-"""An escape that stands for half of a surrogate pair, whether the other half follows or not."""
+"""Escape of half of a surrogate pair, with or without the other half."""
 
 
-def _encoded(value: Any) -> None:
+def _check_surrogates(value: Any) -> None:
     """Raise UnicodeEncodeError for data with half of a surrogate pair."""
     json.dumps(value, ensure_ascii=False).encode()
 
@@ -402,27 +407,27 @@ def body_of(data: bytes) -> dict[str, Any]:
     """Read the body of a request.
 
     Raises:
-        BadInput: it is no JSON object of UTF-8; NaN and infinities are no JSON.
+        BadInput: the body is not a JSON object in UTF-8; NaN and infinities are not JSON.
     """
     try:
         body = msgspec.json.decode(data)
     except (ValueError, RecursionError):
-        body = _read_slowly(data)
+        body = _decode_slowly(data)
     if not isinstance(body, dict):
         raise refusal("body", "a JSON object", type(body).__name__, "correct the request")
     return body
 
 
-def _read_slowly(data: bytes) -> Any:
-    """Read a body that is no plain JSON, to say what is wrong with it, or because a number has no double.
+def _decode_slowly(data: bytes) -> Any:
+    """Read a body that the fast decoder refused, because a number exceeds a double or because the body is invalid.
 
     Raises:
         BadInput: see `body_of`.
     """
     try:
-        body = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+        body = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
         if _ESCAPED_HALF.search(data) is not None:
-            _encoded(body)
+            _check_surrogates(body)
     except UnicodeEncodeError as error:
         raise refusal(
             "body", "text", f"half of a surrogate pair: {error.object[error.start]!r}", "correct it"
@@ -437,4 +442,4 @@ def _read_slowly(data: bytes) -> Any:
 
 
 COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-"""Content codings, by the first bytes of what has them."""
+"""Content codings by their first bytes, for the refusal of compressed bodies."""

@@ -1,4 +1,5 @@
-"""Evidence that agent programs give of a request in its headers: which agent asks, whose child it is, and what for."""
+"""Evidence in the headers of agent programs: the agent that sends a request, its parent agent, and the request's
+purpose."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from sparring.gateway.dialects.dialect import ClientCall
 from sparring.types import Evidence, Label
 
 AGENTS = ("x-claude-code-agent-id", "thread-id", "x-session-id")
-"""Headers with the id of an agent or of its thread: claude-code's, codex's, opencode's."""
+"""Headers with the id of an agent or of its thread, of claude-code, codex and opencode."""
 
 PARENTS = ("x-claude-code-parent-agent-id", "x-codex-parent-thread-id", "x-parent-session-id")
-"""Headers with the id of the agent that started this one, of the same programs."""
+"""Headers with the id of the parent agent, of the same programs."""
 
 CLASS = "x-claude-code-request-class"
-"""Header by which claude-code says what a request is for, where its preset asks for hints."""
+"""Header with the purpose of a claude-code request; the preset of claude-code switches it on."""
 
 KINDS: Mapping[str, Label] = {
     "compaction": "compaction",
@@ -24,7 +25,7 @@ KINDS: Mapping[str, Label] = {
     "auxiliary": "auxiliary",
     "side_reply": "auxiliary",
 }
-"""Labels, by the kind of request that codex names, and by claude-code's class; all others are agents' turns."""
+"""Labels by codex's request kind and claude-code's request class; other requests are turns of agents."""
 
 READ = frozenset((*AGENTS, *PARENTS, CLASS, "x-codex-turn-metadata", "x-openai-subagent"))
 """Headers that are read as evidence."""
@@ -36,9 +37,9 @@ def evidence_of(call: ClientCall, noted: tuple[str, ...], handle: str = "") -> E
     """Return the evidence of a request.
 
     Args:
-        call: with its headers.
-        noted: fields of its body that have no effect; what it wants by them is recorded.
-        handle: id of the reply that the request continues, where it names one.
+        call: request with its headers.
+        noted: fields of the body that have no effect; their values are recorded.
+        handle: id of the reply that the request continues; empty if it names none.
     """
     headers = call.headers
     metadata = _metadata(headers.get("x-codex-turn-metadata", ""))
@@ -54,7 +55,7 @@ def evidence_of(call: ClientCall, noted: tuple[str, ...], handle: str = "") -> E
 
 
 def _wish(body: Mapping[str, Any], name: str) -> Any:
-    """Return what a field of a request has, by its name behind those of what it stands in; None for a header."""
+    """Return the value of a field by its dotted name, or None for a header."""
     value: Any = body
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -62,13 +63,13 @@ def _wish(body: Mapping[str, Any], name: str) -> Any:
 
 
 def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
-    """Return the first of these headers that is there; empty where none is."""
+    """Return the first non-empty header of `names`; empty if all are missing."""
     return next((headers[name][:LONGEST_ID] for name in names if headers.get(name)), "")
 
 
 def _metadata(text: str) -> dict[str, Any]:
     try:
         metadata = json.loads(text) if text else {}
-    except (ValueError, RecursionError):  # of another program, or of one that would break this one
+    except (ValueError, RecursionError):  # another program's header, or an attack
         return {}
     return metadata if isinstance(metadata, dict) else {}

@@ -1,4 +1,5 @@
-"""Freeform tools of OpenAI's APIs: to the model a function of one text, answered as that text."""
+"""Freeform tools of OpenAI's APIs. The model sees each as a function with one text argument; the client gets that
+text."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from sparring.gateway.dialects.dialect import arguments_of, call_of, text_in
 from sparring.types import ToolCall, ToolSpec
 
 UNREADABLE = "unreadable_"
-"""First letters of the id of a freeform call whose arguments are not the one text that the tool takes: its input is
-what the model wrote in their place."""
+"""Prefix of the id of a freeform call whose arguments are not the one text. Its input is the text that the model
+wrote."""
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
-"""Schema of a function that a request defines without one, as the vendor reads it."""
+"""Schema of a function that a request defines without a schema."""
 
 _PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
@@ -22,9 +23,9 @@ def freeform_tool(name: str, description: str, grammar: Mapping[str, Any] | None
     """Return a freeform tool as the model sees it.
 
     Args:
-        name: that the model has for it.
-        description: of the tool.
-        grammar: `syntax` and `definition` of the text that it takes; None where it takes any.
+        name: name for the model.
+        description: description of the tool.
+        grammar: `syntax` and `definition` of the input; None if any text is allowed.
     """
     if grammar is not None:
         kept = f"The input keeps to this grammar ({grammar.get('syntax')}):\n{grammar.get('definition')}"
@@ -33,10 +34,10 @@ def freeform_tool(name: str, description: str, grammar: Mapping[str, Any] | None
 
 
 def freeform_call(id: str, name: str, input: str, where: str) -> ToolCall:
-    """Return a call of a freeform tool as the client sends it back.
+    """Return a call of a freeform tool from a conversation.
 
     Raises:
-        BadInput: a text that UTF-8 cannot carry.
+        BadInput: UTF-8 cannot encode a text.
     """
     id, name, input = (text_in(text, where) for text in (id, name, input))
     if id.startswith(UNREADABLE):
@@ -45,7 +46,7 @@ def freeform_call(id: str, name: str, input: str, where: str) -> ToolCall:
 
 
 def freeform_input(call: ToolCall) -> tuple[str, str]:
-    """Return the id and the text of a call, as the client gets them."""
+    """Return the id and the input text of a call, as the client gets them."""
     arguments = call.arguments
     if arguments is not None and arguments.keys() == {"input"} and isinstance(arguments["input"], str):
         return call.id, arguments["input"]

@@ -16,18 +16,18 @@ from sparring.gateway.dialects.dialect import (
     ClientError,
     ClientRequest,
     count_in,
-    encoded,
-    given,
-    in_order,
-    sorted_fields,
-    switched,
+    flag_in,
+    noted_fields,
+    optional,
+    order_answers,
     texts_in,
+    to_json,
     typed,
 )
 from sparring.gateway.dialects.evidence import evidence_of
-from sparring.gateway.dialects.gemini_contents import conversation_in, json_schema, named_calls, text_of, tools_in
+from sparring.gateway.dialects.gemini_contents import conversation_in, json_schema, text_of, tools_in, with_call_ids
 from sparring.gateway.dialects.gemini_fields import NESTED, in_one_spelling
-from sparring.gateway.dialects.handles import sealed
+from sparring.gateway.dialects.handles import handle_of
 from sparring.gateway.dialects.reply_format import JSON_OBJECT, schema_in
 from sparring.gateway.dialects.sampled_ids import thought_tokens
 from sparring.gateway.dialects.tool_choice import allowed_calls, forced_call
@@ -47,13 +47,13 @@ CONFIG_NOTED = frozenset(
     " enableEnhancedCivicAnswers".split()
 )
 FIELDS = OBEYED | NOTED | CONFIG_OBEYED | CONFIG_NOTED | NESTED
-"""Fields that are taken in both spellings; another keeps the one that it has, and is refused by that."""
+"""Fields that are read in both spellings; other fields keep their spelling for the refusal."""
 
 TOO_LONG = "The input token count ({}) exceeds the maximum number of tokens allowed ({})."
-"""Words by which clients know that they have to compact."""
+"""Error message that makes clients compact the conversation."""
 
 CALLING = "toolConfig.functionCallingConfig"
-"""Field that says how tools are called."""
+"""Field with the mode of tool calls."""
 
 STATUSES = {
     400: "INVALID_ARGUMENT",
@@ -68,7 +68,7 @@ class Gemini:
     """Dialect of Google's Gemini. Implements `Dialect`.
 
     Args:
-        streams: whether its answers are streamed; the path of a request says so, not its body.
+        streams: whether answers are streamed, which depends on the path of a request.
     """
 
     request_id = ""
@@ -78,31 +78,26 @@ class Gemini:
         self.path = f"/v1beta/models/{{model}}:{'streamGenerateContent' if streams else 'generateContent'}"
 
     def read(self, call: ClientCall) -> ClientRequest:
-        """Read a request.
-
-        Raises:
-            BadInput: it is malformed, or asks for what cannot be had.
-        """
         body: dict[str, Any] = in_one_spelling(call.body, FIELDS)
-        body = given(body, "generateContentRequest", dict, "a request", body)  # of a request to count tokens
-        noted = sorted_fields(body, OBEYED, NOTED)
-        config = given(body, "generationConfig", dict, "settings", {})
-        noted += sorted_fields(config, CONFIG_OBEYED, CONFIG_NOTED, "generationConfig.")
+        body = optional(body, "generateContentRequest", dict, "a request", body)  # countTokens wraps its request
+        noted = noted_fields(body, OBEYED, NOTED)
+        config = optional(body, "generationConfig", dict, "settings", {})
+        noted += noted_fields(config, CONFIG_OBEYED, CONFIG_NOTED, "generationConfig.")
         system = body.get("systemInstruction")
         system = "" if system is None else text_of(system, "systemInstruction")
         contents, handle = conversation_in(body.get("contents"))
         tools = tools_in(body.get("tools"), call.leave_out)
-        given(body, "model", str, "the name of a model", "")
+        optional(body, "model", str, "the name of a model", "")
         samples = count_in(config, "candidateCount", "generationConfig.") or 1
         if samples > 8 or samples > 1 and self._streams:
             raise refusal("generationConfig.candidateCount", "1 in a stream, else up to 8", str(samples), "lower it")
-        modalities = given(config, "responseModalities", list, "a list of names", [], "generationConfig.")
+        modalities = optional(config, "responseModalities", list, "a list of names", [], "generationConfig.")
         if modalities not in ([], ["TEXT"]):
             raise refusal("generationConfig.responseModalities", '["TEXT"]', json.dumps(modalities), "leave it out")
         calling = _calling(body)
         forced, allowed = _choice(calling, tools)
         return ClientRequest(
-            messages=in_order(named_calls(contents), "contents", system),
+            messages=order_answers(with_call_ids(contents), "contents", system),
             tools=tools,
             calls=calling.get("mode") != "NONE",
             model=call.path.get("model", ""),
@@ -110,7 +105,7 @@ class Gemini:
             constraint=forced or _constraint(config) or allowed,
             samples=samples,
             stream=self._streams,
-            logprobs=switched(config, "responseLogprobs", "generationConfig."),
+            logprobs=flag_in(config, "responseLogprobs", "generationConfig."),
             noted=noted,
             stop=texts_in(config.get("stopSequences"), "generationConfig.stopSequences"),
             evidence=evidence_of(replace(call, body=body), noted, handle),
@@ -120,10 +115,9 @@ class Gemini:
     def answer(
         self, client_request: ClientRequest, replies: Sequence[SampledReply], bytes_of: BytesOf
     ) -> dict[str, Any]:
-        """Write the answer."""
         candidates = []
         for index, reply in enumerate(replies):
-            handle = sealed(reply.id)
+            handle = handle_of(reply.id)
             parts = [_part(piece, handle) for piece in pieces_of(reply.message)] or [{"text": ""}]
             parts[-1]["thoughtSignature"] = handle
             candidate = _candidate(parts, index, _reason(reply))
@@ -133,21 +127,17 @@ class Gemini:
         return {"candidates": candidates, **_tail(client_request, replies)}
 
     def writer(self, client_request: ClientRequest, bytes_of: BytesOf) -> AnswerWriter:
-        """Open the writer of one streamed answer."""
         return (GeminiWriter if client_request.echo["as_events"] else ArrayWriter)(client_request, bytes_of)
 
     def error(self, error: ClientError) -> dict[str, Any]:
-        """Write an error."""
         status = STATUSES.get(error.status, "INTERNAL" if error.status >= 500 else "INVALID_ARGUMENT")
-        text = (
-            error.message if error.too_long is None else TOO_LONG.format(*error.too_long)
-        )
+        text = error.message if error.too_long is None else TOO_LONG.format(*error.too_long)
         return {"error": {"code": error.status, "message": text, "status": status}}
 
 
 class GeminiWriter:
-    """Writer of one answer as chunks, each of which has the shape of a whole answer: as events, which is what clients
-    ask for by `alt=sse`. Implements `AnswerWriter`."""
+    """Writer of a streamed answer as server-sent events (`alt=sse`); every chunk has the shape of a complete answer.
+    Implements `AnswerWriter`."""
 
     content_type = EVENTS
 
@@ -158,41 +148,41 @@ class GeminiWriter:
         self._id = ""
 
     def begin(self, head: ReplyHead) -> bytes:
-        """Write nothing: the first piece is the beginning."""
-        self._handle, self._id = sealed(head.id), head.id
+        """Write nothing: the first piece begins the answer."""
+        self._handle, self._id = handle_of(head.id), head.id
         return b""
 
     def piece(self, sample: int, piece: ReplyPiece) -> bytes:
-        """Write a piece of the reply as a part."""
+        """Write a piece as a part."""
         candidate = _candidate([_part(piece, self._handle)], sample)
         named = {"modelVersion": self._client_request.model, "responseId": self._id}
         return self._chunk({"candidates": [candidate], **named})
 
     def end(self, sample: int, reply: SampledReply) -> bytes:
-        """Write why the reply ended, its handle, and the usage."""
+        """Write the finish reason, the handle and the usage."""
         candidate = _candidate([{"text": "", "thoughtSignature": self._handle}], sample, _reason(reply))
         if self._client_request.logprobs:
             candidate["logprobsResult"] = _logprobs(reply, self._bytes_of)
         return self._chunk({"candidates": [candidate], **_tail(self._client_request, [reply])})
 
     def close(self) -> bytes:
-        """Write nothing: the end of the one reply was the end."""
+        """Write nothing: the end of the only reply ends the answer."""
         return b""
 
     def fail(self, error: ClientError) -> bytes:
-        """Write an error in the place of a chunk."""
+        """Write an error instead of a chunk."""
         return self._chunk(Gemini().error(error))
 
     def ping(self) -> bytes:
-        """Write a chunk that says nothing: clients of this vendor read every line as data."""
+        """Write an empty chunk, because clients of this vendor read every line as data."""
         return self._chunk({})
 
     def _chunk(self, data: Mapping[str, Any]) -> bytes:
-        return b"data: " + encoded(data) + b"\r\n\r\n"
+        return b"data: " + to_json(data) + b"\r\n\r\n"
 
 
 class ArrayWriter(GeminiWriter):
-    """Writer of the same chunks as one JSON array, an element at a time: what clients get that do not ask for events.
+    """Writer of the same chunks as the elements of a JSON array, for clients that do not ask for server-sent events.
     Implements `AnswerWriter`."""
 
     content_type = "application/json; charset=utf-8"
@@ -207,27 +197,30 @@ class ArrayWriter(GeminiWriter):
         return super().fail(error) + b"]"
 
     def ping(self) -> bytes:
-        """Write a blank, which may stand between the elements."""
+        """Write a line break, which JSON allows between elements."""
         return b"\n"
 
     def _chunk(self, data: Mapping[str, Any]) -> bytes:
         before, self._before = self._before, b",\n"
-        return before + encoded(data)
+        return before + to_json(data)
 
 
 def _calling(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings of how tools are called."""
-    config = given(body, "toolConfig", dict, "settings", {})
-    calling: Mapping[str, Any] = given(config, "functionCallingConfig", dict, "settings", {}, "toolConfig.")
+    """Return the settings of tool calls."""
+    config = optional(body, "toolConfig", dict, "settings", {})
+    calling: Mapping[str, Any] = optional(config, "functionCallingConfig", dict, "settings", {}, "toolConfig.")
     return calling
 
 
 def _choice(calling: Mapping[str, Any], tools: Sequence[ToolSpec]) -> tuple[Constraint | None, Constraint | None]:
-    """Return the constraint of a reply that has to call, and that of one that may call some tools alone, with valid
-    arguments; None where there is none.
+    """Read the choice of tools.
+
+    Returns:
+        Constraint of a reply that must call, and constraint of a reply that may only make valid calls of some tools;
+            each None if it does not apply.
 
     Raises:
-        BadInput: an unknown mode, or a name that is none of a tool.
+        BadInput: the mode or a name is unknown.
     """
     mode, where = calling.get("mode") or "AUTO", f"{CALLING}.allowedFunctionNames"
     names = typed(calling.get("allowedFunctionNames") or [], where, list, "a list of names")
@@ -245,8 +238,8 @@ def _choice(calling: Mapping[str, Any], tools: Sequence[ToolSpec]) -> tuple[Cons
 
 
 def _constraint(config: Mapping[str, Any]) -> Constraint | None:
-    """Return what the text of the reply must be."""
-    kind = given(config, "responseMimeType", str, "a type", "text/plain", "generationConfig.") or "text/plain"
+    """Return the constraint on the text of the reply."""
+    kind = optional(config, "responseMimeType", str, "a type", "text/plain", "generationConfig.") or "text/plain"
     if kind not in ("text/plain", "application/json"):
         where = "generationConfig.responseMimeType"
         raise refusal(where, "text/plain or application/json", repr(kind), "correct the request")
@@ -259,7 +252,7 @@ def _constraint(config: Mapping[str, Any]) -> Constraint | None:
 
 
 def _part(piece: ReplyPiece, handle: str) -> dict[str, Any]:
-    """Return a piece of a reply as a part."""
+    """Write a piece of a reply as a part."""
     if piece.call is not None:
         call: ToolCall = piece.call
         function = {"id": call.id, "name": call.name, "args": dict(shown_arguments(call))}
@@ -277,9 +270,9 @@ def _reason(reply: SampledReply) -> str:
 
 
 def _tail(client_request: ClientRequest, replies: Sequence[SampledReply]) -> dict[str, Any]:
-    """Return what stands behind the candidates of an answer."""
+    """Return the fields after the candidates of an answer."""
     sampled, prompt = sum(len(reply.tokens) for reply in replies), replies[0].prompt_tokens
-    thoughts = thought_tokens(replies)  # the vendor counts them apart from the candidates; none is no field
+    thoughts = thought_tokens(replies)  # the vendor counts them separately, and omits 0
     usage = {"promptTokenCount": prompt, "candidatesTokenCount": sampled - (thoughts or 0)}
     usage |= {"thoughtsTokenCount": thoughts} if thoughts else {}
     usage["totalTokenCount"] = prompt + sampled

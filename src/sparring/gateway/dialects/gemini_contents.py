@@ -1,4 +1,4 @@
-"""Contents of Google's Gemini, read: turns of parts as one conversation, and declarations of functions as tools."""
+"""Readers of the contents of Google's Gemini: turns of parts as a conversation, and function declarations as tools."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 from sparring.errors import refusal
 from sparring.gateway.dialects.dialect import Placed, is_left_out, name_in, text_in, typed
-from sparring.gateway.dialects.handles import unsealed
+from sparring.gateway.dialects.handles import reply_named
 from sparring.types import Message, ToolCall, ToolSpec
 
 TEXT = frozenset(("text", "thought", "thoughtSignature", "partMetadata"))
-"""Names that a part of text may have."""
+"""Fields that a part of text may have."""
 
 
 def conversation_in(contents: Any) -> tuple[list[Placed], str]:
-    """Read the turns of a conversation. The calls of a reply have the ids that the client sent; empty without.
+    """Read the turns of a conversation. Calls keep the client's ids, which may be empty; see `with_call_ids`.
 
     Returns:
-        The messages, and the id of the last reply that a signature names; empty where none does.
+        Messages, and the id of the last reply that a signature names; empty if no signature names a reply.
 
     Raises:
-        BadInput: a turn is malformed or has a part that cannot be shown to the model.
+        BadInput: a turn is malformed or has a part that the model cannot read.
     """
     conversation: list[Placed] = []
     handle = ""
@@ -36,23 +36,23 @@ def conversation_in(contents: Any) -> tuple[list[Placed], str]:
             raise refusal(f"{where}.role", "user, model or function", repr(role), "correct the request")
         parts = typed(content.get("parts"), f"{where}.parts", list, "a list of parts")
         if role == "model":
-            reply, named = _reply(parts, where)
+            reply, named = _read_reply(parts, where)
             handle = named or handle
             if conversation and conversation[-1].message.role == "assistant":
                 where, first = conversation.pop()
-                reply = _joined(first, reply)
+                reply = _join(first, reply)
             conversation.append(Placed(where, reply))
         else:
-            conversation += _told(parts, where)
+            conversation += _user_messages(parts, where)
     return conversation, handle
 
 
-def named_calls(conversation: Sequence[Placed]) -> list[Placed]:
-    """Return a conversation whose calls all have ids. Where a client sends none, an answer belongs to the first call of
-    its name, or else to the first of all, that has no answer yet.
+def with_call_ids(conversation: Sequence[Placed]) -> list[Placed]:
+    """Give an id to calls without one, and assign the answers to calls: by id, or else to the first unanswered call
+    with the answer's name.
 
     Raises:
-        BadInput: there are more answers than calls.
+        BadInput: an answer matches no call.
     """
     named: list[Placed] = []
     waiting: list[ToolCall] = []
@@ -65,7 +65,7 @@ def named_calls(conversation: Sequence[Placed]) -> list[Placed]:
             waiting = list(calls)
             message = replace(message, tool_calls=calls)
         elif message.role == "tool":
-            call = _answered(message, waiting, where)
+            call = _call_of_answer(message, waiting, where)
             waiting.remove(call)
             message = replace(message, tool_call_id=call.id, name=None)
         named.append(Placed(where, message))
@@ -73,10 +73,10 @@ def named_calls(conversation: Sequence[Placed]) -> list[Placed]:
 
 
 def text_of(content: Any, where: str) -> str:
-    """Return the text of a content, which may be a part or a content of parts.
+    """Return the text of a content, which may be a single part or have parts.
 
     Raises:
-        BadInput: it has a part that is no text.
+        BadInput: a part is not text.
     """
     typed(content, where, dict, "a content")
     parts = content.get("parts", [content] if "text" in content else None)
@@ -90,7 +90,7 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[ToolSpec, ...]:
     """Read the tools of a request.
 
     Raises:
-        BadInput: one is malformed, or one that the vendor's servers run and that is not to be left out.
+        BadInput: a tool is malformed, or hosted by the vendor and not in `leave_out`.
     """
     specs: list[ToolSpec] = []
     for at, tool in enumerate(typed([] if tools is None else tools, "tools", list, "a list of tools")):
@@ -98,7 +98,7 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[ToolSpec, ...]:
             where = f"tools[{at}].{name}"
             if name == "functionDeclarations":
                 declared = typed(value, where, list, "a list of functions")
-                specs += [_declared(each, f"{where}[{number}]") for number, each in enumerate(declared)]
+                specs += [_read_declaration(each, f"{where}[{number}]") for number, each in enumerate(declared)]
             elif not is_left_out(name, leave_out):
                 do = "switch it off in the client, or let the door leave it out"
                 raise refusal(where, "functionDeclarations: tools that the client runs", repr(name), do)
@@ -110,10 +110,10 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[ToolSpec, ...]:
 
 
 def json_schema(schema: Any, where: str) -> Any:
-    """Return a schema of the vendor's own kind, with types in upper case, as a JSON schema.
+    """Convert a schema in Google's format, with types in upper case, to a JSON schema.
 
     Raises:
-        BadInput: it is no schema.
+        BadInput: it is not a schema.
     """
     typed(schema, where, dict, "a schema")
     converted: dict[str, Any] = {}
@@ -141,10 +141,10 @@ def json_schema(schema: Any, where: str) -> Any:
 
 
 COUNTS = frozenset("minItems maxItems minLength maxLength minProperties maxProperties".split())
-"""Numbers of a schema, which the vendor writes as text."""
+"""Numbers in a schema that Google writes as strings."""
 
 
-def _declared(function: Any, where: str) -> ToolSpec:
+def _read_declaration(function: Any, where: str) -> ToolSpec:
     name = name_in(typed(function, where, dict, "a function").get("name"), f"{where}.name")
     description = typed(function.get("description") or "", f"{where}.description", str, "text")
     schema = function.get("parametersJsonSchema")
@@ -155,15 +155,15 @@ def _declared(function: Any, where: str) -> ToolSpec:
     return ToolSpec(name=name, description=text_in(description, where), parameters=schema)
 
 
-def _reply(parts: Sequence[Any], where: str) -> tuple[Message, str]:
-    """Return a reply as the client sends it back, and the id of the reply that its signature names."""
+def _read_reply(parts: Sequence[Any], where: str) -> tuple[Message, str]:
+    """Read a reply in a conversation. Return it with the id of the reply that its signature names."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls, handle = [], ""
     for at, part in enumerate(parts):
         place = f"{where}.parts[{at}]"
         typed(part, place, dict, "a part")
-        handle = unsealed(part.get("thoughtSignature")) or handle
+        handle = reply_named(part.get("thoughtSignature")) or handle
         function = part.get("functionCall")
         if function is None:
             (thoughts if part.get("thought") else texts).append(_text(part, place))
@@ -176,8 +176,8 @@ def _reply(parts: Sequence[Any], where: str) -> tuple[Message, str]:
     return Message(role="assistant", content="".join(texts), reasoning=reasoning, tool_calls=tuple(calls)), handle
 
 
-def _joined(first: Message, second: Message) -> Message:
-    """Return two turns of the model side by side as the one reply that they were."""
+def _join(first: Message, second: Message) -> Message:
+    """Join two successive turns of the model into the one reply that they came from."""
     reasoning = (first.reasoning or "") + (second.reasoning or "")
     return Message(
         role="assistant",
@@ -187,8 +187,8 @@ def _joined(first: Message, second: Message) -> Message:
     )
 
 
-def _told(parts: Sequence[Any], where: str) -> list[Placed]:
-    """Return what a turn of the user has: answers of functions, each by itself, before the text beside them."""
+def _user_messages(parts: Sequence[Any], where: str) -> list[Placed]:
+    """Read a turn of the user: answers of functions, one message each, before the text."""
     answers, texts = [], []
     for at, part in enumerate(parts):
         place = f"{where}.parts[{at}]"
@@ -209,7 +209,7 @@ def _told(parts: Sequence[Any], where: str) -> list[Placed]:
 
 
 def _answer_text(response: Any, where: str) -> str:
-    """Return the text of a function's answer: the text itself where that is all that there is, else JSON."""
+    """Return the answer of a function as text: a single string as it is, everything else as JSON."""
     if isinstance(response, dict) and len(response) == 1:
         ((name, value),) = response.items()
         if name in ("output", "result") and isinstance(value, str):
@@ -217,7 +217,7 @@ def _answer_text(response: Any, where: str) -> str:
     return text_in(json.dumps(response, ensure_ascii=False), where)
 
 
-def _answered(answer: Message, waiting: Sequence[ToolCall], where: str) -> ToolCall:
+def _call_of_answer(answer: Message, waiting: Sequence[ToolCall], where: str) -> ToolCall:
     """Return the call that an answer belongs to."""
     same = [call for call in waiting if answer.tool_call_id and call.id == answer.tool_call_id]
     named = [call for call in waiting if call.name == answer.name]

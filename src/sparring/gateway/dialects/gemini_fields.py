@@ -1,5 +1,5 @@
-"""Fields of Google's Gemini in one spelling: its JSON takes each by the name that it has in JSON and by that of the
-protocol buffers, at every depth, and a field that is null is not there."""
+"""Field names of Google's Gemini. Its JSON allows each in camelCase and in snake_case at every depth, and null for a
+missing field."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ NESTED = frozenset(
     " parametersJsonSchema anyOf minItems maxItems minLength maxLength minProperties maxProperties"
     " propertyOrdering".split()
 )
-"""Fields of what stands in a request."""
+"""Fields inside the fields of a request."""
 
 FREE = frozenset("args response parametersJsonSchema responseJsonSchema labels default example partMetadata".split())
-"""Fields whose values are data of the client's own, which stay as they are."""
+"""Fields whose values are the client's own data and stay unchanged."""
 
 _LOWER = re.compile(r"_([a-z0-9])")
 
 
 def in_one_spelling(message: Any, fields: Collection[str]) -> Any:
-    """Return a message with its fields as JSON spells them, without those that are null.
+    """Convert the field names of a message to camelCase, and remove fields that are null.
 
     Args:
         message: plain data of a request.
-        fields: that are spelled; others stay as they are.
+        fields: names to convert; other names stay unchanged.
     """
     if isinstance(message, list):
         return [in_one_spelling(each, fields) for each in message]
@@ -38,7 +38,7 @@ def in_one_spelling(message: Any, fields: Collection[str]) -> Any:
         name = other if other in fields else name
         if name in FREE or value is None:
             values = {} if value is None else {name: value}
-        elif name == "properties" and isinstance(value, Mapping):  # schemas by names of the client's own
+        elif name == "properties" and isinstance(value, Mapping):  # schemas by the client's own names
             values = {name: {own: in_one_spelling(each, fields) for own, each in value.items()}}
         else:
             values = {name: in_one_spelling(value, fields)}

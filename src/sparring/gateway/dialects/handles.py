@@ -1,4 +1,4 @@
-"""Handles: texts that a client keeps and sends back unread, each of which names a reply."""
+"""Handles: opaque strings that a client keeps and sends back, such as a signature; each names a reply."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import hashlib
 DIGEST_BYTES = 6
 
 EMPTY = "empty"
-"""Stands for the number of an item that is no piece of its reply, and has no text."""
+"""Number of an item that is not a piece of its reply and has no text."""
 
 
-def sealed(reply: str) -> str:
-    """Return the handle of the reply with this id, in letters that JSON, URLs and headers carry as they are."""
+def handle_of(reply: str) -> str:
+    """Return the handle of a reply, in characters that JSON, URLs and headers allow."""
     data = reply.encode()
     return base64.urlsafe_b64encode(_digest(data) + data).decode()
 
 
-def unsealed(handle: object) -> str:
-    """Return the id of the reply that a handle names; empty for anything else, such as another vendor's signature."""
+def reply_named(handle: object) -> str:
+    """Return the id of the reply that a handle names; empty for any other value, such as another vendor's signature."""
     if not isinstance(handle, str) or not handle:
         return ""
     try:

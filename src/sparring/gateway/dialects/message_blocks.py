@@ -1,4 +1,4 @@
-"""Blocks of Anthropic's Messages, read: text, thoughts, calls and their answers as one conversation; tools."""
+"""Readers of the blocks of Anthropic's Messages: text, thoughts, calls and their answers as a conversation; tools."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from typing import Any
 
 from sparring.errors import refusal
 from sparring.gateway.dialects.dialect import Placed, is_left_out, name_in, text_in, typed
-from sparring.gateway.dialects.handles import unsealed
+from sparring.gateway.dialects.handles import reply_named
 from sparring.types import Message, ToolCall, ToolSpec
 
 BILLING = "x-anthropic-billing-header"
-"""First words of a system block by which claude-code counts; it changes between agents and says nothing to a model."""
+"""Beginning of a system block that claude-code uses for billing. It differs between agents and means nothing to a
+model."""
 
 
 def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[tuple[ToolSpec, ...], dict[str, ToolSpec]]:
     """Read the tools of a request.
 
     Returns:
-        The tools that stand in the prompt, and by their names those that stand there only where an answer loads them.
+        Tools of the prompt, and tools with deferred loading by name: the prompt shows such a tool once an answer loads
+            it.
 
     Raises:
-        BadInput: one is malformed, or one that the vendor's servers run and that is not to be left out; two have one
-            name.
+        BadInput: a tool is malformed, or hosted by the vendor and not in `leave_out`, or two tools have the same name.
     """
     specs: list[ToolSpec] = []
     deferred: dict[str, ToolSpec] = {}
@@ -51,10 +52,10 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[tuple[ToolSpec, ..
 
 
 def system_in(system: Any) -> str:
-    """Return the text of `system`, which may stand in blocks.
+    """Return the text of `system`, which may be a list of blocks.
 
     Raises:
-        BadInput: it is no text.
+        BadInput: it is not text.
     """
     if system is None or isinstance(system, str):
         return text_in(system or "", "system")
@@ -66,14 +67,14 @@ def conversation_in(messages: Any, loadable: Mapping[str, ToolSpec]) -> tuple[li
     """Read the messages of a conversation.
 
     Args:
-        messages: the field of the request.
-        loadable: tools that an answer may load, by name; the answer then shows them.
+        messages: field of the request.
+        loadable: tools with deferred loading by name; an answer that loads one shows it.
 
     Returns:
-        The messages, and the id of the last reply that a signature names; empty where none does.
+        Messages, and the id of the last reply that a signature names; empty if no signature names a reply.
 
     Raises:
-        BadInput: a message is malformed or has a block that cannot be shown to the model.
+        BadInput: a message is malformed or has a block that the model cannot read.
     """
     conversation: list[Placed] = []
     handle = ""
@@ -88,11 +89,11 @@ def conversation_in(messages: Any, loadable: Mapping[str, ToolSpec]) -> tuple[li
             continue
         blocks = typed(content, f"{where}.content", list, "text or blocks")
         if role == "assistant":
-            reply, named = _reply(blocks, where)
+            reply, named = _read_reply(blocks, where)
             conversation.append(Placed(where, reply))
             handle = named or handle
         else:
-            conversation += _told(blocks, role, where, loadable)
+            conversation += _messages_of(blocks, role, where, loadable)
     return conversation, handle
 
 
@@ -103,8 +104,8 @@ def _text(block: Any, where: str) -> str:
     return text_in(typed(block.get("text"), f"{where}.text", str, "text"), where)
 
 
-def _told(blocks: Sequence[Any], role: Any, where: str, loadable: Mapping[str, ToolSpec]) -> list[Placed]:
-    """Return what a message tells: answers of tools, each by itself, before the text beside them."""
+def _messages_of(blocks: Sequence[Any], role: Any, where: str, loadable: Mapping[str, ToolSpec]) -> list[Placed]:
+    """Read a message that is not a reply: answers of tools, one message each, before the text."""
     answers, texts = [], []
     for at, block in enumerate(blocks):
         place = f"{where}.content[{at}]"
@@ -119,7 +120,7 @@ def _told(blocks: Sequence[Any], role: Any, where: str, loadable: Mapping[str, T
 
 
 def _answer(content: Any, where: str, loadable: Mapping[str, ToolSpec]) -> str:
-    """Return the text of a tool's answer; each tool that it loads is a line of it."""
+    """Return the text of a tool's answer, with one line per tool that it loads."""
     if content is None or isinstance(content, str):
         return text_in(content or "", where)
     texts: list[str] = []
@@ -132,18 +133,18 @@ def _answer(content: Any, where: str, loadable: Mapping[str, ToolSpec]) -> str:
         if name not in loadable:
             do = "send the tool, with defer_loading"
             raise refusal(f"{place}.tool_name", "a tool of the request whose loading is deferred", repr(name), do)
-        texts.append(_shown(loadable[name]) + "\n")
+        texts.append(_tool_text(loadable[name]) + "\n")
     return "".join(texts)
 
 
-def _shown(spec: ToolSpec) -> str:
-    """Return a tool as the model reads it where an answer loads it."""
+def _tool_text(spec: ToolSpec) -> str:
+    """Return the text of a tool that an answer loads."""
     function = {"name": spec.name, "description": spec.description, "parameters": spec.parameters}
     return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
 
 
-def _reply(blocks: Sequence[Any], where: str) -> tuple[Message, str]:
-    """Return a reply as the client sends it back, and the id of the reply that its signature names."""
+def _read_reply(blocks: Sequence[Any], where: str) -> tuple[Message, str]:
+    """Read a reply in a conversation. Return it with the id of the reply that its signature names."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []
@@ -153,9 +154,9 @@ def _reply(blocks: Sequence[Any], where: str) -> tuple[Message, str]:
         kind = typed(block, place, dict, "a block").get("type")
         if kind == "thinking":
             thoughts.append(text_in(typed(block.get("thinking"), f"{place}.thinking", str, "text"), place))
-            handle = unsealed(block.get("signature")) or handle
+            handle = reply_named(block.get("signature")) or handle
         elif kind == "redacted_thinking":
-            handle = unsealed(block.get("data")) or handle
+            handle = reply_named(block.get("data")) or handle
         elif kind == "tool_use":
             name = text_in(typed(block.get("name"), f"{place}.name", str, "a name"), place)
             arguments = typed(block.get("input"), f"{place}.input", dict, "the arguments")

@@ -14,17 +14,17 @@ from sparring.gateway.dialects.dialect import (
     ClientError,
     ClientRequest,
     count_in,
-    encoded,
-    given,
-    in_order,
+    flag_in,
+    noted_fields,
     noted_headers,
-    sorted_fields,
-    switched,
+    optional,
+    order_answers,
     texts_in,
+    to_json,
     typed,
 )
 from sparring.gateway.dialects.evidence import evidence_of
-from sparring.gateway.dialects.handles import sealed
+from sparring.gateway.dialects.handles import handle_of
 from sparring.gateway.dialects.message_blocks import conversation_in, system_in, tools_in
 from sparring.gateway.dialects.reply_format import format_in
 from sparring.gateway.dialects.tool_choice import forced_call
@@ -41,13 +41,13 @@ NOTED = frozenset(
     " inference_geo speed cache_control".split()
 )
 NOT_CACHED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
-"""Usage of a prompt of which nothing was cached."""
+"""Usage of a prompt without cached tokens."""
 
 KINDS = {401: "authentication_error", 404: "not_found_error"}
 """Types of errors, by status."""
 
 TOO_LONG = "prompt is too long: {} tokens > {} maximum"
-"""Words by which clients know that they have to compact, and by how much."""
+"""Error message that makes clients compact the conversation, with the excess."""
 
 
 class Messages:
@@ -57,25 +57,20 @@ class Messages:
     request_id = "request-id"
 
     def read(self, call: ClientCall) -> ClientRequest:
-        """Read a request.
-
-        Raises:
-            BadInput: it is malformed, or asks for what cannot be had.
-        """
         body = call.body
-        noted = sorted_fields(body, OBEYED, NOTED) + noted_headers(call.headers)
+        noted = noted_fields(body, OBEYED, NOTED) + noted_headers(call.headers)
         tools, deferred = tools_in(body.get("tools"), call.leave_out)
         system = system_in(body.get("system"))
         heard, handle = conversation_in(body.get("messages"), deferred)
-        forced = _forced(body.get("tool_choice"), tools, deferred)
+        forced = _forced_constraint(body.get("tool_choice"), tools, deferred)
         return ClientRequest(
-            messages=in_order(heard, "messages", system),
+            messages=order_answers(heard, "messages", system),
             tools=tools,
             calls=forced is not None or _may_call(body.get("tool_choice")),
             model=typed(body.get("model"), "model", str, "the name of a model"),
             max_tokens=count_in(body, "max_tokens"),
             constraint=forced or _constraint(body),
-            stream=switched(body, "stream"),
+            stream=flag_in(body, "stream"),
             noted=noted,
             stop=texts_in(body.get("stop_sequences"), "stop_sequences"),
             evidence=evidence_of(call, noted, handle),
@@ -84,43 +79,38 @@ class Messages:
     def answer(
         self, client_request: ClientRequest, replies: Sequence[SampledReply], bytes_of: BytesOf
     ) -> dict[str, Any]:
-        """Write the answer."""
         (reply,) = replies
         return {
             **_head(client_request, reply.id),
-            "content": _blocks(reply.message, sealed(reply.id)),
+            "content": _blocks(reply.message, handle_of(reply.id)),
             "stop_reason": _reason(reply),
             "stop_sequence": reply.stop,
             "usage": _usage(reply),
         }
 
     def writer(self, client_request: ClientRequest, bytes_of: BytesOf) -> EventWriter:
-        """Open the writer of one streamed answer."""
         return EventWriter(client_request)
 
     def error(self, error: ClientError) -> dict[str, Any]:
-        """Write an error."""
-        text = (
-            error.message if error.too_long is None else TOO_LONG.format(*error.too_long)
-        )
+        text = error.message if error.too_long is None else TOO_LONG.format(*error.too_long)
         other = "api_error" if error.status >= 500 else "invalid_request_error"
         return {"type": "error", "error": {"type": KINDS.get(error.status, other), "message": text}}
 
 
 class EventWriter:
-    """Writer of one answer as events: blocks one after the other. Implements `AnswerWriter`."""
+    """Writer of a streamed answer as events, block by block. Implements `AnswerWriter`."""
 
     content_type = EVENTS
 
     def __init__(self, client_request: ClientRequest) -> None:
         self._client_request = client_request
         self._num_blocks = 0
-        self._open = ""  # the kind of the block that is open
+        self._open = ""  # kind of the open block
         self._handle = ""
 
     def begin(self, head: ReplyHead) -> bytes:
-        """Write the head of the message. What was cached is known at its end."""
-        self._handle = sealed(head.id)
+        """Write the head of the message. The number of cached tokens follows at its end."""
+        self._handle = handle_of(head.id)
         usage = {"input_tokens": head.prompt_tokens, "output_tokens": 1}
         head_sent = {**_head(self._client_request, head.id), "content": [], "stop_reason": None}
         return _event("message_start", {"message": {**head_sent, "usage": {**NOT_CACHED, **usage}}})
@@ -132,45 +122,45 @@ class EventWriter:
             empty = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
             written = json.dumps(dict(shown_arguments(call)), ensure_ascii=False)
             delta = {"type": "input_json_delta", "partial_json": written}
-            return self._block("tool_use", empty) + self._delta(delta) + self._closed()
+            return self._open_block("tool_use", empty) + self._delta(delta) + self._close_block()
         if piece.kind == "reasoning":
-            begun = self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            begun = self._open_block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
             return begun + self._delta({"type": "thinking_delta", "thinking": piece.text})
-        begun = self._block("text", {"type": "text", "text": ""})
+        begun = self._open_block("text", {"type": "text", "text": ""})
         return begun + self._delta({"type": "text_delta", "text": piece.text})
 
     def end(self, sample: int, reply: SampledReply) -> bytes:
-        """Write the end of the last block, why the message ended, and the usage."""
-        empty = b"" if self._num_blocks else self._block("text", {"type": "text", "text": ""})
+        """Write the end of the last block, the stop reason and the usage."""
+        empty = b"" if self._num_blocks else self._open_block("text", {"type": "text", "text": ""})
         ended = {"stop_reason": _reason(reply), "stop_sequence": reply.stop}
         last = _event("message_delta", {"delta": ended, "usage": _usage(reply)})
-        return empty + self._closed() + last + _event("message_stop", {})
+        return empty + self._close_block() + last + _event("message_stop", {})
 
     def close(self) -> bytes:
-        """Write nothing: the end of the one reply was the end."""
+        """Write nothing: the end of the only reply ends the answer."""
         return b""
 
     def fail(self, error: ClientError) -> bytes:
-        """Write an error that comes when the answer has begun."""
+        """Write an error after the answer has begun."""
         return _event("error", Messages().error(error))
 
     def ping(self) -> bytes:
-        """Write the event that says that the answer is under way."""
+        """Write a keep-alive event."""
         return _event("ping", {})
 
-    def _block(self, kind: str, empty: dict[str, Any]) -> bytes:
-        """Begin a block, unless one of this kind is open."""
+    def _open_block(self, kind: str, empty: dict[str, Any]) -> bytes:
+        """Begin a block, unless a block of this kind is open."""
         if self._open == kind:
             return b""
-        closed, self._open = self._closed(), kind
+        closed, self._open = self._close_block(), kind
         self._num_blocks += 1
         return closed + _event("content_block_start", {"index": self._num_blocks - 1, "content_block": empty})
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
         return _event("content_block_delta", {"index": self._num_blocks - 1, "delta": delta})
 
-    def _closed(self) -> bytes:
-        """End the block that is open."""
+    def _close_block(self) -> bytes:
+        """End the open block."""
         kind, self._open = self._open, ""
         if not kind:
             return b""
@@ -178,8 +168,8 @@ class EventWriter:
         return signature + _event("content_block_stop", {"index": self._num_blocks - 1})
 
 
-def _forced(choice: Any, tools: Sequence[ToolSpec], deferred: Mapping[str, ToolSpec]) -> Constraint | None:
-    """Return the constraint of a choice by which the reply has to call; None where it may."""
+def _forced_constraint(choice: Any, tools: Sequence[ToolSpec], deferred: Mapping[str, ToolSpec]) -> Constraint | None:
+    """Return the constraint of a reply that must call, or None if the reply may be text."""
     kind = typed({"type": "auto"} if choice is None else choice, "tool_choice", dict, "a choice").get("type")
     if kind not in ("any", "tool"):
         return None
@@ -194,7 +184,7 @@ def _may_call(choice: Any) -> bool:
     """Return whether tools may be called.
 
     Raises:
-        BadInput: an unknown choice.
+        BadInput: the choice is unknown.
     """
     kind = ({"type": "auto"} if choice is None else choice).get("type")
     if kind not in ("auto", "none"):
@@ -203,16 +193,16 @@ def _may_call(choice: Any) -> bool:
 
 
 def _constraint(body: Mapping[str, Any]) -> Constraint | None:
-    """Return what the text of the reply must be."""
-    config = given(body, "output_config", dict, "settings of the output", {})
+    """Return the constraint on the text of the reply."""
+    config = optional(body, "output_config", dict, "settings of the output", {})
     if config.get("format") is not None:
         return format_in(config["format"], "output_config.format", kinds=("json_schema",))
     return format_in(body.get("output_format"), "output_format", kinds=("json_schema",))
 
 
 def _blocks(message: Message, handle: str) -> list[dict[str, Any]]:
-    """Return the blocks of a reply, its thoughts signed with its handle. A call that does not parse has what was
-    written as its one argument."""
+    """Return the blocks of a reply, with its handle as the signature of its thoughts. A malformed call has the sampled
+    text as its only argument."""
     blocks: list[dict[str, Any]] = []
     for piece in pieces_of(message):
         if piece.call is not None:
@@ -257,4 +247,4 @@ def _usage(reply: SampledReply) -> dict[str, Any]:
 
 
 def _event(name: str, data: Mapping[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), encoded({"type": name, **data}))
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), to_json({"type": name, **data}))

@@ -1,4 +1,4 @@
-"""Errors of OpenAI's APIs, which are the same in chat completions and in Responses."""
+"""Errors of OpenAI's APIs, in the format that chat completions and Responses share."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 from sparring.gateway.dialects.dialect import ClientError
 
 REQUEST_ID = "x-request-id"
-"""Header in which the vendor names each request."""
+"""Header with the vendor's request id."""
 
 CODES = {(401, ""): "invalid_api_key", (404, "model"): "model_not_found"}
 """Codes of errors, by status and field."""
 
 
-def error_written(error: ClientError, conversation: str, too_long: str) -> dict[str, Any]:
+def write_error(error: ClientError, conversation: str, too_long: str) -> dict[str, Any]:
     """Write an error.
 
     Args:
-        error: that the client is told of.
-        conversation: the field that has the conversation.
-        too_long: what is said of a prompt that is too long; empty of other errors.
+        error: error to write.
+        conversation: field of the conversation, as the parameter of a prompt that is too long.
+        too_long: message for a prompt that is too long; empty for other errors.
     """
     code, param = CODES.get((error.status, error.field)), error.field or None
     if too_long:

@@ -1,4 +1,4 @@
-"""Formats that a client wants the text of a reply to have, as a constraint on the reply."""
+"""Response formats that a client asks for, as a constraint on the reply."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ JSON_OBJECT = Constraint(kind="json_schema", source='{"type":"object"}')
 """Constraint of a reply that is any JSON object."""
 
 KINDS = ("text", "json_object", "json_schema")
-"""Types of formats that OpenAI's APIs have."""
+"""Types of response formats in OpenAI's APIs."""
 
 
 def format_in(format: Any, where: str, *, kinds: Sequence[str] = KINDS, inside: str = "") -> Constraint | None:
-    """Return the constraint of a format; None where the reply is free.
+    """Return the constraint of a response format, or None if the reply is free text.
 
     Args:
-        format: the field of the request; None where it is left out.
-        where: the place of the field.
-        kinds: its types in this API.
-        inside: name of the object in the format that has the schema; empty where the format has it itself.
+        format: field of the request; None if the request has no such field.
+        where: place of the field.
+        kinds: types that this API has.
+        inside: field of the format that contains the schema; empty if the format itself has the schema.
 
     Raises:
-        BadInput: it is malformed, or has another type.
+        BadInput: the format is malformed or has another type.
     """
     if format is None:
         return None
@@ -50,6 +50,6 @@ def schema_in(schema: Any, where: str) -> Constraint:
     """Return the constraint of a JSON schema.
 
     Raises:
-        BadInput: it is none.
+        BadInput: it is not an object.
     """
     return Constraint(kind="json_schema", source=json.dumps(typed(schema, where, dict, "a JSON schema")))

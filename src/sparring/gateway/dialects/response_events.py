@@ -1,4 +1,4 @@
-"""Responses, written: a reply as items, whole and as server-sent events."""
+"""Writer of OpenAI's Responses: a reply as items, whole or as server-sent events."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sparring.gateway.dialects.dialect import EVENTS, BytesOf, ClientError, ClientRequest, encoded
-from sparring.gateway.dialects.handles import EMPTY, sealed
-from sparring.gateway.dialects.response_tools import call_written
-from sparring.gateway.dialects.sampled_ids import logprobs_written
+from sparring.gateway.dialects.dialect import EVENTS, BytesOf, ClientError, ClientRequest, to_json
+from sparring.gateway.dialects.handles import EMPTY, handle_of
+from sparring.gateway.dialects.response_tools import write_call
+from sparring.gateway.dialects.sampled_ids import write_logprobs
 from sparring.reply import ReplyHead, SampledReply, pieces_of
 from sparring.types import ReplyPiece
 
 FUNCTION: Mapping[str, Any] = {"description": None, "parameters": None, "strict": None}
-"""Fields that a tool has in a response, also where its request left them out."""
+"""Fields that a response shows for a function tool even if its request omits them."""
 
 
 def response_of(client_request: ClientRequest, reply: SampledReply, bytes_of: BytesOf) -> dict[str, Any]:
-    """Return a whole response: what a stream's last event has."""
+    """Return a complete response, which equals the one in a stream's last event."""
     writer = ResponseWriter(client_request, bytes_of)
     writer.begin(ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens))
     for piece in pieces_of(reply.message):
@@ -27,10 +27,10 @@ def response_of(client_request: ClientRequest, reply: SampledReply, bytes_of: By
 
 
 class ResponseWriter:
-    """Writer of one response as events: its items one after the other. Implements `AnswerWriter`.
+    """Writer of a streamed response, item by item. Implements `AnswerWriter`.
 
-    Log-probabilities, of calls too, stand in the message of a reply, and are whole at its end: where a client wants
-    them, calls wait for that, behind a message without text where the reply says nothing.
+    Log-probabilities of all tokens, calls included, belong to the message item and are complete at the end of the
+    reply. If a client wants them, calls wait for that end, after a message item that is empty if the reply has no text.
     """
 
     content_type = EVENTS
@@ -40,72 +40,73 @@ class ResponseWriter:
         self._bytes_of = bytes_of
         self._sequence_number = 0
         self._items: list[dict[str, Any]] = []
-        self._open: dict[str, Any] | None = None  # the item of text or thoughts that goes on
-        self._texts: list[str] = []  # of it
-        self._waiting: list[dict[str, Any]] = []  # calls
-        self._num_shown = 0  # pieces that have an item
-        self._listed = False  # whether the log-probabilities are written
+        self._open: dict[str, Any] | None = None  # open item of text or thoughts
+        self._texts: list[str] = []  # texts of the open item
+        self._waiting: list[dict[str, Any]] = []  # calls that wait for the end
+        self._num_shown = 0  # number of pieces that have an item
+        self._listed = False  # whether the log-probabilities were written
         self._handle = ""
-        self._id = "failed"  # until there is a reply
+        self._id = "failed"  # until the reply begins
 
     def begin(self, head: ReplyHead) -> bytes:
-        """Write that the response is under way."""
-        self._handle, self._id = sealed(head.id), head.id
+        """Write that the response is in progress."""
+        self._handle, self._id = handle_of(head.id), head.id
         begun = _response(self._client_request, head.id, status="in_progress")
         return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
 
     def piece(self, sample: int, piece: ReplyPiece) -> bytes:
         """Write a piece of the reply into its item."""
         if piece.call is not None:
-            call = call_written(piece.call, self._client_request.echo["forms"])
+            call = write_call(piece.call, self._client_request.echo["forms"])
             if not self._client_request.logprobs:
-                return self._closed() + self._call(call)
+                return self._close_item() + self._call(call)
             self._waiting.append(call)
-            return self._opened("message", empty=True)
-        begun = self._opened("reasoning" if piece.kind == "reasoning" else "message")
+            return self._open_item("message", empty=True)
+        begun = self._open_item("reasoning" if piece.kind == "reasoning" else "message")
         self._texts.append(piece.text)
-        return begun + self._of_part("delta", delta=piece.text)
+        return begun + self._part_event("delta", delta=piece.text)
 
     def end(self, sample: int, reply: SampledReply) -> bytes:
-        """Write the end of the last item and the whole response."""
-        events = self._ended(reply)
+        """Write the end of the last item and the complete response."""
+        events = self._end_items(reply)
         response = self.response(reply)
         return events + self._event(f"response.{response['status']}", response=response)
 
     def close(self) -> bytes:
-        """Write nothing: the end of the one reply was the end."""
+        """Write nothing: the end of the only reply ends the answer."""
         return b""
 
     def fail(self, error: ClientError) -> bytes:
-        """Write that the response has failed."""
+        """Write that the response failed."""
         code = "server_error" if error.status >= 500 else "invalid_prompt"
         failed = _response(self._client_request, self._id, status="failed")
         return self._event("response.failed", response={**failed, "error": {"code": code, "message": error.message}})
 
     def ping(self) -> bytes:
-        """Write a comment, which clients pass over."""
+        """Write a comment, which clients ignore."""
         return b": ping\n\n"
 
     def response(self, reply: SampledReply) -> dict[str, Any]:
-        """Return the whole response."""
-        self._ended(reply)
+        """Return the complete response."""
+        self._end_items(reply)
         return {**_response(self._client_request, reply.id, reply=reply), "output": self._items}
 
-    def _ended(self, reply: SampledReply) -> bytes:
-        """End the last item of text or thoughts, and write the calls that wait."""
+    def _end_items(self, reply: SampledReply) -> bytes:
+        """End the last item of text or thoughts, and write the waiting calls."""
         wanted = self._client_request
         last = self._open["type"] if self._open else ""
         bare = not self._items or wanted.logprobs and last != "message" and not self._listed
-        events = self._opened("message") if bare and not wanted.samples_nothing else b""
-        events += self._closed(reply)
+        events = self._open_item("message") if bare and not wanted.samples_nothing else b""
+        events += self._close_item(reply)
         waiting, self._waiting = self._waiting, []
         return events + b"".join(map(self._call, waiting))
 
-    def _opened(self, kind: str, empty: bool = False) -> bytes:
-        """Begin an item of text or thoughts, unless one of this kind is open. `empty`: it is no piece of the reply."""
+    def _open_item(self, kind: str, empty: bool = False) -> bytes:
+        """Begin an item of text or thoughts, unless an item of this kind is open. `empty`: it has no piece of the
+        reply."""
         if self._open is not None and self._open["type"] == kind:
             return b""
-        events = self._closed()
+        events = self._close_item()
         item: dict[str, Any]
         if kind == "reasoning":
             item = {"type": kind, "id": f"rs_{self._handle}", "summary": [], "content": [], "encrypted_content": None}
@@ -117,30 +118,30 @@ class ResponseWriter:
         self._open = item
         self._items.append(item)
         events += self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
-        return events + self._of_item("response.content_part.added", content_index=0, part=_part(kind, ""))
+        return events + self._item_event("response.content_part.added", content_index=0, part=_part(kind, ""))
 
-    def _closed(self, reply: SampledReply | None = None) -> bytes:
-        """End the item of text or thoughts that is open. `reply`: the whole one, where this is its end."""
+    def _close_item(self, reply: SampledReply | None = None) -> bytes:
+        """End the open item of text or thoughts. `reply`: complete reply, if this is its end."""
         if self._open is None:
             return b""
         item, text = self._open, "".join(self._texts)
         part, listed = _part(item["type"], text), {}
         if item["type"] == "message" and reply is not None and self._client_request.logprobs:
             self._listed = True
-            listed = {"logprobs": logprobs_written(reply, self._bytes_of)}
+            listed = {"logprobs": write_logprobs(reply, self._bytes_of)}
         part |= listed
-        events = self._of_part("done", text=text, **listed)
-        events += self._of_item("response.content_part.done", content_index=0, part=part)
+        events = self._part_event("done", text=text, **listed)
+        events += self._item_event("response.content_part.done", content_index=0, part=part)
         cut = reply is not None and reply.finish_reason == "length"
         ended = {"status": "incomplete" if cut else "completed"} if item["type"] == "message" else {}
         if item["type"] == "reasoning" and self._client_request.echo["sealed"]:
             ended = {"encrypted_content": self._handle}
         self._items[-1] = {**item, **ended, "content": [part]}
         self._open, self._texts = None, []
-        return events + self._done()
+        return events + self._item_done()
 
     def _call(self, item: dict[str, Any]) -> bytes:
-        """Write a call: its item, what fills it, and its end."""
+        """Write a call: its item, its arguments or input, and its end."""
         function = item["type"] == "function_call"
         field = "arguments" if function else "input"
         name = "response.function_call_arguments" if function else "response.custom_tool_call_input"
@@ -149,22 +150,22 @@ class ResponseWriter:
         self._items.append({**item, "status": "completed"})
         empty = {**item, field: "", "status": "in_progress"}
         events = self._event("response.output_item.added", output_index=len(self._items) - 1, item=empty)
-        events += self._of_item(f"{name}.delta", delta=item[field])
+        events += self._item_event(f"{name}.delta", delta=item[field])
         named = {"name": item["name"]} if function else {}
-        return events + self._of_item(f"{name}.done", **named, **{field: item[field]}) + self._done()
+        return events + self._item_event(f"{name}.done", **named, **{field: item[field]}) + self._item_done()
 
-    def _done(self) -> bytes:
+    def _item_done(self) -> bytes:
         return self._event("response.output_item.done", output_index=len(self._items) - 1, item=self._items[-1])
 
-    def _of_part(self, name: str, **values: Any) -> bytes:
-        """Write an event of the text of the open item."""
+    def _part_event(self, name: str, **values: Any) -> bytes:
+        """Write an event about the text of the open item."""
         assert self._open is not None
         if self._open["type"] == "reasoning":
-            return self._of_item(f"response.reasoning_text.{name}", content_index=0, **values)
-        return self._of_item(f"response.output_text.{name}", content_index=0, **{"logprobs": [], **values})
+            return self._item_event(f"response.reasoning_text.{name}", content_index=0, **values)
+        return self._item_event(f"response.output_text.{name}", content_index=0, **{"logprobs": [], **values})
 
-    def _of_item(self, type: str, **values: Any) -> bytes:
-        """Write an event of the last item."""
+    def _item_event(self, type: str, **values: Any) -> bytes:
+        """Write an event about the last item."""
         return self._event(type, item_id=self._items[-1]["id"], output_index=len(self._items) - 1, **values)
 
     def _event(self, type: str, **values: Any) -> bytes:
@@ -173,12 +174,12 @@ class ResponseWriter:
 
 
 def event(data: Mapping[str, Any]) -> bytes:
-    """Return one server-sent event."""
-    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), encoded(data))
+    """Return a server-sent event."""
+    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), to_json(data))
 
 
 def _part(kind: str, text: str) -> dict[str, Any]:
-    """Return the one part of an item."""
+    """Return the only part of an item."""
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
@@ -187,12 +188,12 @@ def _part(kind: str, text: str) -> dict[str, Any]:
 def _response(
     client_request: ClientRequest, id: str, *, status: str = "completed", reply: SampledReply | None = None
 ) -> dict[str, Any]:
-    """Return a response without its items. `reply`: of one that has ended."""
+    """Return a response without its items. `reply`: reply of a completed response."""
     cut = reply is not None and reply.finish_reason == "length"
     now = int(time.time())
     return {
-        **settings_shown(client_request.echo["fields"]),
-        "id": f"resp_{sealed(id)}",
+        **response_settings(client_request.echo["fields"]),
+        "id": f"resp_{handle_of(id)}",
         "object": "response",
         "created_at": now,
         "completed_at": None if reply is None or cut else now,
@@ -205,11 +206,11 @@ def _response(
     }
 
 
-def settings_shown(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a response shows: what the request said, else the vendor's defaults. Those of sampling
-    are the trainer's, whatever stands here.
+def response_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a response shows: those of the request, or the vendor's defaults. Sampling settings are
+    shown but do not apply, because the run decides about sampling.
 
-    Source: the Open Responses specification, `ResponseResource`, in which none of them may be left out.
+    Source: the Open Responses specification, `ResponseResource`, which requires all fields.
     """
     tools = [FUNCTION | tool if tool.get("type") == "function" else tool for tool in fields.get("tools", ())]
     reasoning = fields.get("reasoning")
@@ -244,7 +245,7 @@ def _usage(reply: SampledReply) -> dict[str, Any]:
         "input_tokens": reply.prompt_tokens,
         "input_tokens_details": {"cached_tokens": reply.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": len(reply.tokens),
-        # clients require a number: 0 where the format does not tell
+        # clients require a number: 0 if the format does not mark thoughts
         "output_tokens_details": {"reasoning_tokens": reply.reasoning_tokens or 0},
         "total_tokens": reply.prompt_tokens + len(reply.tokens),
     }

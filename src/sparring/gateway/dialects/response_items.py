@@ -1,4 +1,4 @@
-"""Items of OpenAI's Responses, read: messages, reasoning, calls and their outputs, as one conversation."""
+"""Readers of the items of OpenAI's Responses: messages, reasoning, calls and their outputs as a conversation."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from sparring.errors import refusal
 from sparring.gateway.dialects.dialect import Placed, text_in, typed
 from sparring.gateway.dialects.freeform import UNREADABLE
-from sparring.gateway.dialects.handles import EMPTY, unsealed
-from sparring.gateway.dialects.response_tools import call_read, call_written
+from sparring.gateway.dialects.handles import EMPTY, reply_named
+from sparring.gateway.dialects.response_tools import read_call, write_call
 from sparring.reply import pieces_of
 from sparring.types import Message, ToolCall
 
@@ -21,12 +21,12 @@ CALLS = ("function_call", "custom_tool_call")
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 Recall = Callable[[str], Sequence[Message] | None]
-"""Returns the conversation up to a reply, the reply included, by the reply's id; None for an id of no reply."""
+"""Function from a reply id to the conversation up to that reply, itself included; None for an unknown id."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Reply:
-    """A reply, as far as its items have come."""
+    """Reply under construction, from the items read so far."""
 
     where: str
     texts: list[str] = field(default_factory=list)
@@ -34,7 +34,7 @@ class _Reply:
     calls: list[ToolCall] = field(default_factory=list)
 
     def placed(self) -> Placed:
-        """Return the reply, in the place of its first item."""
+        """Return the reply, with the place of its first item."""
         message = Message(
             role="assistant",
             content="".join(self.texts),
@@ -45,35 +45,36 @@ class _Reply:
 
 
 def conversation_in(items: Sequence[Any], recall: Recall, where: str = "input") -> tuple[list[Placed], str]:
-    """Read the items of a conversation. Items of one reply, which stand side by side, are one message; so is a call
-    that a client put behind the output of another call of that reply. A second text is another reply: where it is none,
-    the record says so.
+    """Read the items of a conversation.
+
+    Successive items of one reply become one message, and so does a call that a client placed after the output of
+    another call of that reply. A second text begins another reply; if that is wrong, the recorder notices.
 
     Args:
-        items: of the request.
-        recall: returns the conversation up to a reply by its id, for items that are references.
-        where: the place of the items.
+        items: items of the request.
+        recall: function from a reply id to the conversation up to that reply, for items that are references.
+        where: place of the items.
 
     Returns:
-        The messages, and the id of the last reply that an item's handle names; empty where none does.
+        Messages, and the id of the last reply that an item's handle names; empty if no item names a reply.
 
     Raises:
-        BadInput: an item is malformed or of a type that cannot be shown to the model.
+        BadInput: an item is malformed or has a type that the model cannot read.
     """
     conversation: list[Placed | _Reply] = []
-    reply: _Reply | None = None  # the last one, as long as items may belong to it
+    reply: _Reply | None = None  # last reply, while items may still belong to it
     handle = ""
     for at, item in enumerate(items):
         place = f"{where}[{at}]"
         if typed(item, place, dict, "an item").get("type") == "item_reference":
-            item = _referenced(item, recall, place)
+            item = _resolve_reference(item, recall, place)
         kind = item.get("type") or "message"
-        handle = unsealed(item.get("encrypted_content")) or _of_id(item.get("id")) or handle
+        handle = reply_named(item.get("encrypted_content")) or _reply_of_item(item.get("id")) or handle
         if kind in OUTPUTS:
-            conversation.append(Placed(place, _output(item, place)))
+            conversation.append(Placed(place, _read_output(item, place)))
             continue
         if kind in CALLS:
-            call = call_read(item, place)
+            call = read_call(item, place)
             last = conversation[-1] if conversation else None
             behind = isinstance(last, Placed) and last.message.role == "tool"
             if reply is None or behind and not (reply.calls and _one_reply(reply.calls[-1].id, call.id)):
@@ -90,26 +91,26 @@ def conversation_in(items: Sequence[Any], recall: Recall, where: str = "input") 
         if reply is None or second or not isinstance(conversation[-1], _Reply):
             conversation.append(reply := _Reply(where=place))
         if kind == "reasoning":
-            reply.thoughts.append(_thoughts(item, place))
+            reply.thoughts.append(_read_thoughts(item, place))
         else:
             reply.texts.append(_text(item.get("content"), f"{place}.content"))
     return [each if isinstance(each, Placed) else each.placed() for each in conversation], handle
 
 
 def replies_referenced(items: Sequence[Any]) -> frozenset[str]:
-    """Return the ids of the replies that references among items name."""
+    """Return the ids of the replies that the references among the items name."""
     references = (item for item in items if isinstance(item, dict) and item.get("type") == "item_reference")
-    return frozenset(_of_id(reference.get("id")) for reference in references) - {""}
+    return frozenset(_reply_of_item(reference.get("id")) for reference in references) - {""}
 
 
-def _referenced(reference: Mapping[str, Any], recall: Recall, where: str) -> dict[str, Any]:
+def _resolve_reference(reference: Mapping[str, Any], recall: Recall, where: str) -> dict[str, Any]:
     """Return the item of a reply that a reference names.
 
     Raises:
-        BadInput: no reply under this key has it.
+        BadInput: the reference names no item of a reply under this key.
     """
     id = typed(reference.get("id"), f"{where}.id", str, "the id of an item")
-    reply = _of_id(id)
+    reply = _reply_of_item(id)
     conversation = recall(reply) if reply else None
     pieces = pieces_of(conversation[-1]) if conversation else ()
     if pieces and id.startswith("msg_") and id.endswith(f".{EMPTY}"):
@@ -120,17 +121,17 @@ def _referenced(reference: Mapping[str, Any], recall: Recall, where: str) -> dic
         got, do = json.dumps(id), "send the item itself"
         raise refusal(f"{where}.id", "the id of an item of a reply under this key", got, do)
     if piece.call is not None:
-        return {**call_written(piece.call, {}), "id": id}
+        return {**write_call(piece.call, {}), "id": id}
     if piece.kind == "reasoning":
         return {"type": "reasoning", "id": id, "content": [{"type": "reasoning_text", "text": piece.text}]}
     return {"type": "message", "id": id, "role": "assistant", "content": piece.text}
 
 
 def _role(item: Mapping[str, Any], kind: Any, where: str) -> str:
-    """Return whose an item is.
+    """Return the role of an item.
 
     Raises:
-        BadInput: it has a type or a role that cannot be shown to the model.
+        BadInput: the model cannot read items of this type or role.
     """
     if kind == "reasoning":
         return "assistant"
@@ -144,14 +145,14 @@ def _role(item: Mapping[str, Any], kind: Any, where: str) -> str:
     return role
 
 
-def _output(item: Mapping[str, Any], where: str) -> Message:
+def _read_output(item: Mapping[str, Any], where: str) -> Message:
     id = text_in(typed(item.get("call_id"), f"{where}.call_id", str, "the id of a call"), where)
     content = _text(item.get("output"), f"{where}.output")
     return Message(role="tool", content=content, tool_call_id=id.removeprefix(UNREADABLE))
 
 
 def _text(content: Any, where: str) -> str:
-    """Return the text of a content, which may stand in parts."""
+    """Return the text of a content, which may be a list of parts."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -167,8 +168,8 @@ def _text(content: Any, where: str) -> str:
     return "".join(texts)
 
 
-def _thoughts(item: Mapping[str, Any], where: str) -> str:
-    """Return the thoughts of a reasoning item; none where the client kept its handle alone."""
+def _read_thoughts(item: Mapping[str, Any], where: str) -> str:
+    """Return the thoughts of a reasoning item; empty if the client kept only its handle."""
     texts = []
     for at, part in enumerate(typed(item.get("content") or [], f"{where}.content", list, "a list of parts")):
         place = f"{where}.content[{at}]"
@@ -177,12 +178,12 @@ def _thoughts(item: Mapping[str, Any], where: str) -> str:
     return "".join(texts)
 
 
-def _of_id(id: object) -> str:
-    """Return the id of the reply that the id of an item names; empty where it names none."""
-    return unsealed(id.partition("_")[2].partition(".")[0]) if isinstance(id, str) else ""
+def _reply_of_item(id: object) -> str:
+    """Return the id of the reply that an item id names; empty if it names no reply."""
+    return reply_named(id.partition("_")[2].partition(".")[0]) if isinstance(id, str) else ""
 
 
 def _one_reply(first: str, second: str) -> bool:
-    """Return whether two ids are of calls in one reply: all but the number at the end is the same."""
+    """Return whether two call ids belong to one reply: they are equal up to the number at the end."""
     (turn, _, number), (other_turn, _, other) = first.rpartition("_"), second.rpartition("_")
     return turn == other_turn != "call" and number.isdecimal() and other.isdecimal()

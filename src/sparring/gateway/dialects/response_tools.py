@@ -1,5 +1,5 @@
-"""Tools of OpenAI's Responses: functions, freeform tools and namespaces are all functions to the model, and a call is
-answered in the form of its tool."""
+"""Tools of OpenAI's Responses. The model sees functions, freeform tools and tools in namespaces as functions; a client
+gets a call in the form of its tool."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sparring.errors import refusal
 from sparring.gateway.dialects.dialect import (
     arguments_of,
     call_of,
-    given,
     is_left_out,
     name_in,
+    optional,
     text_in,
     typed,
 )
@@ -26,17 +26,17 @@ HOSTED = frozenset(
     " computer_use_preview code_interpreter image_generation mcp local_shell shell apply_patch tool_search"
     " programmatic_tool_calling".split()
 )
-"""Types of tools that the vendor's servers run, or that the client runs in a form of the vendor's models."""
+"""Types of tools that the vendor hosts, or that only the vendor's models can call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolForm:
-    """Form in which a call of a tool is answered.
+    """Form in which a client gets the calls of a tool.
 
     Attributes:
-        kind: a function has arguments, a freeform tool one text.
-        name: that the client has for the tool.
-        namespace: that the tool stands in; None for a tool of its own.
+        kind: `function` has arguments, `custom` is a freeform tool with one text.
+        name: client's name for the tool.
+        namespace: namespace of the tool; None if it has no namespace.
     """
 
     kind: Literal["function", "custom"]
@@ -50,15 +50,15 @@ def tools_in(
     """Read the tools of a request.
 
     Args:
-        tools: the field of the request.
-        leave_out: types of tools that are passed over.
-        where: the place of the field.
+        tools: field of the request.
+        leave_out: types of tools that are dropped.
+        where: place of the field.
 
     Returns:
-        The tools as the model sees them, and the form of each, by the name that the model has for it.
+        Tools as the model sees them, and the form of each by the model's name for it.
 
     Raises:
-        BadInput: one is malformed or none that the client runs, or two have one name.
+        BadInput: a tool is malformed or not run by the client, or two tools have the same name.
     """
     specs: list[ToolSpec] = []
     forms: dict[str, ToolForm] = {}
@@ -70,11 +70,11 @@ def tools_in(
             inner = typed(tool.get("tools"), f"{place}.tools", list, "a list of tools")
             described = _description(tool, place)
             pairs = [
-                _tool(each, f"{place}.tools[{n}]", namespace, described if n == 0 else "")
+                _read_tool(each, f"{place}.tools[{n}]", namespace, described if n == 0 else "")
                 for n, each in enumerate(inner)
             ]
         elif kind in ("function", "custom"):
-            pairs = [_tool(tool, place, None, "")]
+            pairs = [_read_tool(tool, place, None, "")]
         elif is_left_out(kind, leave_out):
             continue
         else:
@@ -88,33 +88,33 @@ def tools_in(
     return tuple(specs), forms
 
 
-def shown_name(name: str, namespace: str | None) -> str:
-    """Return the name that the model has for a tool."""
+def model_name(name: str, namespace: str | None) -> str:
+    """Return the model's name for a tool."""
     if not namespace:
         return name
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
 
 
-def call_read(item: Mapping[str, Any], where: str) -> ToolCall:
-    """Read a call that a client sends back.
+def read_call(item: Mapping[str, Any], where: str) -> ToolCall:
+    """Read a call in a conversation.
 
     Raises:
-        BadInput: it is malformed.
+        BadInput: the call is malformed.
     """
     namespace = item.get("namespace")
     if namespace is not None:
         typed(namespace, f"{where}.namespace", str, "a name")
-    name = shown_name(typed(item.get("name"), f"{where}.name", str, "a name"), namespace)
+    name = model_name(typed(item.get("name"), f"{where}.name", str, "a name"), namespace)
     id = text_in(typed(item.get("call_id"), f"{where}.call_id", str, "an id"), where)
     if item.get("type") == "function_call":
-        arguments = given(item, "arguments", str, "JSON as text", "", f"{where}.")
+        arguments = optional(item, "arguments", str, "JSON as text", "", f"{where}.")
         return call_of(id, text_in(name, where), text_in(arguments, where))
     input = typed(item.get("input"), f"{where}.input", str, "text")
     return freeform_call(id, name, input, where)
 
 
-def call_written(call: ToolCall, forms: Mapping[str, ToolForm]) -> dict[str, Any]:
-    """Return a call as an item in the form of its tool, without its id."""
+def write_call(call: ToolCall, forms: Mapping[str, ToolForm]) -> dict[str, Any]:
+    """Write a call as an item in the form of its tool, without the item's id."""
     form = forms.get(call.name, ToolForm(kind="function", name=call.name))
     namespace = {} if form.namespace is None else {"namespace": form.namespace}
     if form.kind == "function":
@@ -124,17 +124,17 @@ def call_written(call: ToolCall, forms: Mapping[str, ToolForm]) -> dict[str, Any
     return {"type": "custom_tool_call", "call_id": id, "name": form.name, **namespace, "input": input}
 
 
-def _tool(tool: Any, where: str, namespace: str | None, before: str) -> tuple[ToolSpec, ToolForm]:
-    """Return one tool as the model sees it, and its form. `before` stands before its description."""
+def _read_tool(tool: Any, where: str, namespace: str | None, before: str) -> tuple[ToolSpec, ToolForm]:
+    """Return a tool as the model sees it, and its form. `before`: prefix of its description."""
     kind = typed(tool, where, dict, "a tool").get("type")
     if kind not in ("function", "custom"):
         raise refusal(f"{where}.type", "function or custom", repr(kind), "leave it out")
     name = name_in(tool.get("name"), f"{where}.name")
     form = ToolForm(kind=kind, name=name, namespace=namespace)
     description = "\n\n".join(filter(None, (before, _description(tool, where))))
-    shown = shown_name(name, namespace)
+    shown = model_name(name, namespace)
     if kind == "function":
-        parameters = given(tool, "parameters", dict, "a JSON schema", NO_PARAMETERS, f"{where}.")
+        parameters = optional(tool, "parameters", dict, "a JSON schema", NO_PARAMETERS, f"{where}.")
         return ToolSpec(name=shown, description=description, parameters=parameters), form
     format = typed(tool.get("format") or {"type": "text"}, f"{where}.format", dict, "a format")
     return freeform_tool(shown, description, format if format.get("type") == "grammar" else None), form
@@ -145,7 +145,7 @@ def _description(tool: Mapping[str, Any], where: str) -> str:
 
 
 def names_of(forms: Mapping[str, ToolForm], chosen: Sequence[Mapping[str, Any]], where: str) -> list[str]:
-    """Return the names that the model has for tools which a client names.
+    """Return the model's names for tools that a client names.
 
     Raises:
         BadInput: the request has no such tool.
@@ -157,7 +157,7 @@ def names_of(forms: Mapping[str, ToolForm], chosen: Sequence[Mapping[str, Any]],
         namespace = tool.get("namespace")
         if namespace is not None:
             typed(namespace, f"{place}.namespace", str, "a name")
-        shown = shown_name(name, namespace)
+        shown = model_name(name, namespace)
         if shown not in forms:
             raise refusal(place, "a tool of the request", json.dumps(name), "name one that is there")
         names.append(shown)

@@ -14,16 +14,16 @@ from sparring.gateway.dialects.dialect import (
     ClientRequest,
     Placed,
     count_in,
-    given,
-    in_order,
-    sorted_fields,
-    switched,
+    flag_in,
+    noted_fields,
+    optional,
+    order_answers,
     text_in,
     typed,
 )
 from sparring.gateway.dialects.evidence import evidence_of
-from sparring.gateway.dialects.handles import unsealed
-from sparring.gateway.dialects.openai_errors import REQUEST_ID, error_written
+from sparring.gateway.dialects.handles import reply_named
+from sparring.gateway.dialects.openai_errors import REQUEST_ID, write_error
 from sparring.gateway.dialects.reply_format import format_in
 from sparring.gateway.dialects.response_events import ResponseWriter, response_of
 from sparring.gateway.dialects.response_items import conversation_in, replies_referenced
@@ -43,16 +43,16 @@ NOTED = frozenset(
     " stream_options max_tool_calls".split()
 )
 TOO_LONG = "Your input exceeds the context window of this model. Please adjust your input and try again."
-"""Words of the vendor for a prompt that is too long."""
+"""Vendor's error message for a prompt that is too long."""
 
 INCLUDED = frozenset(("reasoning.encrypted_content", "message.output_text.logprobs"))
-"""Additions that a client gets where it wants them."""
+"""Values of `include` that add something to an answer."""
 
 NOT_MADE = frozenset(
     "web_search_call.results web_search_call.action.sources file_search_call.results code_interpreter_call.outputs"
     " computer_call_output.output.image_url message.input_image.image_url".split()
 )
-"""Additions of the vendor's that are of images and of tools that its servers run: no answer here has such a thing."""
+"""Values of `include` that are accepted without effect: they concern images and vendor-hosted tools."""
 
 
 class Responses:
@@ -62,34 +62,29 @@ class Responses:
     request_id = REQUEST_ID
 
     def read(self, call: ClientCall) -> ClientRequest:
-        """Read a request.
-
-        Raises:
-            BadInput: it is malformed, or asks for what cannot be had.
-        """
         body = call.body
-        noted = sorted_fields(body, OBEYED, NOTED)
-        if switched(body, "background"):
+        noted = noted_fields(body, OBEYED, NOTED)
+        if flag_in(body, "background"):
             raise refusal("background", "false", "true", "leave it out")
-        instructions = text_in(given(body, "instructions", str, "text", ""), "instructions")
+        instructions = text_in(optional(body, "instructions", str, "text", ""), "instructions")
         conversation, handle = _conversation(call, anew=bool(instructions))
         tools, forms = tools_in(body.get("tools"), call.leave_out)
         forced, allowed = _choice(body, tools, forms)
         noted = without_parallel(noted, forced or allowed)
-        text = given(body, "text", dict, "settings of the text", {})
-        include = _included(body)
-        samples_nothing = not given(body, "generate", bool, "true or false", True)
-        switched(body, "store")
+        text = optional(body, "text", dict, "settings of the text", {})
+        include = _include_values(body)
+        samples_nothing = not optional(body, "generate", bool, "true or false", True)
+        flag_in(body, "store")
         return ClientRequest(
-            messages=_as_they_came(conversation, instructions)
+            messages=_unchecked_messages(conversation, instructions)
             if samples_nothing
-            else in_order(conversation, "input", instructions, replies_follow=True),
+            else order_answers(conversation, "input", instructions, replies_follow=True),
             tools=tools,
             calls=body.get("tool_choice") != "none",
             model=typed(body.get("model"), "model", str, "the name of a model"),
             max_tokens=count_in(body, "max_output_tokens"),
             constraint=forced or format_in(text.get("format"), "text.format") or allowed,
-            stream=switched(body, "stream"),
+            stream=flag_in(body, "stream"),
             logprobs="message.output_text.logprobs" in include,
             noted=noted,
             evidence=evidence_of(call, noted, handle),
@@ -104,17 +99,14 @@ class Responses:
     def answer(
         self, client_request: ClientRequest, replies: Sequence[SampledReply], bytes_of: BytesOf
     ) -> dict[str, Any]:
-        """Write the answer."""
         (reply,) = replies
         return response_of(client_request, reply, bytes_of)
 
     def writer(self, client_request: ClientRequest, bytes_of: BytesOf) -> ResponseWriter:
-        """Open the writer of one streamed answer."""
         return ResponseWriter(client_request, bytes_of)
 
     def error(self, error: ClientError) -> dict[str, Any]:
-        """Write an error."""
-        return error_written(error, "input", "" if error.too_long is None else TOO_LONG)
+        return write_error(error, "input", "" if error.too_long is None else TOO_LONG)
 
 
 _ECHOED = frozenset(
@@ -125,13 +117,13 @@ _ECHOED = frozenset(
 """Fields of a request that its answer repeats."""
 
 
-def _included(body: Mapping[str, Any]) -> list[str]:
-    """Return the additions that a client wants.
+def _include_values(body: Mapping[str, Any]) -> list[str]:
+    """Return the values of `include`.
 
     Raises:
-        BadInput: one is unknown.
+        BadInput: a value is unknown.
     """
-    include: list[str] = given(body, "include", list, "a list of names", [])
+    include: list[str] = optional(body, "include", list, "a list of names", [])
     for at, name in enumerate(include):
         if typed(name, f"include[{at}]", str, "a name") not in INCLUDED | NOT_MADE:
             expected = f"one of {', '.join(sorted(INCLUDED | NOT_MADE))}"
@@ -140,35 +132,37 @@ def _included(body: Mapping[str, Any]) -> list[str]:
 
 
 def replies_named(body: Mapping[str, Any]) -> frozenset[str]:
-    """Return the ids of the replies whose conversations the reading of a request needs."""
+    """Return the ids of the replies whose conversations are needed to read a request."""
     items = body.get("input")
-    return _previous(body.get("previous_response_id")) | replies_referenced(items if isinstance(items, list) else ())
+    return _previous_reply(body.get("previous_response_id")) | replies_referenced(
+        items if isinstance(items, list) else ()
+    )
 
 
-def _previous(id: object) -> frozenset[str]:
-    """Return the id of the reply that an id of a response names, if it names one."""
-    return frozenset((unsealed(id.removeprefix("resp_")),)) - {""} if isinstance(id, str) else frozenset()
+def _previous_reply(id: object) -> frozenset[str]:
+    """Return the id of the reply that a response id names, as a set that is empty if it names no reply."""
+    return frozenset((reply_named(id.removeprefix("resp_")),)) - {""} if isinstance(id, str) else frozenset()
 
 
-def _as_they_came(conversation: Sequence[Placed], instructions: str) -> tuple[Message, ...]:
+def _unchecked_messages(conversation: Sequence[Placed], instructions: str) -> tuple[Message, ...]:
     """Return the messages of a request that asks for no reply."""
     system = [Message(role="system", content=instructions)] if instructions else []
     return (*system, *(placed.message for placed in conversation))
 
 
 def _conversation(call: ClientCall, anew: bool) -> tuple[list[Placed], str]:
-    """Return the messages of a request, and the id of the reply that they continue where the client names one.
+    """Return the messages of a request, and the id of the reply that the client says it continues, or an empty string.
 
     Args:
-        call: of the client.
-        anew: whether it has instructions, which stand in the place of those of before.
+        call: request of the client.
+        anew: whether the request has instructions, which replace those of the earlier conversation.
     """
     body = call.body
     conversation: list[Placed] = []
     previous = body.get("previous_response_id")
     before = ""
     if previous is not None:
-        before = next(iter(_previous(typed(previous, "previous_response_id", str, "an id"))), "")
+        before = next(iter(_previous_reply(typed(previous, "previous_response_id", str, "an id"))), "")
         earlier = call.conversation(before) if before else None
         if earlier is None:
             got, do = json.dumps(previous), "send the whole input"
@@ -187,8 +181,8 @@ def _conversation(call: ClientCall, anew: bool) -> tuple[list[Placed], str]:
 def _choice(
     body: Mapping[str, Any], tools: Sequence[ToolSpec], forms: Mapping[str, ToolForm]
 ) -> tuple[Constraint | None, Constraint | None]:
-    """Return the constraint of a reply that has to call, and that of one that may call some tools alone; None where
-    there is none."""
+    """Return the constraint of a reply that must call, and the constraint of a reply that may only call some tools;
+    each None if it does not apply."""
     choice = body.get("tool_choice")
     if choice in (None, "auto", "none"):
         return None, None

@@ -1,4 +1,4 @@
-"""Sampled ids as clients are told of them: how many are thoughts, and OpenAI's list of their log-probabilities."""
+"""Sampled ids as clients see them: the number of reasoning tokens, and OpenAI's list of log-probabilities."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from sparring.reply import SampledReply
 
 
 def thought_tokens(replies: Sequence[SampledReply]) -> int | None:
-    """Return how many ids of all replies are thoughts; None where the format of one does not tell."""
+    """Return the number of reasoning tokens of all replies, or None if the format of one does not mark them."""
     counts = [reply.reasoning_tokens for reply in replies if reply.reasoning_tokens is not None]
     return sum(counts) if len(counts) == len(replies) else None
 
 
-def logprobs_written(reply: SampledReply, bytes_of: BytesOf) -> list[dict[str, Any]]:
-    """Return each id of a reply with its text, its log-probability and its bytes. The text of a part of a character is
-    U+FFFD; the bytes of all ids are those of the reply."""
+def write_logprobs(reply: SampledReply, bytes_of: BytesOf) -> list[dict[str, Any]]:
+    """Return each id of a reply with its text, log-probability and bytes. The text of an incomplete character is
+    U+FFFD; the bytes of all ids together are the bytes of the reply."""
     listed = []
     for token, logprob in zip(reply.tokens, reply.logprobs, strict=bool(reply.logprobs)):
         data = bytes_of(token)

@@ -1,4 +1,4 @@
-"""Choices of a client by which a reply has to call a tool, or may call some alone, as a constraint on the reply."""
+"""Choices of a client that force calls or restrict them to some tools, as a constraint on the reply."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from sparring.generation import Constraint
 from sparring.types import ToolSpec
 
 PARALLEL = "parallel_tool_calls"
-"""Field by which OpenAI's clients say that a reply has one call at most; noted where no call has to be made."""
+"""Field of OpenAI's clients that allows at most one call per reply. It only has an effect on constrained calls."""
 
 
 def forced_call(
     tools: Sequence[ToolSpec], names: Sequence[str] | None = None, *, parallel: bool = True, where: str = "tool_choice"
 ) -> Constraint:
-    """Return the constraint of a reply that has to call.
+    """Return the constraint of a reply that must call.
 
     Args:
-        tools: of the request.
-        names: of the tools that may be called; None for all.
-        parallel: whether there may be several calls.
-        where: the field that says so.
+        tools: tools of the request.
+        names: names of the tools that may be called; None: all.
+        parallel: whether the reply may have several calls.
+        where: field of the choice, for refusals.
 
     Raises:
-        BadInput: there is no tool to call, or a name is none of a tool.
+        BadInput: there is no tool to call, or a name is unknown.
     """
-    return _constraint(_chosen(tools, names, where), parallel, text=False)
+    return _constraint(_choose(tools, names, where), parallel, text=False)
 
 
 def allowed_calls(
@@ -39,25 +39,27 @@ def allowed_calls(
     validated: bool = False,
     where: str = "tool_choice",
 ) -> Constraint | None:
-    """Return the constraint of a reply that may be text, and may call some tools alone. The prompt shows all the
-    same, so that the conversation goes on. None where these are all tools, unless their calls are `validated`.
+    """Return the constraint of a reply that is text or calls some tools only. None if these are all tools, unless
+    `validated`.
+
+    The prompt shows all tools regardless, so that it continues the conversation.
 
     Args:
-        tools: of the request.
-        names: of the tools that may be called.
-        parallel: whether there may be several calls.
-        validated: whether arguments keep to their schemas, whatever tools there are.
-        where: the field that says so.
+        tools: tools of the request.
+        names: names of the tools that may be called.
+        parallel: whether the reply may have several calls.
+        validated: whether arguments must match their schemas, whatever tools are chosen.
+        where: field of the choice, for refusals.
 
     Raises:
-        BadInput: there is no tool to call, or a name is none of a tool.
+        BadInput: there is no tool to call, or a name is unknown.
     """
-    chosen = _chosen(tools, names, where)
+    chosen = _choose(tools, names, where)
     return None if len(chosen) == len(tools) and not validated else _constraint(chosen, parallel, text=True)
 
 
-def _chosen(tools: Sequence[ToolSpec], names: Sequence[str] | None, where: str) -> list[ToolSpec]:
-    """Return the tools that are named."""
+def _choose(tools: Sequence[ToolSpec], names: Sequence[str] | None, where: str) -> list[ToolSpec]:
+    """Return the tools with these names; None: all."""
     by_name = {tool.name: tool for tool in tools}
     for name in names or ():
         if typed(name, where, str, "the name of a tool") not in by_name:
@@ -75,5 +77,5 @@ def _constraint(tools: Sequence[ToolSpec], parallel: bool, text: bool) -> Constr
 
 
 def without_parallel(noted: Sequence[str], constraint: Constraint | None) -> tuple[str, ...]:
-    """Return the noted fields of a request without the one that a forced call obeys."""
+    """Remove `PARALLEL` from the noted fields if a constraint obeys it."""
     return tuple(name for name in noted if constraint is None or name != PARALLEL)

@@ -1,4 +1,4 @@
-"""No held-out task is trained on: neither from a file, nor demonstrated, nor rolled out."""
+"""Check that no held-out task is trained on: not from a file, a demonstration or a rollout."""
 
 from __future__ import annotations
 
@@ -10,71 +10,74 @@ import xxhash
 
 from sparring.envs.splits import identity, identity_by_words, normalised, prompt_content
 from sparring.errors import BadInput, refusal
+from sparring.protocols import EnvFactory
 from sparring.recipe.load import load
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.context import Context
-from sparring.stages.data.demonstrations import given_data
+from sparring.stages.context import RunFiles
+from sparring.stages.data.demonstrations import conversation_file
 from sparring.store.sqlite import SqliteStore
 from sparring.tasks.files import read_conversations
 from sparring.tasks.preferences import read_preferences
 from sparring.types import Message, Task
 
 SHOWN = "prompts shown"
-"""The store's key of what a run was trained on."""
+"""Key in the store: digests of all prompts that the run trained on."""
 
 
-def check_unseen(context: Context, tasks: Sequence[Task]) -> None:
-    """Prove that no held-out task was trained on in this run, nor in those that it says it comes after.
+def check_unseen(files: RunFiles, factory: EnvFactory, tasks: Sequence[Task]) -> None:
+    """Check that neither this run nor the runs of `run.after` trained on a held-out task.
 
     Raises:
-        BadInput: one was.
+        BadInput: one of the runs did.
     """
-    check_unseen_files(context, tasks)
-    texts = {same(task): task.id for same in (identity_by_words, identity) for task in tasks}  # early runs have words
-    note_shown(context, texts)
+    check_unseen_files(files.config, tasks)
+    identities = (identity_by_words, identity)  # early runs recorded words
+    texts = {same(task): task.id for same in identities for task in tasks}
+    note_shown(files, factory, texts)
     digests = {_digest(text): text for text in texts}
-    for recipe, shown in _shown_earlier(context.config):
+    for recipe, shown in _earlier_prompts(files.config):
         if seen := digests.keys() & shown:
             do = "give both recipes one env.held_out_share"
-            raise _trained_on(texts[digests[min(seen)]], f"a prompt of the run of {recipe}", do)
+            raise _contaminated(texts[digests[min(seen)]], f"a prompt of the run of {recipe}", do)
 
 
-def note_shown(context: Context, held: Mapping[str, str]) -> None:
-    """Note for the runs that come after this one which tasks were trained on, by digest, here and in the runs before.
+def note_shown(files: RunFiles, factory: EnvFactory, held: Mapping[str, str]) -> None:
+    """Record digests of the tasks that this run and the runs before it trained on, for the runs after it.
 
     Args:
-        context: of a run that has trained all that it trains.
-        held: the identities of held-out tasks, and which they are.
+        files: files of a run that has finished training.
+        factory: environments of the run.
+        held: ids of held-out tasks by their identity.
 
     Raises:
-        BadInput: one of these was trained on here.
+        BadInput: this run trained on a held-out task.
     """
-    shown = {_digest(text) for _, prompts in _asked(context) for text in prompts}
-    for text, what in _shown(context):
+    shown = {_digest(text) for _, prompts in _prompts_in_files(files.config) for text in prompts}
+    for text, what in _tasks_shown(files, factory):
         if text in held:
-            raise _trained_on(held[text], what)
+            raise _contaminated(held[text], what)
         shown.add(_digest(text))
-    context.store.put(SHOWN, sorted(shown.union(*(digests for _, digests in _shown_earlier(context.config)))))
+    files.store.put(SHOWN, sorted(shown.union(*(digests for _, digests in _earlier_prompts(files.config)))))
 
 
-def _shown(context: Context) -> Iterator[tuple[str, str]]:
-    """Yield the identity of every task that this run was shown, and which it is."""
-    for index in range((context.done("collect") or {}).get("tasks", 0)):
-        collected = context.store.get(f"collect/{index}")
-        assert collected is not None  # the stage is done, with so many
+def _tasks_shown(files: RunFiles, factory: EnvFactory) -> Iterator[tuple[str, str]]:
+    """Yield identity and description of every task that this run trained on."""
+    for index in range((files.done("collect") or {}).get("tasks", 0)):
+        collected = files.store.get(f"collect/{index}")
+        assert collected is not None  # the stage is done, with so many tasks
         identifier = collected.get("identity") or normalised(collected["prompt"])
         yield identifier, f"the task of a trace, {collected['prompt'][:60]!r}"
     for stage in ("rl", "distill"):
-        yield from ((identity(group.task), group.task.id) for group in context.store.groups(stage=stage))
-    if context.done("sft") is None or given_data(context) is not None:
+        yield from ((identity(group.task), group.task.id) for group in files.store.groups(stage=stage))
+    if files.done("sft") is None or conversation_file(files) is not None:
         return
-    source = context.factory.tasks("demonstration", context.config.run.seed)
+    source = factory.tasks("demonstration", files.config.run.seed)
     while (task := source.next()) is not None:
         yield identity(task), task.id
 
 
-def _shown_earlier(config: RunConfig) -> Iterator[tuple[str, set[int]]]:
-    """Yield the training prompts that each earlier run of `run.after` recorded. A missing run has recorded none."""
+def _earlier_prompts(config: RunConfig) -> Iterator[tuple[str, set[int]]]:
+    """Yield recipe and recorded prompt digests of each run in `run.after`; a missing run has recorded none."""
     for recipe in config.run.after:
         before = load(recipe).run
         file = Path(before.directory) / before.name / "store.sqlite"
@@ -91,34 +94,31 @@ def _digest(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode()) >> 1
 
 
-def check_unseen_files(context: Context, tasks: Sequence[Task]) -> None:
-    """Refuse rows of `[sft] data` and `[preference] data`, which exist before anything runs, that show a held-out task.
-    A row shows a task if its prompt is that task's, or if one of its user messages is the last of that task and of no
-    other. A task with a key of its own is not compared by text.
+def check_unseen_files(config: RunConfig, tasks: Sequence[Task]) -> None:
+    """Refuse rows of `[sft] data` and `[preference] data` that show a held-out task.
 
-    Raises:
-        BadInput: a row does.
+    A row shows a task if it has the task's prompt, or if one of its user messages is the last user message of that task
+    alone. Tasks with a key are not compared by text.
     """
     keyless = [task for task in tasks if not task.key]
-    last = Counter(_last(task) for task in keyless)
-    texts = {text: task.id for task in keyless if last[text := _last(task)] == 1 and text}
+    last = Counter(_last_user_message(task) for task in keyless)
+    texts = {text: task.id for task in keyless if last[text := _last_user_message(task)] == 1 and text}
     texts |= {identity(task): task.id for task in keyless}
-    for where, prompts in _asked(context):
+    for where, prompts in _prompts_in_files(config):
         for text in prompts:
             if text in texts:
-                raise _trained_on(texts[text], where, "take that row out of the file")
+                raise _contaminated(texts[text], where, "take that row out of the file")
 
 
-def _asked(context: Context) -> Iterator[tuple[str, list[str]]]:
-    """Yield, for each row of a file that the run trains on, its place and the texts that may be a task's prompt."""
-    for where, prompt in _rows(context):
+def _prompts_in_files(config: RunConfig) -> Iterator[tuple[str, list[str]]]:
+    """Yield the place of each row in the training files, with the texts that may be a task's prompt."""
+    for where, prompt in _rows_in_files(config):
         users = (normalised(message.content) for message in prompt if message.role == "user")
         yield where, [prompt_content(_before_reply(prompt)), *users]
 
 
-def _rows(context: Context) -> Iterator[tuple[str, Sequence[Message]]]:
-    """Yield, for each row of a file that the run trains on, its place and messages; of a preference its prompt."""
-    config = context.config
+def _rows_in_files(config: RunConfig) -> Iterator[tuple[str, Sequence[Message]]]:
+    """Yield place and messages of each row in the training files; of a preference its prompt."""
     if "sft" in config.run.stages and config.sft.data is not None:
         rows = read_conversations(config.sft.data, config.world.columns.mapping())
         yield from ((f"{config.sft.data}, row {number}", messages) for number, messages in enumerate(rows, 1))
@@ -130,10 +130,10 @@ def _before_reply(messages: Sequence[Message]) -> Sequence[Message]:
     return messages[: next((place for place, message in enumerate(messages) if message.role == "assistant"), None)]
 
 
-def _last(task: Task) -> str:
-    """Return the last message of the user, normalised; "" where there is none."""
+def _last_user_message(task: Task) -> str:
+    """Return the last message of the user, normalised, or an empty text."""
     return normalised(next((message.content for message in reversed(task.messages) if message.role == "user"), ""))
 
 
-def _trained_on(task: str, got: str, do: str = "change the splits of the environment") -> BadInput:
+def _contaminated(task: str, got: str, do: str = "change the splits of the environment") -> BadInput:
     return refusal(f"held-out task {task}", "a task that is in no training data", got, do)

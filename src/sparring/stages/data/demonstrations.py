@@ -1,4 +1,4 @@
-"""Conversations to imitate: read from a file, or held by the environment's scripted expert, its tools run for real."""
+"""Conversations to imitate: read from a file, or played by the environment's scripted expert with real tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from sparring.backoff import retry_pause_s
 from sparring.envs.threads import THREADS
 from sparring.errors import BadInput, EnvError, InfraError, RequestRefused, TaskError, Unanswered, boundary, refusal
 from sparring.generation import Constraint, Rendered
-from sparring.protocols import Expert, Renderer
+from sparring.protocols import EnvFactory, Expert, Renderer
+from sparring.recipe.run_config import RunConfig
 from sparring.record.branches import Transcript
 from sparring.record.imitated import Imitator
 from sparring.record.session import OpenSession
@@ -24,7 +25,7 @@ from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.rollout.attempts import Attempt
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.runner import RolloutRunner
-from sparring.stages.context import Context
+from sparring.stages.context import Context, RunFiles
 from sparring.stages.data.traces import transcript_of
 from sparring.stages.models.context_length import outline_of
 from sparring.stages.models.imitator import imitator_of
@@ -34,17 +35,23 @@ from sparring.tasks.formats import located
 from sparring.types import POLICY, Message, Score, StopReason, Task, ToolSpec
 
 Replies = Expert | Mapping[str, Expert]
-"""Function of the messages so far that says the next reply, or such a function for each role, by name."""
+"""Function of the messages so far that returns the next reply; or one such function for each role, by name."""
 
 AT_ONCE = 32
-"""Most demonstrations that are played at a time, where `[rollout]` allows as many rollouts."""
+"""Most demonstrations that are played at a time, if `[rollout]` allows as many rollouts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """Finished conversation of one branch of one role. `task` and `score`, the one of the world's own scorer, are None
-    for a row of a file; `constraints` are those that the world set for replies; `imitated` and `prompt` are those of
-    its `Transcript`; `cut_by` is the limit at which its rollout ended, None of one that came to its end."""
+    """Finished conversation of one branch of one role.
+
+    Attributes:
+        task: task that was played; None for a row of a file.
+        score: score of the environment's own scorer; None for a row of a file.
+        constraints: constraints that the environment set for replies.
+        imitated, prompt: fields of the branch's `Transcript`.
+        cut_by: limit that cut the rollout short; None for a complete one.
+    """
 
     name: str
     messages: tuple[Message, ...]
@@ -59,23 +66,24 @@ class Conversation:
 
 
 async def demonstrations(context: Context, renderer: Renderer, longest: int) -> list[tuple[str, Rendered]]:
-    """Return every demonstration of the run, as (name, tokens with their sampled marks): the rows of `[sft] data`, or
-    the expert's conversations that solve their task, in task order.
+    """Return all demonstrations of the run as (name, tokens with their sampled marks): the rows of `[sft] data`, or the
+    expert's conversations that solve their task, in task order.
 
     Args:
-        longest: most tokens of one.
+        renderer: renderer of the policy.
+        longest: most tokens of a demonstration.
 
     Raises:
-        BadInput: there is nothing to imitate, a row does not parse or is longer, or the expert solves fewer than nine
-            in ten.
+        BadInput: there is nothing to imitate, a row does not parse or is too long, or the expert solves fewer than nine
+            tasks in ten.
     """
-    imitator = None if given_data(context) is not None else imitator_of(context, renderer)
-    solved = solving(await conversations(context, None, imitator))
+    imitator = None if conversation_file(context) is not None else imitator_of(context, renderer)
+    solved = solved_conversations(await conversations(context, None, imitator))
     return [(c.name, rendered(c, renderer, longest)) for c in solved]
 
 
-def solving(shown: Sequence[Conversation]) -> list[Conversation]:
-    """Return the conversations that solve their task; one of no task is taken to.
+def solved_conversations(shown: Sequence[Conversation]) -> list[Conversation]:
+    """Return the conversations that solve their task, and those without a task.
 
     Raises:
         BadInput: they are fewer than nine in ten.
@@ -90,13 +98,13 @@ def solving(shown: Sequence[Conversation]) -> list[Conversation]:
 
 
 def rendered(conversation: Conversation, renderer: Renderer, longest: int) -> Rendered:
-    """Return the conversation as tokens, the replies marked.
+    """Return the conversation as tokens with marks of the replies.
 
     Args:
-        longest: most tokens of it, those that the policy has positions for.
+        longest: most tokens that the policy has positions for.
 
     Raises:
-        BadInput: the format cannot say it, or it is longer.
+        BadInput: the chat format cannot write it, or it is longer.
     """
     from sparring.render.demonstrate import demonstration_tokens
 
@@ -121,34 +129,34 @@ def too_long(where: str, positions: int, got: str) -> BadInput:
     return refusal(where, expected, got, "shorten it, raise models.policy.init.max_positions, or take another model")
 
 
-def given_data(context: Context) -> str | None:
-    """Return the file of conversations to imitate: `[sft] data`, or what the collect stage wrote; None where there is
-    none (yet)."""
-    return context.config.sft.data or (context.done("collect") or {}).get("data")
+def conversation_file(files: RunFiles) -> str | None:
+    """Return the file of conversations to imitate: `[sft] data`, or the output of a finished collect stage, else
+    None."""
+    return files.config.sft.data or (files.done("collect") or {}).get("data")
 
 
-def given_conversations(context: Context) -> list[Conversation]:
-    """Return the rows of `[sft] data`.
+def read_demonstrations(files: RunFiles, factory: EnvFactory) -> list[Conversation]:
+    """Return the rows of the file of conversations to imitate.
 
     Raises:
-        BadInput: there is none, or one does not parse.
+        BadInput: the file has no row, or a row does not parse.
     """
-    path, tools = str(given_data(context)), context.factory.make().tools
-    recorded = context.config.sft.data is None
-    mapping = {} if recorded else context.config.world.columns.mapping()
+    path, tools = str(conversation_file(files)), factory.make().tools
+    recorded = files.config.sft.data is None
+    mapping = {} if recorded else files.config.world.columns.mapping()
     rows = read_conversations(path, mapping, recorded=recorded)
     if not rows:
         raise refusal(path, "at least one conversation", "none", "add rows, or leave out sft.data to ask the expert")
     column = mapping.get("messages", "messages")
     places = zip(rows, located(path), strict=True)
     return [
-        spoken(f"{path}, row {number}", transcript_of(row, messages, tools, where, column))
+        conversation_of(f"{path}, row {number}", transcript_of(row, messages, tools, where, column))
         for number, (messages, (_, where, row)) in enumerate(places, 1)
     ]
 
 
-def spoken(name: str, transcript: Transcript, **of: Any) -> Conversation:
-    """Return a branch as a conversation to imitate. `of` are other fields of it: whose it is, and what it earned."""
+def conversation_of(name: str, transcript: Transcript, **of: Any) -> Conversation:
+    """Return a branch as a conversation to imitate; `of` are its other fields, such as role and score."""
     return Conversation(
         name=name,
         messages=transcript.messages,
@@ -161,79 +169,68 @@ def spoken(name: str, transcript: Transcript, **of: Any) -> Conversation:
 
 
 async def conversations(context: Context, most: int | None, imitator: Imitator | None = None) -> list[Conversation]:
-    """Return the conversations to imitate: the first `most` (None: all) rows of `[sft] data`, or those of the first
-    `most` tasks, held by the expert. `imitator` is that of `Demonstrations`.
+    """Return the first `most` conversations to imitate (None: all): rows of the file, else conversations of the expert.
 
     Raises:
-        BadInput: there is none, a row does not parse, or the environment has no expert for a task.
+        BadInput: there is nothing to imitate, a row does not parse, or a task has no expert.
     """
-    if given_data(context) is not None:
-        return given_conversations(context)[:most]
-    return await demonstrated(context, demonstrated_tasks(context)[:most], imitator)
+    if conversation_file(context) is not None:
+        return read_demonstrations(context, context.factory)[:most]
+    return await play_experts(context, demonstration_tasks(context.config, context.factory)[:most], imitator)
 
 
-def demonstrated_tasks(context: Context) -> list[Task]:
+def demonstration_tasks(config: RunConfig, factory: EnvFactory) -> list[Task]:
     """Return the tasks that experts demonstrate.
 
     Raises:
-        BadInput: there is none.
+        BadInput: the environment has no such task.
     """
-    source = context.factory.tasks("demonstration", context.config.run.seed)
+    source = factory.tasks("demonstration", config.run.seed)
     tasks = list(iter(source.next, None))
     if not tasks:
-        way = without_expert(context, "give the environment demonstrations", "leave out the sft stage")
+        way = advice_without_expert(config, "give the environment demonstrations", "leave out the sft stage")
         raise refusal("[env]", "tasks to demonstrate", "none", way)
     return tasks
 
 
-async def demonstrated(context: Context, tasks: Sequence[Task], imitator: Imitator | None) -> list[Conversation]:
-    """Let experts do tasks, as many at once as the run allows. Return the conversations of the roles of the policy.
+async def play_experts(context: Context, tasks: Sequence[Task], imitator: Imitator | None) -> list[Conversation]:
+    """Have experts play tasks, as many at once as the run allows, and return the conversations of the policy's roles.
 
     Raises:
-        BadInput: the environment has no expert for a task, or as `Demonstrations.played`.
-        InfraError: likewise.
+        BadInput: a task has no expert, or as `Demonstrations.play`.
+        InfraError: as `Demonstrations.play`.
     """
     gate = asyncio.Semaphore(min(AT_ONCE, context.config.rollout.max_concurrent_rollouts))
     stage = Demonstrations(context, imitator, lambda sentence: context.sink.event("demonstrations", sentence))
 
     async def one(task: Task) -> list[Conversation]:
         async with gate:
-            return await stage.shown(task, context.config.rollout.retries)
+            return await stage.play_expert(task, context.config.rollout.retries)
 
     played = await asyncio.gather(*map(one, tasks))
     return [each for of_task in played for each in of_task if context.config.rollout.speaks(each.role)]
 
 
-def without_expert(context: Context, own: str, of_sft: str) -> str:
-    """Return what to do where the environment demonstrates nothing: `own` is what its author can, `of_sft` what else
-    helps where the sft stage imitates the demonstrations. Without that stage, a fresh model's tokenizer is what they
-    are for."""
+def advice_without_expert(config: RunConfig, own: str, of_sft: str) -> str:
+    """Return the advice for an environment without demonstrations.
+
+    Args:
+        own: advice for the environment's author.
+        of_sft: advice for a run with the sft stage. Without that stage demonstrations only train a fresh tokenizer.
+    """
     other = "start from a checkpoint (models.policy.path)"
-    return f"{own}, or {of_sft if 'sft' in context.config.run.stages else other}, or set sft.data"
-
-
-async def demonstrate(context: Context, task: Task, imitator: Imitator | None = None) -> list[Conversation]:
-    """Let the expert do `task` once. Returns and raises as `Demonstrations.shown`; `imitator` is that of its class."""
-    return await Demonstrations(context, imitator).shown(task)
-
-
-async def converse(
-    context: Context, task: Task, replies: Replies, imitator: Imitator | None = None
-) -> list[Conversation]:
-    """Play one rollout whose replies are scripted, which may outgrow the context of the policy: only training needs
-    room. Returns and raises as `Demonstrations.played`; `imitator` is that of its class, and renders the prompts."""
-    return await Demonstrations(context, imitator, fits=False).played(task, replies)
+    return f"{own}, or {of_sft if 'sft' in config.run.stages else other}, or set sft.data"
 
 
 class Demonstrations:
-    """Rollouts of a run whose replies are scripted, its tools run for real. Each has a world of its own.
+    """Player of rollouts with scripted replies and real tools; each rollout has its own environment.
 
     Args:
-        context: of the run, whose harness holds the conversations.
-        imitator: the policy, where it is to imitate its roles: no prompt of them is longer than its context, and a
-            program is told so. None: ids are not counted.
-        report: called with a sentence for what a reader of the run has to know.
-        fits: whether a conversation that outgrows the imitator's context is refused.
+        context: run whose harness holds the conversations.
+        imitator: policy that will imitate its roles: their prompts must fit its context, and programs are told its
+            limits. None: tokens are not counted.
+        report: called with a sentence for the reader of the run.
+        fits: whether a conversation longer than the imitator's context is refused.
     """
 
     def __init__(
@@ -246,7 +243,7 @@ class Demonstrations:
     ) -> None:
         config = context.config.rollout
         if config.rewards_within_s is not None:
-            config = msgspec.structs.replace(config, rewards_within_s=0.0)  # whoever judges trained ones is not awaited
+            config = msgspec.structs.replace(config, rewards_within_s=0.0)  # rewards from outside are for training only
         self._context, self._config, self._imitator, self._report = context, config, imitator, report
         self._fits = fits
         self._scripts, self._numbers = _Scripts(config, imitator), count()
@@ -260,81 +257,79 @@ class Demonstrations:
             report=report,
         )
 
-    async def shown(self, task: Task, retries: int = 0) -> list[Conversation]:
-        """Let the expert do `task`: a conversation for each branch of each role that was asked.
+    async def play_expert(self, task: Task, retries: int = 0) -> list[Conversation]:
+        """Have the expert play `task`; return a conversation for each branch of each role that was asked.
 
         Args:
-            retries: number of times that it is played again, from its beginning, where the infrastructure broke it.
+            retries: number of further tries after the infrastructure broke.
 
         Raises:
-            BadInput: the environment has no expert for it, or none for one of its roles, or as `played`.
-            InfraError: as `played`.
+            BadInput: the task or one of its roles has no expert, or as `play`.
+            InfraError: as `play`.
         """
         for retry in range(1, retries + 1):
             try:
-                return await self.played(task, self._expert(task))
-            except (RequestRefused, TaskError):  # it will be the same the next time
+                return await self.play(task, self._expert(task))
+            except (RequestRefused, TaskError):  # a further try would fail alike
                 raise
             except InfraError as error:
                 self._report(f"task {task.id} is played again: {error}")
             await asyncio.sleep(retry_pause_s(self._config.retry_delay_s, retry, "demonstration", task.id))
-        return await self.played(task, self._expert(task))
+        return await self.play(task, self._expert(task))
 
-    async def played(self, task: Task, replies: Replies) -> list[Conversation]:
-        """Play one rollout whose replies are scripted, and score it. It ends where the policy's would: a world that
-        never ends is cut short at the limits of the run.
+    async def play(self, task: Task, replies: Replies) -> list[Conversation]:
+        """Play and score one rollout with scripted replies, within the limits of the run.
 
         Args:
-            replies: what is said to the messages so far; such a function for each role, by name, where there are
-                several.
+            replies: script of the replies; one for each role in an environment of several roles.
 
         Returns:
-            The conversation of each branch of each role that was asked, at least one.
+            A conversation for each branch of each role that was asked, at least one.
 
         Raises:
-            InfraError: the world or the script raised something, the world gave an answer or a score that is none, or
-                the infrastructure broke it.
-            BadInput: the harness asked nobody, or a role that the world does not name or for which nothing is scripted,
-                or the imitator has no room for the conversation.
+            InfraError: the environment or the script raised or returned something invalid, or the infrastructure broke.
+            BadInput: the harness requested no reply, or named a role without a script; or the conversation does not fit
+                the imitator's context.
         """
         name = f"demonstration/{next(self._numbers)}/{task.id}"
         with self._scripts.of(name, task, replies):
             played = await self._runner.attempt(task, rollout_id=name, index=0, seed=task.seed)
-        for error in (played.error, *_taken(self._runner.close_failures)):
+        for error in (played.error, *_drain(self._runner.close_failures)):
             if isinstance(error, Unanswered):
-                raise _unanswered(task, self._config.harness, error)
+                raise _no_requests(task, self._config.harness, error)
             if error is not None:
                 raise error
         outcomes = [each.outcome.reason for each in played.rollout.trajectories]
         if self._imitator is not None and self._fits and "context_length" in outcomes:
-            raise _no_room(self._context, task, self._imitator.max_context)
+            positions = outline_of(self._context.input("sft")).max_positions
+            raise _over_context(task, self._imitator.max_context, positions)
         if not played.transcripts and self._imitator is not None and not self._fits:
-            return await Demonstrations(self._context).played(task, replies)  # not even its first prompt does
+            return await Demonstrations(self._context).play(task, replies)  # not even the first prompt fits
         if not played.transcripts:
             got = f"{played.rollout.outcome.reason} before the first reply for task {task.id}"
             raise refusal("rollout.harness", "a harness that is answered", got, "raise that limit")
         return _conversations_of(task, played)
 
     def _expert(self, task: Task) -> Replies:
-        """Return the expert for a task, which has seen nothing yet.
+        """Return a fresh expert for a task.
 
         Raises:
-            BadInput: there is none.
+            BadInput: the environment has no expert for the task.
         """
         expert = self._context.factory.expert(task)
         if expert is None:
             of_sft = "leave this kind of task out of the demonstrations"
-            way = without_expert(self._context, "write expert(self, task)", of_sft)
+            way = advice_without_expert(self._context.config, "write expert(self, task)", of_sft)
             raise refusal(f"task {task.id}", "an expert", "none", way)
         return expert
 
 
 class _Scripts:
-    """Scripts of the rollouts that are under way. Implements `rollout.episode.SessionRecorder`.
+    """Scripts of the rollouts that are in progress. Implements `rollout.episode.SessionRecorder`.
 
     Args:
-        config: says which roles the policy speaks for.
-        imitator: counts the ids of these; None: nobody does.
+        config: names the roles that the policy plays.
+        imitator: counts the tokens of these roles; None: no tokens are counted.
     """
 
     def __init__(self, config: RolloutConfig, imitator: Imitator | None) -> None:
@@ -343,7 +338,7 @@ class _Scripts:
 
     @contextmanager
     def of(self, rollout_id: str, task: Task, replies: Replies) -> Iterator[None]:
-        """Let `replies` speak in a rollout for as long as the context lasts."""
+        """Answer the requests of a rollout from `replies` while the context is open."""
 
         async def reply(request: TextRequest) -> Message:
             script = replies.get(request.role) if isinstance(replies, Mapping) else replies
@@ -380,21 +375,21 @@ def _conversations_of(task: Task, played: Attempt) -> list[Conversation]:
         name = f"task {task.id}, {role}" if several else f"task {task.id}"
         names = [name] if len(branches) == 1 else [f"{name}, branch {number}" for number in range(1, len(branches) + 1)]
         shown += [
-            spoken(name, branch, task=task, score=score, role=role, cut_by=cut_by)
+            conversation_of(name, branch, task=task, score=score, role=role, cut_by=cut_by)
             for name, branch in zip(names, branches, strict=True)
         ]
     return shown
 
 
-def _taken(failures: deque[InfraError]) -> list[InfraError]:
-    """Return failures and forget them: they are those of one rollout."""
+def _drain(failures: deque[InfraError]) -> list[InfraError]:
+    """Return all failures and clear the queue."""
     taken = list(failures)
     failures.clear()
     return taken
 
 
-def _unanswered(task: Task, harness: str, error: Unanswered) -> BadInput:
-    """Return the refusal of a harness that asked for nothing, or was refused all that it asked for."""
+def _no_requests(task: Task, harness: str, error: Unanswered) -> BadInput:
+    """Return the refusal of a harness that requested no reply, or whose requests were all refused."""
     reason = str(error).partition(": ")[2]
     got = f"{harness!r}, which {reason} for task {task.id}"
     got = got if reason == "requested no reply" else f"for task {task.id}: {error}"
@@ -402,9 +397,14 @@ def _unanswered(task: Task, harness: str, error: Unanswered) -> BadInput:
     return refusal("rollout.harness", "a harness that requests its replies from the session", got, do)
 
 
-def _no_room(context: Context, task: Task, room: int) -> BadInput:
-    """Return the refusal of an expert whose prompts or replies do not fit the policy's context of `room` tokens."""
+def _over_context(task: Task, room: int, positions: int) -> BadInput:
+    """Return the refusal of an expert whose prompts or replies do not fit the policy's context.
+
+    Args:
+        room: tokens of the policy's context.
+        positions: positions of the policy's model; more than `room` means that the cache is the limit.
+    """
     got = f"more in the demonstration of task {task.id}"
-    if room < outline_of(context.input("sft")).max_positions:
+    if room < positions:
         return refusal("engine.kv_bytes", f"prompts of fewer than the {room} tokens of the cache", got, "raise it")
     return too_long(f"task {task.id}", room, "a longer demonstration")

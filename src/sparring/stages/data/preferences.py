@@ -1,4 +1,5 @@
-"""Rows of the stages `preference` and `reward_model`: compared replies, split from held-out ones, as tokens."""
+"""Data of the stages `preference` and `reward_model`: compared replies, rendered as tokens and split from held-out
+rows."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ import xxhash
 from sparring.algo.loss.preference.config import KtoConfig
 from sparring.errors import BadInput, refusal
 from sparring.observe.statistics import wilson
-from sparring.protocols import Renderer
+from sparring.protocols import EnvFactory, Renderer
+from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.preference import StepsConfig, TurnsConfig
-from sparring.stages.context import POLICY, Context
+from sparring.stages.context import POLICY
 from sparring.stages.data.demonstrations import Conversation
 from sparring.tasks.preferences import (
     JudgedTurns,
@@ -29,47 +31,46 @@ from sparring.types import Message, ToolSpec
 R = TypeVar("R", bound=Preference | Solution | JudgedTurns)
 
 
-def given_preferences(context: Context) -> list[Preference]:
+def preference_rows(config: RunConfig) -> list[Preference]:
     """Return the rows of `[preference] data`.
 
     Raises:
-        BadInput: there is no file, no row, or one that does not parse.
+        BadInput: the file or its rows are missing, or a row does not parse.
     """
-    section = context.config.preference
+    section = config.preference
     single = isinstance(section.loss, KtoConfig)
-    rows = read_preferences(_named(section.data, "preference"), single=single)
+    rows = read_preferences(_required_file(section.data, "preference"), single=single)
     if single and len({row.prompt for row in rows}) < 2:
         raise refusal("preference.data", "replies to at least two prompts with kto", "one prompt", "add rows")
     return rows
 
 
-def given_rewards(context: Context) -> list[Preference] | list[Solution] | list[JudgedTurns]:
+def reward_rows(config: RunConfig) -> list[Preference] | list[Solution] | list[JudgedTurns]:
     """Return the rows of `[reward_model] data`.
 
     Raises:
-        BadInput: as `given_preferences`.
+        BadInput: as `preference_rows`.
     """
-    section = context.config.reward_model
-    path = _named(section.data, "reward_model")
+    section = config.reward_model
+    path = _required_file(section.data, "reward_model")
     if isinstance(section.loss, TurnsConfig):
         return read_turns(path)
     return read_solutions(path) if isinstance(section.loss, StepsConfig) else read_preferences(path)
 
 
-def check_compared(context: Context) -> tuple[list[str], list[Conversation]]:
-    """Refuse data of either stage that is missing or whose two replies are the same tokens, and adapters, which have no
-    scalar head.
+def check_compared(config: RunConfig, factory: EnvFactory) -> tuple[list[str], list[Conversation]]:
+    """Refuse missing data of either stage, and adapters in the reward_model stage, which trains whole weights.
 
     Returns:
-        What was found, one sentence each, and the conversations that will be trained on.
+        Facts, one sentence each, and the conversations that will be trained on.
     """
-    config, facts, shown = context.config, [], []
-    tools = context.factory.make().tools
-    for stage, read in (("preference", given_preferences), ("reward_model", given_rewards)):
+    facts, shown = [], []
+    tools = factory.make().tools
+    for stage, read in (("preference", preference_rows), ("reward_model", reward_rows)):
         if stage not in config.run.stages:
             continue
-        section, rows = getattr(config, stage), read(context)
-        trained, held = apart(rows, section.held_out, config.run.seed, stage)
+        section, rows = getattr(config, stage), read(config)
+        trained, held = split_held_out(rows, section.held_out, config.run.seed, stage)
         facts.append(f"{stage}: {len(trained)} rows to train on, {len(held)} held out")
         shown += [
             Conversation(name=row.where, messages=(*row.prompt, *replied), tools=tools)
@@ -82,7 +83,7 @@ def check_compared(context: Context) -> tuple[list[str], list[Conversation]]:
     return facts, shown
 
 
-def _named(path: str | None, section: str) -> str:
+def _required_file(path: str | None, section: str) -> str:
     if path is None:
         raise refusal(
             f"{section}.data", "a file of rows to train on", "none", f"set it, or leave out the stage {section}"
@@ -98,13 +99,12 @@ def _replies(row: Preference | Solution | JudgedTurns) -> list[Messages]:
     return [side for side in (row.chosen, row.rejected) if side is not None]
 
 
-def apart(rows: Sequence[R], held_out: int, seed: int, section: str) -> tuple[list[R], list[R]]:
-    """Return the rows to train on, and at least `held_out` others: all rows of a prompt are on one side.
-
-    Which prompts are held out depends on the seed and the prompts alone.
+def split_held_out(rows: Sequence[R], held_out: int, seed: int, section: str) -> tuple[list[R], list[R]]:
+    """Split rows into those to train on and at least `held_out` others. All rows of a prompt fall on one side, which
+    depends on the seed and the prompts alone.
 
     Raises:
-        BadInput: nothing is left to train on.
+        BadInput: no row is left to train on.
     """
     of_prompt: dict[Messages, list[R]] = {}
     for row in rows:
@@ -118,14 +118,14 @@ def apart(rows: Sequence[R], held_out: int, seed: int, section: str) -> tuple[li
     return [row for row in rows if row.prompt not in held], [row for row in rows if row.prompt in held]
 
 
-def rendered_reply(
+def render_reply(
     renderer: Renderer, tools: Sequence[ToolSpec], where: str, prompt: Messages, reply: Messages, longest: int
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """Return prompt and reply as tokens, as the engine would have seen and sampled them, with marks of the sampled
-    ones.
+    """Return prompt and reply as token ids, as the engine would have seen and sampled them, with marks of the sampled
+    ids.
 
     Raises:
-        BadInput: the format cannot say it, or it has more than `longest` tokens.
+        BadInput: the chat format cannot write the reply, or it has more than `longest` tokens.
     """
     from sparring.render.demonstrate import demonstration_tokens
 
@@ -136,7 +136,7 @@ def rendered_reply(
     if len(rendered.tokens) > longest:
         got, do = f"{len(rendered.tokens)} tokens", "shorten it, leave it out, or take another model"
         raise refusal(where, f"at most {longest} tokens, the positions of the model", got, do)
-    # what the assistant said in the prompt is not the reply
+    # assistant messages of the prompt are not part of the reply
     earlier, marks, before = sum(message.role == "assistant" for message in prompt), [], False
     for mark in rendered.sampled:
         earlier -= mark and not before

@@ -1,8 +1,8 @@
-"""Rows of traces: conversations in the form in which vendors take data for fine-tuning, one for each branch.
+"""Rows of traces: conversations in the form that vendors take for fine-tuning, one row for each branch.
 
-A row has `messages`. Where a branch is not simply a conversation whose replies are all imitated, it also has `tools`
-(those of its requests, where they are others than the world's), `prompt_messages` (how many messages its first prompt
-has, where replies are among these) and, in a message, `weight` 0: a reply that is context and is not imitated.
+A row has `messages`. Other keys stand only where they differ from the default: `tools`, if the requests had other tools
+than the environment; `prompt_messages`, the length of the first prompt, if that contains replies; and in a message
+`weight` 0, if the reply is context only and is not imitated.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def transcript_of(
     """Return the branch of a row.
 
     Args:
-        row: as it stands in its file.
-        messages: of it, parsed.
-        world_tools: where the row has no tools of its own.
-        where: the row stands.
-        column: that holds its messages.
+        row: plain row of the file.
+        messages: parsed messages of the row.
+        world_tools: tools of a row that names none.
+        where: place of the row, for messages.
+        column: name of the column with the messages.
 
     Raises:
-        BadInput: tools, weights or the number of prompt messages do not parse, or nothing is to be imitated.
+        BadInput: tools, weights or `prompt_messages` do not parse, or the row has nothing to imitate.
     """
     tools, prompt = row.get("tools"), row.get("prompt_messages")
     if prompt is not None and not (type(prompt) is int and 0 < prompt < len(messages)):
@@ -65,7 +65,7 @@ def transcript_of(
 
 
 def _imitated(entries: Any, messages: Sequence[Message], prompt: int, where: str) -> tuple[int, ...] | None:
-    """Return the places of the replies to imitate; None where all are."""
+    """Return the places of the replies to imitate, or None for all replies."""
     replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
     weights = {at: entries[at].get("weight") for at in replies} if isinstance(entries, list) else {}
     for at, weight in weights.items():

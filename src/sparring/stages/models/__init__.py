@@ -1,1 +1,1 @@
-"""Models that a stage opens beside the policy, and the objective they serve."""
+"""Models that a stage opens in addition to the policy, and the objective of the rl stage."""

@@ -1,4 +1,4 @@
-"""Adapters that a stage starts from: the adapter of the stage before, or a fresh one."""
+"""Adapters that a stage starts from: the output of the stage before, or a fresh one."""
 
 from __future__ import annotations
 
@@ -10,67 +10,64 @@ from typing import Any
 from sparring.errors import refusal
 from sparring.model.config import LoraConfig
 from sparring.model.peft import base_of, is_adapter, read, read_config, write
-from sparring.stages.context import APART, POLICY, Context
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import NON_POLICY_STAGES, POLICY, RunFiles, given_checkpoint
+from sparring.stages.models.written import write_beside
 
 ALONE = {"vllm": "vLLM", "openai": "an OpenAI-compatible server"}
-"""Engines that serve a model without adapters, as messages call them."""
+"""Engines that serve a model without adapters, by kind, with their names in messages."""
 
 
 TRAINED, START = "lora", "lora_start"
-"""In a run's folder: the adapter that was trained last, and the untrained one that training began with."""
+"""Folders of a run: the adapter that was trained last, and the untrained one that training started from."""
 
 
-def trained_folder(context: Context, source: Path) -> Path:
-    """Return the folder that a stage trains and serves that starts from `source`: `source` itself; or, where the run
-    trains adapters and `source` is a whole model, `<run>/lora_start`, a fresh adapter of it."""
-    lora = context.config.models[POLICY].lora
+def trained_folder(files: RunFiles, source: Path) -> Path:
+    """Return the folder that a stage trains and serves.
+
+    That is its input `source`, unless the run trains adapters and `source` is a whole model: then it is
+    `<run>/lora_start`, a fresh adapter for `source`.
+    """
+    lora = files.config.models[POLICY].lora
     if lora is None or is_adapter(source):
         return source
-    out = context.folder / START
-    if not out.exists() and (before := start_adapter(context.folder)).exists():
+    out = files.folder / START
+    if not out.exists() and (before := start_adapter(files.folder)).exists():
         os.rename(before, out)
     if not out.exists():
-        staging = out.with_name(out.name + ".tmp")
-        shutil.rmtree(staging, ignore_errors=True)
-        write(fresh(source, lora, context.config.run.seed), lora, source, staging)
-        os.rename(staging, out)
+        write_beside(out, lambda to: write(fresh(source, lora, files.config.run.seed), lora, source, to))
     return out
 
 
 def start_adapter(folder: Path) -> Path:
-    """Return the folder of the adapter that the run in `folder` began with, whether or not it is there. Runs begun
-    before the two had names of their own have it in the place of the trained one."""
+    """Return the folder of the adapter that the run in `folder` started from, whether or not it exists. Old runs have
+    it under the name of the trained adapter."""
     return folder / START if (folder / START).exists() else folder / TRAINED
 
 
-def show_adapter(context: Context, stage: str) -> None:
-    """Copy the adapter that a stage has written to `<run>/lora`, whole or not at all; not one that nothing has
-    trained."""
-    written = context.output(stage)
-    if stage in APART or not written.is_relative_to(context.folder) or not is_adapter(written):
+def show_adapter(files: RunFiles, stage: str) -> None:
+    """Copy the adapter that a stage wrote to `<run>/lora`, whole or not at all. An untrained adapter is not copied."""
+    written = files.output(stage)
+    if stage in NON_POLICY_STAGES or not written.is_relative_to(files.folder):
         return
-    if _is_untrained(written):
+    if not is_adapter(written) or _is_untrained(written):
         return
-    out = context.folder / TRAINED
-    if out.exists() and not (context.folder / START).exists() and _is_untrained(out):
-        os.rename(out, context.folder / START)  # of a run begun before the two had names of their own
-    staging = out.with_name(out.name + ".tmp")
-    shutil.rmtree(staging, ignore_errors=True)
-    shutil.copytree(written, staging)
-    shutil.rmtree(out, ignore_errors=True)
-    os.rename(staging, out)
+    out = files.folder / TRAINED
+    if out.exists() and not (files.folder / START).exists() and _is_untrained(out):
+        os.rename(out, files.folder / START)  # of an old run, which gave both adapters one name
+    write_beside(out, lambda to: shutil.copytree(written, to))
 
 
 def _is_untrained(folder: Path) -> bool:
-    """Return whether an adapter changes nothing yet: every factor B is 0."""
+    """Return whether an adapter changes nothing: every factor B is 0."""
     return not any(bool(tensor.any()) for name, tensor in read(folder).items() if ".lora_B" in name)
 
 
 def fresh(base: Path, lora: LoraConfig, seed: int) -> dict[str, Any]:
-    """Return the state of an untrained adapter for the checkpoint folder `base`, whose weights are not read.
+    """Return the state of an untrained adapter for the checkpoint folder `base`, without reading its weights.
 
     Raises:
-        BadInput: it targets a layer that the model does not have.
+        BadInput: the adapter targets a layer that the model does not have.
     """
     from sparring.model.lora import fresh_state
     from sparring.model.save import skeleton
@@ -82,9 +79,9 @@ def fresh(base: Path, lora: LoraConfig, seed: int) -> dict[str, Any]:
     )
 
 
-def check_lora(context: Context) -> list[str]:
-    """Refuse adapters that cannot be trained as the recipe says, of the checkpoint that it names or makes."""
-    lora, start, kind = context.config.models[POLICY].lora, context.given(), context.config.engine.kind
+def check_lora(config: RunConfig) -> list[str]:
+    """Refuse adapters that the engine cannot serve, or that differ from the adapter in the checkpoint."""
+    lora, start, kind = config.models[POLICY].lora, given_checkpoint(config), config.engine.kind
     if lora is not None and kind in ALONE:
         got, do = f"rank {lora.rank}", 'leave it out, or set engine.kind = "native" or "remote"'
         raise refusal("models.policy.lora", f"none with {ALONE[kind]}, which serves no adapters", got, do)

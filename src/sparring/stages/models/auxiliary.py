@@ -1,29 +1,25 @@
-"""Models that learn beside the policy in the rl stage: where their sections belong, and what is left of
-it."""
+"""Sections of the rl stage that add a trained model to the policy: `[rl.critic]` and `[rl.implicit]`."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from sparring.algo.facts import name_of
+from sparring.algo.base import name_of
 from sparring.algo.rules import credits_with
 from sparring.annotations import Annotation
 from sparring.errors import refusal
-from sparring.protocols import Trainer
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.context import Context
 
 
-def check_asked(config: RunConfig, role: str, annotation: Annotation, preset: str) -> bool:
-    """Return whether the run has `[rl.<role>]`: where the stage rl runs with a credit that reads `annotation`.
+def check_section(config: RunConfig, role: str, annotation: Annotation, preset: str) -> bool:
+    """Return whether the run has `[rl.<role>]`. It must stand exactly where the rl stage runs with a credit that reads
+    `annotation`.
 
     Args:
-        role: the section's name.
-        annotation: the annotation that the section's model writes.
-        preset: of `[algo]`, that has it.
+        role: name of the section.
+        annotation: annotation that the section's model writes.
+        preset: preset of `[algo]` that needs the section.
 
     Raises:
-        BadInput: it is missing, or there without being asked.
+        BadInput: the section is missing or superfluous.
     """
     if "rl" not in config.run.stages:
         return False
@@ -37,17 +33,3 @@ def check_asked(config: RunConfig, role: str, annotation: Annotation, preset: st
         do = f'leave it out, or set [algo] preset = "{preset}"'
         raise refusal(f"rl.{role}", f"no table, because only credit {credit} uses it", got, do)
     return configured
-
-
-async def write_learned(context: Context, trainer: Trainer, role: str, began: Path) -> str:
-    """Write what a model beside the policy has become, which began as the folder `began`, as one that another run may
-    begin with.
-
-    Returns:
-        The folder.
-    """
-    from sparring.stages.models.written import write_model
-
-    folder = context.folder / "rl" / role
-    await write_model(trainer, began, folder)
-    return str(folder)

@@ -1,4 +1,4 @@
-"""Context length of a model: its outline, and most tokens of one conversation."""
+"""Context length of a model: its outline, and the most tokens of one conversation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def outline_of(folder: Path) -> Outline:
-    """Return the outline of a checkpoint folder; torch is imported here, when it is asked for.
+    """Return the outline of a checkpoint folder; imports torch.
 
     Raises:
         BadInput: the folder holds no causal language model.
@@ -25,11 +25,17 @@ def outline_of(folder: Path) -> Outline:
     return checkpoint_outline(folder)
 
 
+def engine_of(config: RunConfig, name: str) -> EngineConfig:
+    """Return the engine settings of a model, as clusters have them: `[engine]` is the policy's, and other models share
+    a native one."""
+    return config.engine if name == POLICY or config.engine.kind == "native" else EngineConfig()
+
+
 def max_context(model: Outline, engine: EngineConfig, dtype: DType) -> int:
-    """Return the most tokens of one conversation: the model's positions, or the engine's cache where that is less."""
+    """Return the most tokens of one conversation: the model's positions or the engine's cache, whichever is less."""
     return min(model.max_positions, engine.cache_tokens(model.token_bytes(dtype)))
 
 
 def policy_context(config: RunConfig, folder: Path) -> int:
-    """Return the most tokens of one conversation of the policy, whose checkpoint folder this is."""
+    """Return the most tokens of one conversation of the policy, whose checkpoint folder is `folder`."""
     return max_context(outline_of(folder), config.engine, config.models[POLICY].dtype)

@@ -1,4 +1,5 @@
-"""Chat format of an exported folder: the template writes the prompts of the run, and generation begins as in it."""
+"""Chat format of an exported folder: its template writes the prompts of the run, and its generation settings sample
+alike."""
 
 from __future__ import annotations
 
@@ -14,28 +15,29 @@ from sparring.record.order import conversation, tools_of
 from sparring.render.chat_template import NAMED, read_chat_template
 from sparring.render.exported import Prompt, TemplateComparison, settled
 from sparring.render.tokenizer import load_tokenizer, read_json
-from sparring.rollout.replay import prompt_of
-from sparring.stages.context import LIVE, ORDER, POLICY, renderer_of
+from sparring.rollout.resample import prompt_of
+from sparring.stages.context import ONLINE_STAGES, ORDER, POLICY, renderer_of
 from sparring.types import Trajectory
 
 TRIED = 400
-"""Recorded prompts that an exported template is held against."""
+"""Most recorded prompts that an exported template is compared with."""
 
 TEMPLATE, TOKENIZER, GENERATION = "chat_template.jinja", "tokenizer_config.json", "generation_config.json"
 KEPT = ("bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "_from_model_config")
-"""Settings of a generation_config.json that say nothing of how tokens are drawn."""
+"""Settings of a generation_config.json that do not affect sampling."""
 
 
 def write_format(out: Path, source: Path, config: RunConfig, store: Store) -> list[str]:
     """Write chat template and generation settings of a run into an exported folder.
 
     Args:
-        out: the folder, which has the files of `source`.
-        source: the checkpoint folder that tokenizer and template come from.
-        store: its record, whose prompts the template is held against.
+        out: exported folder, which has the files of `source`.
+        source: checkpoint folder with tokenizer and template.
+        config: recipe of the run.
+        store: record of the run, whose prompts the template is compared with.
 
     Returns:
-        What was found, one sentence each: how many recorded prompts the template writes, and what it cannot.
+        Sentences: how many recorded prompts the template writes, and which it cannot write.
     """
     renderer = renderer_of(config, source)
     _write_generation(out, config, renderer)
@@ -54,13 +56,17 @@ def write_format(out: Path, source: Path, config: RunConfig, store: Store) -> li
         tools=next((prompt.tools for prompt in prompts if prompt.tools), ()),
     )
     _write_template(out, text)
-    return list(_said(comparison, text, renderer))
+    return list(_findings(comparison, text, renderer))
 
 
 def recorded_prompts(store: Store) -> Iterator[Prompt]:
-    """Yield prompts of the policy as the newest live stage of a run recorded them, else an evaluation; at most
-    `TRIED`."""
-    stages = [*(stage for stage in reversed(ORDER) if stage in LIVE), "eval", *(f"eval/{s}" for s in reversed(ORDER))]
+    """Yield at most `TRIED` prompts of the policy from the newest online stage of a run, or else from its
+    evaluations."""
+    stages = [
+        *(stage for stage in reversed(ORDER) if stage in ONLINE_STAGES),
+        "eval",
+        *(f"eval/{s}" for s in reversed(ORDER)),
+    ]
     count = 0
     for stage in stages:
         for group in store.groups(stage=stage):
@@ -87,7 +93,7 @@ def _prompts(trajectory: Trajectory) -> Iterator[Prompt]:
             )
 
 
-def _said(comparison: TemplateComparison, text: str, renderer: Renderer) -> Iterator[str]:
+def _findings(comparison: TemplateComparison, text: str, renderer: Renderer) -> Iterator[str]:
     if not comparison.count:
         yield "the chat template has the run's settings; no recorded prompt was there to hold it against"
     else:
@@ -108,7 +114,7 @@ def _said(comparison: TemplateComparison, text: str, renderer: Renderer) -> Iter
 
 
 def _write_template(out: Path, text: str) -> None:
-    """Write the template into both places that other tools read it from; it takes the place of all named ones."""
+    """Write the template into both files that other tools read, and delete named templates."""
     shutil.rmtree(out / NAMED, ignore_errors=True)
     (out / TEMPLATE).write_text(text, encoding="utf-8")
     settings = read_json(out / TOKENIZER)
@@ -117,7 +123,7 @@ def _write_template(out: Path, text: str) -> None:
 
 
 def _write_generation(out: Path, config: RunConfig, renderer: Renderer) -> None:
-    """Write the ids that end a turn, and how the run sampled, as defaults of generation."""
+    """Write the ids that end a turn and the run's sampling settings as defaults of generation."""
     before, rollout = read_json(out / GENERATION), config.rollout
     kept: dict[str, Any] = {key: before[key] for key in KEPT if key in before}
     greedy = rollout.temperature == 0

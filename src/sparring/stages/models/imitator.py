@@ -1,4 +1,4 @@
-"""The policy as the one who is to imitate: what an expert's or a teacher's rollouts are held to."""
+"""Limits of the policy that imitates: experts and teachers are held to its context and reply length."""
 
 from __future__ import annotations
 
@@ -7,31 +7,28 @@ from functools import partial
 from sparring.protocols import Renderer
 from sparring.record.imitated import Imitator
 from sparring.render.demonstrate import reply_tokens
-from sparring.stages.context import Context
+from sparring.stages.context import RunFiles, given_checkpoint, renderer_of
 from sparring.stages.models.context_length import policy_context
 
 
-def imitator_of(context: Context, renderer: Renderer | None = None) -> Imitator | None:
-    """Return the policy that the sft stage starts from, with the context and the replies that `rl` gives it, so that a
-    program that an expert or a teacher speaks for is told what the policy's is.
+def imitator_of(files: RunFiles, renderer: Renderer | None = None) -> Imitator | None:
+    """Return the policy that the sft stage starts from, with the context and reply length that it will have in the rl
+    stage; None for a fresh policy without a tokenizer.
 
     Args:
-        renderer: of the policy; None: it is loaded.
-
-    Returns:
-        The policy; None while a fresh one has no tokenizer.
+        renderer: renderer of the policy; None: it is loaded.
 
     Raises:
-        BadInput: its checkpoint is gone, or no model.
+        BadInput: the checkpoint is missing or holds no model.
     """
-    if context.given() is None and context.done("init") is None:
+    if given_checkpoint(files.config) is None and files.done("init") is None:
         return None
-    source = context.input("sft")
-    room = policy_context(context.config, source)
-    renderer = renderer or context.renderer(source)
+    source = files.input("sft")
+    room = policy_context(files.config, source)
+    renderer = renderer or renderer_of(files.config, source)
     return Imitator(
         renderer=renderer,
         reply_ids=partial(reply_tokens, renderer),
         max_context=room,
-        max_reply=min(context.config.rollout.sampling().max_tokens, room),
+        max_reply=min(files.config.rollout.sampling().max_tokens, room),
     )

@@ -1,4 +1,4 @@
-"""The objective of the rl stage: `[algo]` or online preference optimisation, and what is imitated beside either."""
+"""The objective of the rl stage: `[algo]` or online preference optimisation, with an optional imitate term."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sparring.recipe.run_config import RunConfig
 
 
 def credit_chosen(config: RunConfig) -> Credit:
-    """Return the credit of the stage: that of `[algo]`, or pairs under `[rl] preference`."""
+    """Return the credit rule of the stage: pairs under `[rl] preference`, otherwise the rule of `[algo]`."""
     if config.rl.preference is not None:
         return Pairs()
     return load_credit(config.algo, seed=config.run.seed, max_tokens=config.rollout.max_turn_tokens)
 
 
 def preference_loss(config: RunConfig) -> Loss | None:
-    """Return the loss of `[rl] preference`; None where there is none."""
+    """Return the loss of `[rl] preference`, or None for a run without that table."""
     if config.rl.preference is None:
         return None
     from sparring.algo.loss.preference.load import load_preference
@@ -27,15 +27,14 @@ def preference_loss(config: RunConfig) -> Loss | None:
 
 
 def needs_reference(config: RunConfig) -> bool:
-    """Return True if the loss compares the policy with the weights that the stage begins with. Without `[rl]
-    preference`, `[algo]` decides."""
+    """Return whether the loss compares the policy with the weights that the stage starts from."""
     if config.rl.preference is None:
         return config.algo.needs_reference
     return not isinstance(config.rl.preference, WITHOUT_REFERENCE)
 
 
 def check_online(config: RunConfig) -> list[str]:
-    """Refuse `[rl] preference` if its rollouts cannot be compared."""
+    """Refuse `[rl] preference` together with settings that it replaces, or with groups of one rollout."""
     if config.rl.preference is None or "rl" not in config.run.stages:
         return []
     if config.algo.needs_reference or config.algo.entropy_bonus:
@@ -49,7 +48,7 @@ def check_online(config: RunConfig) -> list[str]:
 
 
 def imitation_scale(config: RunConfig) -> float:
-    """Return the scale of the imitate term; 0 where nothing is imitated."""
+    """Return the scale of the imitate term; 0: no tokens are imitated."""
     right = config.algo.right_answers
     return config.rl.observations if right is None else right.coefficient
 

@@ -1,10 +1,8 @@
-"""The reference model of `[algo.kl]`: its weights, and the annotators that ask it."""
+"""The reference model of `[algo.kl]`: its weights, and the annotators that ask for its log-probabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from sparring.algo.annotate.trainer_quantity import TeacherTag, TrainerQuantity
 from sparring.annotations import Annotation
@@ -13,67 +11,59 @@ from sparring.generation import ScoreRequest, Scores
 from sparring.model.hub import model_folder
 from sparring.protocols import Annotator, Trainer
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.context import POLICY, Context
+from sparring.stages.context import POLICY, given_checkpoint
 from sparring.stages.models.objective import needs_reference
 
 AVERAGE, LAST, START = "average", "last", "start"
-"""References that are the policy itself, of another time."""
+"""References that are earlier weights of the policy."""
 
 
-class HeldTeacher:
-    """A model that a trainer holds, asked as an engine is."""
+class TrainerTeacher:
+    """Model that a trainer computes without gradients, with the interface of an engine."""
 
     def __init__(self, trainer: Trainer, name: str) -> None:
         self._trainer, self._name = trainer, name
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Score given tokens as `Engine.score` does, one request after the other."""
+        """Score given tokens as `Engine.score` does, one request at a time."""
         return await self._trainer.score(self._name, request)
 
 
-class Beside(NamedTuple):
-    """Models that the policy's trainer holds beside it, as `TrainPlan` has them."""
-
-    teachers: Mapping[str, str | None]
-    averages: Mapping[str, float]
-
-
-def reference_beside(config: RunConfig) -> Beside:
-    """Return the reference of the policy."""
-    if not is_held(config):
-        return Beside({}, {})
-    name = reference_model(config)
-    moves = {AVERAGE: config.algo.kl.decay, LAST: 0.0}
-    if name in moves:
-        return Beside({name: None}, {name: moves[name]})
-    return Beside({name: None if name == POLICY else str(reference_folder(config))}, {})
+def reference_teachers(config: RunConfig) -> tuple[dict[str, str | None], dict[str, float]]:
+    """Return the reference as `teachers` and `averages` of the policy's `TrainPlan`."""
+    if not has_reference_model(config):
+        return {}, {}
+    name, moves = reference_model(config), {AVERAGE: config.algo.kl.decay, LAST: 0.0}
+    folder = None if name == POLICY or name in moves else str(reference_folder(config))
+    return {name: folder}, {name: moves[name]} if name in moves else {}
 
 
-def is_held(config: RunConfig) -> bool:
-    """Return True if a reference model is kept beside the policy. For weights of an earlier update, the policy's
-    trainer computes log-probabilities itself while it has them."""
-    return needs_reference(config) and (config.algo.kl.reference != LAST or _is_whole(config))
+def has_reference_model(config: RunConfig) -> bool:
+    """Return whether the trainer has a separate reference model. For weights of an earlier update it computes
+    log-probabilities itself, before the update, unless the algorithm compares whole distributions."""
+    return needs_reference(config) and (config.algo.kl.reference != LAST or _compares_whole(config))
 
 
 def is_averaging(config: RunConfig, stage: str) -> bool:
-    """Return True if a model beside the policy follows it in this stage, "rl" or "distill". Its weights are then saved
-    with the policy's checkpoints."""
+    """Return whether the trainer has a model that follows the policy in stage "rl" or "distill". Checkpoints include
+    its weights."""
     if stage == "distill":
         return AVERAGE in config.distill.teachers.values()
-    return is_held(config) and config.algo.kl.reference in (AVERAGE, LAST)
+    return has_reference_model(config) and config.algo.kl.reference in (AVERAGE, LAST)
 
 
 def reference_model(config: RunConfig) -> str:
-    """Return the name under which the trainer holds the reference."""
+    """Return the name of the reference in the trainer."""
     name = config.algo.kl.reference
     return POLICY if name == START else name
 
 
-def referring(config: RunConfig, trainer: Trainer) -> list[Annotator]:
-    """Return the annotators that name the reference on rows, and ask it where a rule reads its values."""
+def reference_annotators(config: RunConfig, trainer: Trainer) -> list[Annotator]:
+    """Return the annotators that name the reference on rows, and that ask for its log-probabilities if a rule reads
+    them."""
     if not needs_reference(config):
         return []
-    if not is_held(config):
+    if not has_reference_model(config):
         return [TrainerQuantity(trainer.forward, Annotation.REFERENCE)]
     is_read = config.rl.preference is not None or config.algo.reads_reference
     return [
@@ -83,10 +73,10 @@ def referring(config: RunConfig, trainer: Trainer) -> list[Annotator]:
 
 
 def reference_folder(config: RunConfig) -> Path:
-    """Return the checkpoint folder of a reference that `[models.<name>]` names.
+    """Return the checkpoint folder of a reference that `[models.<name>]` describes.
 
     Raises:
-        BadInput: no such model, or one without a path.
+        BadInput: there is no such model, or it has no path.
     """
     name, models = config.algo.kl.reference, config.models
     if name not in models or models[name].path is None:
@@ -96,27 +86,19 @@ def reference_folder(config: RunConfig) -> Path:
     return model_folder(models[name])
 
 
-def check_name(config: RunConfig, name: str, where: str) -> None:
-    """Refuse a model of the recipe whose name means earlier weights of the policy.
-
-    Raises:
-        BadInput: one is.
-    """
+def check_reserved_name(config: RunConfig, name: str, where: str) -> None:
+    """Refuse a model of the recipe whose name stands for earlier weights of the policy."""
     if name in (START, LAST, AVERAGE) and name in config.models:
         expected = f'another name, because {where} = "{name}" means earlier weights of the policy'
         raise refusal(f"models.{name}", expected, "this one", "rename the model")
 
 
-def check_reference(context: Context) -> None:
-    """Refuse a reference of the KL penalty that cannot be computed or always equals the policy.
-
-    Raises:
-        BadInput: it cannot, or has not.
-    """
-    config, kl = context.config, context.config.algo.kl
+def check_reference(config: RunConfig) -> None:
+    """Refuse a reference that cannot be computed or that always equals the policy."""
+    kl = config.algo.kl
     if not needs_reference(config):
         return
-    check_name(config, kl.reference, "algo.kl.reference")
+    check_reserved_name(config, kl.reference, "algo.kl.reference")
     if kl.reference == LAST:
         if kl.coefficient and config.rl.passes * config.rl.minibatches == 1:
             do = "set rl.minibatches or rl.passes, or choose another reference"
@@ -125,7 +107,7 @@ def check_reference(context: Context) -> None:
             )
     elif kl.reference not in (START, AVERAGE):
         reference_tokenizer = reference_folder(config) / "tokenizer.json"
-        start = context.given()
+        start = given_checkpoint(config)
         if (
             start is not None
             and reference_tokenizer.exists()
@@ -139,5 +121,5 @@ def check_reference(context: Context) -> None:
             )
 
 
-def _is_whole(config: RunConfig) -> bool:
+def _compares_whole(config: RunConfig) -> bool:
     return config.rl.preference is None and config.algo.compares_whole

@@ -1,4 +1,4 @@
-"""The chat format of a model that judges the policy's prompts, beside the policy's: a teacher above all."""
+"""Chat format of a teacher or another model that scores the policy's prompts, compared with the policy's format."""
 
 from __future__ import annotations
 
@@ -6,54 +6,51 @@ from pathlib import Path
 
 from sparring.errors import BadInput, refusal
 from sparring.model.hub import base_folder, local_folder, model_folder
+from sparring.protocols import EnvFactory
 from sparring.recipe.run_config import RunConfig
 from sparring.render.exported import parting, tried_prompts
 from sparring.render.load import load_renderer
-from sparring.stages.context import POLICY, Context, renderer_of
-from sparring.stages.models.reference import AVERAGE, is_held, reference_model
+from sparring.stages.context import POLICY, given_checkpoint, renderer_of
+from sparring.stages.models.reference import AVERAGE, has_reference_model, reference_model
 
 
-def student_folder(context: Context) -> Path | None:
-    """Return the folder of the student's tokenizer before the run; None where one is trained."""
-    init = context.config.models[POLICY].init
+def student_folder(config: RunConfig) -> Path | None:
+    """Return the folder of the student's tokenizer before the run, or None for a run that trains a tokenizer."""
+    init = config.models[POLICY].init
     if init is None:
-        return context.given()
+        return given_checkpoint(config)
     return None if init.tokenizer is None else local_folder(init.tokenizer)
 
 
-def check_format(context: Context, name: str) -> list[str]:
-    """Refuse settings of a teacher's format that nobody reads, and compare its own prompts with those that it judges.
+def check_format(config: RunConfig, factory: EnvFactory, name: str) -> list[str]:
+    """Refuse unused chat format settings of a teacher, and compare its own prompts with the prompts that it scores.
 
-    A teacher with the student's tokenizer judges the ids that the student read and sampled. Its own chat template and
-    its `thinking` have no part in that; with `distill.tokenizers` = "any" they have.
+    A teacher with the student's tokenizer scores the ids that the student read and sampled, so its own chat template
+    and `thinking` are unused. With `distill.tokenizers` = "any" they are used.
 
     Args:
-        name: of the teacher in `[models]`.
+        name: name of the teacher in `[models]`.
 
     Returns:
-        A sentence where its own format would write other prompts; nothing where that cannot be known.
-
-    Raises:
-        BadInput: a setting is not read.
+        A warning if the teacher's own format writes other prompts.
     """
-    config = context.config
-    student = student_folder(context)
+    student = student_folder(config)
     if name in (POLICY, AVERAGE) or config.distill.tokenizers == "any" or student is None:
         return []
     spec, policy = config.models[name], config.models[POLICY]
-    _check_read(config, name)
-    render, tools = config.render, context.factory.make().tools
+    _check_unused(config, name)
+    render, tools = config.render, factory.make().tools
     try:
         student_format = renderer_of(config, student)
         folder = base_folder(model_folder(spec))
         own_format = load_renderer(folder, spec.renderer, policy.thinking, render.control_tokens, render.thoughts)
-    except BadInput:  # no template of its own: it never wrote a prompt
+    except BadInput:  # without a template it has no prompts to compare
         return []
     tried = list(tried_prompts(own_format, tools, thinking=policy.thinking))
-    shown = tools if tried else ()  # a template without a place for tools refuses all that show some
-    own = {_key(prompt.messages): prompt for prompt in tried or tried_prompts(own_format, (), thinking=policy.thinking)}
+    shown = tools if tried else ()  # a template without a place for tools refuses prompts with tools
+    own = {repr(prompt.messages): prompt for prompt in tried or tried_prompts(own_format, (), thinking=policy.thinking)}
     for prompt in tried_prompts(student_format, shown, thinking=policy.thinking):
-        other = own.get(_key(prompt.messages))
+        other = own.get(repr(prompt.messages))
         if other is not None and other.tokens != prompt.tokens:
             left, right = parting(student_format.decode(prompt.tokens), own_format.decode(other.tokens))
             where = f"{right!r} in place of {left!r}"
@@ -66,26 +63,22 @@ def check_format(context: Context, name: str) -> list[str]:
     return []
 
 
-def check_read(config: RunConfig) -> None:
-    """Refuse settings of the chat format of a model that reads the policy's own tokens: a reference, a critic, an
-    implicit reward model, a reward model.
-
-    Raises:
-        BadInput: nobody reads such a setting.
-    """
+def check_unused_settings(config: RunConfig) -> None:
+    """Refuse unused chat format settings of models that read the policy's own tokens: reference, critic, implicit
+    reward model, reward model."""
     if "rl" not in config.run.stages:
         return
     beside = [section.model for section in (config.rl.critic, config.rl.implicit) if section is not None]
-    reference = [reference_model(config)] if is_held(config) else []
+    reference = [reference_model(config)] if has_reference_model(config) else []
     for name in sorted({*beside, *reference, *filter(None, [config.rl.reward_model])} & config.models.keys()):
         if name != POLICY:
-            _check_read(config, name)
+            _check_unused(config, name)
 
 
-def _check_read(config: RunConfig, name: str) -> None:
-    """Refuse settings of a model's chat format that are not the policy's, where it writes no prompt of its own."""
+def _check_unused(config: RunConfig, name: str) -> None:
+    """Refuse chat format settings that differ from the policy's, for a model that writes no prompts of its own."""
     spec, policy = config.models[name], config.models[POLICY]
-    if _is_read(config, name):
+    if _writes_prompts(config, name):
         return
     taught = name in config.distill.teachers.values()
     do = "leave it out" + (', or let it write its own prompts: distill.tokenizers = "any"' if taught else "")
@@ -97,11 +90,7 @@ def _check_read(config: RunConfig, name: str) -> None:
         raise refusal(f"models.{name}.renderer", expected, repr(spec.renderer), do)
 
 
-def _is_read(config: RunConfig, name: str) -> bool:
-    """Return whether a model speaks in prompts of its own somewhere in the run."""
+def _writes_prompts(config: RunConfig, name: str) -> bool:
+    """Return whether a model reads prompts in its own format somewhere in the run."""
     collects = config.collect.by_domain.values() if "collect" in config.run.stages else ()
     return config.eval.teachers or name in {*config.rollout.roles.values(), *config.judging, *collects}
-
-
-def _key(messages: object) -> str:
-    return repr(messages)

@@ -1,4 +1,4 @@
-"""Weights that a stage writes: a Hugging Face folder, or an adapter's, whole or not at all."""
+"""Weights that a stage writes: a Hugging Face or adapter folder, whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sparring.protocols import Trainer
 
 
 async def write_model(trainer: Trainer, source: Path, out: Path) -> None:
-    """Write what a trainer trains at `out`: as a Hugging Face folder with config and tokenizer from `source`, or, where
-    `source` is an adapter, as an adapter of the same base."""
+    """Write the weights of a trainer to `out`: a Hugging Face folder with config and tokenizer of `source`, or an
+    adapter of the same base if `source` is an adapter."""
     ref = await trainer.push()
     write_weights(ref.location, source, out)
 
 
 def write_weights(state: Any, source: Path, out: Path) -> None:
-    """Write a state that a trainer which started from `source` has published or saved."""
+    """Write a published or saved state of a trainer that started from `source`."""
     from sparring.model.save import save
 
     if is_adapter(source):
@@ -30,7 +30,7 @@ def write_weights(state: Any, source: Path, out: Path) -> None:
 
 
 def write_beside(out: Path, write_to: Callable[[Path], Any]) -> None:
-    """Write a folder beside `out`, then put it in its place: it is there whole or not at all."""
+    """Write a folder under a temporary name, then rename it to `out`."""
     staging = out.with_name(out.name + ".tmp")
     shutil.rmtree(staging, ignore_errors=True)
     write_to(staging)

@@ -1,4 +1,4 @@
-"""The folder of runs, looked at before anything heavy is imported."""
+"""Check of the folder of runs, before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from sparring.errors import refusal
 
 
 def check_directory(directory: Path) -> None:
-    """Prove that folders can be made in `directory`, without making any.
-
-    Raises:
-        BadInput: something else is in the way, or it is not ours to write.
-    """
+    """Refuse a `directory` in which no folder can be made; nothing is made yet."""
     there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         got = "one without the right to write" if there.is_dir() else "a file"

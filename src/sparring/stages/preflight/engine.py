@@ -1,20 +1,18 @@
-"""Preflight of the engine: settings that only the native one has, vLLM, and servers of other processes."""
+"""Check of the engine: settings that only the native engine has, an installed vLLM, and servers that answer."""
 
 from __future__ import annotations
 
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.model.outline import Outline
-from sparring.stages.context import POLICY, Context
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import POLICY
 
 
-def check_engine(context: Context, shape: Outline) -> list[str]:
-    """Refuse what an engine other than the native one cannot do or does not let a client decide; ask servers to answer.
-
-    Raises:
-        BadInput: a setting is another engine's, vLLM is not installed, or a server does not answer or fit.
-    """
-    engine, rollout = context.config.engine, context.config.rollout
+def check_engine(config: RunConfig, shape: Outline) -> list[str]:
+    """Refuse settings that the engine does not have, a missing vLLM, and a server that does not answer or does not
+    fit."""
+    engine, rollout = config.engine, config.rollout
     if engine.kind == "native":
         return []
     advice = {
@@ -32,14 +30,14 @@ def check_engine(context: Context, shape: Outline) -> list[str]:
         expected = f'none with engine.kind = "{engine.kind}", which takes no token masks from its client'
         got, do = f"a {rollout.constraint.kind}", 'leave it out, or set engine.kind = "native"'
         raise refusal("rollout.constraint", expected, got, do)
-    return _vllm(context, shape) if engine.kind == "vllm" else _answers(context)
+    return _vllm(config, shape) if engine.kind == "vllm" else _answers(config)
 
 
-def _vllm(context: Context, shape: Outline) -> list[str]:
+def _vllm(config: RunConfig, shape: Outline) -> list[str]:
     from sparring.engine.adapters.vllm_server import find_vllm
     from sparring.engine.adapters.vllm_wire import WHOLE_VOCABULARY, truncates
 
-    engine, rollout = context.config.engine, context.config.rollout
+    engine, rollout = config.engine, config.rollout
     if engine.kv_across_turns == "offload":
         raise refusal("engine.kv_across_turns", '"keep" or "drop" with vLLM', '"offload"', "choose one of these")
     if truncates(rollout.sampling()) and not rollout.top_k and shape.vocab_size > WHOLE_VOCABULARY:
@@ -50,31 +48,25 @@ def _vllm(context: Context, shape: Outline) -> list[str]:
     return [f"engine: {find_vllm(engine)} has vLLM"]
 
 
-def _answers(context: Context) -> list[str]:
-    """Ask the server, if the run's engine is one.
-
-    Raises:
-        BadInput: no server answers, it does not compute as the run's model, or the run trains and it takes no weights.
-    """
+def _answers(config: RunConfig) -> list[str]:
+    """Refuse a server that does not answer, computes otherwise than the run's model, or takes no weights of a run that
+    trains."""
     from sparring.engine.adapters.client import read_api_key
     from sparring.engine.adapters.openai_compatible import OpenAiEngine
     from sparring.engine.adapters.remote import RemoteEngine
     from sparring.kernels import ops
 
-    engine, spec = context.config.engine, context.config.models[POLICY]
+    engine, spec = config.engine, config.models[POLICY]
     if engine.kind == "openai":
-        if {"rl", "distill"} & set(context.config.run.stages):
+        if {"rl", "distill"} & set(config.run.stages):
             expected = "an engine that takes weights while the run trains"
             raise refusal(
                 "engine.kind", expected, '"openai"', 'write "native" or "remote", or leave rl out of run.stages'
             )
         OpenAiEngine(engine.url, model=engine.served_model, api_key=read_api_key(engine.api_key_env))
         return [f"engine: {engine.url} takes and tells token ids"]
-    if engine.kind == "remote":
-        remote = RemoteEngine(engine.url, name=POLICY, api_key=read_api_key(engine.api_key_env))
-        numerics = "fast" if spec.numerics == "fast" else ops.path_name(context.config.run.device)
-        remote.check(spec.dtype, numerics, engine)
-        return [
-            f"engine: {engine.url} serves {remote.served.dtype} on {remote.served.numerics}, version {remote.version}"
-        ]
-    return []
+    remote = RemoteEngine(engine.url, name=POLICY, api_key=read_api_key(engine.api_key_env))
+    numerics = "fast" if spec.numerics == "fast" else ops.path_name(config.run.device)
+    remote.check(spec.dtype, numerics, engine)
+    served = remote.served
+    return [f"engine: {engine.url} serves {served.dtype} on {served.numerics}, version {remote.version}"]

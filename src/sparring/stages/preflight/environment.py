@@ -1,4 +1,4 @@
-"""Preflight of the environment: it opens, its expert earns something, an empty answer does not."""
+"""Check of the environment: its tasks open, its expert earns a reward, and an empty answer earns none."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from sparring.envs.domains import factory_of
 from sparring.errors import BadInput, refusal
 from sparring.harness.load import BUILT_IN
 from sparring.harness.workers import NAME as WORKERS
+from sparring.protocols import EnvFactory
+from sparring.recipe.run_config import RunConfig
 from sparring.record.identity import tools_key
 from sparring.record.imitated import Imitator
 from sparring.rollout.seeds import digest
-from sparring.stages.context import Context
-from sparring.stages.data.demonstrations import Conversation, converse, demonstrate, given_conversations, without_expert
+from sparring.stages.context import Context, given_checkpoint
+from sparring.stages.data.demonstrations import Conversation, Demonstrations, advice_without_expert, read_demonstrations
 from sparring.stages.models.imitator import imitator_of
 from sparring.stages.preflight.expert import check_expert
 from sparring.stages.preflight.harness import play_silently, playable
@@ -23,80 +25,78 @@ from sparring.types import Message, Score, Task
 DRAWN_AGAIN = 8
 """Tasks that are drawn a second time."""
 LONGEST = 3
-"""Tasks with tools of their own that are opened, in order to measure their prompts."""
+"""Tasks of an environment that are opened to measure their prompts, if a task may set its own tools."""
 LOOKED_AT = 1000
-"""Tasks of a split that are looked at for a field, until one has it."""
+"""Most tasks of a split that are searched for a field."""
 
 
 async def check_environment(
-    context: Context, tasks: Sequence[Task], rehearsal: Rehearsal | None = None
+    context: Context, tasks: Sequence[Task], rehearsal: Rehearsal | None
 ) -> tuple[list[str], list[Conversation], list[Conversation]]:
-    """Open one world of each environment and of each kind of task that is demonstrated; an empty answer must not be
-    rewarded, and its expert must succeed or earn more. A worker that asks for nothing has no rollout that counts.
+    """Play one task of each environment and of each kind that is demonstrated.
+
+    An empty answer must earn no reward, and the expert must succeed or earn more. A worker that requests no reply must
+    get no score.
 
     Args:
-        context: of the run.
-        tasks: the first of training.
-        rehearsal: who plays the rollouts of workers; None where the run has none.
+        tasks: first training tasks.
+        rehearsal: player of workers' rollouts; None: the run has no workers.
 
     Returns:
-        What was found, the conversations that were held, and those to imitate, of which some may be read from `[sft]
-        data`.
+        Facts, the conversations that were played, and those to imitate, which `[sft] data` may add to.
     """
     config = context.config
     firsts = list({task.env: task for task in reversed(tasks)}.values())[::-1]
     for first in firsts:
         if rehearsal is not None and not rehearsal.command and config.harness_of(first.env) == WORKERS:
             await check_idle(context, first, rehearsal)
-    if _experts_show(context):
-        facts, held, shown = await _proven(context, rehearsal)
+    if _experts_demonstrate(config):
+        facts, held, shown = await _play_experts(context, rehearsal)
         firsts = [first for first in firsts if first.env not in {each.task.env for each in held if each.task}]
     else:
-        facts, held, shown = [], [], given_conversations(context) if _file_shows(context) else []
-        facts += [f"sft: {len(shown)} conversations in {config.sft.data}"] if _file_shows(context) else []
+        facts, held, shown = [], [], read_demonstrations(context, context.factory) if _file_demonstrates(config) else []
+        facts += [f"sft: {len(shown)} conversations in {config.sft.data}"] if _file_demonstrates(config) else []
     for first in firsts:
-        held += await _empty(context, first)
+        held += await _play_empty(context, first)
         facts.append(f"env: {first.env} opens and does not reward an empty answer")
-    for task in _with_tools_of_their_own(context, tasks, held):
-        held += await _empty(context, task)
+    for task in _longest_with_own_tools(config, context.factory, tasks, held):
+        held += await _play_empty(context, task)
     return facts, held, shown
 
 
-def _experts_show(context: Context) -> bool:
-    """Return whether experts of the environments show something: to the sft stage, or to the tokenizer of a fresh
-    model."""
-    config = context.config
+def _experts_demonstrate(config: RunConfig) -> bool:
+    """Return whether experts' conversations are imitated, or train the tokenizer of a fresh model."""
     imitates = "sft" in config.run.stages and "collect" not in config.run.stages
-    return config.sft.data is None and (_is_fresh(context) or imitates)
+    return config.sft.data is None and (_is_fresh(config) or imitates)
 
 
-def _file_shows(context: Context) -> bool:
-    """Return whether `[sft] data` does."""
-    return context.config.sft.data is not None and (_is_fresh(context) or "sft" in context.config.run.stages)
+def _file_demonstrates(config: RunConfig) -> bool:
+    """Return whether conversations of `[sft] data` are imitated, or train the tokenizer of a fresh model."""
+    return config.sft.data is not None and (_is_fresh(config) or "sft" in config.run.stages)
 
 
-def _is_fresh(context: Context) -> bool:
-    return "init" in context.config.run.stages and context.given() is None
+def _is_fresh(config: RunConfig) -> bool:
+    return "init" in config.run.stages and given_checkpoint(config) is None
 
 
-async def _proven(
+async def _play_experts(
     context: Context, rehearsal: Rehearsal | None
 ) -> tuple[list[str], list[Conversation], list[Conversation]]:
-    """Let experts do one task of each kind. Returns as `check_environment`."""
+    """Have experts play one task of each tag; return as `check_environment`."""
     facts, held, shown, imitator = [], [], [], imitator_of(context)
-    for example in _one_of_each(context):
-        silent = await _empty(context, example)
+    for example in _first_of_each_tag(context.config, context.factory):
+        silent = await _play_empty(context, example)
         held += silent
-        conversations = await _demonstrated(context, example, imitator, rehearsal)
+        conversations = await _play_expert(context, example, imitator, rehearsal)
         if conversations is None:
             tools = ", ".join(sorted(rehearsal.own_tools)) if rehearsal is not None else ""
             own = (
                 f"its expert calls {tools}, which is no tool of the world; a worker that has it can prove it (--worker)"
             )
-            facts.append(f"env: {example.tag or example.env}: {own}; an empty answer {_earned(silent) or 0.0:g}")
+            facts.append(f"env: {example.tag or example.env}: {own}; an empty answer {_reward(silent) or 0.0:g}")
             continue
-        score, earned, nothing = conversations[0].score, _earned(conversations), _earned(silent) or 0.0
-        if score is None or earned is None or not (earned > nothing or _told_apart(score)):
+        score, earned, nothing = conversations[0].score, _reward(conversations), _reward(silent) or 0.0
+        if score is None or earned is None or not (earned > nothing or _may_be_zero(score)):
             expected = "an expert that succeeds, or earns more than an empty answer"
             got = f"reward {earned} and {nothing:g} for an empty answer"
             raise refusal(f"task {example.id}", expected, got, "correct expert or scorer")
@@ -107,76 +107,74 @@ async def _proven(
     return facts, held + played, shown + played
 
 
-def _with_tools_of_their_own(context: Context, tasks: Sequence[Task], held: Sequence[Conversation]) -> list[Task]:
-    """Return the tasks with the most to say of each environment that sets the tools when it knows the task: how long
-    their prompts are shows only where they are opened."""
+def _longest_with_own_tools(
+    config: RunConfig, factory: EnvFactory, tasks: Sequence[Task], held: Sequence[Conversation]
+) -> list[Task]:
+    """Return the tasks with the longest data of each environment that sets tools per task: only an opened task shows
+    the length of its prompt."""
     longest: list[Task] = []
-    own = {task.env: tools_key(factory_of(context.factory, task).make().tools) for task in tasks}
+    own = {task.env: tools_key(factory_of(factory, task).make().tools) for task in tasks}
     others = {each.task.env for each in held if each.task and tools_key(each.tools) != own.get(each.task.env)}
     for env in sorted(others):
-        if context.config.harness_of(env) in BUILT_IN:  # another brings tools of its own
+        if config.harness_of(env) in BUILT_IN:  # other harnesses add their own tools
             of_env = {task.id: task for task in tasks if task.env == env}.values()
             longest += sorted(of_env, key=lambda task: len(repr((task.messages, task.data))))[-LONGEST:]
     return longest
 
 
-async def _demonstrated(
+async def _play_expert(
     context: Context, task: Task, imitator: Imitator | None, rehearsal: Rehearsal | None
 ) -> list[Conversation] | None:
-    """Let the expert do a task. Return its conversations; None where it calls a tool that only the user's workers
+    """Have the expert play a task; return its conversations, or None if it calls a tool that only the user's workers
     have."""
     if rehearsal is not None:
         rehearsal.own_tools.clear()
     try:
         async with playable(task):
-            return await demonstrate(context, task, imitator)
+            return await Demonstrations(context, imitator).play_expert(task)
     except BadInput:
         if rehearsal is None or not rehearsal.own_tools:
             raise
         return None
 
 
-def first_tasks(context: Context) -> Sequence[Task]:
+def first_tasks(config: RunConfig, factory: EnvFactory) -> Sequence[Task]:
     """Return the first training tasks.
 
     Raises:
-        BadInput: there is none.
+        BadInput: the environment has no training task.
     """
-    source = context.factory.tasks("train", context.config.run.seed)
+    source = factory.tasks("train", config.run.seed)
     tasks = [task for task in (source.next() for _ in range(SOME)) if task is not None]
     if not tasks:
         raise refusal("[env]", "at least one training task", "none", "add data")
     return tasks
 
 
-def check_repeats(context: Context, tasks: Sequence[Task]) -> None:
-    """Refuse an environment whose tasks are others when they are drawn again: a run that goes on would hold out others.
+def check_repeats(config: RunConfig, factory: EnvFactory, tasks: Sequence[Task]) -> None:
+    """Refuse an environment that draws other tasks the second time: a resumed run would hold out others.
 
     Args:
-        tasks: the first of training.
-
-    Raises:
-        BadInput: they are.
+        tasks: first training tasks.
     """
-    source = context.factory.tasks("train", context.config.run.seed)
+    source = factory.tasks("train", config.run.seed)
     for first in tasks[:DRAWN_AGAIN]:
         again = source.next()
         if again is None or digest(again) != digest(first):
-            got = f"another for {first.id}: {_words(first)} and {'none' if again is None else _words(again)}"
+            got = f"another for {first.id}: {_excerpt(first)} and {'none' if again is None else _excerpt(again)}"
             do = "draw from the generator that generate(self, random) is handed, and from nothing else"
             raise refusal(f"env {first.env}", "the same task whenever it is drawn", got, do)
 
 
-def _words(task: Task) -> str:
+def _excerpt(task: Task) -> str:
     return repr(task.messages[-1].content if task.messages else task.data)[:60]
 
 
-def check_shown(context: Context) -> None:
-    """Refuse a field of `rollout.shown_to_workers` that no task has, of the first `LOOKED_AT` for training and those
-    held out."""
-    missing, fields = set(context.config.rollout.shown_to_workers), set[str]()
+def check_shown(config: RunConfig, factory: EnvFactory) -> None:
+    """Refuse a field of `rollout.shown_to_workers` that none of the first `LOOKED_AT` tasks of either split has."""
+    missing, fields = set(config.rollout.shown_to_workers), set[str]()
     for split in ("train", "eval"):
-        source = context.factory.tasks(split, context.config.run.seed)
+        source = factory.tasks(split, config.run.seed)
         for _ in range(LOOKED_AT if missing else 0):
             task = source.next()
             if task is None or not missing:
@@ -189,13 +187,13 @@ def check_shown(context: Context) -> None:
         raise refusal("rollout.shown_to_workers", expected, got, "correct it, or leave it out")
 
 
-def _one_of_each(context: Context) -> Sequence[Task]:
+def _first_of_each_tag(config: RunConfig, factory: EnvFactory) -> Sequence[Task]:
     """Return the first demonstrated task of every tag.
 
     Raises:
-        BadInput: there is none.
+        BadInput: the environment demonstrates nothing.
     """
-    source = context.factory.tasks("demonstration", context.config.run.seed)
+    source = factory.tasks("demonstration", config.run.seed)
     first: dict[str, Task] = {}
     while (task := source.next()) is not None:
         first.setdefault(task.tag, task)
@@ -204,19 +202,19 @@ def _one_of_each(context: Context) -> Sequence[Task]:
             "[env]",
             "tasks to demonstrate (a fresh model's tokenizer and the sft stage learn from demonstrations)",
             "none",
-            without_expert(context, "raise the environment's demonstrations", "leave out the sft stage"),
+            advice_without_expert(config, "raise the environment's demonstrations", "leave out the sft stage"),
         )
     return list(first.values())
 
 
-def _earned(conversations: Sequence[Conversation]) -> float | None:
+def _reward(conversations: Sequence[Conversation]) -> float | None:
     score = conversations[0].score
     return None if score is None else score.reward
 
 
-def _told_apart(score: Score) -> bool:
-    """Return True if a reward of 0 or less may be right: the environment calls it a success, as in a draw of a zero-sum
-    game, or pays each role separately, so that the sum of the rewards may be 0."""
+def _may_be_zero(score: Score) -> bool:
+    """Return whether a reward of 0 or less may be right: the environment calls it a success (a draw), or it rewards
+    roles separately, so that their sum may be 0."""
     return score.success is True or score.per_role is not None
 
 
@@ -225,23 +223,22 @@ def _is_unscored(conversations: Sequence[Conversation]) -> bool:
     return score is None or (score.reward is None and not score.per_role)
 
 
-def _wants_scores(context: Context) -> bool:
-    """Return True if what the environment itself says of an answer is all that it is trained with."""
-    config = context.config
-    others = (config.rollout.rewards_within_s, config.rl.reward_model, context.factory.scorer)
+def _wants_scores(config: RunConfig, factory: EnvFactory) -> bool:
+    """Return whether training has no other reward than the environment's own."""
+    others = (config.rollout.rewards_within_s, config.rl.reward_model, factory.scorer)
     return "rl" in config.run.stages and others == (None, None, None)
 
 
-async def _empty(context: Context, task: Task) -> list[Conversation]:
-    """Play a task with empty answers, which must not be rewarded."""
+async def _play_empty(context: Context, task: Task) -> list[Conversation]:
+    """Play a task with empty answers, and refuse a reward for them."""
     silent = await play_silently(context, task)
-    if _is_unscored(silent) and _wants_scores(context):
+    if _is_unscored(silent) and _wants_scores(context.config, context.factory):
         async with playable(task):
-            spoken = await converse(context, task, lambda messages: Message(role="assistant", content="?"))
-        if _is_unscored(spoken):
+            answered = await Demonstrations(context).play(task, lambda messages: Message(role="assistant", content="?"))
+        if _is_unscored(answered):
             do = "return a number from reward, or set rollout.rewards_within_s where rewards come from outside"
             raise refusal(f"task {task.id}", "a reward of an answer", "None for an empty answer and for '?'", do)
-    if (_earned(silent) or 0.0) > 0:  # less than nothing is a penalty, and right
-        got = f"{_earned(silent):g}"
+    if (_reward(silent) or 0.0) > 0:  # a negative reward is a penalty, which is right
+        got = f"{_reward(silent):g}"
         raise refusal(f"task {task.id}", "no reward for an empty answer", got, "correct the scorer: it can be gamed")
     return silent

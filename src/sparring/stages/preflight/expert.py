@@ -1,4 +1,4 @@
-"""Preflight of the expert that the sft stage imitates: it solves as many of its tasks as the stage asks of it."""
+"""Check of the expert that the sft stage imitates: it solves nine in ten of its tasks."""
 
 from __future__ import annotations
 
@@ -6,43 +6,39 @@ from sparring.errors import BadInput
 from sparring.harness.workers import NAME as WORKERS
 from sparring.record.imitated import Imitator
 from sparring.stages.context import Context
-from sparring.stages.data.demonstrations import Conversation, demonstrated, demonstrated_tasks, solving
+from sparring.stages.data.demonstrations import Conversation, demonstration_tasks, play_experts, solved_conversations
 from sparring.stages.preflight.harness import playable
 from sparring.types import Task
 
 TRIED = 16
-"""Demonstrations that are played before a run; where these raise a doubt, all are."""
+"""Demonstrations that are played first. If too many fail, all are played."""
 
 
 async def check_expert(context: Context, imitator: Imitator | None) -> list[Conversation]:
-    """Play demonstrations from all over the list, as the sft stage will play all.
+    """Play demonstrations from all over the list, and return the solved conversations.
 
-    A few say nothing for certain: where fewer than nine in ten of them are solved, all are played, so that what is
-    refused here is what the stage would refuse.
+    If fewer than nine in ten of the tried ones are solved, all are played, so that this check and the stage refuse
+    alike. The result is empty if no stage imitates the expert, or if workers play.
 
     Args:
-        context: of the run.
-        imitator: as `imitator_of` has it.
-
-    Returns:
-        The conversations that solve their task; none where no stage imitates the expert, or workers play for it.
+        imitator: policy that imitates; see `imitator_of`.
 
     Raises:
-        BadInput: the expert solves fewer than nine in ten tasks, or a task cannot be played.
+        BadInput: the expert solves fewer than nine tasks in ten, or a task cannot be played.
     """
     config, stages = context.config, context.config.run.stages
+
+    async def play(tasks: list[Task]) -> list[Conversation]:
+        async with playable(tasks[0]):
+            return await play_experts(context, tasks, imitator)
+
     if "sft" not in stages or "collect" in stages or WORKERS in config.harnesses:
         return []
-    tasks = demonstrated_tasks(context)
+    tasks = demonstration_tasks(config, context.factory)
     every = -(-len(tasks) // TRIED)
     try:
-        return solving(await _played(context, tasks[::every], imitator))
+        return solved_conversations(await play(tasks[::every]))
     except BadInput:
         if every == 1:
             raise
-    return solving(await _played(context, tasks, imitator))
-
-
-async def _played(context: Context, tasks: list[Task], imitator: Imitator | None) -> list[Conversation]:
-    async with playable(tasks[0]):
-        return await demonstrated(context, tasks, imitator)
+    return solved_conversations(await play(tasks))

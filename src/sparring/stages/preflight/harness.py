@@ -1,4 +1,4 @@
-"""Preflight of the harness: a task is played in which every reply is empty, and it is said who played it."""
+"""Check of the harness: a task is played with empty replies, and a fact names its player."""
 
 from __future__ import annotations
 
@@ -11,43 +11,42 @@ from sparring.harness.load import BUILT_IN
 from sparring.harness.relay import FILES_OF_CONNECTION, MOST_CONNECTIONS
 from sparring.harness.workers import NAME as WORKERS
 from sparring.open_files import MOST, allow_files
+from sparring.protocols import Harness
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import Context
-from sparring.stages.data.demonstrations import Conversation, converse
+from sparring.stages.data.demonstrations import Conversation, Demonstrations
 from sparring.stages.models.imitator import imitator_of
 from sparring.stages.preflight.workers import Rehearsal
 from sparring.types import Message, Task
 
 FILES_OF_RUN, FILES_OF_BOX = 512, 8
-"""Files that a run opens beside its programs, and for each of their boxes."""
+"""Open files of a run apart from its programs, and of each program's box."""
 
 
 async def play_silently(context: Context, task: Task) -> list[Conversation]:
-    """Play a task in which whoever is asked says nothing. Its requests are rendered as the policy's will be, where the
-    policy has a tokenizer already: a program whose every request the chat format refuses is not ready to run.
+    """Play a task with empty replies. Requests are rendered if the policy has a tokenizer: a program whose requests the
+    chat format refuses is not ready to run.
 
     Returns:
         The conversation of each role that was asked.
 
     Raises:
-        BadInput: the environment or the harness broke, the harness asked for a role that the environment does not
-            name, or it asked nobody or was refused each request.
+        BadInput: environment or harness broke, or the harness requested no valid reply.
     """
     async with playable(task):
-        return await converse(
-            context, task, lambda messages: Message(role="assistant", content=""), imitator_of(context)
-        )
+        scripted = Demonstrations(context, imitator_of(context), fits=False)
+        return await scripted.play(task, lambda messages: Message(role="assistant", content=""))
 
 
 def players_of(
     config: RunConfig, held: Iterable[Conversation], rehearsal: Rehearsal | None, *, rendered: bool
 ) -> list[str]:
-    """Return a sentence for each environment whose harness is none of the built-in: who played its first task.
+    """Return a sentence for each environment with another harness than the built-in ones: the player of its first task.
 
     Args:
         held: conversations of the tasks that were played.
-        rehearsal: who played those of workers; None where the run has none.
-        rendered: whether its requests were rendered.
+        rehearsal: player of workers' rollouts; None: the run has no workers.
+        rendered: whether the requests were rendered.
     """
     unknown = "" if rendered else "; its requests were not rendered, because the policy has no tokenizer yet"
     first: dict[str, Task] = {}
@@ -66,33 +65,32 @@ def players_of(
     return facts
 
 
-def check_files(context: Context) -> list[str]:
-    """Let this process open the files that its agent programs may need; say how many connections each may have, where
-    there are programs.
+def check_files(config: RunConfig, harness: Harness) -> list[str]:
+    """Raise this process's limit of open files for agent programs, and return how many connections each may have.
 
     Raises:
-        BadInput: the machine does not allow so many.
+        BadInput: the machine allows fewer files.
     """
-    if mounts_of(context.harness) is None:
+    if mounts_of(harness) is None:
         return []
-    places = context.config.rollout.max_concurrent_rollouts
+    places = config.rollout.max_concurrent_rollouts
     return [within_files(places, allow_files(max(MOST, files_of(places))))]
 
 
 def files_of(places: int) -> int:
-    """Return the files that a run with so many programs at once may open."""
+    """Return the open files of a run with `places` programs at once."""
     return FILES_OF_RUN + places * (FILES_OF_BOX + MOST_CONNECTIONS * FILES_OF_CONNECTION)
 
 
 def within_files(places: int, allowed: int) -> str:
-    """Say how many connections each program may have.
+    """Return a sentence with the number of connections that each program may have.
 
     Args:
         places: programs at once.
-        allowed: files that the process may have open.
+        allowed: limit of this process's open files.
 
     Raises:
-        BadInput: the programs may need more.
+        BadInput: the programs may need more files.
     """
     wanted = files_of(places)
     if allowed < wanted:
@@ -104,7 +102,8 @@ def within_files(places: int, allowed: int) -> str:
 
 @asynccontextmanager
 async def playable(task: Task) -> AsyncIterator[None]:
-    """Refuse a task whose world breaks: before the run that is wrong input, during the run it would be a failure."""
+    """Refuse a task whose environment or harness breaks: before the run this is bad input, during the run it would be a
+    failure."""
     try:
         yield
     except EnvError as error:

@@ -1,4 +1,4 @@
-"""Preflight of a rubric: its judges are in `[models]` and answer, and evaluations have a reward too."""
+"""Check of a rubric: its judges are in `[models]` and answer, and an evaluation has a reward without a group."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from sparring.envs.rubrics.config import RELATIVE, AskedPart, of_domain
+from sparring.envs.rubrics.judges import Judges
 from sparring.errors import BadInput, InfraError, refusal
 from sparring.model.hub import model_folder
-from sparring.stages.context import POLICY, Context
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import POLICY
 
 
-async def check_judges(context: Context) -> list[str]:
-    """Prove that everybody whom the rubric asks answers.
-
-    Raises:
-        BadInput: a judge is not there, cannot do what is asked of it, or does not answer; or nothing can be evaluated.
-    """
-    config = context.config
+async def check_judges(config: RunConfig, judges: Judges) -> list[str]:
+    """Refuse a judge that is missing, cannot do its part, or does not answer; and a rubric that cannot score an
+    evaluation."""
     evaluates = ("eval" in config.run.stages or config.eval.every) and config.rl.reward_model is None
     for key, env in config.environments.items():
         for name, part in env.rubric.items():
             if isinstance(part, AskedPart):
-                _check_model(context, f"{key}.rubric.{name}", part)
+                _check_model(config, f"{key}.rubric.{name}", part)
         if evaluates:
-            _check_by_itself(f"{key}.rubric", env.rubric)
+            _check_absolute_part(f"{key}.rubric", env.rubric)
     models = sorted(config.judging)
     for model in models:
-        await check_answers(context, model, "a judge", context.judges.check)
+        await check_answers(config, model, "a judge", judges.check)
     return [f"judges: {model} answers" for model in models]
 
 
-async def check_answers(context: Context, model: str, role: str, ask: Callable[[str], Awaitable[None]]) -> None:
-    """Refuse a model of the recipe that does not answer; `ask` sends the request.
+async def check_answers(config: RunConfig, model: str, role: str, ask: Callable[[str], Awaitable[None]]) -> None:
+    """Refuse a model of the recipe that does not answer.
 
-    Raises:
-        BadInput: it does not answer, or cannot be opened.
+    Args:
+        role: role of the model in messages.
+        ask: function that sends a request to the model.
     """
     try:
         await ask(model)
     except (InfraError, BadInput) as error:
-        if isinstance(error, BadInput) and context.config.models[model].served is None:
+        if isinstance(error, BadInput) and config.models[model].served is None:
             raise
         do = f"start its server, or correct models.{model}.served"
         raise refusal(f"models.{model}", f"{role} that answers", str(error), do) from error
 
 
-def _check_by_itself(where: str, rubric: Mapping[str, Any]) -> None:
-    """Refuse a rubric that scores no answer by itself in some domain: an evaluation has no group."""
+def _check_absolute_part(where: str, rubric: Mapping[str, Any]) -> None:
+    """Refuse a rubric without a part that scores a single answer, in any domain: an evaluation has no groups to
+    compare."""
     for domain in sorted({name for part in rubric.values() for name in part.domains}) or [""]:
         parts = of_domain(dict(rubric), domain).values()
         if parts and not any(part.weight and not isinstance(part, RELATIVE) for part in parts):
@@ -56,10 +56,9 @@ def _check_by_itself(where: str, rubric: Mapping[str, Any]) -> None:
             raise refusal(where, expected, got, do)
 
 
-def _check_model(context: Context, where: str, part: AskedPart) -> None:
-    """Refuse a judge that is not in `[models]` under a name of its own, or whose server cannot do what the part
-    needs."""
-    config = context.config
+def _check_model(config: RunConfig, where: str, part: AskedPart) -> None:
+    """Refuse a judge without a table and a name of its own in `[models]`, or on a server that cannot constrain its
+    verdict."""
     spec = config.models.get(part.model)
     chat = spec is not None and spec.served is not None and spec.served.kind == "chat"
     if spec is None or part.model == POLICY or not (spec.path or chat):

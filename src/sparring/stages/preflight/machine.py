@@ -1,4 +1,4 @@
-"""Memory that a run may take on its machine: all of it, or what its container or service is allowed."""
+"""Memory of the machine, or the smaller limit of its container or service."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 
 
 def machine_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of memory that this process may have: those of the machine, or the least limit of its control
-    groups, beyond which the kernel ends it.
+    """Return the bytes of memory that this process may use: the machine's, or the least limit of its control groups,
+    above which the kernel kills it.
 
     Source: Linux, Documentation/admin-guide/cgroup-v2.rst (memory.max) and cgroup-v1/memory.rst.
 
     Args:
-        root: of the file system in which `proc` and `sys` are.
+        root: root of the file system with `proc` and `sys`.
     """
     return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits(root)])
 
 
 def _limits(root: Path) -> Iterator[int]:
-    """Yield the limits of the control groups that the process is in, and of those around them."""
+    """Yield the limits of the process's control groups and of their parents."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, group = (*line.split(":", 2), "", "")[:3]
         if controllers and "memory" not in controllers.split(","):
@@ -29,9 +29,9 @@ def _limits(root: Path) -> Iterator[int]:
         inner = base / group.lstrip("/")
         for folder in (inner, *inner.parents):
             written = _read(folder / ("memory.limit_in_bytes" if controllers else "memory.max")).strip()
-            if written.isdecimal() and int(written):  # else "max"
+            if written.isdecimal() and int(written):  # "max" means no limit
                 yield int(written)
-            if folder == base:  # a container may see its own group there, under another path
+            if folder == base:  # a container may see its own group at the root
                 break
 
 

@@ -1,21 +1,21 @@
-"""Peak memory of a run, from its recipe and its models without values (`model.outline`)."""
+"""Peak memory of a run, computed from its recipe and its models on the meta device (`model.outline`)."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.model.hub import model_folder
 from sparring.model.outline import Outline, Size, outline
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.rl import CriticConfig, ImplicitConfig
-from sparring.stages.context import CHOSEN, LIVE, POLICY, TOLD, Context
-from sparring.stages.models.reference import AVERAGE, is_averaging, is_held, reference_model
+from sparring.stages.context import CHOSEN, MEMORY_WARNING_KEY, ONLINE_STAGES, POLICY, RunFiles
+from sparring.stages.models.context_length import engine_of
+from sparring.stages.models.reference import AVERAGE, has_reference_model, is_averaging, reference_model
 from sparring.stages.preflight.machine import machine_memory
 from sparring.stages.runtime.saved import train_of
 
@@ -25,45 +25,60 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 FLOAT = 4
-"""Bytes of the numbers that an optimiser keeps, whatever the model computes in."""
+"""Bytes of an optimiser's numbers, for every dtype of the model."""
 LANES, SMALLEST_LANE = 2, 256
-"""Into so many a trainer on a CPU cuts a micro-batch that has so many tokens for each; see `train.trainer`,
-`batch.packing`."""
+"""Number of lanes into which a trainer on a CPU cuts a micro-batch, and the fewest tokens of a lane; see
+`train.trainer`, `batch.packing`."""
 SCATTERED = 1.2
-"""Memory of a trainer's threads as a multiple of its peak use: freed pieces too small for the next tensor stay with
-them. Measured by `benchmarks/memory.py`."""
+"""Memory of a trainer's threads as a multiple of its peak use: threads keep freed pieces that are too small for the
+next tensor. Measured by `benchmarks/memory.py`."""
 UNCOUNTED = 0.08
-"""Share of all that is counted, for what is not: pieces that the C library keeps, and copies on the way; measured
-likewise."""
+"""Allowance for memory that is not counted, as a share of the rest: pieces that the C library keeps, and temporary
+copies. Measured by `benchmarks/memory.py`."""
+MOST_TOKENS = 1 << 17
+"""Tokens of the largest micro-batch that is computed without values; the sizes of larger ones are multiples."""
 LATER = 160 << 20
-"""Of libraries that a run imports after it was checked, and of its own record."""
+"""Bytes of libraries that a run imports after its check, and of its own record."""
 
-TRAINING = ("sft", "preference", "reward_model", *LIVE)
-SERVING = (*LIVE, "eval")
+TRAINING = ("sft", "preference", "reward_model", *ONLINE_STAGES)
+SERVING = (*ONLINE_STAGES, "eval")
 PLAYING = ("init", "collect", "sft", *SERVING)
-"""Stages in which the world is played, whose judges answer until the stage ends."""
+"""Stages that play the environment; their judges answer until the stage ends."""
 SCALAR = " (scalar)"
-"""Added to the name of a model that has a scalar head."""
+"""Suffix for the name of a model with a scalar head."""
 
 
-class Held(NamedTuple):
-    """Peak memory of a run in the stage that holds most: numbers of parameters, then bytes. Models are closed when
-    their stage ends."""
+PARTS = (
+    (("weights",), "weights", "models.policy.dtype"),
+    (("packed",), "packed weights", "models.policy.dtype"),
+    (("optimiser",), "optimiser", "models.policy.lora"),
+    (("step",), "gradients and activations", "train.token_budget, models.policy.gradient_checkpointing"),
+    (("update",), "an update", "models.policy.lora"),
+    (("cache",), "engines' caches", "engine.kv_bytes, engine.offload_bytes"),
+    (("sampling",), "a step of sampling", "engine.max_batch_tokens"),
+    (("process", "uncounted"), "the rest", ""),
+)
+"""Parts of an estimate: its fields, their name in a message, and the keys of a recipe that make the part smaller."""
+
+
+class MemoryEstimate(NamedTuple):
+    """Peak memory of a run, in the stage that needs most: numbers of parameters, then bytes. The models of a stage are
+    closed when it ends."""
 
     stage: str
     parameters: int  # of the policy
-    trained: int  # of these, or of an adapter
-    learner: int  # of a critic or an implicit reward model that is trained beside the policy
-    averaged: int  # of which a moving average is kept
-    process: int  # held before there is a model
-    weights: int  # of trainers, engines and models that are only asked
-    packed: int  # read by the products of all these in the place of weights
+    trained: int  # parameters that training changes: all of the policy, or an adapter's factors
+    learner: int  # parameters of a critic or implicit reward model
+    averaged: int  # parameters with a moving average
+    process: int  # memory of the process before it has a model
+    weights: int  # weights of trainers, engines and frozen models
+    packed: int  # copies of all these weights in the layout that matrix products read
     optimiser: int  # moments, float32 masters of weights of another dtype, and averages
-    step: int  # micro-batches and gradients of a trainer, and published weights, at the most at once
-    update: int  # weights that are staged beside an engine's, packed too
+    step: int  # micro-batches, gradients and published weights of a trainer, at their peak
+    update: int  # weights staged for an engine, packed ones included
     cache: int  # keys and values here and in host memory, and recurrent states
-    sampling: int  # a step of generation
-    uncounted: int  # an allowance where `process` is known
+    sampling: int  # one step of generation
+    uncounted: int  # allowance, added when `process` is known
 
     @property
     def total(self) -> int:
@@ -71,14 +86,33 @@ class Held(NamedTuple):
         return sum(self[5:])
 
     @staticmethod
-    def of(config: RunConfig, shapes: Mapping[str, Outline], process: int = 0) -> Held:
-        """Return the estimate. `shapes` are those of `shapes_of`; `process`: see above."""
-        every = [_held(config, shapes, stage, process) for stage in config.run.stages]
-        return max(every, key=lambda held: held.total, default=_held(config, shapes, "none", process))
+    def of(config: RunConfig, shapes: Mapping[str, Outline], process: int = 0) -> MemoryEstimate:
+        """Return the estimate of a run.
+
+        Args:
+            shapes: outlines of its models, made by `shapes_of`.
+            process: bytes that the process has now; 0: unknown.
+        """
+        stages = [_estimate(config, shapes, stage, process) for stage in config.run.stages or ("none",)]
+        return max(stages, key=lambda estimate: estimate.total)
+
+    def parts(self) -> list[tuple[str, int, str]]:
+        """Return name, bytes and keys of each of `PARTS`."""
+        return [(name, sum(getattr(self, field) for field in fields), keys) for fields, name, keys in PARTS]
+
+    def in_words(self) -> str:
+        """Return the total and its parts as text."""
+        shares = ", ".join(f"{name} {size / GIB:.1f}" for name, size, _ in self.parts() if size)
+        return f"{self.total / GIB:.1f} GiB in stage {self.stage} ({shares})"
+
+    def largest(self) -> str:
+        """Return the three largest parts that keys of a recipe make smaller, each with these keys."""
+        parts = sorted((part for part in self.parts() if part[2]), key=lambda part: part[1], reverse=True)[:3]
+        return "; ".join(f"{name} {size / GIB:.2f} GiB (less by {keys})" for name, size, keys in parts)
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process has now; 0 if the system does not say."""
+    """Return the resident memory of this process in bytes; 0: the system does not say."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -86,14 +120,15 @@ def resident() -> int:
 
 
 def shapes_of(config: RunConfig, start: Path | None) -> dict[str, Outline]:
-    """Return every model that is computed in this process, by its name in `[models]`: the policy, which begins as the
-    folder `start` or afresh, and those with a checkpoint of their own. A model without one is as large as the policy.
-    One with a scalar head is under its name and `SCALAR`.
+    """Return the outlines of all models of this process by their name in `[models]`; a model with a scalar head has the
+    suffix `SCALAR`.
+
+    A model without a checkpoint is as large as the policy, which begins as the folder `start` or afresh.
 
     Raises:
-        BadInput: there is no such checkpoint, or the library makes no model of it.
+        BadInput: a checkpoint is missing, or the library makes no model of its config.
     """
-    names = {POLICY, *(name for stage in config.run.stages for part in _asked(config, stage) for name in part)}
+    names = {POLICY, *(name for stage in config.run.stages for part in _other_models(config, stage) for name in part)}
     scalar = {name for name in (config.rl.reward_model,) if name}
     scalar |= {POLICY} if "reward_model" in config.run.stages else set()
     if learner := _learner(config):
@@ -117,41 +152,41 @@ def _outline(config: RunConfig, name: str, start: Path | None, *, scalar: bool) 
     )
 
 
-def _held(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process: int) -> Held:
-    def model(name: str) -> Outline:
-        return shapes.get(name) or shapes.get(name + SCALAR) or shapes[POLICY]
-
+def _estimate(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process: int) -> MemoryEstimate:
     policy, section = shapes[POLICY], _learner(config)
+
+    def model(name: str, *heads: str) -> Outline:
+        return next((shapes[name + head] for head in heads or ("", SCALAR) if name + head in shapes), policy)
+
     heads = (SCALAR, "") if isinstance(section, CriticConfig) else ("",)
-    learners = [shapes[section.model + head] for head in heads if section.model + head in shapes] if section else []
-    learner = next(iter(learners), policy) if section else None
-    trained = shapes.get(POLICY + SCALAR, policy) if stage == "reward_model" else policy
-    averaging = [name for name in config.run.stages if name in LIVE and is_averaging(config, name)]
-    averaged = _numbers(policy) if averaging else 0
-    # of a float32 model the average is the weights of a model that is only asked
+    learner = None if section is None else model(section.model, *heads)
+    trained = model(POLICY, SCALAR) if stage == "reward_model" else policy
+    averaging = [name for name in config.run.stages if name in ONLINE_STAGES and is_averaging(config, name)]
+    averaged = _num_trained(policy) if averaging else 0
+    # the average of a float32 model serves as its frozen copy and takes no memory of its own
     beside = averaged * FLOAT if stage in averaging and policy.model.dtype.itemsize != FLOAT else 0
-    frozen, others = _asked(config, stage)
+    frozen, others = _other_models(config, stage)
     trainers = [trained] if stage in TRAINING else []
     trainers += [learner] if stage == "rl" and learner is not None else []
     serving = [POLICY] if stage in SERVING and config.engine.kind != "openai" else []
     engines = [*serving, *others]
     every = [*trainers, *map(model, [*frozen, *engines])]
-    every += [] if trainers or engines else [policy]  # init and export hold what they write
+    every += [] if trainers or engines else [policy]  # init and export hold the weights that they write
     trains = [train_of(config, stage) if stage in TRAINING else config.train]
     trains += [config.train.replaced(section.train)] if section is not None else []
     sizes = [(one, _micro_batch(config, one, train)) for one, train in zip(trainers, trains, strict=False)]
-    # the sums of the gradients, of all trainers; what micro-batches take is given back before another trainer's
+    # gradient sums of all trainers exist at once; the micro-batches of one trainer are freed before another's begin
     sums = sum(parameter.numel() * FLOAT for one, _ in sizes for parameter in one.trained)
     step = sums + max((int(SCATTERED * size.kept) + size.returned for _, size in sizes), default=0)
-    staged, packed = (part if stage in LIVE and serving else Size() for part in policy.staged())
-    # published weights take the place of the policy's sum
+    staged, packed = (part if stage in ONLINE_STAGES and serving else Size() for part in policy.staged())
+    # published weights reuse the memory of the policy's gradient sums
     published = sum(one.nbytes for one in trained.trained) if trainers else 0
     update, in_update = staged.total + packed.total, max(sums, published)
     larger = in_update + update > step
-    held = Held(
+    estimate = MemoryEstimate(
         stage=stage,
         parameters=policy.parameters,
-        trained=_numbers(policy),
+        trained=_num_trained(policy),
         learner=0 if learner is None else learner.parameters,
         averaged=averaged,
         process=process + LATER * (process > 0),
@@ -164,50 +199,45 @@ def _held(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process:
         sampling=sum(_sampling(config, model(name), name) for name in engines),
         uncounted=0,
     )
-    return held._replace(uncounted=int(UNCOUNTED * held.total) if process else 0)
+    return estimate._replace(uncounted=int(UNCOUNTED * estimate.total) if process else 0)
 
 
-def _numbers(model: Outline) -> int:
+def _num_trained(model: Outline) -> int:
     return sum(one.numel() for one in model.trained)
 
 
 def _optimiser(model: Outline) -> int:
-    """Return the bytes of two moments, and of masters of weights that are not float32."""
+    """Return the bytes of two moments, and of float32 masters of weights of another dtype."""
     return sum((2 + (one.dtype.itemsize != FLOAT)) * one.numel() * FLOAT for one in model.trained)
 
 
 def _micro_batch(config: RunConfig, model: Outline, train: TrainConfig) -> Size:
-    """Return the memory of a micro-batch, cut into lanes as the trainer cuts it, beside the gradients that are added up
-    in float32. Lanes are computed side by side, or, with one thread, one after the other."""
+    """Return the memory of a micro-batch, cut into lanes as the trainer cuts it, without the float32 sums of gradients.
+    Lanes are computed side by side, or in turn with one thread."""
     budget = train.tokens_at_once
     tokens = min(budget, MOST_TOKENS)
     lanes = LANES if tokens >= LANES * SMALLEST_LANE else 1
     size = model.micro_batch(-(-tokens // lanes))
-    if tokens < budget:  # what it needs beyond its gradients grows with the tokens
+    if tokens < budget:  # activations grow with the tokens
         size = size.times(-(-budget // tokens))
     return size if config.run.threads == 1 else size.times(lanes)
 
 
-MOST_TOKENS = 1 << 17
-"""Of a micro-batch that is computed without values; beyond it sizes are multiplied."""
-
-
 def _learner(config: RunConfig) -> CriticConfig | ImplicitConfig | None:
-    """Return the section of the model that learns beside the policy; a credit needs at most one."""
+    """Return the section of the critic or implicit reward model; a credit rule needs at most one."""
     return (config.rl.critic or config.rl.implicit) if "rl" in config.run.stages else None
 
 
-def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
-    """Return the models that a stage has beside the policy and its learner: those whose weights are only computed with
-    (a reference, a reward model, teachers over the whole vocabulary), and those with an engine of their own in this
-    process."""
-    frozen = [reference_model(config)] if stage == "rl" and is_held(config) else []
+def _other_models(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
+    """Return the models of a stage other than the policy and its critic: frozen ones (a reference, a reward model,
+    teachers over the whole vocabulary), and those with an engine in this process."""
+    frozen = [reference_model(config)] if stage == "rl" and has_reference_model(config) else []
     engines: list[str] = []
     if stage in SERVING:
         frozen += [config.rl.reward_model] if config.rl.reward_model is not None else []
         engines += sorted({*config.rollout.roles.values()} - {POLICY})
     if stage == "distill":
-        teachers = sorted(set(config.distill.teachers.values()) - {POLICY})  # that one is served already
+        teachers = sorted(set(config.distill.teachers.values()) - {POLICY})  # the policy is served already
         by_vocabulary = config.distill.over == "vocabulary"
         frozen += [name for name in teachers if by_vocabulary or name == AVERAGE]
         engines += [name for name in teachers if not by_vocabulary and name != AVERAGE]
@@ -218,80 +248,43 @@ def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
     return frozen, [name for name in engines if name not in config.models or config.models[name].served is None]
 
 
-def _engine(config: RunConfig, name: str) -> EngineConfig:
-    """Return the engine's config of a model: `[engine]` is the policy's, and others share it if it is a native
-    engine's."""
-    return config.engine if name == POLICY or config.engine.kind == "native" else EngineConfig()
-
-
 def _cache(config: RunConfig, model: Outline, name: str) -> int:
-    """Return the bytes of one engine's caches: pages here and in host memory, of which one more is the probe's, and
-    slots of recurrent states."""
+    """Return the bytes of an engine's caches: pages here (one more for the probe) and in host memory, and recurrent
+    states."""
     from sparring.engine.sizes import Sizes
     from sparring.model.states import state_bytes
 
-    sizes = Sizes.of(model.model, _engine(config, name))
+    sizes = Sizes.of(model.model, engine_of(config, name))
     states = (sizes.num_states + 1) * state_bytes(model.model.recurrent) if model.model.recurrent else 0
     return (sizes.num_pages + 1 + sizes.host_pages) * sizes.page_bytes + states
 
 
 def _sampling(config: RunConfig, model: Outline, name: str) -> int:
-    """Return the bytes of one engine's step over as many tokens as it takes at most."""
-    engine = _engine(config, name)
+    """Return the bytes of one step of an engine over its largest number of tokens."""
+    engine = engine_of(config, name)
     dtype = config.models.get(name, config.models[POLICY]).dtype
     tokens = min(engine.max_batch_tokens, engine.cache_tokens(model.token_bytes(dtype)))
     return model.step(tokens, min(tokens, engine.max_running)).total
 
 
-def parts_of(held: Held) -> Sequence[tuple[str, int, str]]:
-    """Return the parts of the total: name, bytes, and the keys of a recipe that make it smaller, if any."""
-    return (
-        ("weights", held.weights, "models.policy.dtype"),
-        ("packed weights", held.packed, "models.policy.dtype"),
-        ("optimiser", held.optimiser, "models.policy.lora"),
-        ("gradients and activations", held.step, "train.token_budget, models.policy.gradient_checkpointing"),
-        ("an update", held.update, "models.policy.lora"),
-        ("engines' caches", held.cache, "engine.kv_bytes, engine.offload_bytes"),
-        ("a step of sampling", held.sampling, "engine.max_batch_tokens"),
-        ("the rest", held.process + held.uncounted, ""),
-    )
-
-
-def in_words(held: Held) -> str:
-    """Return the total and its parts."""
-    shares = ", ".join(f"{name} {size / GIB:.1f}" for name, size, _ in parts_of(held) if size)
-    return f"{held.total / GIB:.1f} GiB in stage {held.stage} ({shares})"
-
-
-def largest(held: Held) -> str:
-    """Return the three largest parts that keys of a recipe make smaller, each with these keys."""
-    parts = sorted((part for part in parts_of(held) if part[2]), key=lambda part: part[1], reverse=True)[:3]
-    return "; ".join(f"{name} {size / GIB:.2f} GiB (less by {keys})" for name, size, keys in parts)
-
-
-def check_memory(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
-    """Compare the run's peak memory and its checkpoints' size with what the machine has; `run.memory = "warn"` only
-    warns.
-
-    Raises:
-        BadInput: memory or disk is too small.
-    """
-    config, held = context.config, Held.of(context.config, shapes, resident())
+def check_memory(files: RunFiles, shapes: Mapping[str, Outline]) -> list[str]:
+    """Refuse a run whose peak memory or checkpoints exceed the machine; `run.memory = "warn"` only warns of memory."""
+    config, estimate = files.config, MemoryEstimate.of(files.config, shapes, resident())
     here, warnings = machine_memory(), []
-    if config.run.device == "cpu" and held.total > here:
+    if config.run.device == "cpu" and estimate.total > here:
         do = "lower train.token_budget, engine.kv_bytes or engine.offload_bytes, or take a smaller model"
         got = f"{here / GIB:.1f} GiB on this machine"
         if config.run.memory == "refuse":
-            raise refusal("memory", in_words(held), got, f'{do}; or set run.memory = "warn" to begin all the same')
-        warnings.append(f"memory: warning: expected {in_words(held)}, got {got}; {do}")
-    free = shutil.disk_usage(context.folder).free
-    disk = ((held.trained + held.learner) * 12 + held.averaged * 4) * (config.train.keep_last + 1) * 2
+            raise refusal("memory", estimate.in_words(), got, f'{do}; or set run.memory = "warn" to begin all the same')
+        warnings.append(f"memory: warning: expected {estimate.in_words()}, got {got}; {do}")
+    free = shutil.disk_usage(files.folder).free
+    disk = ((estimate.trained + estimate.learner) * 12 + estimate.averaged * 4) * (config.train.keep_last + 1) * 2
     if disk > free:
         expected, got = f"{disk / GIB:.1f} GiB of disk for checkpoints", f"{free / GIB:.1f} GiB"
-        raise refusal(str(context.folder), expected, got, "free disk space")
-    millions = held.parameters / 1e6
-    about = f"memory: about {held.total / GIB:.2f} GiB of {here / GIB:.0f} GiB"
-    facts = [f"{about} for {millions:.2f} million parameters, most of it in stage {held.stage}", *warnings]
-    context.store.put(TOLD, facts[-1])
-    chosen = context.store.get(CHOSEN)
-    return [*facts, f"memory: the largest parts: {largest(held)}", *([chosen] if chosen else [])]
+        raise refusal(str(files.folder), expected, got, "free disk space")
+    millions = estimate.parameters / 1e6
+    about = f"memory: about {estimate.total / GIB:.2f} GiB of {here / GIB:.0f} GiB"
+    facts = [f"{about} for {millions:.2f} million parameters, most of it in stage {estimate.stage}", *warnings]
+    files.store.put(MEMORY_WARNING_KEY, facts[-1])
+    chosen = files.store.get(CHOSEN)
+    return [*facts, f"memory: the largest parts: {estimate.largest()}", *([chosen] if chosen else [])]

@@ -1,4 +1,4 @@
-"""Preflight of the metrics that decide something: which checkpoint is the best, and when a stage ends."""
+"""Check of the metrics that choose the best checkpoint or end a stage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from sparring.errors import refusal
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.context import LIVE
+from sparring.stages.context import ONLINE_STAGES
 from sparring.stages.runtime.saved import is_held_out, train_of
 
 TRAINED = (
@@ -33,30 +33,26 @@ SAMPLED = (
     *("tokens_dropped", "divergence", "distill_gap", "teacher/*", "critic/*", "implicit/*", "judge/*", "pools/*"),
     *("time/*", "engine/*"),
 )
-"""Metrics that stages of live training have beside these."""
+"""Further metrics of online stages."""
 
 HELD_OUT = (
     *("success", "success_low", "success_high", "success_error", "success/*", "turns", "tasks", "lost"),
     *("reward", "reward_low", "reward_high", "reward_error", "reward/*"),
     *("nothing_to_train", "unread_calls", "cut_by_context"),
 )
-"""Figures of the evaluation beside a stage, each behind `<stage>/eval/`."""
+"""Figures of the evaluation during a stage, each after the prefix `<stage>/eval/`."""
 
-STAGES = ("sft", "preference", "reward_model", *LIVE)
+STAGES = ("sft", "preference", "reward_model", *ONLINE_STAGES)
 
 
 def names_of(config: RunConfig, stage: str) -> tuple[str, ...]:
-    """Return the metrics by which a stage of a run can be judged; a star stands for any name."""
+    """Return the names of all metrics of a stage; a star stands for any name."""
     held_out = tuple(f"{stage}/eval/{name}" for name in HELD_OUT) if config.eval.every else ()
-    return (*held_out, *SAMPLED, *TRAINED) if stage in LIVE else TRAINED
+    return (*held_out, *SAMPLED, *TRAINED) if stage in ONLINE_STAGES else TRAINED
 
 
 def check_metrics(config: RunConfig) -> list[str]:
-    """Refuse `train.best_metric` and `stop.metric` of names that no stage of the run reports.
-
-    Raises:
-        BadInput: there is such a name.
-    """
+    """Refuse `train.best_metric` and `stop.metric` of names that no stage of the run reports."""
     stages = [stage for stage in STAGES if stage in config.run.stages]
     general, default = config.train.best_metric, type(config.train)().best_metric
     followed = [stage for stage in stages if "best_metric" not in getattr(config, stage).train]
@@ -71,7 +67,7 @@ def check_metrics(config: RunConfig) -> list[str]:
 
 
 def _stops(config: RunConfig) -> Iterator[str]:
-    for stage in LIVE:
+    for stage in ONLINE_STAGES:
         stop = getattr(config, stage).stop
         if stop is None or stage not in config.run.stages:
             continue
@@ -83,7 +79,7 @@ def _stops(config: RunConfig) -> Iterator[str]:
 def _check(config: RunConfig, where: str, metric: str, names: tuple[str, ...] | list[str]) -> None:
     if any(fnmatchcase(metric, name) for name in names):
         return
-    beside = [stage for stage in LIVE if is_held_out(stage, metric)]
+    beside = [stage for stage in ONLINE_STAGES if is_held_out(stage, metric)]
     if beside and not config.eval.every and any(fnmatchcase(metric, f"{beside[0]}/eval/{name}") for name in HELD_OUT):
         do = "set eval.every, or name a metric of training"
         raise refusal(where, "a metric that the run has", f"{metric}, without evaluation beside training", do)

@@ -1,10 +1,10 @@
-"""Preflight of a credit rule that reads parts of the score by name: somebody reports them."""
+"""Check of a credit rule that reads named parts of the score: the environment reports them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparring.algo.facts import name_of
+from sparring.algo.base import name_of
 from sparring.errors import refusal
 from sparring.recipe.run_config import RunConfig
 from sparring.rollout.scorers.reward_scorer import PART
@@ -14,13 +14,13 @@ WHERE = "algo.credit.weights"
 
 
 def check_parts(config: RunConfig, played: Sequence[Conversation]) -> list[str]:
-    """Refuse parts that no rubric has, and a world whose scores have no parts at all.
+    """Refuse parts that no rubric has, and an environment whose scores have no parts.
 
     Args:
-        played: conversations of tasks that were played before the run, with empty answers at least.
+        played: conversations of tasks that were played before the run.
 
     Returns:
-        What was found, one sentence each: parts that a world of its own kind may report, and did not.
+        A sentence that names parts which did not occur in the played scores, though later ones may have them.
     """
     wanted = config.algo.credit.parts_read
     if "rl" not in config.run.stages or config.rl.preference is not None or not wanted:

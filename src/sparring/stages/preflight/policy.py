@@ -1,5 +1,4 @@
-"""Preflight of the policy: its weights are all there, its tokenizer fits them, and it can be served as the recipe
-asks."""
+"""Check of the policy: its weights are complete, its tokenizer fits, and the engine can serve it."""
 
 from __future__ import annotations
 
@@ -11,24 +10,25 @@ import msgspec
 from sparring.errors import refusal
 from sparring.model.hub import base_folder
 from sparring.model.outline import Outline
-from sparring.stages.context import POLICY, Context
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import POLICY, given_checkpoint
 
 LAYERS = 2
-"""A fresh model's layers are all alike, so that two prove them all."""
+"""Layers of the fresh model that is made for the check; all layers of a fresh model are alike."""
 
 
-def check_model(context: Context, shape: Outline) -> list[str]:
+def check_model(config: RunConfig, shape: Outline) -> list[str]:
     """Load the policy as every stage will, or make one of the configured shape.
 
     Raises:
-        BadInput: a stage of the run would be refused when it loads the model.
+        BadInput: a stage could not load the model.
     """
     from sparring.model.create import create
     from sparring.model.lora import Adapter, fresh_state
     from sparring.model.servable import check_servable
     from sparring.model.targets import targeted
 
-    spec, start = context.config.models[POLICY], context.given()
+    spec, start = config.models[POLICY], given_checkpoint(config)
     with tempfile.TemporaryDirectory() as folder:
         if start is not None:
             _check_ids(base_folder(start), shape)
@@ -41,7 +41,7 @@ def check_model(context: Context, shape: Outline) -> list[str]:
                 0,
             )
         model = check_servable(
-            start or Path(folder), dtype=spec.dtype, device=context.config.run.device, numerics=spec.numerics
+            start or Path(folder), dtype=spec.dtype, device=config.run.device, numerics=spec.numerics
         )
     if spec.lora is not None:
         names = targeted(model.module, spec.lora.target_modules, spec.lora.target_parameters)
@@ -50,7 +50,7 @@ def check_model(context: Context, shape: Outline) -> list[str]:
 
 
 def _check_ids(folder: Path, shape: Outline) -> None:
-    """Refuse a tokenizer with an id that has no row in the embedding."""
+    """Refuse a tokenizer with an id above the rows of the embedding."""
     from tokenizers import Tokenizer
 
     token, largest = max(

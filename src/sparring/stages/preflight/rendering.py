@@ -1,4 +1,4 @@
-"""Preflight of the words: the chat format round-trips, and what will be said fits into the model's context."""
+"""Check of the chat format: messages survive a round trip, and prompts and demonstrations fit the model's context."""
 
 from __future__ import annotations
 
@@ -13,53 +13,57 @@ from sparring.errors import BadInput, refusal
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.hub import local_folder
 from sparring.model.outline import Outline
-from sparring.protocols import Renderer
-from sparring.stages.context import POLICY, Context
+from sparring.protocols import EnvFactory, Renderer
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import POLICY, given_checkpoint, renderer_of
 from sparring.stages.data.demonstrations import Conversation, rendered, too_long
-from sparring.stages.init import trained_tokenizer
+from sparring.stages.init import fit_tokenizer
 from sparring.stages.models.context_length import max_context
 from sparring.types import Message, Task, ToolSpec
 
 SOME = 200
-"""Demonstrations and training tasks that are tried; a stage refuses the others when it meets them."""
+"""Demonstrations and training tasks that are tried; a stage refuses the others when it reads them."""
 
 
 def check_rendering(
-    context: Context,
+    config: RunConfig,
+    factory: EnvFactory,
     shape: Outline,
     tasks: Sequence[Task],
     shown: Sequence[Conversation],
-    held: Sequence[Conversation] = (),
+    held: Sequence[Conversation],
 ) -> list[str]:
-    """Prove the format, and that prompts and demonstrations fit.
+    """Check the chat format, and that prompts and demonstrations fit the context.
 
-    A fresh model's tokenizer does not exist yet. One that is trained on `shown` alone writes those in about as few
-    tokens as the real one will at best, so that what does not fit here does not fit there.
+    A fresh model has no tokenizer yet, so one is trained on `shown` alone. It writes `shown` in about as few tokens as
+    the real one at best, so what does not fit here will not fit later.
 
     Args:
-        tasks: training tasks; one whose prompt is too long is no error unless all are.
+        tasks: training tasks. Some prompts may be too long, but not all.
         shown: conversations to imitate; may be empty.
-        held: conversations with the environment, which may have said what replies must be.
+        held: conversations that were played with the environment, which may constrain replies.
 
     Raises:
-        BadInput: something does not round-trip, does not fit, or is no conversation of the format.
+        BadInput: a message changes on its round trip, or does not fit.
     """
     from sparring.render.round_trip import check_round_trip
 
     demonstrated = [conversation.task for conversation in shown if conversation.task is not None]
-    own = _own_tools(context, [*tasks, *demonstrated])
+    own = _tools_by_environment(factory, [*tasks, *demonstrated])
     tools = list({tool.name: tool for of_env in own.values() for tool in of_env}.values())
-    with _renderer(context, shape, shown) as renderer:
-        proven = check_round_trip(renderer, tools, context.config.render.control_tokens)
+    with _renderer(config, shape, shown) as renderer:
+        proven = check_round_trip(renderer, tools, config.render.control_tokens)
         facts = [f"render: {fact}" for fact in proven]
-        facts += _thinks(context, renderer)
-        facts += [f"render: {fact}" for fact in _brought(held, tools, renderer)] + _sampling(context, shape, renderer)
-        _compiles(held, renderer)
-        prompted = demonstrated if demonstrated and context.given() is None else tasks
-        prompted = list({task.id: task for task in prompted}.values())  # a short file comes again and again
+        facts += _check_thinking(config, renderer)
+        facts += [f"render: {fact}" for fact in _check_agent_tools(held, tools, renderer)] + _check_sampling(
+            config, shape, renderer
+        )
+        _check_constraints(held, renderer)
+        prompted = demonstrated if demonstrated and given_checkpoint(config) is None else tasks
+        prompted = list({task.id: task for task in prompted}.values())  # a short file repeats its tasks
         lengths = [len(renderer.render(task.messages, own[task.env]).tokens) for task in prompted]
-        others = _asked(held, renderer, shape)
-        room = max_context(shape, context.config.engine, context.config.models[POLICY].dtype)
+        others = _prompt_lengths(held, renderer, shape)
+        room = max_context(shape, config.engine, config.models[POLICY].dtype)
         if min(lengths) >= shape.max_positions:
             raise too_long(f"task {prompted[0].id}", shape.max_positions, f"a prompt of {lengths[0]}, tools included")
         if min(lengths) >= room:
@@ -77,26 +81,26 @@ def check_rendering(
     return facts
 
 
-def _own_tools(context: Context, tasks: Sequence[Task]) -> dict[str, Sequence[ToolSpec]]:
-    """Return the tools that the world of each environment has before it knows its task, by the environment's name."""
-    return {env: factory_of(context.factory, task).make().tools for env, task in {t.env: t for t in tasks}.items()}
+def _tools_by_environment(factory: EnvFactory, tasks: Sequence[Task]) -> dict[str, Sequence[ToolSpec]]:
+    """Return the tools of each environment before it knows a task, by the environment's name."""
+    return {env: factory_of(factory, task).make().tools for env, task in {t.env: t for t in tasks}.items()}
 
 
-def _thinks(context: Context, renderer: Renderer) -> list[str]:
-    """Say where prompts begin a thought though the model is not to think: the format has no switch for it."""
+def _check_thinking(config: RunConfig, renderer: Renderer) -> list[str]:
+    """Warn if prompts begin a thought although `thinking` is off: the chat format has no switch."""
     prompt = renderer.render([Message(role="user", content="Who?")], ()).tokens
     controls = {*renderer.control_ids.values(), *renderer.stop_ids}
     words = [token for token in prompt if token not in controls]
-    if context.config.models[POLICY].thinking or renderer.parse(words, (), prompt=prompt).reasoning is None:
+    if config.models[POLICY].thinking or renderer.parse(words, (), prompt=prompt).reasoning is None:
         return []
     return ["render: every reply begins inside a thought: models.policy.thinking = false has no effect in this format"]
 
 
-def _brought(held: Sequence[Conversation], own: Sequence[ToolSpec], renderer: Renderer) -> list[str]:
-    """Prove calls of the tools that agents bring: those of the requests that were played, beside the world's own.
+def _check_agent_tools(held: Sequence[Conversation], own: Sequence[ToolSpec], renderer: Renderer) -> list[str]:
+    """Check calls of the tools that agents added to their requests.
 
     Raises:
-        BadInput: the template has no place for them, or a call is not read as it was written.
+        BadInput: the template has no place for the tools, or a call does not survive a round trip.
     """
     from sparring.render.round_trip import check_tool_calls
 
@@ -106,12 +110,11 @@ def _brought(held: Sequence[Conversation], own: Sequence[ToolSpec], renderer: Re
     return [f"{check_tool_calls(renderer, brought)} (of a task or an agent)"] if brought else []
 
 
-def _asked(held: Sequence[Conversation], renderer: Renderer, shape: Outline) -> list[int]:
-    """Return the length, in tokens, of what was asked first in each conversation that was played, as its agent asked
-    it: a task may have tools of its own. One that is too long is no error unless all are.
+def _prompt_lengths(held: Sequence[Conversation], renderer: Renderer, shape: Outline) -> list[int]:
+    """Return the tokens of the first request of each played conversation: a task may have tools of its own.
 
     Raises:
-        BadInput: the format refuses one, or none fits into the model.
+        BadInput: the format refuses a request, or none fits into the model.
     """
     lengths: list[int] = []
     for conversation in held:
@@ -126,11 +129,11 @@ def _asked(held: Sequence[Conversation], renderer: Renderer, shape: Outline) -> 
     return lengths
 
 
-def _sampling(context: Context, shape: Outline, renderer: Renderer) -> list[str]:
-    """Refuse sampling settings of `[rollout]` that the engine does not take, and text rules that do not compile."""
+def _check_sampling(config: RunConfig, shape: Outline, renderer: Renderer) -> list[str]:
+    """Refuse sampling settings of `[rollout]` that the engine does not have, and constraints that do not compile."""
     from sparring.engine.check import problem_of
 
-    sampling = context.config.rollout.sampling(stop=renderer.stop_ids)
+    sampling = config.rollout.sampling(stop=renderer.stop_ids)
     try:
         request = renderer.bind(GenerateRequest(id="check", tokens=(0,), sampling=sampling))
     except BadInput as cause:
@@ -143,12 +146,8 @@ def _sampling(context: Context, shape: Outline, renderer: Renderer) -> list[str]
     return [f"rollout: every reply is held to its {sampling.constraint.kind.replace('_', ' ')}"]
 
 
-def _compiles(held: Sequence[Conversation], renderer: Renderer) -> None:
-    """Compile the constraints that the environment puts on replies.
-
-    Raises:
-        BadInput: it does not.
-    """
+def _check_constraints(held: Sequence[Conversation], renderer: Renderer) -> None:
+    """Refuse constraints of the environment that do not compile."""
     for conversation in held:
         for constraint in conversation.constraints:
             try:
@@ -158,19 +157,19 @@ def _compiles(held: Sequence[Conversation], renderer: Renderer) -> None:
 
 
 @contextmanager
-def _renderer(context: Context, shape: Outline, shown: Sequence[Conversation]) -> Iterator[Renderer]:
+def _renderer(config: RunConfig, shape: Outline, shown: Sequence[Conversation]) -> Iterator[Renderer]:
     from sparring.render.train_tokenizer import MIN_VOCAB_SIZE
 
-    start = context.given()
+    start = given_checkpoint(config)
     if start is not None:
-        yield context.renderer(start)
+        yield renderer_of(config, start)
         return
-    init = context.config.models[POLICY].init
+    init = config.models[POLICY].init
     if init is not None and init.tokenizer is not None:
-        yield context.renderer(local_folder(init.tokenizer))
+        yield renderer_of(config, local_folder(init.tokenizer))
         return
     if shape.vocab_size < MIN_VOCAB_SIZE:
         raise refusal("models.policy.init.vocab_size", f"at least {MIN_VOCAB_SIZE}", str(shape.vocab_size), "raise it")
     with tempfile.TemporaryDirectory() as folder:
-        trained_tokenizer(shown[:SOME], shape.vocab_size, Path(folder))
-        yield context.renderer(Path(folder))
+        fit_tokenizer(shown[:SOME], shape.vocab_size, Path(folder))
+        yield renderer_of(config, Path(folder))

@@ -1,6 +1,6 @@
-"""Preflight: everything that can be wrong is found here, not half an hour in. Trains nothing.
+"""All checks before a run, the same as `sparring check`. No weights are trained.
 
-Each check returns what it found, one sentence each, and raises `BadInput` where a run would be refused.
+Each check returns facts, one sentence each, and raises `BadInput` to refuse the run.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import msgspec
 
 from sparring.errors import refusal
 from sparring.harness.by_environment import mounts_of
+from sparring.protocols import Boxes, EnvFactory
+from sparring.recipe.run_config import RunConfig
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
-from sparring.stages.context import ORDER, POLICY, Context
+from sparring.stages.context import ORDER, POLICY, Context, RunFiles, given_checkpoint
 from sparring.stages.data.contamination import check_unseen_files
 from sparring.stages.data.demonstrations import Conversation
 from sparring.stages.data.preferences import check_compared
@@ -25,7 +27,7 @@ from sparring.stages.models.objective import check_imitation, check_online
 from sparring.stages.models.reference import check_reference
 from sparring.stages.models.reward_scorers import check_reward_model
 from sparring.stages.models.role_models import check_roles
-from sparring.stages.models.teacher_format import check_read
+from sparring.stages.models.teacher_format import check_unused_settings
 from sparring.stages.models.teachers import check_collect, check_distill
 from sparring.stages.preflight.engine import check_engine
 from sparring.stages.preflight.environment import check_environment, check_repeats, check_shown, first_tasks
@@ -47,34 +49,30 @@ from sparring.types import Task
 
 
 async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[str]:
-    """Prove that the run can work, cheapest first.
+    """Check that the run can work, cheapest checks first.
 
     Args:
-        rehearsal: who plays the rollouts of workers; None where the run has none.
-
-    Raises:
-        BadInput: the run would fail, and why.
+        rehearsal: player of workers' rollouts; None: the run has no workers.
     """
-    config = context.config
-    facts = _stages(context) + check_metrics(config)
-    check_read(config)
-    given = context.given()
-    if given is not None:
-        outline_of(given)
-    shapes = shapes_of(config, given)
+    config, factory, start = context.config, context.factory, given_checkpoint(context.config)
+    facts = _check_stages(config) + check_metrics(config)
+    check_unused_settings(config)
+    if start is not None:
+        outline_of(start)
+    shapes = shapes_of(config, start)
     shape = shapes[POLICY]
-    facts += check_lora(context) + check_critic(context) + check_implicit(context)
-    facts += check_reward_model(context, context.given()) + check_collect(context) + check_distill(context)
-    facts += check_roles(context)
+    facts += check_lora(config) + check_critic(context) + check_implicit(config)
+    facts += check_reward_model(context, factory, start) + check_collect(config) + check_distill(config, factory)
+    facts += check_roles(config, factory)
     facts += check_sizes(config, shape) + check_memory(context, shapes)
-    _sampling(context)
-    facts += check_engine(context, shape)
+    _check_sampling(config)
+    facts += check_engine(config, shape)
     if "rl" in config.run.stages:
         if config.rl.preference is None:
             config.algo.check(config.rollout.group_size, ANNOTATIONS)
-        check_reference(context)
+        check_reference(config)
     for stage in {"rl", "distill"} & set(config.run.stages):
-        # a teacher compares with nobody: a rollout may be alone in its group
+        # distillation compares no rollouts, so a group may have a single one
         alone = msgspec.structs.replace(config.rollout, group_size=max(2, config.rollout.group_size))
         check_window(
             config.rollout if stage == "rl" else alone,
@@ -84,43 +82,44 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
         )
     if "rl" in config.run.stages:
         facts += ["rollouts: the window cannot deadlock", correction_chosen(config)]
-    facts += await check_judges(context) + await check_teachers_answer(context)
-    facts += _held_out(context) + check_beside(context)
-    tasks = first_tasks(context)
-    check_repeats(context, tasks)
-    check_shown(context)
+    facts += await check_judges(config, context.judges) + await check_teachers_answer(context)
+    facts += _check_held_out(context, factory) + check_beside(config, factory)
+    tasks = first_tasks(config, factory)
+    check_repeats(config, factory, tasks)
+    check_shown(config, factory)
     task = tasks[0]
     if task.box is not None or mounts_of(context.harness) is not None:
         check_sandbox(config.sandbox)
-        facts += [f"sandbox: {config.sandbox.bwrap} isolates a command on this machine", *check_files(context)]
-    facts += await _proven(context, tasks)
-    environment_facts, held, shown = await _played(context, tasks, rehearsal)
-    about, compared = check_compared(context)
+        facts.append(f"sandbox: {config.sandbox.bwrap} isolates a command on this machine")
+        facts += check_files(config, context.harness)
+    facts += await _check_programs(config, factory, context.boxes, tasks)
+    environment_facts, held, shown = await _play_tasks(context, tasks, rehearsal)
+    about, compared = check_compared(config, factory)
     shown += compared
     about += check_online(config) + check_imitation(config)
-    facts += about + environment_facts + check_rendering(context, shape, tasks, shown, held)
-    return facts + check_model(context, shape)
+    facts += about + environment_facts + check_rendering(config, factory, shape, tasks, shown, held)
+    return facts + check_model(config, shape)
 
 
-async def _played(
+async def _play_tasks(
     context: Context, tasks: Sequence[Task], rehearsal: Rehearsal | None
 ) -> tuple[list[str], list[Conversation], list[Conversation]]:
-    """Play tasks of each environment. Return what was found, the conversations that were held and those to imitate."""
+    """Play tasks of each environment; return facts, the played conversations and those to imitate."""
     facts, held, shown = await check_environment(context, tasks, rehearsal)
-    rendered = context.given() is not None
+    rendered = given_checkpoint(context.config) is not None
     facts += players_of(context.config, held, rehearsal, rendered=rendered) + check_parts(context.config, held)
     return facts, held, shown
 
 
-async def _proven(context: Context, tasks: Sequence[Task]) -> list[str]:
-    if not context.config.sandbox.enabled and any(task.box is not None for task in tasks):
+async def _check_programs(config: RunConfig, factory: EnvFactory, boxes: Boxes, tasks: Sequence[Task]) -> list[str]:
+    if not config.sandbox.enabled and any(task.box is not None for task in tasks):
         return []
-    proven, rows = await context.factory.prove(context.boxes)
+    proven, rows = await factory.prove(boxes)
     return [f"env: {proven} of {rows} rows have a right program, which passes their tests"] if proven else []
 
 
-def _stages(context: Context) -> list[str]:
-    stages, start = context.config.run.stages, context.given()
+def _check_stages(config: RunConfig) -> list[str]:
+    stages, start = config.run.stages, given_checkpoint(config)
     if list(stages) != sorted(stages, key=ORDER.index):
         order = " -> ".join(sorted(stages, key=ORDER.index))
         raise refusal("run.stages", order, " -> ".join(stages), "write them in this order")
@@ -128,7 +127,7 @@ def _stages(context: Context) -> list[str]:
         raise refusal(
             "run.stages", "`init` first", str(list(stages)), "add it, or give a checkpoint: models.policy.path"
         )
-    checkpoints = context.config.eval.checkpoints
+    checkpoints = config.eval.checkpoints
     if "eval" in stages and not set(checkpoints) & set(stages):
         raise refusal(
             "eval.checkpoints", f"one of the run's stages {list(stages)}", str(list(checkpoints)), "add one of these"
@@ -136,49 +135,28 @@ def _stages(context: Context) -> list[str]:
     return [f"stages: {' -> '.join(stages)}"]
 
 
-def _sampling(context: Context) -> None:
-    if not {"rl", "distill"} & set(context.config.run.stages):
+def _check_sampling(config: RunConfig) -> None:
+    if not {"rl", "distill"} & set(config.run.stages):
         return
-    rollout = context.config.rollout
-    if rollout.temperature == 0:
-        raise refusal(
-            "rollout.temperature",
-            "above 0 while the run trains",
-            "0",
-            "raise it: the greedy rollouts of a task are all the same",
-        )
-    if rollout.top_k == 1:
-        raise refusal(
-            "rollout.top_k",
-            "0, or 2 and more, while the run trains",
-            "1",
-            "raise it: the greedy rollouts of a task are all the same",
-        )
-    if rollout.min_p == 1:
-        raise refusal(
-            "rollout.min_p",
-            "below 1 while the run trains",
-            "1.0",
-            "lower it: the greedy rollouts of a task are all the same",
-        )
+    greedy = (("temperature", 0, "above 0", "raise"), ("top_k", 1, "0, or 2 and more,", "raise"))
+    for key, value, expected, do in (*greedy, ("min_p", 1, "below 1", "lower")):
+        if (got := getattr(config.rollout, key)) == value:
+            why = f"{do} it: the greedy rollouts of a task are all the same"
+            raise refusal(f"rollout.{key}", f"{expected} while the run trains", f"{got:g}", why)
 
 
-def _held_out(context: Context) -> list[str]:
-    """Refuse an evaluation of more held-out tasks than there are, and files that train on them.
-
-    Raises:
-        BadInput: there are fewer, or one does.
-    """
-    config = context.config
+def _check_held_out(files: RunFiles, factory: EnvFactory) -> list[str]:
+    """Refuse an evaluation of more held-out tasks than there are, and training files that contain one."""
+    config = files.config
     if "eval" not in config.run.stages:
         if config.eval.against:
             do = "add it, or leave eval.against out"
             raise refusal("eval.against", "a stage eval, to compare its result", str(list(config.run.stages)), do)
         return []
-    tasks = held_out(context, config.eval.tasks)
-    check_unseen_files(context, tasks)
+    tasks = held_out(config, factory, config.eval.tasks)
+    check_unseen_files(config, tasks)
     there = len(tasks)
     if config.eval.no_tool_tasks > there:
         few = f"at most {there}, the tasks of the evaluation"
         raise refusal("eval.no_tool_tasks", few, str(config.eval.no_tool_tasks), "lower it")
-    return [f"eval: {there} held-out tasks", *check_against(context, tasks)]
+    return [f"eval: {there} held-out tasks", *check_against(files, tasks)]

@@ -1,25 +1,24 @@
-"""Preflight of sizes: what is asked of a turn, a group and a step can be held."""
+"""Check of sizes: the model has room for a turn, and memory for the record of a group and a step."""
 
 from __future__ import annotations
 
 from sparring.errors import refusal
 from sparring.model.outline import Outline
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.context import LIVE
+from sparring.stages.context import ONLINE_STAGES
 from sparring.stages.preflight.machine import machine_memory
 from sparring.stages.preflight.memory import GIB
 
 ROLLOUT, TOKEN = 2048, 16
-"""Bytes of a recorded rollout of one turn, and of each of its tokens with its text and log-probability: measured, and
-less than what a step takes."""
+"""Bytes of a recorded rollout of one turn, and of each token with its text and log-probability; measured, and less than
+a step takes."""
 
 
 def check_sizes(config: RunConfig, shape: Outline) -> list[str]:
-    """Refuse turns longer than the model's context, and groups or steps whose record alone fills the memory;
-    `run.memory = "warn"` only warns of these.
+    """Refuse turns longer than the model's context, and groups or steps whose record alone fills the memory.
 
     Returns:
-        The warnings, one sentence each.
+        Warnings; `run.memory = "warn"` only warns of memory.
     """
     rollout = config.rollout
     if rollout.max_turn_tokens > shape.max_positions and rollout.max_turn_tokens != type(rollout)().max_turn_tokens:
@@ -27,12 +26,12 @@ def check_sizes(config: RunConfig, shape: Outline) -> list[str]:
         do = "lower it: a turn ends with the context anyway"
         raise refusal("rollout.max_turn_tokens", expected, str(rollout.max_turn_tokens), do)
     here, warnings = machine_memory(), []
-    for stage in LIVE:
+    for stage in ONLINE_STAGES:
         if stage not in config.run.stages:
             continue
         groups = getattr(config, stage).groups_per_step
-        group = held_by(config, shape, groups=1, lag=0)
-        step = held_by(config, shape, groups=groups, lag=rollout.max_lag)
+        group = record_bytes(config, shape, groups=1, lag=0)
+        step = record_bytes(config, shape, groups=groups, lag=rollout.max_lag)
         if step <= here:
             continue
         many = group > here
@@ -49,9 +48,9 @@ def check_sizes(config: RunConfig, shape: Outline) -> list[str]:
     return warnings
 
 
-def held_by(config: RunConfig, shape: Outline, *, groups: int, lag: int) -> int:
-    """Return the bytes that the record of so many groups takes, of `lag` further steps too: of rollouts that sample as
-    much as they may."""
+def record_bytes(config: RunConfig, shape: Outline, *, groups: int, lag: int) -> int:
+    """Return the bytes of the record of `groups` groups, and of as many for each of `lag` further steps, if every
+    rollout samples its most tokens."""
     rollout = config.rollout
     limits = [environment.limits for environment in config.environments.values()]
     sampled = max(min(each.max_tokens, each.max_turns * rollout.max_turn_tokens) for each in limits)

@@ -1,4 +1,4 @@
-"""Number of tokens that trainers compute at once, where `train.token_budget` is left to the machine."""
+"""Choice of `train.token_budget` by the machine's memory, if the recipe leaves it open."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from sparring.model.outline import Outline
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import POLICY
 from sparring.stages.preflight.machine import machine_memory
-from sparring.stages.preflight.memory import GIB, Held, resident, shapes_of
+from sparring.stages.preflight.memory import GIB, MemoryEstimate, resident, shapes_of
 from sparring.train.config import MOST_TOKENS
 
 LEAST_TOKENS = 256
-"""Below, a micro-batch is too small for the processor."""
+"""Fewest tokens of a micro-batch; with fewer the processor is not busy."""
 SHARE = 0.5
-"""Of the machine's memory that a run takes at most by its own choice: tools, boxes and the system's files want some."""
+"""Largest share of the machine's memory that a run takes by its own choice; tools, boxes and files need the rest."""
 
 
 def sized(config: RunConfig) -> tuple[RunConfig, str]:
-    """Return a recipe with the number that this machine chooses, and the sentence that says so; nothing is said where
-    the memory of a GPU decides, and where the recipe will be refused for its models."""
+    """Return the recipe with the token budget for this machine, and a sentence about it.
+
+    The sentence is empty if the memory of a GPU decides, or if the recipe will be refused for its models.
+    """
     if config.run.device != "cpu":
         return _with(config, MOST_TOKENS), ""
     spec = config.models[POLICY]
@@ -35,18 +37,18 @@ def sized(config: RunConfig) -> tuple[RunConfig, str]:
 
 
 def chosen(config: RunConfig, shapes: Mapping[str, Outline], memory: int, process: int = 0) -> tuple[RunConfig, str]:
-    """Return a recipe with the largest of 8192, 4096, ..., 256 with which the run takes at most `SHARE` of the memory,
-    or with the least; and why.
+    """Return the recipe with the largest of 8192, 4096, ..., 256 tokens with which the run takes at most `SHARE` of the
+    memory, else with the least; and a sentence with the reason.
 
     Args:
-        shapes: of its models, as `shapes_of` has them.
+        shapes: outlines of the models, from `shapes_of`.
         memory: bytes of the machine.
-        process: bytes that the process has already; see `Held`.
+        process: bytes that the process has now.
     """
-    tokens = MOST_TOKENS
-    while (held := Held.of(_with(config, tokens), shapes, process)).total > SHARE * memory and tokens > LEAST_TOKENS:
+    tokens, most = MOST_TOKENS, SHARE * memory
+    while (total := MemoryEstimate.of(_with(config, tokens), shapes, process).total) > most and tokens > LEAST_TOKENS:
         tokens //= 2
-    rank, much = ("most", "at most") if held.total <= SHARE * memory else ("least", "more than")
+    rank, much = ("most", "at most") if total <= most else ("least", "more than")
     why = f"the {rank} with which the run takes {much} half of this machine's {memory / GIB:.1f} GiB"
     return _with(config, tokens), f"memory: train.token_budget = {tokens}, {why}; the run keeps it"
 

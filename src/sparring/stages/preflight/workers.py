@@ -1,4 +1,4 @@
-"""Preflight of workers: none is there before the run, so one of the check's own plays, or one that the user names."""
+"""Check of workers: before the run a worker of this check, or the user's own, plays a task."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 from sparring.errors import BadInput, refusal
 from sparring.rewards import post
 from sparring.stages.context import Context
-from sparring.stages.data.demonstrations import converse
+from sparring.stages.data.demonstrations import Demonstrations
 from sparring.types import Message, Task
 from sparring.workers import ClaimedRollout, claim
 
 NAME = "check"
-"""Name of the check's own worker."""
+"""Name of this check's own worker."""
 
 
 class Rehearsal:
-    """Players of the rollouts of workers before the run.
+    """Player of workers' rollouts before the run.
 
     Args:
-        command: of the user's worker; empty: the check's own plays.
+        command: command of the user's worker; empty: this check's own worker plays.
 
     Attributes:
-        own_tools: tools that replies called and the world lacks: the user's worker has them, the check's has not.
-        is_idle: whether the check's worker asks for nothing.
+        own_tools: tools that replies called and the environment lacks; the user's worker may have them.
+        is_idle: whether this check's worker requests no reply.
     """
 
     def __init__(self, command: Sequence[str] = ()) -> None:
@@ -36,15 +36,15 @@ class Rehearsal:
 
     @property
     def who(self) -> str:
-        """The player in words."""
+        """Description of the player for messages."""
         return f"the worker {shlex.join(self.command)}" if self.command else "a worker of this check"
 
     def play(self, url: str, key: str) -> None:
-        """Play what there is to claim until the run is over, as the check's worker. Blocks.
+        """Play all rollouts that can be claimed until the run is over. Blocks.
 
         Args:
-            url: of the run's server.
-            key: of workers.
+            url: URL of the run's server.
+            key: key of the workers.
 
         Raises:
             OSError, RewardRefused: the server is gone.
@@ -56,7 +56,7 @@ class Rehearsal:
                 self._play(rollout)
 
     def _play(self, rollout: ClaimedRollout) -> None:
-        """Ask until a reply calls nothing, or a request is refused: what that means, the run knows."""
+        """Request replies until one calls no tool, or a request is refused."""
         messages, world = list(rollout.messages), {tool["function"]["name"] for tool in rollout.tools}
         tools = {"tools": rollout.tools} if rollout.tools else {}
         while True:
@@ -70,14 +70,14 @@ class Rehearsal:
                 self.own_tools |= own
                 rollout.fail(f"the world has no tool {', '.join(sorted(own))}")
                 return
-            messages += [reply, *(_called(rollout, call) for call in calls)]
+            messages += [reply, *(_answer_call(rollout, call) for call in calls)]
             if not calls:
                 break
         rollout.finish()
 
 
-def _called(rollout: ClaimedRollout, call: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a call of a reply in the world; return the message that answers it."""
+def _answer_call(rollout: ClaimedRollout, call: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a call of a reply in the environment; return the message with its result."""
     function = call["function"]
     try:
         wanted = {"name": function["name"], "arguments": json.loads(function["arguments"])}
@@ -97,15 +97,11 @@ def _text_of(answer: Mapping[str, Any]) -> str:
 
 
 async def check_idle(context: Context, task: Task, rehearsal: Rehearsal) -> None:
-    """Refuse a run in which a worker that asks for nothing has a rollout that counts.
-
-    Raises:
-        BadInput: it has.
-    """
+    """Refuse a run that gives a score to a worker without any request."""
     rehearsal.is_idle = True
     try:
-        held = await converse(context, task, lambda messages: Message(role="assistant", content=""))
-    except BadInput:  # it was answered nothing: a failure, which has no reward
+        held = await Demonstrations(context).play(task, lambda messages: Message(role="assistant", content=""))
+    except BadInput:  # no request is a failure, which has no reward
         return
     finally:
         rehearsal.is_idle = False

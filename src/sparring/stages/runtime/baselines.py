@@ -1,4 +1,4 @@
-"""Results of other runs that a run's own result is compared with, task by task."""
+"""Results of other runs (`[eval] against`) that a run's own result is compared with, task by task."""
 
 from __future__ import annotations
 
@@ -13,57 +13,56 @@ from sparring.errors import refusal
 from sparring.observe.evaluation import Evaluation
 from sparring.observe.results import read_result
 from sparring.rollout.seeds import digest
-from sparring.stages.context import ORDER, Context
+from sparring.stages.context import ORDER, RunFiles
 from sparring.store.sqlite import SqliteStore
 from sparring.types import Task
 
 
-class Other(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of another run, or of a file of `sparring eval`. `tokens_trained`: by the last stage that
-    trained them, None where nobody knows."""
+class BaselineResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of another run, or of a file of `sparring eval`.
+
+    Attributes:
+        tokens_trained: tokens trained by the last stage of the other run; None: unknown.
+    """
 
     evaluation: Evaluation
     tokens_trained: int | None = None
 
 
-def check_against(context: Context, tasks: Sequence[Task]) -> list[str]:
-    """Check that every result of `[eval] against` is there and of the same tasks.
+def check_against(files: RunFiles, tasks: Sequence[Task]) -> list[str]:
+    """Refuse a result of `[eval] against` that is missing, has another task under a name of ours, or shares no task.
 
     Returns:
-        One sentence for each result: how many tasks it has in common with this run.
-
-    Raises:
-        BadInput: a result is missing, has another task by the same name, or has no task in common.
+        A sentence for each result: the number of tasks in common.
     """
-    digests, kept = {task.id: digest(task) for task in tasks}, others(context)
+    digests, kept = {task.id: digest(task) for task in tasks}, stored_baselines(files)
     facts = []
-    for name, path in context.config.eval.against.items():
+    for name, path in files.config.eval.against.items():
         where = f"eval.against.{name}"
         other = kept[name] if name in kept else _read(where, path)
-        facts.append(_check(where, path, other.evaluation, digests))
+        facts.append(_check_same_tasks(where, path, other.evaluation, digests))
     return facts
 
 
-def remember_others(context: Context) -> None:
-    """Keep the results of `[eval] against` in this run, when it begins: what becomes of the others' folders does not
-    change it.
+def remember_others(files: RunFiles) -> None:
+    """Store the results of `[eval] against` when the run begins, so that later changes in the other runs do not matter.
 
     Raises:
         BadInput: a result is missing.
     """
-    for name, path in context.config.eval.against.items():
-        if context.store.get(_key(name)) is None:
-            context.store.put(_key(name), msgspec.to_builtins(_read(f"eval.against.{name}", path)))
+    for name, path in files.config.eval.against.items():
+        if files.store.get(_key(name)) is None:
+            files.store.put(_key(name), msgspec.to_builtins(_read(f"eval.against.{name}", path)))
 
 
-def others(context: Context) -> dict[str, Other]:
-    """Return the results of `[eval] against` that this run keeps, by name."""
-    stored = {name: context.store.get(_key(name)) for name in context.config.eval.against}
-    return {name: msgspec.convert(value, Other) for name, value in stored.items() if value is not None}
+def stored_baselines(files: RunFiles) -> dict[str, BaselineResult]:
+    """Return the stored results of `[eval] against`, by name."""
+    stored = {name: files.store.get(_key(name)) for name in files.config.eval.against}
+    return {name: msgspec.convert(value, BaselineResult) for name, value in stored.items() if value is not None}
 
 
 def last_evaluated(results: Mapping[str, Any]) -> Any | None:
-    """Return the result of the weights that were trained last, out of those of an eval stage; None of no results."""
+    """Return the result of the last trained weights from the results of an eval stage; None for no results."""
     return next((results[stage] for stage in reversed(ORDER) if stage in results), None)
 
 
@@ -71,7 +70,7 @@ def _key(name: str) -> str:
     return f"against/{name}"
 
 
-def _check(where: str, path: str, other: Evaluation, digests: Mapping[str, str]) -> str:
+def _check_same_tasks(where: str, path: str, other: Evaluation, digests: Mapping[str, str]) -> str:
     other_tasks = other.tasks
     common = digests.keys() & other_tasks.keys()
     expected, do = (
@@ -86,24 +85,24 @@ def _check(where: str, path: str, other: Evaluation, digests: Mapping[str, str])
     return f"{where}: {len(common)} of {len(digests)} held-out tasks are in {path}"
 
 
-def _read(where: str, path: str) -> Other:
+def _read(where: str, path: str) -> BaselineResult:
     """Read a file of `sparring eval`, or the result of the last weights that a run evaluated.
 
     Raises:
-        BadInput: it is neither.
+        BadInput: `path` is neither.
     """
     place = Path(path)
     if place.suffix == ".json":
-        return Other(evaluation=read_result(place).evaluation)
-    result = _evaluated(place)
+        return BaselineResult(evaluation=read_result(place).evaluation)
+    result = _last_result(place)
     if result is None:
         expected = "the folder of a run whose stage eval is done, or an evaluation.json"
         got = "a run that has evaluated nothing" if place.is_dir() else "no folder"
         raise refusal(where, expected, f"{got}: {path}", "run it first")
-    return Other(evaluation=msgspec.convert(result, Evaluation), tokens_trained=_tokens_trained(place))
+    return BaselineResult(evaluation=msgspec.convert(result, Evaluation), tokens_trained=_tokens_trained(place))
 
 
-def _evaluated(folder: Path) -> Any | None:
+def _last_result(folder: Path) -> Any | None:
     if not (folder / "store.sqlite").is_file():
         return None
     store = SqliteStore(folder / "store.sqlite", read_only=True)
@@ -121,5 +120,5 @@ def _tokens_trained(folder: Path) -> int | None:
         OSError,
         ValueError,
         AttributeError,
-    ):  # no summary, or none of ours: the figure is one more, not the comparison
+    ):  # no readable summary: the comparison does without this figure
         return None

@@ -1,4 +1,4 @@
-"""Checkpoints of a stage: written in time, gone on from, and the best one marked."""
+"""Checkpoints of a stage: save, resume, and mark the best."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from typing import Any
 from sparring.errors import StoreError
 from sparring.protocols import Store, Trainer
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.runtime.saved import BEST, WEIGHTS, best_saved, evaluated_steps, is_held_out, rated
+from sparring.stages.runtime.saved import BEST, WEIGHTS, best_saved, evaluated_steps, is_held_out, with_eval_metrics
 from sparring.train.config import TrainConfig
 from sparring.types import CheckpointRef, StepResult
 
 DAMAGED = "damaged-"
-"""Before the name of a checkpoint's folder that was passed over."""
+"""Prefix of the folder name of a damaged checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Keeping:
-    """Rule by which a stage saves, and of what it keeps.
+    """Rule for saving and keeping checkpoints.
 
     Attributes:
         train: `[train]` of the stage: `save_every`, `keep_last`, `best_metric`.
-        last_step: the stage's last step, which is always saved.
-        saves: False where steps are repeated: nothing is saved or moved.
-        eval_every: steps between evaluations beside the stage; 0: none. Where one of their figures is the best metric,
-            what they evaluate is saved.
-        passes_over: go on from the checkpoint before one that is damaged.
+        last_step: last step of the stage, which is always saved.
+        saves: False during a repetition: no checkpoint is saved or moved.
+        eval_every: steps between evaluations; 0: no evaluation. Evaluated steps are saved if `best_metric` is a figure
+            of the evaluation.
+        passes_over: whether a resume skips a damaged checkpoint.
     """
 
     train: TrainConfig
@@ -43,26 +43,25 @@ class Keeping:
 
     @classmethod
     def of(cls, config: RunConfig, train: TrainConfig, last_step: int, *, saves: bool = True) -> Keeping:
-        """Return that of a stage of a recipe, whose `[train]` with the stage's own keys is `train`."""
+        """Return the rule of a stage; `train` is `[train]` with the stage's own keys."""
         passes_over = config.run.damaged == "pass_over"
         return cls(train=train, last_step=last_step, saves=saves, eval_every=config.eval.every, passes_over=passes_over)
 
 
 class Checkpoints:
-    """The checkpoints of one stage: a folder each, with a manifest in the store that is written last.
+    """Checkpoints of one stage: a folder each, with a manifest in the store that is written last.
 
-    A crash between the two leaves a folder that nobody knows of and that the next save replaces; a manifest never names
-    a folder that is not complete.
+    A crash between the two leaves an unlisted folder, which the next save replaces; a manifest never names an
+    incomplete folder.
 
     Args:
-        trainer: whose state is saved.
-        store: holds the manifests.
-        stage: the stage's name.
+        trainer: trainer whose state is saved.
+        store: store of the manifests.
+        stage: name of the stage.
         folder: `<run>/<stage>`.
-        keeping: when to save, and what stays.
-        beside: other trainers of the stage by role. Each has a folder of that name inside the checkpoint's, so that
-            they come and go with it.
-        say: takes a sentence for the user.
+        keeping: rule for saving and keeping.
+        beside: other trainers of the stage by role, each saved in a subfolder of the checkpoint.
+        say: called with a sentence for the user.
     """
 
     def __init__(
@@ -87,13 +86,13 @@ class Checkpoints:
         self._unsaved: tuple[StepResult, Mapping[str, float], Mapping[str, Any]] | None = None
 
     async def resume(self) -> tuple[int, Mapping[str, Any]]:
-        """Go back to the last complete checkpoint, if there is one.
+        """Restore the last complete checkpoint.
 
         Returns:
-            The number of finished steps and the state that was saved with them; (0, {}) for a fresh stage.
+            The number of finished steps and the state saved with them; (0, {}) for a fresh stage.
 
         Raises:
-            StoreError: it is damaged, and not to be passed over.
+            StoreError: the checkpoint is damaged and `passes_over` is off.
         """
         while (last := self._store.last_checkpoint(self._stage)) is not None:
             ref, state = last
@@ -101,7 +100,7 @@ class Checkpoints:
                 self._verify(ref)
                 await self._trainer.restore(ref)
                 for role, other in self._beside.items():
-                    await other.restore(_of(role, ref))
+                    await other.restore(_of_role(role, ref))
                 return ref.step, state
             except StoreError as error:
                 if not (self._keeping.passes_over and self._keeping.saves):
@@ -114,24 +113,25 @@ class Checkpoints:
         return 0, {}
 
     def _verify(self, ref: CheckpointRef) -> None:
-        """Read a checkpoint that may be passed over before anything takes it: what is restored in part would stay.
+        """Read all of a checkpoint that may be skipped before restoring any trainer from it: a partial restore could
+        not be undone.
 
         Raises:
-            StoreError: it is damaged.
+            StoreError: the checkpoint is damaged.
         """
         from sparring.train.checkpoint import read
 
         for role in self._beside if self._keeping.passes_over else ():
-            read(Path(_of(role, ref).path))
+            read(Path(_of_role(role, ref).path))
 
     async def after(self, step: StepResult, metrics: Mapping[str, float], state: Mapping[str, Any]) -> None:
-        """Save when it is time to: every `save_every` steps, after the last, and where an evaluation of it decides
-        which is the best.
+        """Save a finished step if it is due: every `save_every` steps, the last step, and steps whose evaluation may be
+        the best.
 
         Args:
-            step: the step that has just finished.
-            metrics: decide which checkpoint is the best.
-            state: what a resume needs beside the weights, such as the task source's position.
+            step: finished step.
+            metrics: metrics of the step, which may decide the best checkpoint.
+            state: state for a resume in addition to the weights, such as the position of the task source.
         """
         self._unsaved = (step, metrics, state)
         every = self._keeping.train.save_every
@@ -140,28 +140,28 @@ class Checkpoints:
             await self.save_last()
 
     async def save_last(self) -> None:
-        """Save the step that finished last, where that was not saved yet: for a run that ends early and is to be gone
-        on with. The trainer has to stand where it stood after that step."""
+        """Save the last finished step unless it was saved, for a run that ends early. The trainer must not have stepped
+        since."""
         if self._unsaved is None or not self._keeping.saves:
             return
         step, metrics, state = self._unsaved
         path = self._folder / f"step-{step.version:06d}"
         ref = await self._trainer.save(str(path), stage=self._stage, metrics=metrics)
-        for role, other in self._beside.items():  # after its folder, which the first puts in the place of any before
-            await other.save(_of(role, ref).path, stage=self._stage, metrics={})
+        for role, other in self._beside.items():  # after the folder exists: the policy's trainer replaces it
+            await other.save(_of_role(role, ref).path, stage=self._stage, metrics={})
         self._store.checkpoint(ref, state)
         self._unsaved = None
-        if self._refs is None:  # also those from before a resume; they are read once
+        if self._refs is None:  # include those from before a resume; read once
             self._refs = list(self._store.checkpoints(self._stage))
         else:
             self._refs = [other for other in self._refs if other.step != ref.step] + [ref]
         self._retain()
 
     def finish(self) -> dict[str, Any]:
-        """Drop what is no longer needed now that every evaluation is done, and name the best checkpoint.
+        """Delete unneeded checkpoints after the last evaluation, and name the best one.
 
         Returns:
-            `best`: its step, the metric and its value; nothing where no checkpoint has the metric.
+            `best`: its step, metric and value; empty if no checkpoint has the metric.
         """
         if not self._keeping.saves:
             return {}
@@ -177,16 +177,16 @@ class Checkpoints:
         return {"best": best}
 
     def _retain(self) -> dict[str, Any] | None:
-        """Delete checkpoints that are not kept, with the weights that were written of them, and mark the best."""
+        """Delete checkpoints beyond those to keep, with weights written from them; mark and return the best."""
         from sparring.train.checkpoint import retain
 
         train, refs = self._keeping.train, self._refs or []
         retained = retain(
-            rated(self._store, self._stage, refs, train.best_metric),
+            with_eval_metrics(self._store, self._stage, refs, train.best_metric),
             keep_last=train.keep_last,
             best_metric=train.best_metric,
             best_is_highest=train.best_is_highest,
-            also=self._under_way(refs),
+            also=self._awaiting_evaluation(refs),
         )
         deleted = {other.step for other in refs} - {other.step for other in retained}
         if deleted:
@@ -203,15 +203,15 @@ class Checkpoints:
         return best
 
     def _is_evaluated(self, step: int) -> bool:
-        """Return whether an evaluation of a step's weights may decide which checkpoint is the best."""
+        """Return whether an evaluation of the step may decide the best checkpoint."""
         every, metric = self._keeping.eval_every, self._keeping.train.best_metric
         return bool(every) and step % every == 0 and is_held_out(self._stage, metric)
 
-    def _under_way(self, refs: list[CheckpointRef]) -> set[int]:
-        """Return the steps whose evaluation may still say which is the best."""
+    def _awaiting_evaluation(self, refs: list[CheckpointRef]) -> set[int]:
+        """Return the steps whose evaluation has no result yet."""
         latest = max(evaluated_steps(self._store, self._stage), default=0)
         return {ref.step for ref in refs if ref.step > latest and self._is_evaluated(ref.step)}
 
 
-def _of(role: str, ref: CheckpointRef) -> CheckpointRef:
+def _of_role(role: str, ref: CheckpointRef) -> CheckpointRef:
     return replace(ref, model=role, path=str(Path(ref.path) / role))

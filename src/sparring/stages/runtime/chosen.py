@@ -1,4 +1,4 @@
-"""Weights of a stage that are evaluated and exported: its last, or those of its best checkpoint."""
+"""Choice of a stage's weights for evaluation and export: the last, or the best checkpoint."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from sparring.train.config import TrainConfig
 
 
 def chosen_weights(files: RunFiles, stage: str, weights: str) -> tuple[Path, str]:
-    """Return the weights of a finished stage that are taken.
+    """Return the folder of a finished stage's chosen weights, and a sentence about the choice if the stage has a best
+    checkpoint.
 
     Args:
-        stage: whose output is the policy.
-        weights: `best`; `last`; `auto`, which is `best` where the recipe names a `best_metric` for the stage.
-
-    Returns:
-        Their folder, and which of the two they are, in words; nothing where the stage has no best checkpoint.
+        stage: stage whose output is the policy.
+        weights: `best`; `last`; or `auto`, which is `best` if the recipe sets `best_metric` for the stage.
 
     Raises:
-        BadInput: the best checkpoint is not there.
-        StoreError: it is damaged, or the disk is full.
+        BadInput: the best checkpoint is missing.
+        StoreError: the checkpoint is damaged, or the disk is full.
     """
     best = (files.done(stage) or {}).get("best")
     if best is None:
@@ -33,6 +31,6 @@ def chosen_weights(files: RunFiles, stage: str, weights: str) -> tuple[Path, str
 
 
 def _is_named(files: RunFiles, stage: str) -> bool:
-    """Return whether the recipe names another metric than the default: the reward of a step's own tasks says little of
-    which of its neighbours is better."""
+    """Return whether the recipe sets `best_metric`. The default, the reward of a step's own tasks, does not compare
+    neighbouring checkpoints."""
     return train_of(files.config, stage).best_metric != TrainConfig().best_metric

@@ -1,5 +1,4 @@
-"""Wall clock of a stage and peak memory of a run, over all their processes: kept while a stage runs, so that one that
-is killed counts as well."""
+"""Wall-clock time of a stage and peak memory of a run over all their processes, killed ones included."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ from contextlib import asynccontextmanager, suppress
 from sparring.protocols import Store
 
 EVERY_S = 10.0
-"""Seconds between two notes: a process that is killed loses at most so many."""
+"""Seconds between two records; a killed process loses at most this time."""
 PEAK = "peak_rss_bytes"
 
 
 @asynccontextmanager
 async def elapsing(store: Store, stage: str, every_s: float = EVERY_S) -> AsyncIterator[None]:
-    """Add the time that the context lasts to what the stage took before, every few seconds and at the end."""
+    """Add the time in the context to the stage's recorded time, every few seconds and at the end."""
     before, began = wall_s(store, stage), time.monotonic()
 
     def note() -> None:
@@ -41,12 +40,12 @@ async def elapsing(store: Store, stage: str, every_s: float = EVERY_S) -> AsyncI
 
 
 def wall_s(store: Store, stage: str) -> float:
-    """Return the seconds that a stage took, in all processes that worked at it."""
+    """Return the seconds that all processes of a stage took."""
     return float(store.get(_key(stage)) or 0.0)
 
 
 def peak_rss(store: Store) -> int:
-    """Return the peak resident memory of this process and the earlier ones of the run, in bytes, and store it."""
+    """Store and return the peak resident memory of all processes of the run so far, in bytes."""
     now = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     earlier = int(store.get(PEAK) or 0)
     if now > earlier:

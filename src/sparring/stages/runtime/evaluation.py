@@ -1,4 +1,4 @@
-"""Evaluation of weights on held-out tasks: what the stage eval, periodic evaluation and `sparring eval` share."""
+"""Evaluation of weights on held-out tasks, for the eval stage, evaluation during training and `sparring eval`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from sparring.errors import EvaluationFailed, refusal
 from sparring.observe.evaluation import Evaluation
-from sparring.protocols import Engine
+from sparring.protocols import Engine, EnvFactory
+from sparring.recipe.run_config import RunConfig
 from sparring.rollout.evaluate import EvalPlan, Finding, ScoredRunner, evaluate, recorded, summarize
 from sparring.rollout.metrics import Warnings
 from sparring.stages.context import POLICY, Context
@@ -20,16 +23,16 @@ from sparring.stages.runtime.rollouts import rollout_runner
 from sparring.types import Task
 
 
-def held_out(context: Context, count: int, key: str = "eval.tasks") -> list[Task]:
-    """Return the first `count` tasks of the environment's evaluation split; 0 takes all.
+def held_out(config: RunConfig, factory: EnvFactory, count: int, key: str = "eval.tasks") -> list[Task]:
+    """Return the first `count` tasks of the environment's evaluation split; 0: all.
 
     Args:
-        key: the setting that holds the count, for the message of a refusal.
+        key: key with the count, for a refusal.
 
     Raises:
-        BadInput: there are fewer.
+        BadInput: the split has fewer tasks.
     """
-    source = context.factory.tasks("eval", context.config.run.seed)
+    source = factory.tasks("eval", config.run.seed)
     tasks: list[Task] = []
     while (not count or len(tasks) < count) and (task := source.next()) is not None:
         tasks.append(task)
@@ -39,21 +42,21 @@ def held_out(context: Context, count: int, key: str = "eval.tasks") -> list[Task
 
 
 async def evaluate_folder(context: Context, folder: str, plan: EvalPlan, model: str = POLICY) -> Evaluation:
-    """Evaluate a checkpoint folder, as that of `model`, going on from what the store has; an engine is made if that is
-    not all.
+    """Evaluate a checkpoint folder of `model`. Recorded rollouts are not played again.
 
     Raises:
-        EvaluationFailed: more than `[eval] max_lost` of the rollouts were broken by infrastructure or judge.
-        BadInput: the store has it of other tasks.
+        EvaluationFailed: infrastructure or judge broke more than `[eval] max_lost` of the rollouts.
+        BadInput: the record has other tasks.
     """
-    played = context.played_by(model)
+    models = {**context.config.models, POLICY: context.config.models[model]}
+    played = replace(context, config=msgspec.structs.replace(context.config, models=models))
     plan = replace(plan, max_context=policy_context(played.config, Path(folder)))
     findings = recorded(plan, context.store)
     if len(findings) < len(plan):
         engine = context.cluster.engine(model, path=folder)
-        others = open_role_engines(context)
+        others = open_role_engines(context.config, context.cluster)
         try:
-            findings = await _sampled(played, engine, Path(folder), plan, others)
+            findings = await _sample_missing(played, engine, Path(folder), plan, others)
         finally:
             for opened in (engine, *others.values()):
                 await opened.close()
@@ -64,10 +67,10 @@ async def evaluate_folder(context: Context, folder: str, plan: EvalPlan, model: 
 
 
 def check_lost(result: Evaluation, most: float, name: str) -> None:
-    """Check that enough rollouts are left to speak of a result.
+    """Check that few enough rollouts were lost.
 
     Raises:
-        EvaluationFailed: too many rollouts were broken by infrastructure or judge; which and how.
+        EvaluationFailed: infrastructure or judge broke too many rollouts; the message names some.
     """
     if result.lost_share <= most:
         return
@@ -79,10 +82,10 @@ def check_lost(result: Evaluation, most: float, name: str) -> None:
     )
 
 
-async def _sampled(
+async def _sample_missing(
     context: Context, engine: Engine, folder: Path, plan: EvalPlan, others: Mapping[str, Engine]
 ) -> dict[int, Finding]:
-    """Run the rollouts that are missing. The sink is told of each under the name of the plan's stage."""
+    """Play the rollouts that the record lacks, and log each under the name of the plan's stage."""
     name = plan.stage.replace("/", " ")
     successes = ended = 0
 

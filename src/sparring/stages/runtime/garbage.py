@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _YOUNG_OBJECTS = 20_000
-"""New objects that start a collection of the youngest generation (700 as Python comes)."""
+"""New objects that start a collection of the youngest generation; Python's default is 700."""
 
 
 @contextmanager
 def fewer_collections() -> Iterator[None]:
-    """Keep the garbage collector off the objects that exist already: models, libraries, modules. Walking them took a
-    thirtieth of the quickstart.
+    """Exclude existing objects (models, libraries, modules) from garbage collection and collect less often.
 
-    Collections are rarer, too: a step's rollouts are tens of thousands of objects in no cycle, which go when the step
-    is over.
+    Walking the existing objects took a thirtieth of the quickstart's time. Collections can be rarer because the tens of
+    thousands of objects of a step are in no cycle and are freed after the step.
     """
     gc.collect()
     gc.freeze()

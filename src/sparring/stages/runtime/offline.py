@@ -1,8 +1,9 @@
-"""Training on rows that are there before it begins: epochs, checkpoints, metrics, resume."""
+"""Training on rows that exist before it begins: epochs, checkpoints, metrics, resume."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import xxhash
@@ -10,6 +11,7 @@ import xxhash
 from sparring.loop import run_loop
 from sparring.protocols import Trainer
 from sparring.stages.context import POLICY, Context
+from sparring.stages.models.written import write_model
 from sparring.stages.runtime.checkpoints import Checkpoints, Keeping
 from sparring.stages.runtime.garbage import fewer_collections
 from sparring.stages.runtime.reports import StepReports
@@ -20,7 +22,7 @@ T = TypeVar("T")
 
 
 class Section(Protocol):
-    """Keys that the sections of such stages share."""
+    """Keys that the sections of these stages share."""
 
     steps: int
     rows_per_step: int
@@ -28,7 +30,7 @@ class Section(Protocol):
 
 
 class _OpenWindow:
-    """Window of a stage whose rows are there from the start: it is never shut."""
+    """Window that is always open. Implements `loop.StepWindow`."""
 
     def release(self, step: int) -> None:
         """Do nothing: no row waits."""
@@ -38,21 +40,24 @@ async def supervise(
     context: Context,
     stage: str,
     trainer: Trainer,
+    source: Path,
     units: Sequence[T],
     batch_of: Callable[[Sequence[T], int], Batch],
     shown: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Train `trainer` from its last checkpoint of this stage, or from the start, to the stage's last step.
+    """Train `trainer` from its last checkpoint, or from the start, to the last step of the stage; write its weights.
 
     Args:
-        stage: its name, and that of its section.
-        trainer: what is trained; it holds the stage's input.
-        units: what an epoch goes through once.
-        batch_of: the batch of a step, of the units chosen for it.
-        shown: by name in the result, a metric whose value at the last step stands there.
+        stage: name of the stage and of its section.
+        trainer: trainer that holds the stage's input.
+        source: checkpoint or adapter folder of that input.
+        units: rows or groups of rows; an epoch has each once.
+        batch_of: function of units and step that returns a batch.
+        shown: metrics to return, by their name in the result.
 
     Returns:
-        `tokens_trained` and what is `shown`; None of a metric that no step reported.
+        `model`: the folder. `tokens_trained`. The last value of each metric in `shown`, None if never reported.
+        `best`: the best checkpoint, if there is one.
 
     Raises:
         NotFinite: gradients are not finite in several steps in a row, or weights are not.
@@ -91,12 +96,13 @@ async def supervise(
 
     with fewer_collections():
         await run_loop(rows(), batches, {POLICY: trainer}, {}, _OpenWindow(), after_step)
-    return {**totals, **checkpoints.finish()}
+    await write_model(trainer, source, context.output(stage))
+    return {"model": str(context.output(stage)), **totals, **checkpoints.finish()}
 
 
 def epochs(units: Sequence[T], steps: range, per_step: int, seed: int, stage: str) -> Iterator[list[T]]:
-    """Yield the units that each of `steps` trains on. Every unit is seen once per epoch, in an order that depends on
-    (stage, seed, epoch) alone, so a resume needs no more than the number of steps that are done."""
+    """Yield the units of each of `steps`. An epoch has every unit once, in an order that depends on (stage, seed,
+    epoch) alone, so a resume needs only the number of finished steps."""
     orders: dict[int, list[int]] = {}
     for step in steps:
         places = range((step - 1) * per_step, step * per_step)

@@ -1,15 +1,15 @@
-"""Online training: a policy is trained on what it has just sampled. The one wiring of `loop.run_loop`, for every such
-stage.
+"""Online training: the policy is trained on what it has just sampled. The only wiring of `loop.run_loop` for such
+stages.
 
     training = OnlineTraining(context, "rl", section, plan)     engine and trainer of the policy
     await training.train(OnlineObjective(...))                  from the last checkpoint to the written model
 
-A stage adds what is its own: its losses (`plan`), and how rollouts become something to learn (`OnlineObjective`).
+A stage adds its losses (`plan`) and its `OnlineObjective`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +28,7 @@ from sparring.recipe.sections.rl import RlConfig
 from sparring.rollout.evaluator import Evaluator
 from sparring.rollout.group_log import GroupLog
 from sparring.rollout.load import EvalShare, Places
+from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.scorers.reward_scale import RewardScale
 from sparring.rollout.window import Window
@@ -54,28 +55,27 @@ from sparring.types import Batch, Group, StepResult
 
 
 class Stateful(Protocol):
-    """Something whose state is saved with every checkpoint."""
+    """Part whose state is saved with every checkpoint."""
 
     def state(self) -> Mapping[str, Any]:
-        """Return what `restore` needs."""
+        """Return the state for `restore`."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; an empty one where the checkpoint is older than the part."""
+        """Continue from a saved state; it is empty if the checkpoint is older than the part."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnlineObjective:
-    """Objective of a stage: how its rollouts become batches.
+    """Objective of a stage: the way from rollouts to batches.
 
     Attributes:
-        tasks: source of the tasks that are rolled out.
-        annotators: add values to rows, in this order; after them the tokens that tools answered are added where the
-            section trains them.
-        credit: turns scores into advantages.
-        plan: says how an update is made of its groups.
-        kept: by name, what a resume needs beside weights and scheduler.
-        metrics: reports figures of each step.
-        baseline: whether every task is rolled out once more, greedily.
+        tasks: source of the tasks.
+        annotators: annotators in the order in which they run; targets of `observations` follow.
+        credit: rule that turns scores into advantages.
+        plan: division of an update into optimiser steps.
+        kept: further parts with a state to save, by name.
+        metrics: function that returns further metrics of a step.
+        baseline: whether every task has a greedy rollout too.
     """
 
     tasks: TaskSource
@@ -87,19 +87,40 @@ class OnlineObjective:
     baseline: bool = False
 
 
-class OnlineTraining:
-    """One stage of live training.
-
-    Args:
-        stage: its name.
-        section: of the recipe.
-        plan: what the policy's trainer is made for.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Progress:
+    """Progress of a stage: where it goes on, and the parts that follow every update.
 
     Attributes:
-        source: the checkpoint folder that the stage starts from.
-        engine: of the policy, whose requests are timed.
-        trainers: by role, the policy's first; others may be added before `train`, with `add`.
-        watch: which group and rollout a row is of.
+        done: steps of the last checkpoint; 0: none.
+        published: last step whose weights were published. Those after `done` are trained again, not sampled.
+        recorded: metrics of steps that are trained again, by step.
+        stateful: parts whose state every checkpoint has, by name.
+    """
+
+    done: int
+    published: int
+    recorded: dict[int, Mapping[str, float]]
+    stateful: Mapping[str, Stateful]
+    totals: Totals
+    checkpoints: Checkpoints
+    updates: ServesWeights
+    stopping: Stopping
+
+
+class OnlineTraining:
+    """Online training of one stage.
+
+    Args:
+        stage: name of the stage.
+        section: section of the recipe.
+        plan: settings of the policy's trainer.
+
+    Attributes:
+        source: checkpoint folder that the stage starts from.
+        engine: engine of the policy, whose requests are timed.
+        trainers: trainers by role, the policy's first; `add` adds others before `train`.
+        watch: finds the group and the rollout of a row.
     """
 
     def __init__(self, context: Context, stage: str, section: RlConfig | DistillConfig, plan: TrainPlan) -> None:
@@ -108,126 +129,61 @@ class OnlineTraining:
         self.source = trained_folder(context, context.input(stage))
         self._served = context.cluster.engine(POLICY, path=str(self.source))
         self.engine = timed(self._served, self._spans, ENGINE_SPANS)
-        self._others = open_role_engines(context)
+        self._others = open_role_engines(context.config, context.cluster)
         self.trainers: dict[str, Trainer] = {}
         self.add(POLICY, context.cluster.trainer(POLICY, path=str(self.source), plan=plan))
         self.watch = SampleProvenance()
+        self._last_step = section.steps if context.replay is None else context.replay.last_step
         context.sink.start(stage, section.steps)
 
     def add(self, role: str, trainer: Trainer) -> None:
-        """Train another model beside the policy, on the batches of its role."""
+        """Add the trainer of another model, which trains on the batches of its role."""
         self.trainers[role] = timed(trainer, self._spans, TRAINER_SPANS)
 
     async def train(self, objective: OnlineObjective) -> dict[str, Any]:
-        """Do every update that is left, then write a Hugging Face folder, or an adapter's.
+        """Train the remaining updates, then write a Hugging Face folder, or an adapter's.
+
+        An update is four calls. `loop.run_loop`, in the fourth, runs all updates:
+
+            generate     task -> rollouts: the engine samples, the environment answers and scores
+            reward       rollouts of a task -> scored group: scorers see the whole group
+            advantage    scored groups of a step -> batch: annotators, then credit
+            update       batch -> weights: the trainer steps, the engine serves the new version
 
         Returns:
             `Totals` of the whole stage and `model`, the folder.
         """
-        context, stage, config = self._context, self._stage, self._context.config
-        last_step = self._section.steps if context.repetition is None else context.repetition.last_step
-        window = Window(self._section.groups_per_step, config.rollout.max_lag, last_step)
+        context, stage = self._context, self._stage
+        log = GroupLog(context.store, stage, data_files(context.config))
+        window = Window(self._section.groups_per_step, context.config.rollout.max_lag, self._last_step)
         judges = scorers(context)
-        log = GroupLog(context.store, stage, data_files(context))
-        scheduler = self._scheduler(objective, window, judges, log)
-        checkpoints, stopping = self._checkpoints(self._section.steps), self._stopping()
-        self.trainers[POLICY] = VersionLog(context.store, stage).logged(self.trainers[POLICY])
-        updates = self._updates()
-        kept = {"credit": objective.credit, **objective.kept}
-        done, state = await checkpoints.resume()
-        trained = self._rewind(log, done)
-        totals, metrics_of = Totals(state.get("totals")), dict(context.store.metrics(stage, after=done))
-        if done:
-            scheduler.restore(state["scheduler"])
-            for name, part in kept.items():
-                part.restore(state.get(name, {}))
-            await updates.pull(await self.trainers[POLICY].push())
-        scheduler.resume(trained)
-        counters, reports = EngineCounters(self.engine), self._reports()
-
-        async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
-            metrics = {**metrics, **scheduler.metrics(), **context.judges.metrics(), **objective.metrics()}
-            metrics |= domain_metrics(objective.tasks)
-            metrics |= {**counters.lap(), **clock.lap(batch.account.sampled)}
-            if step.version in metrics_of:  # trained again: what the first time took is what it took
-                metrics = metrics_of.pop(step.version)
-            else:
-                context.store.metric(stage, step.version, metrics)
-            totals.add(batch, metrics)
-            reports.log(step.version, metrics)
-            states: dict[str, Mapping[str, Any]] = {"scheduler": scheduler.state(step.version)}
-            states |= {"totals": totals.as_dict(), **{name: part.state() for name, part in kept.items()}}
-            with self._spans.span("saving"):
-                await checkpoints.after(step, metrics, states)
-            evaluator.after(step.version)
-            if await stopping.after(step.version, metrics, evaluator):
-                await checkpoints.save_last()
-
-        batches_of = self._batches(objective, stopping.left(range(done + 1, last_step + 1)), log)
-        async with self._beside(judges, self._share(scheduler, window), done, trained) as evaluator:
-            await stopping.resume(done, evaluator)
+        runner = self._generate()
+        scheduler = self._reward(runner, judges, objective, window, log)
+        progress = await self._resume(objective, scheduler, log)
+        batches_of = self._advantage(objective, progress, log)
+        async with self._evaluator(judges, scheduler, window, progress) as evaluator:
+            await progress.stopping.resume(progress.done, evaluator)
             with fewer_collections():
-                clock = StepClock(self._spans)
-                try:
-                    await run_loop(scheduler.groups(), batches_of, self.trainers, {POLICY: updates}, window, after_step)
-                except (Outage, WeightsError):
-                    await checkpoints.save_last()
-                    raise
-        if context.repetition is None:
+                await self._update(objective, scheduler, batches_of, window, progress, evaluator)
+        if context.replay is None:
             await write_model(self.trainers[POLICY], self.source, context.output(stage))
         model = {"model": str(context.output(stage))}
-        return {**totals.as_dict(), **model, **stopping.result(), **checkpoints.finish()}
+        return {**progress.totals.as_dict(), **model, **progress.stopping.result(), **progress.checkpoints.finish()}
 
-    def _share(self, scheduler: Scheduler, window: Window) -> EvalShare:
-        config = self._context.config.eval
-        most = config.max_concurrent_rollouts
-        return EvalShare(scheduler.places, config.share, most, lambda: window.next_index)
+    def _generate(self) -> RolloutRunner:
+        """Return the runner of training's rollouts."""
+        engine, config = self.engine, self._context.config.rollout
+        runner = rollout_runner(self._context, engine, self.source, self._others, rebuilds=True)
+        runner.places = Places(config.max_concurrent_rollouts, lambda: engine.metrics)
+        runner.waits.spans = self._spans
+        return runner
 
-    def _stopping(self) -> Stopping:
-        context = self._context
-        config = self._section.stop if context.repetition is None else None
-        return Stopping(config, self._stage, context.store, lambda text: context.sink.event(self._stage, text))
-
-    def _beside(
-        self, judges: Sequence[Scorer], share: EvalShare, done: int, trained: int
-    ) -> AbstractAsyncContextManager[Evaluator]:
-        context, engine = self._context, timed(self._served, self._spans, EVAL_SPANS)
-        runner = rollout_runner(context, engine, self.source, self._others)
-        return periodic_evaluator(runner, context, judges, share=share, stage=self._stage, done=done, trained=trained)
-
-    def _reports(self) -> StepReports:
-        rows = partial(sample_rows, self._context, self._stage, self._section.groups_per_step)
-        return StepReports(self._context.sink, self._stage, rows)
-
-    def _updates(self) -> ServesWeights:
-        context = self._context
-        if context.repetition is not None:
-            return context.repetition.updates(self.engine, self.source)
-        return RetriedUpdates(self.engine, context.config.engine, lambda text: context.sink.event(self._stage, text))
-
-    def _rewind(self, log: GroupLog, done: int) -> int:
-        """Let what the record has after the last step that was published count no longer, and return that step. What a
-        store without a log has after the checkpoint, which is of step `done`, is done again; so is all of it where the
-        recipe says so."""
-        context, first_group = self._context, done * self._section.groups_per_step
-        trained = log.last_published(done)
-        again = context.config.run.redo == "sample" and context.repetition is None
-        if again and trained > done:
-            steps = f"steps {done + 1} to {trained}"
-            context.sink.event(self._stage, f"{steps} are sampled and trained again: run.redo is sample")
-            trained = done
-        keeps_groups = not again and log.admission(first_group) is not None
-        context.store.truncate(self._stage, trained, first_group=None if keeps_groups else first_group)
-        return trained
-
-    def _scheduler(
-        self, objective: OnlineObjective, window: Window, judges: Sequence[Scorer], log: GroupLog
+    def _reward(
+        self, runner: RolloutRunner, judges: Sequence[Scorer], objective: OnlineObjective, window: Window, log: GroupLog
     ) -> Scheduler:
+        """Return the scheduler: it plays the tasks that the window admits and has the scorers score each group."""
         context, engine, others = self._context, self.engine, self._others
         scales = {name: domain.reward_scale for name, domain in context.config.envs.items()}
-        runner = rollout_runner(context, engine, self.source, others, rebuilds=True)
-        runner.places = Places(context.config.rollout.max_concurrent_rollouts, lambda: engine.metrics)
-        runner.waits.spans = self._spans
         return Scheduler(
             runner,
             LostTasksAgain(objective.tasks, context.config.rollout.task_retries),
@@ -239,16 +195,17 @@ class OnlineTraining:
             log=log,
         )
 
-    def _batches(
-        self, objective: OnlineObjective, steps: Iterable[int], log: GroupLog
+    def _advantage(
+        self, objective: OnlineObjective, progress: _Progress, log: GroupLog
     ) -> Callable[[AsyncIterator[Group]], AsyncIterator[Batch]]:
-        """Return what makes the batches of `steps` of scored groups, and records which groups each step takes."""
-
+        """Return the function that makes the batches of the remaining steps from scored groups, and records which
+        groups each step takes."""
+        steps = progress.stopping.remaining(range(progress.done + 1, self._last_step + 1))
         targets = observation_targets(self.watch, self._section.observations)
         annotators = [*objective.annotators, *targets, self.watch]
 
         async def batches_of(groups: AsyncIterator[Group]) -> AsyncIterator[Batch]:
-            made = batches(
+            with_advantages = batches(
                 self.watch.groups(groups),
                 steps=steps,
                 groups_per_step=self._section.groups_per_step,
@@ -257,21 +214,128 @@ class OnlineTraining:
                 annotators=annotators,
                 plan=objective.plan,
             )
-            async for batch in made:
+            async for batch in with_advantages:
                 if batch.ends_update:
                     log.train(batch.step, batch.groups)
                 yield batch
 
         return batches_of
 
-    def _checkpoints(self, last_step: int) -> Checkpoints:
+    async def _update(
+        self,
+        objective: OnlineObjective,
+        scheduler: Scheduler,
+        batches_of: Callable[[AsyncIterator[Group]], AsyncIterator[Batch]],
+        window: Window,
+        progress: _Progress,
+        evaluator: Evaluator,
+    ) -> None:
+        """Train on every batch and serve its weights; after each update record, save and evaluate."""
+        context, stage, checkpoints = self._context, self._stage, progress.checkpoints
+        engines, reports = {POLICY: progress.updates}, self._reports()
+        counters, clock = EngineCounters(self.engine), StepClock(self._spans)
+
+        async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
+            metrics = {**metrics, **scheduler.metrics(), **context.judges.metrics(), **objective.metrics()}
+            metrics |= domain_metrics(objective.tasks)
+            metrics |= {**counters.lap(), **clock.lap(batch.account.sampled)}
+            if step.version in progress.recorded:  # trained again: the first record counts
+                metrics = progress.recorded.pop(step.version)
+            else:
+                context.store.metric(stage, step.version, metrics)
+            progress.totals.add(batch, metrics)
+            reports.log(step.version, metrics)
+            states: dict[str, Mapping[str, Any]] = {"scheduler": scheduler.state(step.version)}
+            states |= {"totals": progress.totals.as_dict()}
+            states |= {name: part.state() for name, part in progress.stateful.items()}
+            with self._spans.span("saving"):
+                await checkpoints.after(step, metrics, states)
+            evaluator.after(step.version)
+            if await progress.stopping.after(step.version, metrics, evaluator):
+                await checkpoints.save_last()
+
+        try:
+            await run_loop(scheduler.groups(), batches_of, self.trainers, engines, window, after_step)
+        except (Outage, WeightsError):
+            await checkpoints.save_last()
+            raise
+
+    async def _resume(self, objective: OnlineObjective, scheduler: Scheduler, log: GroupLog) -> _Progress:
+        """Restore the last checkpoint, if there is one, and return the progress of the stage."""
+        context, stage = self._context, self._stage
+        checkpoints, updates = self._checkpoints(), self._updates()
+        self.trainers[POLICY] = VersionLog(context.store, stage).logged(self.trainers[POLICY])
+        stateful = {"credit": objective.credit, **objective.kept}
+        done, state = await checkpoints.resume()
+        published = self._rewind(log, done)
+        if done:
+            scheduler.restore(state["scheduler"])
+            for name, part in stateful.items():
+                part.restore(state.get(name, {}))
+            await updates.pull(await self.trainers[POLICY].push())
+        scheduler.resume(published)
+        config = self._section.stop if context.replay is None else None
+        return _Progress(
+            done=done,
+            published=published,
+            recorded=dict(context.store.metrics(stage, after=done)),
+            stateful=stateful,
+            totals=Totals(state.get("totals")),
+            checkpoints=checkpoints,
+            updates=updates,
+            stopping=Stopping(config, stage, context.store, self._say),
+        )
+
+    def _evaluator(
+        self, judges: Sequence[Scorer], scheduler: Scheduler, window: Window, progress: _Progress
+    ) -> AbstractAsyncContextManager[Evaluator]:
+        context, config = self._context, self._context.config.eval
+        share = EvalShare(scheduler.places, config.share, config.max_concurrent_rollouts, lambda: window.next_index)
+        engine = timed(self._served, self._spans, EVAL_SPANS)
+        runner = rollout_runner(context, engine, self.source, self._others)
+        done, trained = progress.done, progress.published
+        return periodic_evaluator(runner, context, judges, share=share, stage=self._stage, done=done, trained=trained)
+
+    def _say(self, text: str) -> None:
+        self._context.sink.event(self._stage, text)
+
+    def _reports(self) -> StepReports:
+        context, stage = self._context, self._stage
+        rows = partial(sample_rows, context.config.observe, context.store, stage, self._section.groups_per_step)
+        return StepReports(context.sink, stage, rows)
+
+    def _updates(self) -> ServesWeights:
+        context = self._context
+        if context.replay is not None:
+            return context.replay.updates(self.engine, self.source)
+        return RetriedUpdates(self.engine, context.config.engine, self._say)
+
+    def _rewind(self, log: GroupLog, done: int) -> int:
+        """Discard the record after the last published step, and return that step; steps up to it are trained again
+        without sampling.
+
+        With `run.redo = "sample"`, and in old stores without a log, everything after the checkpoint of step `done` is
+        sampled again.
+        """
+        context, first_group = self._context, done * self._section.groups_per_step
+        trained = log.last_published(done)
+        again = context.config.run.redo == "sample" and context.replay is None
+        if again and trained > done:
+            steps = f"steps {done + 1} to {trained}"
+            context.sink.event(self._stage, f"{steps} are sampled and trained again: run.redo is sample")
+            trained = done
+        keeps_groups = not again and log.admission(first_group) is not None
+        context.store.truncate(self._stage, trained, first_group=None if keeps_groups else first_group)
+        return trained
+
+    def _checkpoints(self) -> Checkpoints:
         context, train = self._context, train_of(self._context.config, self._stage)
         return Checkpoints(
             trainer=self.trainers[POLICY],
             store=context.store,
             stage=self._stage,
             folder=context.folder / self._stage,
-            keeping=Keeping.of(context.config, train, last_step, saves=context.repetition is None),
+            keeping=Keeping.of(context.config, train, self._section.steps, saves=context.replay is None),
             beside={role: trainer for role, trainer in self.trainers.items() if role != POLICY},
-            say=lambda text: context.sink.event(self._stage, text),
+            say=self._say,
         )

@@ -1,4 +1,4 @@
-"""Evaluation beside a stage of live training: `[eval] every`."""
+"""Evaluation during an online stage: `[eval] every`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from functools import partial
 from sparring.errors import EvaluationFailed, refusal
 from sparring.observe.evaluation import Evaluation
 from sparring.observe.statistics import Estimate
-from sparring.protocols import Scorer
+from sparring.protocols import EnvFactory, Scorer
+from sparring.recipe.run_config import RunConfig
 from sparring.rollout.evaluate import EvalPlan, ScoredRunner
 from sparring.rollout.evaluator import Evaluator
 from sparring.rollout.load import EvalShare
 from sparring.rollout.metrics import Warnings
 from sparring.rollout.runner import RolloutRunner
-from sparring.stages.context import LIVE, Context
+from sparring.stages.context import ONLINE_STAGES, Context
 from sparring.stages.runtime.evaluation import check_lost, held_out
 
 
@@ -30,21 +31,20 @@ async def periodic_evaluator(
     done: int,
     trained: int,
 ) -> AsyncIterator[Evaluator]:
-    """Open the evaluator beside training. At the end it waits for what is under way; a training that fails
-    stops it.
+    """Open the evaluator of a stage. At the end of the context it finishes the last evaluation; an error cancels it.
 
-    Results are recorded as `<stage>/eval`, by the step whose weights were served when the evaluation began.
+    Results are recorded as `<stage>/eval`, under the step whose weights were served when the evaluation began.
 
     Args:
-        runner: on the engine that training samples from.
-        judges: what else scores rollouts.
-        share: of the rollouts in flight.
-        done: its steps up to the checkpoint.
-        trained: the last step that is trained again as it was; results of later ones, of an earlier process, count no
-            longer.
+        runner: runner of rollouts on training's engine.
+        judges: scorers of groups.
+        share: share of the rollouts in flight.
+        stage: name of the stage.
+        done: steps of the last checkpoint.
+        trained: last step that is trained again unchanged; results of later steps are discarded.
     """
     config, eval_stage, every = context.config, f"{stage}/eval", context.config.eval.every
-    tasks = held_out(context, config.eval.every_tasks, "eval.every_tasks") if every else ()
+    tasks = held_out(config, context.factory, config.eval.every_tasks, "eval.every_tasks") if every else ()
     context.store.truncate(eval_stage, trained)
     finished = {step for step, _ in context.store.metrics(eval_stage, after=done - 1)}
     warnings = Warnings(partial(context.sink.event, eval_stage), "")
@@ -63,37 +63,33 @@ async def periodic_evaluator(
     )
     async with evaluator:
         if done:
-            evaluator.after(done)  # if it was due when the process before was stopped
+            evaluator.after(done)  # it may have been due when the process before stopped
         yield evaluator
         await evaluator.finish()
 
 
-def check_beside(context: Context) -> list[str]:
-    """Check the settings of evaluation beside training.
+def check_beside(config: RunConfig, factory: EnvFactory) -> list[str]:
+    """Refuse `[eval] every` without an online stage, with too few held-out tasks, or if updates would wait for it.
 
     Returns:
-        A sentence on the tasks and their interval; nothing where no evaluation runs beside training.
-
-    Raises:
-        BadInput: too few held-out tasks, or updates would wait for it.
+        A sentence on the tasks and their interval, if the run evaluates during training.
     """
-    config = context.config
     if not config.eval.every:
         return []
-    if not set(LIVE) & set(config.run.stages):
-        expected = f"0 without a stage beside which it evaluates ({', '.join(LIVE)})"
+    if not set(ONLINE_STAGES) & set(config.run.stages):
+        expected = f"0 without a stage beside which it evaluates ({', '.join(ONLINE_STAGES)})"
         raise refusal("eval.every", expected, str(config.eval.every), "leave it out")
     if config.engine.live_kv == "drain":
         got = f'{config.eval.every}, with engine.live_kv = "drain"'
         do = 'set engine.live_kv to "keep" or "recompute", or leave eval.every out'
         raise refusal("eval.every", "0 where an update waits for every request, evaluation's too", got, do)
-    tasks = len(held_out(context, config.eval.every_tasks, "eval.every_tasks"))
+    tasks = len(held_out(config, factory, config.eval.every_tasks, "eval.every_tasks"))
     return [f"eval: {tasks} held-out tasks after every {config.eval.every} steps, beside training"]
 
 
 def figures(result: Evaluation) -> dict[str, float]:
-    """Return a result as metrics: `success` and `reward` with `_low`, `_high` and `_error`, `success/<tag>`,
-    `reward/<role>`, tasks, lost rollouts, turns, shortfalls and the range of versions. Unknown values are left out."""
+    """Return a result as metrics, without unknown values: `success` and `reward` with `_low`, `_high` and `_error`,
+    `success/<tag>`, `reward/<role>`, tasks, lost rollouts, turns, shortfalls and the range of versions."""
     values: dict[str, float | None] = {**_spread("success", result.success), **_spread("reward", result.reward)}
     values |= {f"success/{tag}": estimate.value for tag, estimate in result.by_tag.items()}
     values |= {f"reward/{role}": estimate.value for role, estimate in result.by_role.items()}
@@ -110,8 +106,7 @@ def _spread(name: str, estimate: Estimate) -> dict[str, float | None]:
 
 
 def _log_result(context: Context, eval_stage: str, step: int, result: Evaluation, warnings: Warnings) -> None:
-    """Write a result into the record and to the user. A failed evaluation leaves a line and no figure; training goes
-    on."""
+    """Record and report a result. A failed evaluation is reported in a sentence, and training continues."""
     try:
         check_lost(result, context.config.eval.max_lost, f"after step {step}")
     except EvaluationFailed as failed:

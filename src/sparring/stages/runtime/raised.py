@@ -1,29 +1,29 @@
-"""The record of steps that were raised after a run had begun: schedules keep the length that they began with."""
+"""Record of steps that were raised after a run began; schedules keep their first length."""
 
 from __future__ import annotations
 
 from sparring.protocols import Store
-from sparring.stages.context import Context
+from sparring.recipe.run_config import RunConfig
 
 
 def raises_key(stage: str) -> str:
-    """Return the key of the store under which the raises of a stage's steps are, oldest first: steps `before`, `steps`
-    since, and the `results` of the stages that had been done."""
+    """Return the store's key for the raises of a stage, oldest first: steps `before`, `steps` since, and `results` of
+    the stages that were done."""
     return f"raised/{stage}"
 
 
 def first_steps(store: Store, stage: str, steps: int) -> int:
-    """Return the number of steps that a stage was begun with.
+    """Return the number of steps that a stage began with.
 
     Args:
-        stage: whose steps may have been raised.
-        steps: of its recipe now.
+        stage: name of the stage.
+        steps: steps in its recipe now.
     """
     raises = store.get(raises_key(stage))
     return int(raises[0]["before"]) if raises else steps
 
 
-def rl_optimiser_steps(context: Context) -> int:
-    """Return the optimiser steps that the schedules of the stage rl are made for."""
-    section = context.config.rl
-    return first_steps(context.store, "rl", section.steps) * section.passes * section.minibatches
+def rl_optimiser_steps(config: RunConfig, store: Store) -> int:
+    """Return the number of optimiser steps in the schedules of the rl stage."""
+    section = config.rl
+    return first_steps(store, "rl", section.steps) * section.passes * section.minibatches

@@ -1,4 +1,4 @@
-"""Reports of a stage's steps: their metrics, and a word of those that were dropped or that mend earlier ones."""
+"""Reports of a stage's steps: metrics, dropped updates, and steps that correct earlier ones."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from sparring.observe.sinks.sink import SampleRow, Sink
 
 DROPPED, MISPLACED = "tokens_dropped", "tensors_misplaced"
-"""Metrics of such steps (`Trainer.step`); those of a model beside the policy begin with its role and a slash."""
+"""Metrics of dropped and of correcting steps (`Trainer.step`); models other than the policy have their role and a slash
+as prefix."""
 
 
 class StepReports:
-    """Reports of a stage's updates. The first in a row whose gradient was not finite is said in a line, and so is the
-    first that steps tensors right which earlier ones of the run did not.
+    """Reports of a stage's updates. Of consecutive dropped updates, or correcting ones, the first is reported in a
+    sentence.
 
     Args:
-        sink: of the run.
-        stage: the stage's name.
-        samples: rollouts of a step, for a table; empty where it has none.
+        sink: sink of the run.
+        stage: name of the stage.
+        samples: function that returns rollouts of a step for a table; may return none.
     """
 
     def __init__(self, sink: Sink, stage: str, samples: Callable[[int], Sequence[SampleRow]] = lambda _: ()) -> None:
@@ -32,17 +33,17 @@ class StepReports:
         now = {name: value for name, value in metrics.items() if name.endswith((DROPPED, MISPLACED))}
         for name in sorted(now.keys() - self._reported):
             role, _, kind = name.rpartition("/")
-            say = _dropped if kind == DROPPED else _misplaced
+            say = _dropped_sentence if kind == DROPPED else _misplaced_sentence
             whose = f"{role}: " if role else ""
             self._sink.event(self._stage, f"step {version}: {say(whose, now[name])}")
         self._reported = frozenset(now)
 
 
-def _dropped(whose: str, tokens: float) -> str:
+def _dropped_sentence(whose: str, tokens: float) -> str:
     return f"{whose}the gradient was not finite: {tokens:.0f} tokens trained nothing; more in a row end the run"
 
 
-def _misplaced(whose: str, tensors: float) -> str:
+def _misplaced_sentence(whose: str, tensors: float) -> str:
     return (
         f"{whose}{tensors:.0f} tensors are stepped right from here on. The version of Sparring that this run was begun "
         "with read their gradients in the wrong order: a run of another name (--name) is right from its start"

@@ -1,4 +1,4 @@
-"""Rollouts of a run: its environment, its harness and its recorder on one engine."""
+"""Runner of a run's rollouts: environment, harness and recorder on one engine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from sparring.envs.threads import THREADS
 from sparring.protocols import Engine
 from sparring.record.recorder import Recorder
-from sparring.rollout.attempt_log import AttemptLog
+from sparring.rollout.journal import Journals
 from sparring.rollout.runner import RolloutRunner
-from sparring.stages.context import POLICY, Context
+from sparring.stages.context import POLICY, Context, renderer_of
 from sparring.stages.models.context_length import policy_context
 from sparring.stages.models.role_models import with_roles
 
@@ -25,18 +25,19 @@ def rollout_runner(
     greedy: bool = False,
     rebuilds: bool = False,
 ) -> RolloutRunner:
-    """Return the runner of this run's rollouts.
+    """Return a runner of the run's rollouts.
 
     Args:
-        model: the checkpoint folder that `engine` serves.
-        others: engines of the models that speak for other roles, of `open_role_engines`.
-        greedy: the policy takes its likeliest token, and turns are not stored: they are no part of what is trained.
-        rebuilds: unfinished rollouts of an earlier process go on from the store, under the ids that they had.
+        engine: engine of the policy.
+        model: checkpoint folder that `engine` serves.
+        others: engines of other roles' models, from `open_role_engines`.
+        greedy: whether the policy takes its likeliest token; such turns are not stored, because they are not trained.
+        rebuilds: whether rollouts that an earlier process began continue from the store.
     """
     sampling, store = context.config.rollout.sampling(), None if greedy else context.store
     recorder = Recorder(
         engine,
-        context.renderer(model),
+        renderer_of(context.config, model),
         store,
         sampling=replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0) if greedy else sampling,
         model=POLICY,
@@ -45,10 +46,10 @@ def rollout_runner(
     return RolloutRunner(
         context.factory,
         context.boxes,
-        with_roles(context, recorder, others, store),
+        with_roles(context.config, recorder, others, store),
         context.harness,
         context.config.rollout,
         executors=THREADS.executor,
-        log=AttemptLog(context.store if rebuilds else None, begins=True),
+        log=Journals(context.store if rebuilds else None, begins=True),
         report=lambda sentence: context.sink.event("rollout", sentence),
     )

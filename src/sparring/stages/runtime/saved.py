@@ -1,4 +1,4 @@
-"""Saved steps of a stage by their names: `<run>/<stage>/best`, `last` or `step-000146` stand for weights."""
+"""Checkpoints of a stage by name: `<run>/<stage>/best`, `last` or `step-000146`."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from sparring.types import CheckpointRef
 
 BEST, LAST = "best", "last"
 CHECKPOINTS, WEIGHTS = "checkpoints", "weights"
-"""Folders of a stage: what a resume needs of each saved step; the weights of those that somebody asked for."""
+"""Folders of a stage: checkpoints for a resume, and weights that were written from them on request."""
 MANIFEST = "trainer.json"
 
 
 def train_of(config: RunConfig, stage: str) -> TrainConfig:
-    """Return `[train]` with the keys that a stage replaces."""
+    """Return `[train]` with the stage's own keys."""
     return config.train.replaced(getattr(config, stage).train)
 
 
 def is_held_out(stage: str, metric: str) -> bool:
-    """Return whether a metric is a figure of the evaluation beside a stage, such as `rl/eval/success`."""
+    """Return whether a metric is a figure of the evaluation during a stage, such as `rl/eval/success`."""
     return metric.startswith(f"{stage}/eval/")
 
 
 def evaluated_steps(store: Store, stage: str) -> list[int]:
-    """Return the steps of a stage that an evaluation beside it has a result of."""
+    """Return the steps of a stage with a recorded evaluation."""
     return [step for step, _ in store.metrics(f"{stage}/eval")]
 
 
-def rated(store: Store, stage: str, refs: Sequence[CheckpointRef], metric: str) -> list[CheckpointRef]:
-    """Return checkpoints with what the evaluation beside their stage said of them, where the metric is one of its
+def with_eval_metrics(store: Store, stage: str, refs: Sequence[CheckpointRef], metric: str) -> list[CheckpointRef]:
+    """Return checkpoints with the value of `metric` from the stage's evaluations, if `metric` is one of their
     figures."""
     if not is_held_out(stage, metric):
         return list(refs)
@@ -55,10 +55,10 @@ def rated(store: Store, stage: str, refs: Sequence[CheckpointRef], metric: str) 
 
 
 def best_saved(refs: Sequence[CheckpointRef], train: TrainConfig) -> dict[str, Any] | None:
-    """Return step, metric and value of the best checkpoint, as plain data; None where none has the metric.
+    """Return step, metric and value of the best checkpoint as plain data; None if no checkpoint has the metric.
 
     Args:
-        refs: with all of their metrics.
+        refs: checkpoints with all their metrics.
         train: `best_metric` and `best_is_highest`.
     """
     best = best_of(refs, train.best_metric, train.best_is_highest)
@@ -68,10 +68,10 @@ def best_saved(refs: Sequence[CheckpointRef], train: TrainConfig) -> dict[str, A
 
 
 def start_of(files: RunFiles, stage: str) -> Path:
-    """Return the folder that a stage trains from: its input, or the adapter that training began with.
+    """Return the folder that a stage trains from: its input, or the adapter that training started from.
 
     Raises:
-        BadInput: there is none.
+        BadInput: the folder is missing.
     """
     source = files.input(stage)
     adapted = files.config.models[POLICY].lora is not None and not is_adapter(source)
@@ -79,13 +79,13 @@ def start_of(files: RunFiles, stage: str) -> Path:
 
 
 def saved_step(files: RunFiles, stage: str, name: str) -> int:
-    """Return the saved step that a name stands for.
+    """Return the step of a named checkpoint.
 
     Args:
         name: `best`, `last` or `step-000146`.
 
     Raises:
-        BadInput: there is no such checkpoint; which there are.
+        BadInput: there is no such checkpoint; the message lists the names.
     """
     folder = files.folder / stage
     refs = _refs(folder)
@@ -93,7 +93,7 @@ def saved_step(files: RunFiles, stage: str, name: str) -> int:
     if refs:
         by_name[LAST] = refs[-1].step
         train = train_of(files.config, stage)
-        best = best_saved(rated(files.store, stage, refs, train.best_metric), train)
+        best = best_saved(with_eval_metrics(files.store, stage, refs, train.best_metric), train)
         by_name |= {} if best is None else {BEST: best["step"]}
     if name not in by_name:
         expected = f"a checkpoint of the stage: {', '.join(by_name) or 'none is there'}"
@@ -103,16 +103,16 @@ def saved_step(files: RunFiles, stage: str, name: str) -> int:
 
 
 def weights_of(files: RunFiles, stage: str, step: int) -> Path:
-    """Return a Hugging Face folder, or an adapter's, with the weights of a saved step: `<run>/<stage>/weights/step-N`,
-    which is written when it is asked for and goes with the checkpoint.
+    """Return a Hugging Face or adapter folder with the weights of a checkpoint: `<run>/<stage>/weights/step-N`. It is
+    written on the first call and deleted with the checkpoint.
 
     Raises:
-        BadInput: the checkpoint is not there, or what the stage began with is gone.
-        StoreError: it is damaged, or the disk is full.
+        BadInput: the checkpoint or the stage's input is missing.
+        StoreError: the checkpoint is damaged, or the disk is full.
     """
     from sparring.train.checkpoint import MODEL, read
 
-    saved = _saved(files.folder / stage, step)
+    saved = _checkpoint_folder(files.folder / stage, step)
     out = files.folder / stage / WEIGHTS / saved.name
     manifest = (saved / MANIFEST).read_bytes() if (saved / MANIFEST).is_file() else b""
     if (out / MANIFEST).is_file() and (out / MANIFEST).read_bytes() == manifest:
@@ -131,7 +131,8 @@ def weights_of(files: RunFiles, stage: str, step: int) -> Path:
 
 
 def _refs(folder: Path) -> list[CheckpointRef]:
-    """Return the complete checkpoints in a stage's folder, wherever the run lies now, oldest first."""
+    """Return the complete checkpoints in a stage's folder, oldest first. Manifests may name another place: the run may
+    have moved."""
     refs = []
     for saved in sorted((folder / CHECKPOINTS).glob("step-*")):
         if saved.name.removeprefix("step-").isdigit() and (saved / MANIFEST).is_file():
@@ -142,5 +143,5 @@ def _refs(folder: Path) -> list[CheckpointRef]:
     return refs
 
 
-def _saved(folder: Path, step: int) -> Path:
+def _checkpoint_folder(folder: Path, step: int) -> Path:
     return folder / CHECKPOINTS / f"step-{step:06d}"

@@ -1,28 +1,28 @@
-"""Some rollouts of a step as a table, for the sinks that show one."""
+"""Table of some rollouts of a step, for sinks that show one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sparring.observe.config import ObserveConfig
 from sparring.observe.sinks.sink import SampleRow
-from sparring.stages.context import Context
+from sparring.protocols import Store
 from sparring.types import Message, Rollout, Score
 
 MOST_CHARACTERS = 4000
-"""Of a conversation, in a table."""
+"""Most characters of a conversation in the table."""
 
 
-def sample_rows(context: Context, stage: str, groups_per_step: int, step: int) -> list[SampleRow]:
-    """Return the first rollouts of a step where the recipe has a table of it; nothing elsewhere.
+def sample_rows(config: ObserveConfig, store: Store, stage: str, groups_per_step: int, step: int) -> list[SampleRow]:
+    """Return the first rollouts of a step if the recipe asks for a table of this step.
 
     Raises:
         StoreError: the store cannot be read.
     """
-    config = context.config.observe
     if not config.samples or (step - 1) % config.samples_every or not config.sinks:
         return []
     rows: list[SampleRow] = []
-    for group in context.store.groups(stage=stage, first=(step - 1) * groups_per_step, end=step * groups_per_step):
+    for group in store.groups(stage=stage, first=(step - 1) * groups_per_step, end=step * groups_per_step):
         rows += [_row(rollout, score) for rollout, score in zip(group.rollouts, group.scores, strict=True)]
         if len(rows) >= config.samples:
             break

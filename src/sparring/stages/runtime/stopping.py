@@ -1,5 +1,4 @@
-"""End of a live stage before its last step. Whether it has come follows from the recorded values alone, so a run that
-is resumed ends after the same step."""
+"""Early end of an online stage. It depends on recorded values alone, so a resumed run ends after the same step."""
 
 from __future__ import annotations
 
@@ -13,54 +12,55 @@ from sparring.stages.runtime.saved import is_held_out
 
 
 class Evaluations(Protocol):
-    """Evaluations beside training."""
+    """Evaluations during training."""
 
     async def finish(self) -> None:
-        """Wait for the one that is under way."""
+        """Wait for the evaluation in progress."""
 
 
 class Stopping:
-    """Looks at the values of a metric in order.
+    """Rule that ends a stage by the values of a metric, read in order.
 
     Args:
-        config: when to end; None: never before the last step.
-        stage: whose metric it is.
-        store: the record, which has the results of evaluations.
-        say: takes a sentence for the user.
+        config: rule of the recipe; None: the stage runs to its last step.
+        stage: stage that reports the metric.
+        store: store with the results of evaluations.
+        say: called with a sentence for the user.
 
     Attributes:
-        reason: why the stage has ended, empty as long as it goes on.
-        step: after which it has ended; 0 as long as it goes on.
+        reason: reason of the early end; empty until then.
+        step: last step of a stage that ended early; 0 until then.
     """
 
     def __init__(self, config: StopConfig | None, stage: str, store: Store, say: Callable[[str], None]) -> None:
         self._config, self._stage, self._store, self._say = config, stage, store, say
-        self._best, self._best_step, self._in_vain = math.nan, 0, 0
+        self._best, self._best_step, self._num_worse = math.nan, 0, 0
         self.reason, self.step = "", 0
 
-    def left(self, steps: Iterable[int]) -> Iterator[int]:
-        """Yield steps until the stage has ended."""
+    def remaining(self, steps: Iterable[int]) -> Iterator[int]:
+        """Yield the steps until the stage ends."""
         for step in steps:
             if self.reason:
                 return
             yield step
 
     async def resume(self, done: int, evaluations: Evaluations) -> None:
-        """Look at the values of the first `done` steps again."""
+        """Read the values of the first `done` steps again."""
         config = self._config
         if config is None or not done:
             return
         if is_held_out(self._stage, config.metric):
             await evaluations.finish()
-            recorded = self._evaluated(0)
+            recorded = self._eval_values(0)
         else:
-            recorded = [(step, values[config.metric]) for step, values in self._recorded() if config.metric in values]
+            steps = self._store.metrics(self._stage)
+            recorded = [(step, values[config.metric]) for step, values in steps if config.metric in values]
         for step, value in recorded:
             if step <= done:
-                self._look(step, value)
+                self._observe(step, value)
 
     async def after(self, step: int, metrics: Mapping[str, float], evaluations: Evaluations) -> bool:
-        """Look at a step that has just finished, and whose evaluation, where one is due, has begun.
+        """Read the values of a finished step, whose evaluation has begun if it is due.
 
         Returns:
             Whether the stage has ended.
@@ -70,43 +70,40 @@ class Stopping:
             return False
         if not is_held_out(self._stage, config.metric):
             if config.metric in metrics:
-                self._look(step, metrics[config.metric])
+                self._observe(step, metrics[config.metric])
             return bool(self.reason)
         await evaluations.finish()
-        for evaluated, value in self._evaluated(step):
-            self._look(evaluated, value)
+        for evaluated, value in self._eval_values(step):
+            self._observe(evaluated, value)
         return bool(self.reason)
 
     def result(self) -> dict[str, object]:
-        """Return `ended_early`, the step and the reason, of a stage that ended so."""
+        """Return step and reason of an early end as `ended_early`, else nothing."""
         return {"ended_early": {"step": self.step, "reason": self.reason}} if self.reason else {}
 
-    def _recorded(self) -> list[tuple[int, dict[str, float]]]:
-        return self._store.metrics(self._stage)
-
-    def _evaluated(self, first: int) -> list[tuple[int, float]]:
+    def _eval_values(self, first: int) -> list[tuple[int, float]]:
         assert self._config is not None, "who asks looks for a metric"
         stage = f"{self._stage}/eval"
         name = self._config.metric.removeprefix(f"{stage}/")
         results = self._store.metrics(stage, after=first - 1)
         return [(step, values[name]) for step, values in results if name in values]
 
-    def _look(self, step: int, value: float) -> None:
+    def _observe(self, step: int, value: float) -> None:
         config = self._config
         if config is None or self.reason or math.isnan(value):
             return
         sign = 1.0 if config.highest else -1.0
         if math.isnan(self._best) or sign * (value - self._best) > config.min_delta:
-            self._best, self._best_step, self._in_vain = value, step, 0
+            self._best, self._best_step, self._num_worse = value, step, 0
         else:
-            self._in_vain += 1
+            self._num_worse += 1
         if step < config.after:
             return
         if config.target is not None and sign * (value - config.target) >= 0:
             self._end(step, f"{config.metric} is {value:.4g}, as good as {config.target:.4g}")
-        elif config.patience and self._in_vain >= config.patience:
+        elif config.patience and self._num_worse >= config.patience:
             best = f"{self._best:.4g} after step {self._best_step}"
-            self._end(step, f"{config.metric} has not been better than {best} in {self._in_vain} values")
+            self._end(step, f"{config.metric} has not been better than {best} in {self._num_worse} values")
 
     def _end(self, step: int, reason: str) -> None:
         self.step, self.reason = step, reason

@@ -1,4 +1,4 @@
-"""`summary.json`: the figures of a run, read by people, by the report and by other runs."""
+"""`summary.json`: figures of a run, for people, the report and other runs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import Any
 
 import msgspec
 
-from sparring.observe.evaluation import Evaluation, compare, narrowed, retained_share
+from sparring.observe.evaluation import Comparison, Evaluation, compare, narrowed, retained_share
+from sparring.observe.statistics import Estimate
 from sparring.observe.whole_file import write_whole
-from sparring.stages.context import LIVE, Context
-from sparring.stages.runtime.baselines import last_evaluated, others
+from sparring.protocols import EnvFactory, Store
+from sparring.stages.context import ONLINE_STAGES, Context, RunFiles
+from sparring.stages.runtime.baselines import last_evaluated, stored_baselines
 from sparring.stages.runtime.elapsed import peak_rss, wall_s
 from sparring.stages.runtime.raised import raises_key
 
 EVALUATED = ("init", "sft", "preference", "rl", "distill")
-"""Stages whose weights may have been evaluated."""
+"""Stages with weights to evaluate."""
 
 
 def write_summary(context: Context) -> dict[str, Any]:
-    """Write `<run>/summary.json` from what the stages recorded, and return it. Rates are numbers from 0 to 1."""
+    """Write `<run>/summary.json` from the stages' results, and return it. Rates are numbers from 0 to 1."""
     results = context.done("eval") or {}
     rl = context.done("distill") or context.done("rl") or {}
     account = rl.get("account", {})
@@ -40,7 +42,7 @@ def write_summary(context: Context) -> dict[str, Any]:
         "held_out": {stage: figures for stage, figures in held_out.items() if figures is not None},
         "turns_successful": last.get("mean_turns_successful"),
         "change": _change(results),
-        "by_dataset": _by_dataset(context, results),
+        "by_dataset": _by_dataset(context.factory, results),
         "teachers": _teachers(results),
         "against": _against(context, last),
         "logprob_max_abs_diff": rl.get("logprob_max_abs_diff"),
@@ -51,7 +53,7 @@ def write_summary(context: Context) -> dict[str, Any]:
         "lag_max": rl.get("lag_max"),
         "best": _of_stages(context, "best"),
         "ended_early": _of_stages(context, "ended_early"),
-        "raised": {stage: _raises(context, stage) for stage in LIVE if _raises(context, stage)},
+        "raised": {stage: raises for stage in ONLINE_STAGES if (raises := _raises(context.store, stage))},
         "overlap_share": rl["overlap_s"] / rl["step_s"] if rl.get("step_s") else None,
         "wall_s": {stage: wall_s(context.store, stage) for stage in context.config.run.stages},
         "peak_rss_bytes": peak_rss(context.store),
@@ -60,14 +62,14 @@ def write_summary(context: Context) -> dict[str, Any]:
     return summary
 
 
-def _of_stages(context: Context, key: str) -> dict[str, Any]:
-    results = {stage: context.done(stage) or {} for stage in context.config.run.stages}
+def _of_stages(files: RunFiles, key: str) -> dict[str, Any]:
+    results = {stage: files.done(stage) or {} for stage in files.config.run.stages}
     return {stage: result[key] for stage, result in results.items() if key in result}
 
 
-def _raises(context: Context, stage: str) -> list[dict[str, int]]:
-    """Return the numbers of steps that a stage had before and since, for each time that they were raised."""
-    raises = context.store.get(raises_key(stage)) or ()
+def _raises(store: Store, stage: str) -> list[dict[str, int]]:
+    """Return the numbers of steps before and after each raise of a stage's steps."""
+    raises = store.get(raises_key(stage)) or ()
     return [{key: each[key] for key in ("before", "steps")} for each in raises]
 
 
@@ -81,60 +83,56 @@ def _rate(rate: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _teachers(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return, by teacher that was evaluated, its success on the tasks that it teaches, and the share of that success
-    which the student has on them."""
+    """Return the success of each evaluated teacher on its tasks, and the student's share of that success on the same
+    tasks."""
     by_teacher = {}
     for label, result in results.items():
         if label.startswith("teacher/"):
             teacher, student = (msgspec.convert(one, Evaluation) for one in (result, results["distill"]))
-            share = retained_share(teacher, student)
-            low, high = share.interval or (None, None)
-            rest = {"kept": share.value, "kept_low": low, "kept_high": high}
-            by_teacher[label.removeprefix("teacher/")] = {**_rate(result["success"]), **rest}
+            share = _interval("kept", retained_share(teacher, student))
+            by_teacher[label.removeprefix("teacher/")] = {**_rate(result["success"]), **share}
     return by_teacher
 
 
 def _change(results: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Compare the last evaluation of a stage with the first, over the tasks that both scored; None of one alone."""
+    """Compare the last evaluation of a stage with the first, over the tasks that both scored; None for a single
+    evaluation."""
     stages = [name for name in EVALUATED if results.get(name)]
     if len(stages) < 2:
         return None
     before, after = (msgspec.convert(results[name], Evaluation) for name in (stages[0], stages[-1]))
     compared = compare(before, after)
+    return {"before": stages[0], "after": stages[-1], **_difference(compared)}
+
+
+def _difference(compared: Comparison) -> dict[str, Any]:
+    """Return the change of a comparison's figure, with its interval and the number of tasks that both scored."""
     change = compared.changes[compared.figure]
-    low, high = change.interval or (None, None)
-    return {
-        "before": stages[0],
-        "after": stages[-1],
-        "figure": compared.figure,
-        "difference": change.value,
-        "difference_low": low,
-        "difference_high": high,
-        "tasks": change.tasks,
-    }
+    return {"figure": compared.figure, **_interval("difference", change), "tasks": change.tasks}
 
 
-def _against(context: Context, last: Mapping[str, Any]) -> dict[str, Any]:
-    """Compare with the results of `[eval] against`, over the tasks that both scored.
+def _interval(name: str, estimate: Estimate) -> dict[str, Any]:
+    low, high = estimate.interval or (None, None)
+    return {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
+
+
+def _against(files: RunFiles, last: Mapping[str, Any]) -> dict[str, Any]:
+    """Compare the last evaluation with the results of `[eval] against`, over the tasks that both scored.
 
     Returns:
-        By name: the other's success (its reward, where the world knows none), how much higher ours is, task by task,
-        its success by dataset, and the number of tokens that its last stage trained.
+        By name: success of the other run (reward, if the environment knows no success), our difference from it task
+        by task, its success by dataset, and the tokens that its last stage trained.
     """
     if not last:
         return {}
-    by_name, own = {}, msgspec.convert(last, Evaluation)
-    for name, other in others(context).items():
+    by_name = {}
+    own = msgspec.convert(last, Evaluation)
+    for name, other in stored_baselines(files).items():
         compared = compare(other.evaluation, own)
-        baseline, change = narrowed(other.evaluation, own), compared.changes[compared.figure]
-        low, high = change.interval or (None, None)
+        baseline = narrowed(other.evaluation, own)
         by_name[name] = {
-            "figure": compared.figure,
+            **_difference(compared),
             "value": getattr(baseline, compared.figure).value,
-            "difference": change.value,
-            "difference_low": low,
-            "difference_high": high,
-            "tasks": change.tasks,
             "left_out": len(compared.left_out),
             "by_dataset": {tag: rate.value for tag, rate in baseline.by_tag.items()},
             "tokens_trained": other.tokens_trained,
@@ -142,9 +140,9 @@ def _against(context: Context, last: Mapping[str, Any]) -> dict[str, Any]:
     return by_name
 
 
-def _by_dataset(context: Context, results: Mapping[str, Any]) -> dict[str, Any]:
+def _by_dataset(factory: EnvFactory, results: Mapping[str, Any]) -> dict[str, Any]:
     by_stage = {name: (results.get(name) or {}).get("by_tag", {}) for name in EVALUATED}
-    coverage = getattr(context.factory, "coverage", {})
+    coverage = getattr(factory, "coverage", {})
     return {
         tag: {
             "coverage": coverage.get(tag),

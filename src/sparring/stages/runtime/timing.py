@@ -1,5 +1,5 @@
-"""Timing of live training: which share of a step went into generating, training, both or neither, and what engine and
-trainer waited for while they were idle."""
+"""Timing of online training: shares of a step spent generating, training, both or neither, and causes of idle engines
+and trainers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ TRAINER_SPANS = {
 }
 """Activity of each timed method of a trainer."""
 EVAL_SPANS = {"generate": "evaluating", "stream": "evaluating"}
-"""Activity of each timed method of the engine, as evaluation beside training uses it."""
+"""Activity of each timed method of the engine when an evaluation calls it."""
 BESIDE = ("worlds", "judging", "saving", "evaluating")
-"""Activities beside those: of the phases of rollouts (`rollout/phases.py`), checkpoints, and evaluation."""
+"""Other activities: phases of rollouts (`rollout/phases.py`), checkpoints and evaluation."""
 ENGINE_CAUSES = (
     ("updating", "update"),
     ("worlds", "worlds"),
@@ -29,7 +29,7 @@ ENGINE_CAUSES = (
     ("saving", "saving"),
     ("training", "training"),
 )
-"""Activities for which an idle engine waits, the first that goes on, and what they are called then."""
+"""Activities that an idle engine waits for, each with the name of the cause; the first one in progress counts."""
 TRAINER_CAUSES = (
     ("updating", "update"),
     ("saving", "saving"),
@@ -40,14 +40,14 @@ TRAINER_CAUSES = (
     ("judging", "scoring"),
     ("evaluating", "evaluation"),
 )
-"""Activities for which an idle trainer waits, the first that goes on, and what they are called then."""
+"""Activities that an idle trainer waits for, each with the name of the cause; the first one in progress counts."""
 
 
 class EngineCounters:
-    """Metrics of an engine, step by step.
+    """Metrics of an engine for each step.
 
     Args:
-        engine: counts from its start on.
+        engine: engine whose counts are read, from now on.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -56,7 +56,7 @@ class EngineCounters:
 
     def lap(self) -> dict[str, float]:
         """Return the metrics of the step that ends now as `engine/<name>`: the growth of counts since the last call,
-        and levels (`..._now`, `max_...`) as they are."""
+        and the present levels (`..._now`, `max_...`)."""
         before, self._before = self._before, dict(self._engine.metrics)
         is_level = {name: name.endswith("_now") or name.startswith("max_") for name in self._before}
         return {
@@ -66,10 +66,10 @@ class EngineCounters:
 
 
 class StepClock:
-    """Times of one step, for its metrics; the first step begins when the clock is made.
+    """Clock of steps; the first step begins now.
 
     Args:
-        spans: of the activities; what they counted before is dropped.
+        spans: account of the activities, which starts anew.
     """
 
     def __init__(self, spans: Spans) -> None:
@@ -78,9 +78,11 @@ class StepClock:
         self._last = time.monotonic()
 
     def lap(self, tokens: float) -> dict[str, float]:
-        """Return the metrics of the step that ends now: `time/step_s`, `time/<activity>` as shares of it,
-        `time/tokens_per_s`, and the shares in which engine and trainer were `busy` or idle for a cause, as
-        `time/engine/<cause>` and `time/trainer/<cause>`, each of which add up to 1.
+        """Return the metrics of the step that ends now.
+
+        Those are `time/step_s`, `time/<activity>` as shares of the step, and `time/tokens_per_s`. Shares in which the
+        engine was `busy` or idle for a cause are `time/engine/<cause>` and add up to 1; `time/trainer/<cause>`
+        likewise.
 
         Args:
             tokens: sampled tokens of the step.

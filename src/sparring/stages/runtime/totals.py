@@ -1,4 +1,4 @@
-"""Totals of a training stage over all its steps."""
+"""Totals of a training stage over all steps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from sparring.types import Batch, TokenAccount
 
 
 class Totals:
-    """Totals over all steps of a stage; saved with every checkpoint so that a resume loses none. Of these
-    `logprob_max_abs_diff` is None where no fresh token was trained."""
+    """Totals over all steps of a stage, saved with every checkpoint.
+
+    Attributes:
+        logprob_max_abs_diff: largest difference between the trainer's and the engine's log-probabilities; None: no
+            fresh token was trained.
+    """
 
     def __init__(self, saved: Mapping[str, Any] | None) -> None:
         saved = saved or {}
@@ -23,7 +27,7 @@ class Totals:
         self.steps = int(saved.get("steps", 0))
 
     def add(self, batch: Batch, metrics: Mapping[str, float]) -> None:
-        """Add one step. Of one that was dropped (`Trainer.step`) no token was trained."""
+        """Add one step. A dropped step (`Trainer.step`) trained no token."""
         dropped = "tokens_dropped" in metrics and not metrics["updated"]
         self.account += batch.account.untrained() if dropped else batch.account
         self.logprob_max_abs_diff = _larger(self.logprob_max_abs_diff, metrics.get("logprob_max_abs_diff"))
@@ -45,7 +49,7 @@ class Totals:
 
 
 def _larger(largest: float | None, value: float | None) -> float | None:
-    """Return the larger of two. None stands for no value, and NaN is larger than everything."""
+    """Return the larger of two values. None stands for no value, and NaN is the largest."""
     if largest is None or value is None:
         return value if largest is None else largest
     return value if value != value or value > largest else largest

@@ -1,4 +1,4 @@
-"""Updates of an engine's weights that are tried again where one is late or refused (law 9)."""
+"""Weight updates of an engine that are repeated if they are late or refused (law 9)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sparring.types import WeightRef
 
 
 class RetriedUpdates:
-    """Engine as the loop updates it. Implements `loop.ServesWeights`: whoever awaits `pull` waits until the weights are
-    served, so the window stays shut, and meanwhile the engine serves the old ones.
+    """Engine that repeats failed weight updates. Implements `loop.ServesWeights`: `pull` returns when the weights are
+    served; until then the window stays shut and the engine serves the old weights.
 
     Args:
-        engine: takes the weights.
-        config: of the engine: `update_retries`, `update_retry_delay_s`.
-        report: called with a sentence for each update that has to be tried again.
+        engine: engine that takes the weights.
+        config: engine settings `update_retries`, `update_retry_delay_s`.
+        report: called with a sentence before each repetition.
     """
 
     def __init__(self, engine: Engine, config: EngineConfig, report: Callable[[str], None]) -> None:
@@ -29,7 +29,7 @@ class RetriedUpdates:
         """Serve published weights.
 
         Raises:
-            WeightsError: the update failed once more than `update_retries`; the engine serves the old version.
+            WeightsError: all tries failed; the engine serves the old version.
         """
         retries, where = self._config.update_retries, f"weights of {ref.model} version {ref.version}"
         for attempt in range(retries + 1):
@@ -37,13 +37,13 @@ class RetriedUpdates:
                 return await self._engine.pull(ref)
             except (WeightsError, EngineError) as error:
                 if attempt == retries:
-                    raise WeightsError(self._stopped(ref, error)) from error
+                    raise WeightsError(self._failure(ref, error)) from error
                 pause_s = retry_pause_s(self._config.update_retry_delay_s, attempt + 1, ref.checksum, ref.version)
                 again = f"tried again in {pause_s:.1f} s ({attempt + 1} of {retries})"
                 self._report(f"{where}: {again}, version {self._engine.version} serves on: {error}")
                 await asyncio.sleep(pause_s)
 
-    def _stopped(self, ref: WeightRef, error: SparringError) -> str:
+    def _failure(self, ref: WeightRef, error: SparringError) -> str:
         expected = f"expected an update within {self._config.update_retries + 1} tries"
         served = f"the engine serves version {self._engine.version}, the run cannot go on without them"
         do = f"mend the engine, then the same command goes on after step {ref.version}"

@@ -1,4 +1,4 @@
-"""Record of the versions that a stage publishes: a resume that trains a step again must make the same weights."""
+"""Record of a stage's published versions: a resume that trains a step again must make the same weights."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sparring.types import WeightRef
 
 
 class OtherWeights(SparringError):
-    """A step that is trained again made other weights than before."""
+    """Difference between the weights of a step that is trained again and the recorded ones."""
 
 
 class VersionLog:
-    """Log of the published versions of a stage: entries `published` with `checksum`, and `digests`, 8 bytes a tensor in
-    the order of their names.
+    """Log of a stage's published versions: entries `published` with `checksum` and `digests`, 8 bytes for each tensor
+    in the order of their names.
 
     Args:
-        store: holds the log.
-        stage: whose versions.
+        store: store of the log.
+        stage: name of the stage.
     """
 
     def __init__(self, store: Store, stage: str) -> None:
@@ -31,8 +31,8 @@ class VersionLog:
         self._stage = stage
 
     def logged(self, trainer: Trainer) -> Trainer:
-        """Return `trainer` with every version that it pushes recorded before it is served, or compared with the record
-        where a process before this one published it."""
+        """Return a trainer whose pushed versions are recorded before they are served, or compared with the record of an
+        earlier process."""
 
         async def push() -> WeightRef:
             ref = await trainer.push()
@@ -47,8 +47,8 @@ class VersionLog:
         """Record a version, or compare it with the record.
 
         Raises:
-            OtherWeights: these are other weights than those recorded of this step.
-            StoreError: it cannot be written.
+            OtherWeights: the record has other weights for this step.
+            StoreError: the record cannot be written.
         """
         name = step_name(self._stage, ref.version)
         entry = next(iter(self._store.entries(self._stage, name=name, kinds={"published"})), None)
@@ -69,7 +69,7 @@ def _packed(digests: Mapping[str, int]) -> bytes:
 
 
 def _first_difference(digests: Mapping[str, int], recorded: bytes) -> str:
-    """Return in words which tensor differs first, by name; nothing where nobody knows."""
+    """Return a clause that names the first tensor that differs, by name; empty if unknown."""
     packed = _packed(digests)
     if len(packed) != len(recorded):
         return f", of {len(packed) // 8} tensors where there were {len(recorded) // 8}"

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import msgspec
-
-from sparring.algo.facts import Facts
 
 
 class DpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="dpo"):
@@ -18,12 +14,6 @@ class DpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     The first choice for pairs. With label smoothing (Mitchell 2023) the margins stay finite, as if a share of the
     labels were wrong.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2305.18290, equation 7; smoothing Mitchell 2023",
-        defaults={"beta": "the paper; TRL", "label_smoothing": "off"},
-        differences=(),
-    )
 
     beta: float = 0.1
     """Strength of the implicit KL constraint: a larger value keeps the policy nearer to the reference."""
@@ -46,12 +36,6 @@ class RobustDpoConfig(
     Use it if the error rate of the labels is known, such as from judges that were asked twice.
     """
 
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2403.00409",
-        defaults={"beta": "as for dpo", "flip_rate": "ours: the rate is the data's"},
-        differences=(),
-    )
-
     beta: float = 0.1
     """Strength of the implicit KL constraint: a larger value keeps the policy nearer to the reference."""
     flip_rate: float = 0.1
@@ -71,12 +55,6 @@ class IpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Use it if preferences are nearly deterministic: the margin has a target, while DPO's grows without bound.
     """
 
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2310.12036, equation 17",
-        defaults={"beta": "TRL", "length_averaged": "the paper"},
-        differences=("TRL takes means over tokens: length_averaged = true.",),
-    )
-
     beta: float = 0.1
     """The paper's tau; the target of the margin is 1 / (2 beta)."""
     length_averaged: bool = False
@@ -95,12 +73,6 @@ class KtoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Use it if replies are rated one by one, or if wanted replies far outnumber unwanted ones: then give the rarer kind
     more weight.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2402.01306, equation 8",
-        defaults={"beta": "the paper; TRL", "wanted": "the paper", "unwanted": "the paper"},
-        differences=(),
-    )
 
     beta: float = 0.1
     """Strength of the implicit KL constraint: a larger value keeps the policy nearer to the reference."""
@@ -122,15 +94,6 @@ class SimPoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     win by length.
     """
 
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2405.14734, equation 6",
-        defaults={
-            "beta": "the paper, whose runs have 2 and 2.5",
-            "gamma": "among those of the paper's runs, 0.3 to 1.6",
-        },
-        differences=(),
-    )
-
     beta: float = 2.0
     """Scale of mean log-probabilities."""
     gamma: float = 1.0
@@ -151,12 +114,6 @@ class OrpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Use it instead of supervised fine-tuning: one stage from a base model.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        source="arXiv 2403.07691, equations 6 and 7",
-        defaults={"strength": "the paper; TRL"},
-        differences=(),
-    )
 
     strength: float = 0.1
     """Weight of the preference part; the paper's lambda."""

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from unit.record.played import playback
 
 from sparring.errors import EngineError, LimitReached, NotRebuildable
 from sparring.generation import Constraint, GenerateRequest, Sampling
 from sparring.record.recorder import RecordedSession, Recorder
-from sparring.record.replies import PATIENCE_S, RecordedReplies
+from sparring.rollout.journal import PATIENCE_S, Playback
 from sparring.testing.clock import run_virtual
 from sparring.testing.conversations import TOOL, say, user
 from sparring.testing.scripted_engine import ScriptedEngine
@@ -48,11 +49,11 @@ class SlowFirst(ScriptedEngine):
 
 
 def session(
-    engine: ScriptedEngine, replies: RecordedReplies | None = None, store: TurnList | None = None, **limits: int
+    engine: ScriptedEngine, journal: Playback | None = None, store: TurnList | None = None, **limits: int
 ) -> RecordedSession:
     """A session, from a record if there is one."""
     recorder = Recorder(engine, RENDERER, store, sampling=Sampling(max_tokens=256), max_context=1500)
-    return recorder.open(toy_task(), rollout_id="r", seed=7, limits=Limits(**limits), replies=replies)
+    return recorder.open(toy_task(), rollout_id="r", seed=7, limits=Limits(**limits), journal=journal)
 
 
 async def branches(one: RecordedSession, count: int = 3) -> list[Message]:
@@ -65,14 +66,14 @@ async def branches(one: RecordedSession, count: int = 3) -> list[Message]:
     return await asyncio.gather(*(talk(text) for text in ("a", "a", "b")[:count]))
 
 
-def recorded(one: RecordedSession, turns: int | None = None) -> RecordedReplies:
+def recorded(one: RecordedSession, turns: int | None = None) -> Playback:
     """The record of a session's first turns."""
     last = len(one.segments) if turns is None else [s.index for s in one.segments if s.model][turns - 1] + 1
-    return RecordedReplies({"policy": one.segments[:last]})
+    return playback(one.segments[:last])
 
 
 @pytest.mark.parametrize("turns", range(1, 7))
-def test_a_record_of_requests_at_once_becomes_the_same_record(turns: int) -> None:
+def test_a_record_of_concurrent_requests_is_reproduced(turns: int) -> None:
     first = session(SlowFirst(script))
     said, _ = run_virtual(branches(first))
     again, store = ScriptedEngine(script), TurnList()
@@ -88,19 +89,19 @@ def test_a_record_of_requests_at_once_becomes_the_same_record(turns: int) -> Non
     assert len(store.turns) == 6 - turns, "what is durable is not written again"
 
 
-def test_a_reply_that_was_cut_short_hits_the_same_limit() -> None:
+def test_a_truncated_reply_hits_the_same_limit() -> None:
     first, engine = session(ScriptedEngine(script), max_tokens=4), ScriptedEngine(script)
     with pytest.raises(LimitReached, match="cut short"):
         run_virtual(first.complete([user("Hi")]))
     for segments in (first.segments, [replace(s, finish_reason=None) for s in first.segments]):
-        second = session(engine, RecordedReplies({"policy": segments}), max_tokens=4)
+        second = session(engine, playback(segments), max_tokens=4)
         with pytest.raises(LimitReached, match="cut short") as caught:
             run_virtual(second.complete([user("Hi")]))
         assert caught.value.reason == "max_tokens" and engine.requests == []
         assert second.usage == first.usage and [s.tokens for s in second.segments] == [s.tokens for s in first.segments]
 
 
-def test_a_reply_keeps_the_share_of_the_budget_that_it_had() -> None:
+def test_a_reply_keeps_its_share_of_the_budget() -> None:
     """The last request had less left to it than those before."""
     first = session(SlowFirst(script), max_tokens=280)
     run_virtual(branches(first, 2))
@@ -118,7 +119,7 @@ def test_a_reply_keeps_the_share_of_the_budget_that_it_had() -> None:
         ([user("Hi")], {"constraint": Constraint(kind="regex", source="a+")}, "has other settings of sampling"),
     ],
 )
-def test_a_request_that_is_not_the_recorded_one_is_refused(history, options, message: str) -> None:
+def test_a_request_that_differs_from_the_record_is_refused(history, options, message: str) -> None:
     first, engine = session(ScriptedEngine(script)), ScriptedEngine(script)
     run_virtual(first.complete([user("Hi")]))
     replies = recorded(first)
@@ -130,7 +131,7 @@ def test_a_request_that_is_not_the_recorded_one_is_refused(history, options, mes
     assert engine.requests == [] and second.segments == () and replies.difference is not None
 
 
-def test_a_request_that_nothing_else_follows_is_refused_after_a_while() -> None:
+def test_an_unrecorded_request_without_others_is_refused_after_a_while() -> None:
     first = session(ScriptedEngine(script))
     run_virtual(branches(first))
     replies = recorded(first)
@@ -143,7 +144,7 @@ def test_a_request_that_nothing_else_follows_is_refused_after_a_while() -> None:
     assert run_virtual(other())[1] == PATIENCE_S
 
 
-def test_requests_at_once_that_fail_and_come_again_have_numbers_of_their_own() -> None:
+def test_failed_concurrent_requests_keep_their_own_seeds() -> None:
     """The second of two with one prompt goes on; the first fails and comes again: it is the first still."""
     engine = SlowFirst(script, fail_on=(1,))
     one = session(engine)

@@ -8,7 +8,7 @@ import pytest
 from fates import make_stack
 
 from sparring.generation import KeptSets
-from sparring.rollout.replay import ReplayReport, prompt_of, replay
+from sparring.rollout.resample import Resampling, prompt_of, resample, turns_of
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_script, toy_task
 from sparring.types import Rollout, Segment
@@ -24,9 +24,9 @@ def recorded() -> Rollout:
     return make_stack(engine=engine()).run(toy_task()).rollout
 
 
-def run(rollout: Rollout, version: int = 0) -> ReplayReport:
+def run(rollout: Rollout, version: int = 0) -> Resampling:
     """The replay on a fresh engine."""
-    return asyncio.run(replay(rollout, engine(version), toy_renderer()))
+    return asyncio.run(resample(turns_of([rollout], "policy"), engine(version), toy_renderer()))
 
 
 def changed(rollout: Rollout, turn: int, change) -> Rollout:
@@ -76,13 +76,16 @@ def test_other_tokens_are_found(what: str) -> None:
         versions = replace(segment.versions, lengths=(short,))
         return replace(segment, tokens=segment.tokens[:-1], logprobs=segment.logprobs[:-1], versions=versions)
 
-    report = run(changed(recorded(), 0, other))
-    assert report.difference is not None and report.difference.what == what and report.turns == 1
+    rollout = recorded()
+    report = run(changed(rollout, 0, other))
+    assert report.difference is not None and report.difference.what == what
+    first = next(segment for segment in rollout.trajectories[0].segments if segment.model)
+    assert report.difference.segment == first.index, "the first of those that differ"
 
 
 def test_other_weights_are_not_compared() -> None:
     report = run(recorded(), version=3)
-    assert not report.identical and (report.turns, report.skipped_turns, report.difference) == (0, 2, None)
+    assert not report.identical and (report.turns, report.num_left, report.difference) == (0, 2, None)
 
 
 def test_the_prompt_is_what_was_sent() -> None:

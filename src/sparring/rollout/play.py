@@ -1,0 +1,362 @@
+"""One attempt at a rollout: open, play, score, close (law 6)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from sparring.backoff import retry_pause_s
+from sparring.envs.domains import factory_of
+from sparring.envs.executor import Executor, InlineExecutor
+from sparring.errors import (
+    BadInput,
+    EnvError,
+    HarnessError,
+    InfraError,
+    JudgeError,
+    LimitReached,
+    NotRebuildable,
+    PolicyFailure,
+    TaskError,
+    boundary,
+)
+from sparring.observe.metrics import Metrics
+from sparring.protocols import Boxes, EnvFactory, Harness
+from sparring.record.rewards import OutsideRewards
+from sparring.rollout.attempts import Attempt
+from sparring.rollout.blame import OPENING, AttemptCalls, WorldCalls
+from sparring.rollout.config import RolloutConfig
+from sparring.rollout.episode import GuardedEnv, RunningEpisode, SessionRecorder
+from sparring.rollout.journal import Journal, Journals, Playback
+from sparring.rollout.load import CappedBoxes
+from sparring.rollout.metrics import HarnessEnds
+from sparring.rollout.outcomes import ANSWERED, CANCELLED, MALFORMED, broken_by, ended_as, is_about, outcome_at
+from sparring.rollout.phases import Phases, Waits
+from sparring.rollout.stalls import Stalls
+from sparring.types import BoxSpec, Outcome, Purpose, Rollout, Score, Task, Timing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutRequest:
+    """Request for a rollout.
+
+    Attributes:
+        task: task, with the limits of the run.
+        index: place of the rollout in its group.
+        seed: seed of the sampling.
+        purpose: purpose of the rollout.
+        priority: priority of its requests at the engine.
+        admission: number of its group; the engine serves the lowest of one priority first.
+    """
+
+    task: Task
+    index: int
+    seed: int
+    purpose: Purpose = "train"
+    priority: int = 0
+    admission: int = 0
+
+    def rollout(self, **parts: Any) -> Rollout:
+        """Return a rollout of this request with an id, the number of an attempt, and trajectories."""
+        return Rollout(task=self.task, index=self.index, purpose=self.purpose, **parts)
+
+
+@dataclass(eq=False)
+class Player:
+    """Player of single attempts: makes box, environment and sessions, lets the harness run under the limits, and scores
+    while the environment is open.
+
+    Attributes:
+        factory: makes the environment.
+        boxes: the pool; only tasks with a `box` take one. Of `CappedBoxes`, an attempt that waits for others to start
+            theirs is in the phase `box queue`, which has no limit.
+        recorder: opens the sessions, which are answered by the journal, then by an engine.
+        harness: holds the conversation.
+        config: limits, retries.
+        executors: makes the executor of an environment, with `shared` as the factory says; an environment that blocks
+            stops `InlineExecutor` and its event loop.
+        log: journals of the attempts; unfinished rollouts of an earlier process go on from those in a store.
+        report: called with a sentence for what a reader of the run has to know.
+        close_failures: the latest environments and boxes that did not close; they change no outcome.
+        waits: the phases that are under way.
+        abandoned: number of environments whose code went on although it was cancelled.
+    """
+
+    factory: EnvFactory
+    boxes: Boxes
+    recorder: SessionRecorder
+    harness: Harness
+    config: RolloutConfig
+    _: KW_ONLY
+    executors: Callable[..., Executor] = InlineExecutor
+    log: Journals = field(default_factory=Journals)
+    report: Callable[[str], None] = lambda sentence: None
+
+    def __post_init__(self) -> None:
+        self._widens: Callable[..., BoxSpec] | None = getattr(self.harness, "box_of", None)
+        self._metrics = Metrics()
+        self._ends = HarnessEnds(self._metrics, lambda sentence: self.report(sentence))
+        self.close_failures: deque[InfraError] = deque(maxlen=100)
+        self.waits = Waits(self.config)
+        self._stalls = Stalls(self.waits, self.config.stalled_s, lambda sentence: self.report(sentence))
+        self.abandoned = 0
+
+    @property
+    def max_context(self) -> int | None:
+        """Most ids that a prompt of the policy and its reply may have together; None where replies are text."""
+        return getattr(self.recorder, "max_context", None)
+
+    def phases(self, name: str) -> Phases:
+        """Return the phases of an attempt or of a group's scoring, under this runner's limits."""
+        return Phases(self.waits, rollout_id=name, recorded=self._note)
+
+    async def play(self, request: RolloutRequest, journal: Journal, number: int, calls: WorldCalls) -> Attempt:
+        """Play an attempt: the journal first, then the engine. Its world is closed whatever happens.
+
+        Args:
+            request: request for the rollout.
+            journal: what is recorded of the attempt; the rest of the attempt is appended.
+            number: number of the attempt.
+            calls: calls of the worlds of the rollout's attempts.
+
+        Raises:
+            BadInput: the harness asks for a role that the world does not name.
+        """
+        playback = Playback(journal)
+        watched = AttemptCalls(calls, playback)
+        rewards = self._outside_rewards(journal)
+        episode = self._episode(request, playback, watched, rewards)
+        rollout = partial(request.rollout, id=journal.attempt, attempt=number)
+        try:
+            attempt = await self._conclude(episode, rollout)
+            if rewards is not None and rewards.offered and attempt.error is None:
+                attempt = await self._rewarded(attempt, rewards)
+        finally:
+            if rewards is not None:
+                await rewards.close()
+        if playback.difference is not None and not isinstance(attempt.error, NotRebuildable):
+            error = NotRebuildable(playback.difference)  # the harness went on all the same
+            attempt = replace(attempt, rollout=ended_as(attempt.rollout, broken_by(error)), score=None, error=error)
+        boxless = self._box_of(episode) is not None and episode.box is None
+        return replace(
+            attempt,
+            again=playback.again,
+            caught_up=playback.caught_up,
+            rebuildable=episode.env.rebuildable and journal.holds(attempt.rollout.trajectories),
+            broken=watched.broken,
+            broken_call=watched.broken.call if watched.broken else OPENING if boxless else None,
+        )
+
+    def _episode(
+        self, request: RolloutRequest, playback: Playback, calls: AttemptCalls, rewards: OutsideRewards | None
+    ) -> RunningEpisode:
+        """Return the episode of an attempt. Nothing of it is open yet."""
+        task, attempt = request.task, playback.attempt
+        factory = factory_of(self.factory, task)
+        env = GuardedEnv(
+            factory.make,
+            self.executors(shared=getattr(factory, "shared_thread", False)),
+            self.phases(attempt),
+            timeout_s=task.limits.timeout_s,
+            at_once=getattr(factory, "makes_at_once", False),
+            calls=calls,
+            playback=playback,
+        )
+        return RunningEpisode(
+            task,
+            env,
+            self.recorder,
+            rollout_id=attempt,
+            seed=request.seed,
+            priority=request.priority,
+            admission=request.admission,
+            rewards=rewards,
+        )
+
+    async def _conclude(self, episode: RunningEpisode, made: Callable[..., Rollout]) -> Attempt:
+        """Bring an episode to its outcome, or to the error that broke it.
+
+        Args:
+            episode: episode.
+            made: makes the rollout of its trajectories.
+        """
+        clock = asyncio.get_running_loop().time
+        started, began = time.time(), clock()
+        scoring = False
+        self._stalls.start()
+
+        def ended(outcome: Outcome, score: Score | None = None, error: InfraError | None = None) -> Attempt:
+            episode.env.playback.close()
+            timing = Timing(started=started, wall_s=clock() - began, world_s=episode.env.world_s)
+            return Attempt(
+                rollout=made(trajectories=episode.trajectories(outcome, timing)),
+                score=score,
+                error=error,
+                transcripts=episode.transcripts(),
+                unjudged=scoring and isinstance(error, JudgeError),
+            )
+
+        try:
+            await self._open(episode)
+            outcome = await self._play(episode)
+            episode.env.playback.end()
+            silent = episode.silent(self.harness, self.config.speaks) if outcome.trainable else None
+            attempt = ended(silent or outcome)
+            if silent is not None or not outcome.trainable:
+                return attempt
+            scoring = True
+            return replace(attempt, score=await self._score(episode, attempt.rollout))
+        except PolicyFailure as failure:
+            if scoring:  # the scorer's verdict: what was left behind cannot be scored
+                return ended(MALFORMED, Score(reward=self.config.policy_failure_reward, success=False))
+            error = EnvError(f"environment {episode.task.env}: {failure}")  # before the policy did anything
+            return ended(broken_by(error), error=error)
+        except InfraError as error:
+            return ended(broken_by(error), error=error)
+        finally:
+            await self._close(episode)
+
+    async def _open(self, episode: RunningEpisode) -> None:
+        """Make the environment and give the episode its box, as soon as the environment's tools are known where the
+        harness widens the box for them."""
+        if self._widens:
+            await episode.env.make()
+        await self._take_box(episode)
+        await episode.env.make()
+
+    async def _close(self, episode: RunningEpisode) -> None:
+        """Close the episode. What does not close changes no outcome."""
+        self.close_failures.extend(await episode.close())
+        self.abandoned += episode.env.abandoned
+        self._stalls.reset()
+
+    async def _take_box(self, episode: RunningEpisode) -> None:
+        """Give the episode its box. Waiting for one is not on the policy's clock; waiting until it may start is on no
+        clock at all.
+
+        Raises:
+            SandboxError: there is none, or not in time.
+            TaskError: there are no such boxes.
+        """
+        spec = self._box_of(episode)
+        if spec is None:
+            return
+        phases, boxes = episode.env.phases, self.boxes
+        pool, starts = (boxes.pool, boxes.starts) if isinstance(boxes, CappedBoxes) else (boxes, None)
+        if starts is not None:
+            with phases.within("box queue"):
+                await starts.acquire()
+        try:
+            with phases.within("box"):
+                episode.box = await pool.take(spec)
+        except BadInput as error:
+            raise TaskError(str(error)) from error
+        finally:
+            if starts is not None:
+                starts.release()
+
+    def _box_of(self, episode: RunningEpisode) -> BoxSpec | None:
+        """Return the box that an episode needs: its task's; of a harness that runs a program, one with room for it."""
+        if self._widens is None:
+            return episode.task.box
+        return self._widens(episode.task, tools=bool(episode.env.tools))
+
+    async def _play(self, episode: RunningEpisode) -> Outcome:
+        """Let the harness run; return how it ended when nothing broke.
+
+        Raises:
+            InfraError: something broke. Of a limit that struck, or of a request that was not answered to the end, it
+                is the error, whatever the harness made of it.
+        """
+        phases = episode.env.phases
+        try:
+            outcome = await self._run_harness(episode)
+        except HarnessError as error:  # a client raises what it was answered with
+            raise phases.struck or episode.failure or error from None
+        except InfraError as error:
+            raise phases.struck or error from None
+        failure = phases.struck or episode.failure
+        if failure is not None:
+            raise failure
+        return outcome
+
+    async def _run_harness(self, episode: RunningEpisode) -> Outcome:
+        """Let the harness run, and return the outcome that its end stands for."""
+        try:
+            with episode.env.phases.within("harness"), boundary(HarnessError, "harness"):
+                await InlineExecutor().run(self.harness.run, episode)
+        except LimitReached as limit:
+            episode.ended_by = limit
+            return outcome_at(limit)
+        except HarnessError as error:
+            if episode.limit is None:
+                raise
+            if not is_about(error, episode.limit):
+                episode.note("harness", {"error": str(error)})
+            return outcome_at(episode.limit)
+        except PolicyFailure as failure:
+            episode.ended_by = failure
+            return MALFORMED
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # the caller's wish, not the session's
+            return CANCELLED
+        return ANSWERED
+
+    async def _score(self, episode: RunningEpisode, rollout: Rollout) -> Score:
+        """Return the environment's score. A judge that fails is asked again about the same conversation.
+
+        Its reward is None where the environment left scoring to a second pass.
+
+        Raises:
+            JudgeError: there is none after all retries.
+        """
+        for retry in range(self.config.retries + 1):
+            if retry:
+                await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, retry, "score", rollout.id))
+            try:
+                score = await episode.env.score(rollout.trajectories)
+                return episode.env.with_turns(score or Score(reward=None), rollout.trajectories)
+            except JudgeError:
+                if retry == self.config.retries or episode.env.abandoned:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def _outside_rewards(self, journal: Journal) -> OutsideRewards | None:
+        """Return where an attempt gets its rewards from outside; None if the run takes none. Those in the journal count
+        again."""
+        if self.config.rewards_within_s is None:
+            return None
+        return OutsideRewards(
+            journal.attempt,
+            self.config.rewards_within_s,
+            by_sampler=self.config.rewards_under == "any_key",
+            before=journal.rewards,
+            record=journal.rewarded,
+            expire=partial(self._metrics.add, "rollout/rewards_expired", 1, "sum"),
+        )
+
+    async def _rewarded(self, attempt: Attempt, rewards: OutsideRewards) -> Attempt:
+        """Return an attempt with its rewards from outside, when the final one has come or is late. What the policy
+        broke keeps its score where none has come yet: nobody may be left to give one."""
+        if attempt.score is None or attempt.rollout.outcome.kind == "policy_failed" and not rewards.final:
+            return attempt
+        trajectory = attempt.rollout.trajectories[0]
+        in_time = await rewards.wait()
+        self._metrics.add("rollout/rewards_missing", not in_time, "sum")
+        self._metrics.add("rollout/rewards_expired", 0, "sum")
+        self._metrics.add("rollout/rewards_of_no_turn", rewards.of_no_turn(trajectory), "sum")
+        return replace(attempt, score=rewards.score(attempt.score, trajectory))
+
+    def _note(self, kind: str, name: str, data: Mapping[str, Any]) -> None:
+        """Record an event of an attempt; that an environment was abandoned is also said."""
+        self.log.note(kind, name, data)
+        self._ends.take(kind, name, data)
+        if kind == "abandoned":
+            self.report(f"{name}: its environment ignores cancellation in {data['call']} and is left behind")
