@@ -47,7 +47,7 @@ class RolloutRunner(Player):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._successes: defaultdict[str, Successes] = defaultdict(Successes)  # by environment
-        places = self.factory.places if isinstance(self.factory, Domains) else {}
+        places: Mapping[str, int] = self.factory.places if isinstance(self.factory, Domains) else {}
         self._places = {name: asyncio.Semaphore(number) for name, number in places.items()}
         self.places = Places(self.config.max_concurrent_rollouts)
         self.breakers = Breakers(self.config.outage_s, self.report)
