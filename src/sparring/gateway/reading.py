@@ -25,6 +25,7 @@ from sparring.record.request import far
 from sparring.types import Message, ToolSpec
 
 T = TypeVar("T")
+Body = bytes
 
 MOST_BYTES = 8 << 20
 """Maximum number of bytes of a request, whatever the context."""
@@ -43,7 +44,6 @@ MUCH_BYTES, MUCH_VALUES = 128 << 10, 8192
 """Size of a request above which it is read in a thread."""
 
 _OPENS = b",[{:"
-Body = bytes
 
 
 class Overflow(LimitReached):
@@ -121,7 +121,7 @@ class ReadDoor(Protocol):
 
     @property
     def models(self) -> ModelTable[Any]:
-        """The models that its client may name."""
+        """Models that its client may name."""
 
     @property
     def leave_out(self) -> frozenset[str]:
@@ -129,15 +129,15 @@ class ReadDoor(Protocol):
 
     @property
     def exchanges(self) -> DoorExchanges:
-        """The exchanges of its client's requests."""
+        """Exchanges of its client's requests."""
 
     @property
     def room(self) -> Room:
-        """Room that a prompt has."""
+        """Room for a prompt."""
 
     @property
     def reading(self) -> asyncio.Lock:
-        """Held while a request is read."""
+        """Lock that is held while a request is read."""
 
 
 async def read_body(request: Request, most_bytes: int, over: Callable[[], Exception] | None = None) -> bytes:

@@ -256,7 +256,7 @@ class AllocationMeter(TorchDispatchMode):
     """Mode that counts the bytes of the tensors made within while they live; `peak`: the most of each kind."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self._now, self._most = [0, 0], [0, 0]
         self._noted: set[int] = set()
 

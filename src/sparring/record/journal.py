@@ -44,15 +44,15 @@ class RecordedReply:
 
 
 class RecordedTurns(Protocol):
-    """Recorded turns of one role. A turn that comes again gets the place that it had.
+    """Recorded turns of one role. A turn that comes again gets the place that it had."""
 
-    Attributes:
-        inputs: for each input its parent's place, its ids and its own place.
-        places: places of all segments.
-    """
+    @property
+    def inputs(self) -> Sequence[tuple[int | None, tuple[int, ...], int]]:
+        """For each input its parent's place, its ids and its own place."""
 
-    inputs: Sequence[tuple[int | None, tuple[int, ...], int]]
-    places: Set[int]
+    @property
+    def places(self) -> Set[int]:
+        """Places of all segments."""
 
     def place_of(self, prompt: bytes, seed: int) -> int | None:
         """Return the place of the reply to a prompt, by its digest, that was drawn with a seed; None if it is new."""

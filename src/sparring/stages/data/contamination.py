@@ -64,7 +64,7 @@ def _tasks_shown(files: RunFiles, factory: EnvFactory) -> Iterator[tuple[str, st
     """Yield identity and description of every task that this run trained on."""
     for index in range((files.done("collect") or {}).get("tasks", 0)):
         collected = files.store.get(f"collect/{index}")
-        assert collected is not None  # the stage is done, with so many tasks
+        assert collected is not None  # the stage is done, with so many
         identifier = collected.get("identity") or normalised(collected["prompt"])
         yield identifier, f"the task of a trace, {collected['prompt'][:60]!r}"
     for stage in ("rl", "distill"):

@@ -64,14 +64,7 @@ async def supervise(
     """
     section: Section = getattr(context.config, stage)
     context.sink.start(stage, section.steps)
-    checkpoints = Checkpoints(
-        trainer=trainer,
-        store=context.store,
-        stage=stage,
-        folder=context.folder / stage,
-        keeping=Keeping.of(context.config, train_of(context.config, stage), section.steps),
-        say=lambda text: context.sink.event(stage, text),
-    )
+    checkpoints = _checkpoints(context, stage, trainer, section.steps)
     done, state = await checkpoints.resume()
     context.store.truncate(stage, done)
     totals: dict[str, Any] = {"tokens_trained": 0, **dict.fromkeys(shown), **state}
@@ -98,6 +91,17 @@ async def supervise(
         await run_loop(rows(), batches, {POLICY: trainer}, {}, _OpenWindow(), after_step)
     await write_model(trainer, source, context.output(stage))
     return {"model": str(context.output(stage)), **totals, **checkpoints.finish()}
+
+
+def _checkpoints(context: Context, stage: str, trainer: Trainer, last_step: int) -> Checkpoints:
+    return Checkpoints(
+        trainer=trainer,
+        store=context.store,
+        stage=stage,
+        folder=context.folder / stage,
+        keeping=Keeping.of(context.config, train_of(context.config, stage), last_step),
+        say=lambda text: context.sink.event(stage, text),
+    )
 
 
 def epochs(units: Sequence[T], steps: range, per_step: int, seed: int, stage: str) -> Iterator[list[T]]:

@@ -245,9 +245,8 @@ class OnlineTraining:
                 context.store.metric(stage, step.version, metrics)
             progress.totals.add(batch, metrics)
             reports.log(step.version, metrics)
-            states: dict[str, Mapping[str, Any]] = {"scheduler": scheduler.state(step.version)}
-            states |= {"totals": progress.totals.as_dict()}
-            states |= {name: part.state() for name, part in progress.stateful.items()}
+            states: dict[str, Mapping[str, Any]] = {name: part.state() for name, part in progress.stateful.items()}
+            states |= {"scheduler": scheduler.state(step.version), "totals": progress.totals.as_dict()}
             with self._spans.span("saving"):
                 await checkpoints.after(step, metrics, states)
             evaluator.after(step.version)

@@ -125,8 +125,7 @@ def _against(files: RunFiles, last: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not last:
         return {}
-    by_name = {}
-    own = msgspec.convert(last, Evaluation)
+    by_name, own = {}, msgspec.convert(last, Evaluation)
     for name, other in stored_baselines(files).items():
         compared = compare(other.evaluation, own)
         baseline = narrowed(other.evaluation, own)
