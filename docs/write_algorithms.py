@@ -103,18 +103,18 @@ SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
     (
         "Credit",
         "Rules that turn scores into advantages of sampled tokens. Members of a group are compared role by role; rollouts lost "
-        "to infrastructure are not members; a token that branches share counts once. `algo/credit/`.",
+        "to infrastructure are not members; a token that branches share counts once. `algo/credit/`, rare ones `algo/rare/credit/`.",
         typing.get_args(CreditRule),
     ),
     (
         "Shaping",
-        "Changes of scores before credit. `algo/shaping/`.",
+        "Changes of scores before credit. `algo/shaping/`, rare ones `algo/rare/shaping/`.",
         (*typing.get_args(ShapingRule), KlReward),
     ),
     (
         "Preference",
         "Losses over compared or labelled replies, for `[preference] loss` and `[rl] preference`; see "
-        "[Preferences and reward models](preference.md). `algo/loss/preference/`.",
+        "[Preferences and reward models](preference.md). `algo/loss/preference/`, rare ones `algo/rare/preference/`.",
         typing.get_args(PreferenceLoss),
     ),
     (
@@ -137,7 +137,8 @@ SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
     ),
     (
         "Gate",
-        "The policy term as a function of the ratio r and the advantage A, token by token. `algo/gate/`.",
+        "The policy term as a function of the ratio r and the advantage A, token by token. `algo/gate/`, rare ones "
+        "`algo/rare/gate/`.",
         typing.get_args(GateRule),
     ),
     (

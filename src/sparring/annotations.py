@@ -47,11 +47,11 @@ class Annotation(StrEnum):
         readers=(
             "algo/annotate/kl.py",
             "algo/config.py",
-            "algo/credit/prime.py",
             "algo/loss/implicit.py",
             "algo/loss/policy.py",
             "algo/loss/preference/kto.py",
             "algo/loss/preference/pairs.py",
+            "algo/rare/credit/prime.py",
             "algo/shaping/kl_reward.py",
             "batch/implicit.py",
         ),
@@ -61,7 +61,7 @@ class Annotation(StrEnum):
         meaning="log-probability of each weighted token under the implicit process reward model before the update",
         unit="nats",
         writers=("stages/models/annotators.py",),
-        readers=("algo/credit/prime.py", "stages/models/implicit_reward.py"),
+        readers=("algo/rare/credit/prime.py", "stages/models/implicit_reward.py"),
     )
     PROXIMAL = Declaration(
         name="proximal",
@@ -109,7 +109,7 @@ class Annotation(StrEnum):
         name="right",
         meaning="1 at each weighted token of a right rollout",
         unit="0 or 1",
-        writers=("algo/credit/prime.py",),
+        writers=("algo/rare/credit/prime.py",),
         readers=("batch/implicit.py",),
     )
     PROBABILITY_SQUARES = Declaration(
@@ -117,7 +117,7 @@ class Annotation(StrEnum):
         meaning="sum over the vocabulary of the squared probabilities at each weighted token",
         unit="0 to 1",
         writers=("stages/models/annotators.py",),
-        readers=("algo/credit/optimal_token_baseline.py", "stages/models/annotators.py"),
+        readers=("algo/rare/credit/optimal_token_baseline.py", "stages/models/annotators.py"),
     )
     KL_COEFFICIENT = Declaration(
         name="kl_coefficient",
@@ -131,7 +131,7 @@ class Annotation(StrEnum):
         meaning="1 if the gate selects the token among all of the optimiser step",
         unit="0 or 1",
         writers=("algo/loss/policy.py",),
-        readers=("algo/gate/clip_cov.py", "algo/gate/kl_cov.py", "algo/gate/m2po.py"),
+        readers=("algo/rare/gate/clip_cov.py", "algo/rare/gate/kl_cov.py", "algo/rare/gate/m2po.py"),
     )
     ENTROPIC = Declaration(
         name="entropic",

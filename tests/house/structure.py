@@ -29,6 +29,7 @@ FORBIDDEN_NAMES = {"utils", "util", "common", "misc", "helpers", "helper", "mana
 HEAVY = {
     "torch": (
         "algo/loss/",
+        "algo/rare/preference/",
         "algo/correction/",
         "batch/tensors.py",
         "kernels/",
@@ -61,7 +62,7 @@ SPARING = (
 """Ways in which a test that does not run looks like one that passed."""
 BROAD_EXCEPT = ("errors.py", "cli/main.py")
 MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS, MAX_WIDTH, MAX_MODULES = 500, 60, 8, 120, 25
-VARIANTS = {"algo/credit"}
+VARIANTS = {"algo/rare/credit"}
 """Packages of rules: every file is one variant behind one protocol, and there may be any number of them."""
 MACHINE_PATH = re.compile(r"""["'\s=](/(?:root|home|work|Users|tmp|mnt)/\w)""")
 

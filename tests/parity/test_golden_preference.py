@@ -14,13 +14,13 @@ from golden.preference import PAIRWISE, Pair, ScoredReply, gradients
 
 from sparring.algo.loss.preference.bradley_terry import BradleyTerry
 from sparring.algo.loss.preference.dpo import Dpo
-from sparring.algo.loss.preference.ipo import Ipo
 from sparring.algo.loss.preference.kto import Kto
-from sparring.algo.loss.preference.orpo import Orpo
 from sparring.algo.loss.preference.pairs import PairLoss
-from sparring.algo.loss.preference.robust_dpo import RobustDpo
-from sparring.algo.loss.preference.simpo import SimPo
 from sparring.algo.loss.step_labels import StepLabels
+from sparring.algo.rare.preference.ipo import Ipo
+from sparring.algo.rare.preference.orpo import Orpo
+from sparring.algo.rare.preference.robust_dpo import RobustDpo
+from sparring.algo.rare.preference.simpo import SimPo
 from sparring.batch.denominators import denominators
 from sparring.batch.preference import CHOSEN, MISMATCHED, REJECTED, labelled_steps, reply, whole_text
 from sparring.batch.tensors import micro_batch

@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file
 
 from sparring.algo.loss.preference.dpo import Dpo
-from sparring.algo.loss.preference.ipo import Ipo
 from sparring.algo.loss.preference.kto import Kto
-from sparring.algo.loss.preference.orpo import Orpo
 from sparring.algo.loss.preference.pairs import PairLoss
-from sparring.algo.loss.preference.robust_dpo import RobustDpo
-from sparring.algo.loss.preference.simpo import SimPo
+from sparring.algo.rare.preference.ipo import Ipo
+from sparring.algo.rare.preference.orpo import Orpo
+from sparring.algo.rare.preference.robust_dpo import RobustDpo
+from sparring.algo.rare.preference.simpo import SimPo
 from sparring.batch.preference import CHOSEN, MISMATCHED, REJECTED, preference_batch, reply
 from sparring.batch.units import units
 from sparring.model.config import InitConfig

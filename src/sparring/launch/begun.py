@@ -1,5 +1,5 @@
-"""The recipe that a run was begun with, against the one that it is given now: the same, but for what changes nothing
-and for more steps (`rl.steps`, `distill.steps`)."""
+"""Comparison of a run's recipe with the recipe that the run began with. Only some settings may change, and `rl.steps`
+and `distill.steps` may grow."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ NO_DIFFERENCE = (
     *("observe", "run.memory", "run.redo", "run.damaged"),
     *("rollout.gateway", "rollout.listen", "rollout.lease_s"),
 )
-"""Settings that do not make another run of one: what is shown, addresses, and what a resume does."""
+"""Settings that may change: progress display, addresses, and what a resume does."""
 BEGUN = "config.begun.toml"
-"""In the run's folder, once its steps were raised: the recipe that it was begun with."""
+"""File of the run's folder with the recipe that the run began with, once its steps were raised."""
 TEMPLATES = "templates"
-"""Key of the store: the texts of the chat templates that the run was begun with, by model."""
+"""Key of the store for the chat templates that the run began with, by model."""
 AFTER = {"rl": ("distill", "eval", "export"), "distill": ("eval", "export")}
-"""Stages behind a live one, which use what it wrote."""
+"""Stages that may follow a live stage and use its weights."""
 
 
 def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
-    """Refuse a config other than the one that the folder's run was started with, but for more steps of a live stage; or
-    one that cannot be written as TOML.
+    """Compare a config with the one that the folder's run began with. They must be equal, except that a live stage may
+    have more steps.
 
     Args:
-        store: of the run; None where it has none yet.
+        store: store of the run, or None before it has one.
 
     Returns:
         What is to be said of more steps, one sentence each.
@@ -77,8 +77,9 @@ def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
 
 
 def as_begun(folder: Path, config: RunConfig) -> RunConfig:
-    """Return a recipe with the token budget that the folder's run was begun with, where it leaves that to the machine:
-    which rows share a micro-batch decides the last bits of a gradient, on whatever machine a run goes on."""
+    """Return a recipe with the token budget that the folder's run began with, unless the recipe sets one. The budget
+    decides which rows share a micro-batch, and so the last bits of a gradient, so it must not depend on the machine of
+    a resume."""
     if config.train.token_budget or not (folder / CONFIG).exists():
         return config
     return _sized(config, load_recorded(folder / CONFIG).train.tokens_at_once)
@@ -89,7 +90,7 @@ def _sized(config: RunConfig, tokens: int) -> RunConfig:
 
 
 def raised(folder: Path, config: RunConfig) -> dict[str, tuple[int, int]]:
-    """Return the live stages of which a recipe has more steps than the run in its folder: steps before and now."""
+    """Return the live stages that get more steps than the folder's run has: their steps before and now."""
     begun = _begun(folder, config)
     if begun is None:
         return {}
@@ -98,8 +99,8 @@ def raised(folder: Path, config: RunConfig) -> dict[str, tuple[int, int]]:
 
 
 def claim(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
-    """Write the resolved config into a fresh folder, into one whose run has more steps from now on, or in the place of
-    one with passwords."""
+    """Write the resolved config into a run's folder if the folder is new, if steps were raised, or if the config there
+    contains passwords."""
     file = context.folder / CONFIG
     if changes:
         raise_steps(context, changes)
@@ -116,7 +117,7 @@ def _templates(config: RunConfig) -> dict[str, str]:
 
 
 def _begun(folder: Path, config: RunConfig) -> dict[str, Any] | None:
-    """Return the recipe that the folder's run has, as plain data; None where it has none."""
+    """Return the recipe in a run's folder as plain data; None before the run has one."""
     file = folder / CONFIG
     if not file.exists():
         return None
@@ -129,11 +130,11 @@ def _begun(folder: Path, config: RunConfig) -> dict[str, Any] | None:
 
 
 def check_raised(store: Store, config: RunConfig, changes: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Refuse more steps for a stage whose weights a later stage has trained on, and for one whose schedule has ended at
-    a learning rate of 0.
+    """Refuse more steps for a stage if a later stage has trained on its weights, or if its learning rate has decayed to
+    0.
 
     Raises:
-        BadInput: the stage cannot go on.
+        BadInput: the stage cannot be continued.
     """
     facts = []
     for stage, (before, now) in changes.items():
@@ -158,11 +159,11 @@ def check_raised(store: Store, config: RunConfig, changes: Mapping[str, tuple[in
 
 
 def raise_steps(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
-    """Let a run go on with more steps: the change is recorded, and what later stages made of the weights before counts
-    no longer. Call it before the folder gets its new recipe.
+    """Prepare a run for more steps: record the change, and mark the results of later stages as superseded. Must be
+    called before the folder gets its new recipe.
 
     Args:
-        changes: stage -> steps before and now.
+        changes: numbers of steps before and now, by stage.
     """
     store, folder = context.store, context.folder
     for stage, (before, now) in changes.items():
@@ -181,7 +182,7 @@ def raise_steps(context: Context, changes: Mapping[str, tuple[int, int]]) -> Non
 
 
 def _trained(config: RunConfig, stage: str) -> dict[str, TrainConfig]:
-    """Return `[train]` of every model that a stage trains, by its role."""
+    """Return the `[train]` sections of all models that a stage trains, by role."""
     beside = {"critic": config.rl.critic, "implicit": config.rl.implicit} if stage == "rl" else {}
     others = {role: section.train for role, section in beside.items() if section is not None}
     return {
@@ -195,21 +196,20 @@ def _teachers(config: RunConfig) -> list[str]:
 
 
 def _filtered_by_default(file: Path) -> bool:
-    """Return True if a run filters groups of equal rewards though its config does not say so. Early runs did so by
-    default with these credits; their configs have no such key, all later ones do."""
+    """Return whether a run filters groups of equal rewards although its config does not say so. Early versions did so
+    by default with these credit rules, and wrote no such key."""
     algo = tomllib.loads(file.read_text(encoding="utf-8")).get("algo", {})
     explicit = "zero_variance_filter" in algo or "kl_reward" in algo
     return not explicit and algo.get("credit", {}).get("name") in ("grpo", "maxrl", "opo", "pass_at_k", "rloo")
 
 
 def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Return the keys in which two configs, as plain data, differ, as `path (old -> new)`. Progress display, the memory
-    check, addresses, the time of leases and what a resume does again do not count.
+    """Return the keys in which two configs differ, as `path (old -> new)`. The settings of `NO_DIFFERENCE` are ignored.
 
     Args:
-        old: the first config, or its part under `path`.
-        new: the second.
-        path: of that part; empty for the config.
+        old: first config as plain data, or its part under `path`.
+        new: second config, or its part under `path`.
+        path: dotted path of the compared part; empty for the whole config.
     """
     if path in NO_DIFFERENCE:
         return []

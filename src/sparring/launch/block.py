@@ -1,4 +1,4 @@
-"""A coroutine to its end from plain code, also inside a running event loop, as in a notebook."""
+"""Runs a coroutine to its end from synchronous code, also inside a running event loop, as in a notebook."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 HEARD_WITHIN_S = 0.5
-"""For so long Ctrl-C waits for the event loop, so that what is under way is cancelled in order."""
+"""Seconds that Ctrl-C waits for the event loop to cancel the running tasks in order."""
 
 
 def block(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end and return its result. Inside a running loop it gets a thread and a loop of its own,
-    and the caller waits.
+    """Run a coroutine to its end and return its result. Inside a running event loop, the coroutine gets a thread with a
+    loop of its own, and the caller waits.
 
     Raises:
-        KeyboardInterrupt: the user stopped it; `work` was cancelled and has cleaned up.
+        KeyboardInterrupt: the user pressed Ctrl-C; `work` was cancelled and has cleaned up.
     """
     return _in_a_thread(work) if _is_in_a_loop() else asyncio.run(_interruptible(work))
 
@@ -54,10 +54,10 @@ def _in_a_thread(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`, with Ctrl-C heeded where the event loop is held up as well, as by an import of seconds."""
+    """Await `work`, and let Ctrl-C interrupt it even if the event loop is blocked, as by an import of seconds."""
     by_asyncio = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(by_asyncio):
-        return await work  # signals reach the main thread alone; or whoever started us has them ignored
+        return await work  # only the main thread gets signals, unless they are ignored
     signal.signal(signal.SIGINT, _Interrupt(asyncio.get_running_loop(), by_asyncio))
     try:
         return await work
@@ -66,12 +66,12 @@ async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
 
 
 class _Interrupt:
-    """Handler of SIGINT. The first lets the loop cancel what runs; where the loop does not come to it in time, and at
-    every further one, KeyboardInterrupt is raised in the line that holds the loop up.
+    """Handler of SIGINT. The first signal lets the event loop cancel its tasks. If the loop does not react in time, and
+    at every further signal, KeyboardInterrupt is raised in the line that blocks the loop.
 
     Args:
-        loop: the main thread's.
-        by_asyncio: asyncio's own handler, which cancels the task that it runs.
+        loop: event loop of the main thread.
+        by_asyncio: asyncio's own handler, which cancels the main task.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, by_asyncio: Callable[[int, FrameType | None], Any]) -> None:
@@ -87,12 +87,13 @@ class _Interrupt:
         threading.Thread(target=self._insist, daemon=True).start()
 
     def _cancel(self) -> None:
-        """Cancel, on the loop. Not after an exception: it unwinds the same task, whose cleaning up is left alone."""
+        """Cancel the main task, on the event loop. After an exception this does nothing, so that its cleanup is not
+        cancelled."""
         self._heard.set()
         if not self._raised:
             self._by_asyncio(signal.SIGINT, None)
 
     def _insist(self) -> None:
-        """Interrupt again until the loop has heard it: an exception in a destructor, for one, is dropped."""
+        """Interrupt again until the event loop reacts, because an exception in a destructor, for example, is lost."""
         while not self._heard.wait(HEARD_WITHIN_S):
             interrupt_main()

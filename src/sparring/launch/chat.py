@@ -1,4 +1,4 @@
-"""A checkpoint to talk to, in the world of its run or with a Python tool in a box."""
+"""Chat with a checkpoint, in the world of its run or with a Python tool in a box."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ MAX_TURNS = 8
 
 
 class Chat:
-    """One conversation at a time. What was said before stays in the engine's cache; the box lives as long as the
+    """Chat of one conversation at a time. The engine caches the conversation; the box is open as long as the
     conversation.
 
     Attributes:
-        cut_short: why the last answer ended before its end, "" where it did not.
-        proposals: held-out tasks of the run, as texts; none of a bare checkpoint.
-        notes: what the user should know before the first question.
+        cut_short: reason why the last answer was cut short; "" if it was not.
+        proposals: texts of held-out tasks of the run; empty for a bare checkpoint.
+        notes: sentences for the user before the first question.
 
     Args:
-        path: a Hugging Face folder, or a run or a saved step of it, whose world and tasks the chat then has.
+        path: Hugging Face folder, or a run or one of its saved steps. The chat of a run uses the run's world and tasks.
         tools: whether tools are offered.
-        temperature: 0 is greedy.
-        max_tokens: sampled tokens in one turn.
-        seed: the same seed and words give the same answers.
+        temperature: sampling temperature; 0 is greedy.
+        max_tokens: maximum number of sampled tokens in one turn.
+        seed: seed of the sampling; the same seed and words give the same answers.
 
     Raises:
         BadInput: there is no checkpoint, or it cannot be served.
@@ -82,10 +82,10 @@ class Chat:
         self.cut_short = ""
 
     async def begin(self, number: int = 0) -> list[Message]:
-        """Forget the conversation, and return the messages that the next one begins with.
+        """Start a new conversation and return its first messages.
 
         Args:
-            number: of the proposal to begin with, from 1; 0: the user begins.
+            number: number of the proposal to begin with, from 1; 0 lets the user begin.
 
         Raises:
             EnvError: the world cannot be opened.
@@ -96,12 +96,11 @@ class Chat:
         return [] if task is None else list(task.messages)
 
     async def reply(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
-        """Return the answer to a conversation, and the messages on the way to it: calls and what the world says to
-        them.
+        """Return the answer to a conversation, preceded by the messages that lead to it: tool calls and their results.
 
         Raises:
-            LimitReached: the conversation has grown past the model's context.
-            EnvError: the world's code raised.
+            LimitReached: the conversation exceeds the model's context.
+            EnvError: the world's code raised an exception.
         """
         between: list[Message] = []
         specs = self._world.tools if self._world is not None else ()
@@ -116,7 +115,7 @@ class Chat:
         return replace(answer, tool_calls=()), between
 
     async def _said(self, messages: Sequence[Message], specs: Sequence[ToolSpec]) -> Message:
-        """Return one reply, also where it was cut short: what was said up to there."""
+        """Return one reply; if a limit cut it short, the part up to there."""
         before, self.cut_short = len(self._session.segments), ""
         try:
             return await self._session.complete(messages, specs)
@@ -130,7 +129,7 @@ class Chat:
             return replace(message, tool_calls=())
 
     async def close(self) -> None:
-        """Stop the engine and the box."""
+        """Close the engine and the box."""
         try:
             if self._world is not None:
                 await self._world.close()
@@ -142,8 +141,8 @@ class Chat:
 
 
 def _setting(recipe: RunConfig | None, tools: bool, renderer: Renderer) -> tuple[ChatSetting | None, tuple[str, ...]]:
-    """Return what the chat is held in, and what to say of it. A bare checkpoint whose format has no place for tools is
-    offered none.
+    """Return the setting of a chat and sentences about it for the user. A bare checkpoint whose chat format cannot show
+    tools gets no tools.
 
     Raises:
         BadInput: a bare checkpoint's tool needs a box, and this machine can make none.

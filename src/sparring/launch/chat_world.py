@@ -1,4 +1,4 @@
-"""The world of a chat: that of the run whose checkpoint is talked to, or nothing but a Python tool."""
+"""World of a chat: the world of the checkpoint's run, or a Python tool alone."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from sparring.tasks.files import read_rows
 from sparring.types import BoxSpec, Limits, Message, Observation, Task, ToolSpec
 
 PROPOSED = 3
-"""Tasks that a chat proposes."""
+"""Number of tasks that a chat proposes."""
 
 LOOKED_AT = 64
-"""Held-out tasks among which different ones are looked for."""
+"""Number of held-out tasks from which the proposals are chosen."""
 
 UNLIMITED = Limits(max_turns=1 << 30, max_tokens=1 << 30, max_tool_calls=1 << 30)
 
 
 class _PythonWorld(PythonTool, Env):
-    """A world that is nothing but the tool."""
+    """World that consists of the Python tool."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,9 +38,9 @@ class ChatSetting:
 
     Attributes:
         make: makes a world for one conversation.
-        tasks: proposed to the user.
-        blank: the task of a conversation that the user begins with words of their own.
-        sandbox: how boxes are made.
+        tasks: tasks that are proposed to the user.
+        blank: task of a conversation that begins with the user's own words.
+        sandbox: settings of boxes.
     """
 
     make: Callable[[], AnyEnv]
@@ -50,10 +50,10 @@ class ChatSetting:
 
 
 def bare_setting() -> ChatSetting:
-    """Return a Python tool in a box, and no tasks.
+    """Return a setting with a Python tool in a box and without tasks.
 
     Raises:
-        BadInput: this machine can make no box.
+        BadInput: this machine cannot make boxes.
     """
     check_sandbox(SandboxConfig())
     return ChatSetting(
@@ -62,10 +62,10 @@ def bare_setting() -> ChatSetting:
 
 
 def setting_of(config: RunConfig) -> ChatSetting:
-    """Return the world of a run and some of its held-out tasks, of different kinds where there are several.
+    """Return a setting with the world of a run and some of its held-out tasks, of different kinds if there are several.
 
     Raises:
-        BadInput: its world is not there any more, has several roles, or needs a box that this machine cannot make.
+        BadInput: the world is missing, has several roles, or needs a box that this machine cannot make.
     """
     factory = load_env(config.world, read_rows, Judges(_no_judge))
     roles = GuardedEnv(factory.make).roles
@@ -86,16 +86,16 @@ def setting_of(config: RunConfig) -> ChatSetting:
 
 
 async def _no_judge(name: str) -> Replies:
-    """Refuse to open a judge: a chat scores nothing."""
+    """Refuse to open a judge, because a chat scores nothing."""
     raise JudgeError(f"model {name}: expected a chat, which scores nothing, got a request to a judge")
 
 
 class ChatWorld:
-    """The world that a conversation is held in, made anew for each.
+    """World of the current conversation, made again for each conversation.
 
     Args:
-        setting: what to make it of.
-        boxes: where its box is taken from; the caller's.
+        setting: setting of the chat.
+        boxes: pool that boxes are taken from; the caller closes it.
     """
 
     def __init__(self, setting: ChatSetting, boxes: Boxes) -> None:
@@ -111,14 +111,14 @@ class ChatWorld:
         return self._world.tools
 
     async def begin(self, task: Task | None) -> list[Message]:
-        """Leave the conversation before, and return the messages that the next one begins with.
+        """Close the world of the last conversation and return the first messages of the next one.
 
         Args:
-            task: the one to open the world with; None: the user begins.
+            task: task that the world is opened with; None lets the user begin.
 
         Raises:
             EnvError: the world cannot be opened.
-            SandboxError: no box can be had.
+            SandboxError: no box is available.
         """
         await self.close()
         self._world, self._task = GuardedEnv(self._setting.make), task or self._setting.blank
@@ -128,11 +128,12 @@ class ChatWorld:
         return [*task.messages, *observation.messages]
 
     async def step(self, reply: Message) -> Observation:
-        """Return what the world says to a reply. It is opened by the first that calls a tool, if by no task.
+        """Return the world's answer to a reply. Without a task, the world is opened at the first reply that calls a
+        tool.
 
         Raises:
-            EnvError: the world's code raised.
-            SandboxError: its box failed.
+            EnvError: the world's code raised an exception.
+            SandboxError: the box failed.
         """
         if not self._is_open:
             if not reply.tool_calls:
@@ -141,7 +142,7 @@ class ChatWorld:
         return await self._world.step(reply)
 
     async def close(self) -> None:
-        """Give back the box and close the world. Safe to call twice."""
+        """Close the box and the world. Safe to call twice."""
         box, self._box, was_open, self._is_open = self._box, None, self._is_open, False
         if was_open:
             await self._world.close()

@@ -1,5 +1,5 @@
-"""The folder of a checkpoint, for verbs that take one: the folder itself, the newest weights of a run, or a saved step
-of it by name (`runs/quickstart/rl/best`)."""
+"""Search for a checkpoint by a path of the command line: a folder, a run (its newest weights), or a saved step by its
+name (`runs/quickstart/rl/best`)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ CONFIG = "config.toml"
 STORE = "store.sqlite"
 """Record of a run, in its folder."""
 PLACES = ("", "export", *(f"{stage}/model" for stage in reversed(ORDER) if stage not in (*NON_POLICY_STAGES, "export")))
-"""Inside the folder that the user names, newest first."""
+"""Folders of a checkpoint inside the folder that the user names, newest first."""
 TRAINING = ("sft", "preference", *ONLINE_STAGES)
-"""Stages whose checkpoints are the policy's."""
+"""Stages that save checkpoints of the policy."""
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Return the Hugging Face or adapter folder that `path` means: itself; what the GGUF file there is converted into;
-    the newest weights of the run's folder that it is; or a saved step of a run: `RUN/STAGE/best`, `RUN/STAGE/last`,
-    `RUN/STAGE/step-000146`, the folder of that checkpoint; without a STAGE, of the last one that trains.
+    """Return the Hugging Face or adapter folder of a path. The path may be such a folder, a GGUF file (which is
+    converted), the folder of a run (its newest weights), or a saved step of a run: `RUN/STAGE/best`, `RUN/STAGE/last`
+    or `RUN/STAGE/step-000146`. Without STAGE, it is a step of the last stage that trains.
 
     Raises:
-        BadInput: there is none.
+        BadInput: the path has no checkpoint.
         StoreError: the saved step is damaged.
     """
     folder = _found(path)
@@ -55,24 +55,23 @@ def _found(path: Path) -> Path:
 
 
 def checkpoint_or_hub(name: str) -> Path:
-    """Return the folder that a name means: as `find_checkpoint`, or of a model on the hub.
+    """Return the folder of a name: a path as in `find_checkpoint`, or a model of the Hugging Face hub.
 
     Raises:
-        BadInput: there is none.
+        BadInput: no checkpoint has this name.
     """
     path = Path(name)
     return find_checkpoint(path) if path.is_dir() or _named(path) is not None else local_folder(name)
 
 
 def export_checkpoint(path: Path, out: Path, dtype: str) -> list[str]:
-    """Write the checkpoint that `path` means as a Hugging Face folder; one that lies in a run with the chat format of
-    that run.
+    """Write a checkpoint as a Hugging Face folder. A checkpoint of a run gets the run's chat format.
 
     Args:
-        path: as `find_checkpoint` takes it.
+        path: path as in `find_checkpoint`.
 
     Returns:
-        What was found of the chat format, one sentence each.
+        Sentences about the chat format.
 
     Raises:
         BadInput: there is no such checkpoint.
@@ -90,8 +89,8 @@ def export_checkpoint(path: Path, out: Path, dtype: str) -> list[str]:
 
 
 def _make_base(run: Path) -> None:
-    """Make a run's base again, where it lay in the user's cache: converted from a GGUF file, or with a template of the
-    recipe."""
+    """Make a run's base model again if it was in the user's cache: convert its GGUF file, or add the recipe's
+    template."""
     from sparring.recipe.load import load_recorded
 
     spec = load_recorded(run / CONFIG).models[POLICY]
@@ -100,13 +99,13 @@ def _make_base(run: Path) -> None:
 
 
 def run_of(path: Path) -> Path | None:
-    """Return the folder of the run that a path lies in, itself or a saved step's name included; None where it lies in
-    none."""
+    """Return the folder of the run that contains a path, or None if no run does. The path may be the run itself or the
+    name of a saved step."""
     return next((folder for folder in (path, *path.parents) if _is_run(folder)), None)
 
 
 def is_run_or_step(path: Path) -> bool:
-    """Return whether a path means a run, or a saved step of one by its name."""
+    """Return whether a path is a run or the name of a saved step."""
     return _is_run(path) or _named(path) is not None
 
 
@@ -115,7 +114,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _named(path: Path) -> tuple[Path, str | None, str] | None:
-    """Return run, stage and name of a saved step that a path means; None where it means none."""
+    """Return run, stage and name of a saved step, or None if the path is not the name of one."""
     if not SAVED.fullmatch(path.name):
         return None
     above = path.parent.parent if path.parent.name == "checkpoints" else path.parent

@@ -1,4 +1,4 @@
-"""`sparring.Engine`: a checkpoint that is opened in Python, and generates or is served."""
+"""`sparring.Engine`: opens a checkpoint in Python, to generate or to serve."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[Message]
 SETTINGS = tuple(field.name for field in fields(Sampling) if field.name != "stop")
-"""Keyword arguments of `generate` beside its own; turns end where the checkpoint's format ends them."""
+"""Fields of `Sampling` that `generate` accepts as keyword arguments. The checkpoint's format sets the stop tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,9 +35,9 @@ class Generation:
     """One sampled reply.
 
     Attributes:
-        message: the reply as it was parsed: text, reasoning, tool calls.
-        prompt_tokens: ids that the prompt became.
-        completion: sampled ids, their log-probabilities and why sampling ended.
+        message: parsed reply: text, reasoning, tool calls.
+        prompt_tokens: token ids of the prompt.
+        completion: sampled ids, their log-probabilities, and why sampling ended.
     """
 
     message: Message
@@ -58,13 +58,14 @@ class CheckpointEngine:
             print(reply.text, reply.completion.logprobs)
 
     Args:
-        checkpoint: a Hugging Face folder or hub name, an adapter's folder, the folder of a run, or a saved step of it
-            like `runs/quickstart/rl/best`.
-        dtype: of weights and computation.
-        numerics: "exact": a row's bits depend on nothing else; "fast" where a model cannot be exact.
-        thinking: whether the model thinks before it answers, where its format has a switch for it.
-        max_running: requests that are computed together.
-        threads: CPU threads; 0 takes every core.
+        checkpoint: Hugging Face folder or hub name, folder of an adapter or of a run, or a saved step of a run such as
+            `runs/quickstart/rl/best`.
+        dtype: data type of weights and computation.
+        numerics: "exact" computes each sequence's bits independently of all others; "fast" is for models that cannot be
+            exact.
+        thinking: whether the model thinks before it answers, if its format has a switch for it.
+        max_running: maximum number of requests that are computed together.
+        threads: number of CPU threads; 0 uses every core.
 
     Raises:
         BadInput: there is no such checkpoint, or it cannot be served.
@@ -104,9 +105,9 @@ class CheckpointEngine:
         """Sample replies to prompts, all at once.
 
         Args:
-            prompts: each a text, which is what the user says, or a conversation of `Message`.
-            samples: replies to each prompt, drawn independently.
-            tools: what the model may call; calls come back in `Generation.message.tool_calls` and are not run.
+            prompts: prompts, each the text of a user message or a conversation of `Message`.
+            samples: number of replies to each prompt, drawn independently.
+            tools: tools that the model may call. Calls are returned in `Generation.message.tool_calls` and are not run.
             sampling: fields of `sparring.generation.Sampling`: temperature, top_p, top_k, min_p, max_tokens, seed,
                 stop_strings, constraint, logit_bias, ... The same seed and prompts give the same replies.
 
@@ -146,11 +147,12 @@ class CheckpointEngine:
         api_key: str = "",
         ready: Callable[[str], None] = partial(print, "serving on", flush=True),
     ) -> None:
-        """Serve the checkpoint over HTTP, token ids in and out, until Ctrl-C; then it is closed. As `sparring serve`.
+        """Serve the checkpoint over HTTP, with token ids as input and output, until Ctrl-C, which closes it. The same
+        as `sparring serve`.
 
         Args:
             port: port to listen on; 0 takes a free one.
-            api_key: what clients must send; empty: nothing.
+            api_key: key that clients must send; empty accepts every client.
             ready: called with the address when requests are answered.
 
         Raises:
@@ -172,7 +174,7 @@ class CheckpointEngine:
         self._engine = None
 
     def close(self) -> None:
-        """Stop the engine and give its memory back. Safe to call twice."""
+        """Close the engine and free its memory. Safe to call twice."""
         engine, self._engine = self._engine, None
         if engine is not None:
             block(engine.close())
@@ -191,7 +193,7 @@ class CheckpointEngine:
     def _request(
         self, prompt: Prompt, tools: Sequence[ToolSpec], settings: Sampling, number: tuple[int, int]
     ) -> GenerateRequest:
-        """Return the request of one reply; prompt and sample decide its seed."""
+        """Return the request of one reply. Its seed depends on the prompt and the number of the sample."""
         messages = (Message(role="user", content=prompt),) if isinstance(prompt, str) else tuple(prompt)
         wrong = [message for message in messages if not isinstance(message, Message)]
         if wrong or not messages:
@@ -212,7 +214,7 @@ async def _together(engine: NativeEngine, requests: Sequence[GenerateRequest]) -
     """Return the completions in the order of the requests.
 
     Raises:
-        EngineError: one failed; the others are dropped.
+        EngineError: a request failed; the others are cancelled.
     """
     running = [asyncio.ensure_future(engine.generate(request)) for request in requests]
     try:

@@ -1,4 +1,4 @@
-"""Two runs compared: the first event, token or tensor in which they part."""
+"""Comparison of two runs: finds the first event, token or tensor that differs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from sparring.store.sqlite import SqliteStore
 from sparring.weights.compare import TensorDifference, first_tensor_difference, stored_tensors
 
 OFFLINE = ("sft", "preference", "reward_model")
-"""Stages that train on rows, whose metrics are compared."""
+"""Stages that train on rows; their metrics are compared."""
 
 PLACES = ("run.name", "run.directory", "run.after")
-"""Settings that say where a run lies, which cannot make it another one."""
+"""Settings of a run's location, which are not compared."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,32 +44,32 @@ class ComparedRuns:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedRun:
-    """A run as it lies in its folder: its name for the report, its config and its record."""
+    """Run in its folder: its name for the report, its config and its store."""
 
     folder: Path
     config: RunConfig
     store: SqliteStore
 
     def stage_done(self, stage: str) -> bool:
-        """Return True if the stage is finished."""
+        """Return whether the stage is finished."""
         return self.store.get(f"stage/{stage}") is not None
 
     def weights(self, stage: str) -> Path:
-        """Return the folder of the weights that a stage writes."""
+        """Return the folder that a stage writes its weights to."""
         return self.folder / stage if stage == "export" else self.folder / stage / "model"
 
 
 def compare_runs(left: Path, right: Path) -> ComparedRuns:
-    """Compare two runs, finished or not, stage by stage: what was sampled, trained and published, and the weights that
-    were written. Settings that differ are reported and are no difference.
+    """Compare two runs stage by stage, finished or not: recorded rollouts and steps, published weights, and written
+    weights. Settings that differ are reported but do not count as a difference.
 
     Args:
-        left: the folder of a run.
-        right: that of another.
+        left: folder of the first run.
+        right: folder of the second run.
 
     Raises:
-        BadInput: a folder holds no run, or a file of weights is damaged.
-        StoreError: a record is damaged.
+        BadInput: a folder contains no run, or a file of weights is damaged.
+        StoreError: a store is damaged.
     """
     with closing(_store(left)) as first, closing(_store(right)) as second:
         runs = (
@@ -97,7 +97,7 @@ def _store(folder: Path) -> SqliteStore:
 
 
 def _comparisons(left: RecordedRun, right: RecordedRun) -> Iterator[tuple[str, Comparison]]:
-    """Yield the stages in their order, each with how its records and its weights compare, to the first that differs."""
+    """Yield the comparisons of records and of weights, stage by stage, up to the first difference."""
     start, other = _start(left), _start(right)
     if start is not None and other is not None:
         yield "the weights at the start", _weights_difference("start", start, other)
@@ -137,7 +137,7 @@ def _of_stage(left: RecordedRun, right: RecordedRun, stage: str) -> Iterator[Com
 
 
 def _traces_difference(left: SqliteStore, right: SqliteStore) -> Comparison:
-    """Return the first trace that differs, of the stage that collects them."""
+    """Return the first collected trace that differs."""
     number = 0
     while True:
         first, second = (store.get(f"collect/{number}") for store in (left, right))
@@ -154,7 +154,8 @@ def _traces_difference(left: SqliteStore, right: SqliteStore) -> Comparison:
 
 
 def _start(run: RecordedRun) -> Path | None:
-    """Return the folder of the checkpoint that a run was given; None where it made its own, or where that is gone."""
+    """Return the folder of the checkpoint that a run started from; None if the run made its own model, or if the folder
+    is gone."""
     spec = run.config.models[POLICY]
     try:
         return None if spec.path is None else model_folder(spec)
@@ -163,7 +164,8 @@ def _start(run: RecordedRun) -> Path | None:
 
 
 def _weights_difference(stage: str, left: Path, right: Path) -> Comparison:
-    """Return the first difference between two folders of weights, if both are there and not the same one."""
+    """Return the first difference between two folders of weights; None if one is missing or both are the same
+    folder."""
     if not (left.is_dir() and right.is_dir()) or left.resolve() == right.resolve():
         return None
     difference = first_tensor_difference(left, right)
@@ -193,7 +195,7 @@ def _line(runs: tuple[RecordedRun, RecordedRun], difference: RecordDifference) -
 
 
 def _published_tensor(runs: tuple[RecordedRun, RecordedRun], stage: str, step: int, number: int) -> Iterator[str]:
-    """Yield the name of a tensor of published weights, and where it differs if both runs have the checkpoint."""
+    """Yield the name of a published tensor, and its first difference if both runs have the checkpoint."""
     files = [run.folder / stage / "checkpoints" / f"step-{step:06d}" / "model.safetensors" for run in runs]
     counterparts = [
         file for run in runs for file in sorted((run.folder / stage).glob("checkpoints/step-*/model.safetensors"))

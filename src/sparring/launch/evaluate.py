@@ -1,4 +1,4 @@
-"""`sparring eval`: what is evaluated, where its record lies, and what comes out."""
+"""`sparring eval`: chooses the subjects, runs their evaluations, and compares the results."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ from sparring.stages.context import POLICY, Context
 from sparring.stages.models.reward_scorers import OWN
 
 ENDPOINT = ("http://", "https://", "unix:")
-"""Beginnings of an endpoint's address."""
+"""Prefixes of an endpoint's address."""
 
 REWARD_MODEL = "own_reward_model"
 """Name of the run's reward model in the recipe of an evaluation."""
 
 CONTENT = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
-"""Endings of the files that decide what a checkpoint says."""
+"""Suffixes of the files of a checkpoint that affect its samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """Subject of an evaluation: the weights of a folder, or a model behind an endpoint. The folder then has its
-    tokenizer."""
+    """Subject of an evaluation: a folder with weights, or a model served at an endpoint. For an endpoint, the folder
+    has the tokenizer."""
 
     name: str
     folder: Path
@@ -61,22 +61,22 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """A figure (success, reward, pass@k, pass^k; "" is success, or reward where a world knows none) may fall by
-    `margin`."""
+    """Condition that a metric may fall by at most `margin`. The metric is success, reward, pass@k or pass^k; "" is
+    success, or reward if the world reports no success."""
 
     margin: float
     figure: str = ""
 
 
 def evaluate_subjects(config: RunConfig, subjects: Sequence[Subject | Path], gate: Gate | None = None) -> Results:
-    """Evaluate each subject, and compare each with the first. A path is an earlier result file, which is read.
+    """Evaluate each subject, and compare each with the first. The path of an earlier result file is read instead.
 
-    Every evaluation has a folder of its own under `<run.directory>/<run.name>/evaluations`, whose name hangs on all
-    that decides what is sampled. What is recorded there is not run again.
+    Each evaluation has a folder under `<run.directory>/<run.name>/evaluations`. The folder's name is derived from all
+    settings that affect the samples. Recorded rollouts are not run again.
 
     Raises:
         BadInput: a subject, the recipe or the gate is refused.
-        EvaluationFailed: infrastructure or judge broke too many rollouts.
+        EvaluationFailed: the infrastructure or a judge broke too many rollouts.
     """
     config = resolve(config)
     results = {index: read_result(path) for index, path in enumerate(subjects) if isinstance(path, Path)}
@@ -96,7 +96,7 @@ def compared(before: Evaluated, after: Evaluated, gate: Gate | None = None) -> C
     """Return the comparison of two evaluations.
 
     Raises:
-        BadInput: they are not of the same tasks, or have no figure of the gate's name.
+        BadInput: they have different tasks, or lack the metric of the gate.
     """
     comparison = compare(before.evaluation, after.evaluation)
     if gate is None:
@@ -111,11 +111,11 @@ def compared(before: Evaluated, after: Evaluated, gate: Gate | None = None) -> C
 
 
 def _check_figure(figure: str, config: EvalConfig, results: Sequence[Evaluated | None]) -> None:
-    """Refuse a gate's figure that no evaluation will have, before hours of sampling. None stands for an evaluation
-    still to be made.
+    """Refuse the metric of a gate if the evaluations will not have it, before hours of sampling. A result of None
+    stands for an evaluation that is still to be made.
 
     Raises:
-        BadInput: it will not.
+        BadInput: an evaluation will not have the metric.
     """
     evaluations = [result.evaluation for result in results if result is not None]
     samples = min(config.samples if result is None else result.evaluation.samples for result in results)
@@ -132,12 +132,12 @@ def _no_such_figure(figure: str, figures: Sequence[str]) -> Exception:
 
 
 def evaluated_as(config: RunConfig, name: str, tokenizer: Path | None) -> Subject | Path:
-    """Return the subject that a name stands for: an endpoint's URL, a result file, a checkpoint's or a run's folder.
+    """Return the subject of a name: an endpoint's URL, a result file, or the folder of a checkpoint or a run.
 
     Args:
-        config: whose policy has an endpoint's tokenizer, unless `tokenizer` names its folder.
-        name: as the user wrote it.
-        tokenizer: a folder, or None.
+        config: recipe; its policy gives the tokenizer of an endpoint, unless `tokenizer` does.
+        name: name in the user's words.
+        tokenizer: folder of a tokenizer, or None.
 
     Raises:
         BadInput: there is no such folder, or no tokenizer for an endpoint.
@@ -159,18 +159,18 @@ def evaluated_as(config: RunConfig, name: str, tokenizer: Path | None) -> Subjec
 
 
 def check_writable(path: Path) -> None:
-    """Prove that a result file can be written, before hours of work for it.
+    """Check that a result file can be written, before hours of work for it.
 
     Raises:
-        BadInput: it cannot.
+        BadInput: it cannot be written.
     """
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         raise refusal(str(path), "a file in a writable folder", "none", "choose another")
 
 
 def evaluation_folder(config: RunConfig, subject: Subject) -> Path:
-    """Return the folder of an evaluation's record. Its name is the subject and a digest of all settings that decide
-    what is sampled."""
+    """Return the folder of an evaluation's record. Its name is the subject, and a digest of all settings that affect
+    the samples."""
     recipe = _recipe(config, subject, "", "")
     run = RunSection(name="-", seed=recipe.run.seed, device=recipe.run.device)
     settings = msgspec.to_builtins(msgspec.structs.replace(recipe, run=run, observe=ObserveConfig()))
@@ -185,7 +185,7 @@ def evaluation_folder(config: RunConfig, subject: Subject) -> Path:
 
 
 async def _all_evaluated(config: RunConfig, subjects: Sequence[Subject | Evaluated]) -> list[Evaluated]:
-    """Evaluate each subject that is not evaluated yet. To programs elsewhere all are one run."""
+    """Evaluate each subject without a result. For programs outside the process, all evaluations are one run."""
     from sparring.stages.preflight.directory import check_directory
 
     check_directory(Path(config.run.directory))
@@ -198,7 +198,7 @@ async def _all_evaluated(config: RunConfig, subjects: Sequence[Subject | Evaluat
 
 
 def _tell(config: ObserveConfig, stage: str, text: str) -> None:
-    """Say something before the first evaluation has a view of its own."""
+    """Print a sentence before the first evaluation shows its progress."""
     sink = progress(config)
     sink.event(stage, text)
     sink.close()
@@ -249,7 +249,7 @@ def _told(context: Context, subject: Subject, evaluation: Evaluation, folder: Pa
 
 
 def _write_recipe(folder: Path, recipe: RunConfig) -> None:
-    """Write the recipe of an evaluation beside its record. The digest in the folder's name tells it from any other."""
+    """Write the recipe of an evaluation into its folder. The folder's name has the digest of the recipe."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).write_text(dump(recipe), encoding="utf-8")
@@ -286,14 +286,14 @@ def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> R
 
 
 def _without_addresses(config: RolloutConfig) -> RolloutConfig:
-    """Return the settings of rollouts without those that decide nothing that is sampled: where programs elsewhere reach
-    the run, and for how long they are waited for."""
+    """Return the settings of rollouts without those that do not affect the samples: addresses of servers and waiting
+    times for workers."""
     own = RolloutConfig()
     return msgspec.structs.replace(config, gateway=own.gateway, listen=own.listen, lease_s=own.lease_s)
 
 
 def _rewards(config: RunConfig) -> RlConfig:
-    """Return the reward model that scores, where the recipe has one: that of the run under a name of its own."""
+    """Return the reward model that scores, if the recipe has one: the run's reward model under a name of its own."""
     name = REWARD_MODEL if config.rl.reward_model == OWN else config.rl.reward_model
     return RlConfig(reward_model=name, reward_weight=config.rl.reward_weight)
 
@@ -302,7 +302,7 @@ def _reward_model(config: RunConfig) -> dict[str, ModelConfig]:
     """Return the reward model that the run's own stage has trained, if the run scores with it.
 
     Raises:
-        BadInput: it has not made it.
+        BadInput: the stage has not trained it yet.
     """
     if config.rl.reward_model != OWN:
         return {}
@@ -314,14 +314,14 @@ def _reward_model(config: RunConfig) -> dict[str, ModelConfig]:
 
 
 def _served(engine: EngineConfig, url: str) -> ServedConfig:
-    """Return the server at an endpoint: OpenAI's completions if the address ends in /v1, else `sparring serve`."""
+    """Return the server of an endpoint: OpenAI's completions if the address ends in /v1, else `sparring serve`."""
     kind: Literal["openai", "remote"] = "openai" if url.rstrip("/").endswith("/v1") else "remote"
     return ServedConfig(kind=kind, url=url, api_key_env=engine.api_key_env, served_model=engine.served_model)
 
 
 def _deciding(config: RunConfig, subject: Subject) -> list[Path]:
-    """Return the files that decide what is sampled and scored: of the checkpoint, of the models that speak for other
-    roles or score, with what they adapt, and of the environment."""
+    """Return the files that affect samples and scores: of the checkpoint, the models of other roles, the reward models,
+    the adapters' bases, and the environment."""
     from sparring.model.hub import base_folder, model_folder
 
     models, reward = {**config.models, **_reward_model(config)}, _rewards(config).reward_model

@@ -47,10 +47,11 @@ def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] | Mapping
 
 
 def run(config: RunConfig) -> Path:
-    """Run a recipe, from wherever it stopped. The same as `sparring run`; also in a notebook, whose event loop waits.
+    """Run a recipe, or resume it if it was stopped. The same as `sparring run`; it also works in a notebook, whose
+    event loop waits.
 
     Args:
-        config: from `load_recipe`, or built in Python.
+        config: recipe, of `load_recipe` or built in Python.
 
     Returns:
         The run's folder, with `summary.json`, `report.html` and the checkpoints in it.
@@ -67,7 +68,8 @@ def run(config: RunConfig) -> Path:
 
 
 def check(config: RunConfig) -> list[str]:
-    """Find everything that can be wrong before a run. The same as `sparring check`; trains nothing, leaves nothing.
+    """Check a recipe for every error that can be found before a run. The same as `sparring check`; nothing is trained
+    or written.
 
     Returns:
         The facts that the check found, one line each: memory, tasks, what the expert earns.
@@ -92,13 +94,13 @@ def evaluate(
         print(success.value, success.interval)
 
     Args:
-        checkpoints: each a Hugging Face folder, an adapter's, a run's or a saved step of it
+        checkpoints: subjects, each a folder of Hugging Face weights, of an adapter or of a run, a saved step of a run
             (`runs/quickstart/rl/best`), the URL of an endpoint, or the `evaluation.json` of an earlier evaluation. A
             baseline comes first.
-        tasks: how many, in place of `[eval] tasks`.
-        samples: of each task, in place of `[eval] samples`.
-        ks: for which k pass@k and pass^k are reported, in place of `[eval] ks`.
-        tokenizer: the folder of an endpoint's tokenizer; by default the policy's.
+        tasks: number of tasks, instead of `[eval] tasks`.
+        samples: number of rollouts of each task, instead of `[eval] samples`.
+        ks: values of k for pass@k and pass^k, instead of `[eval] ks`.
+        tokenizer: folder of an endpoint's tokenizer; None uses the policy's.
 
     Returns:
         One evaluation for each checkpoint, one comparison for each but the first. What is recorded in the run's folder
@@ -124,12 +126,12 @@ def evaluate(
 
 
 def _validated(config: RunConfig, where: str, **changed: Mapping[str, Any]) -> RunConfig:
-    """Return the recipe with its types checked, which nobody did of a struct that was built in Python.
+    """Return the recipe with its types checked, because msgspec does not check types when a struct is built in Python.
 
     Args:
-        config: as it was given.
-        where: who was called, for errors.
-        changed: keys to replace, by section.
+        config: recipe of the caller.
+        where: name of the calling function, for errors.
+        changed: values to replace, by section and key.
 
     Raises:
         BadInput: it is no recipe, or a value has a wrong type.

@@ -1,4 +1,4 @@
-"""A gateway in a process of its own: it answers programs, and the run's process samples and records."""
+"""Gateway in a process of its own: it answers agent programs, while the run's process samples and records."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from sparring.gateway.server import Gateway
 from sparring.gateway.serving import BoundedServer, server_settings
 
 AGAIN_S = 1.0
-"""Seconds between two looks for the process that goes on with a run."""
+"""Seconds between two attempts to find the process that resumes a run."""
 
 
 def serve_gateway(folder: Path, host: str, port: int, say: Callable[[str], None]) -> None:
-    """Answer programs for the rollouts of a run until it is over. Where its process ends before, programs are told to
-    ask again, until another process goes on with the run.
+    """Serve agent programs for the rollouts of a run until it is over. If the run's process ends early, programs are
+    told to retry until another process resumes the run.
 
     Args:
-        folder: of the run, which is going on.
-        port: to listen on; 0 takes a free one.
-        say: takes a sentence for the user; the first has the address, where requests are answered from then on.
+        folder: folder of the run, which must be running.
+        port: port to listen on; 0 takes a free one.
+        say: called with sentences for the user; the first names the address, once requests are answered.
 
     Raises:
-        BadInput: no such run is going on, or the address is taken.
-        InfraError: another gateway has followed this one.
+        BadInput: the run is not running, or the address is taken.
+        InfraError: another gateway has replaced this one.
     """
     if not (folder / SOCKET).is_socket():
         do = "start the run first, with the address of this gateway as rollout.gateway"
@@ -70,16 +70,16 @@ async def _serve(folder: Path, listening: socket.socket, url: str, say: Callable
 
 
 async def _attend(link: GatewayLink, words: AsyncGenerator[Word], say: Callable[[str], None]) -> Word:
-    """Return the last word of a run, however many processes go on with it.
+    """Return the last message of a run, over all processes that resume it.
 
     Args:
-        words: of its process, behind the first.
-        say: takes a sentence for the user.
+        words: messages of the run's process after the first.
+        say: called with sentences for the user.
     """
     there = True
     while True:
         with suppress(InfraError):
-            async with aclosing(words):  # left open, it would be closed beside what it reads from when the loop ends
+            async with aclosing(words):  # else it would be closed at the same time as its source
                 async for word in words:
                     if word is not Word.BEGUN:
                         return word

@@ -1,4 +1,5 @@
-"""The run's server for programs elsewhere: workers, and whoever rewards rollouts. Its keys lie in the run's folder."""
+"""Server of a run for programs outside its process: workers, and senders of rewards. Its keys are in the run's
+folder."""
 
 from __future__ import annotations
 
@@ -16,20 +17,20 @@ from sparring.observe.whole_file import write_whole
 from sparring.rollout.config import RolloutConfig
 
 KEYS = "keys.json"
-"""File in the run's folder, for its owner alone: address and keys of the run."""
+"""File of the run's folder with the address and the keys, readable only by its owner."""
 
 
 class KeysFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of that file."""
+    """Content of the file of keys."""
 
     url: str
-    """Address of the server, as this machine reaches it, or of `sparring gateway`."""
+    """Address of the server as seen from this machine, or address of `sparring gateway`."""
 
     worker_key: str
     """Key of workers."""
 
     reward_key: str
-    """Key of who rewards any rollout."""
+    """Key for rewards of any rollout."""
 
 
 @asynccontextmanager
@@ -40,16 +41,16 @@ async def outside(
     gateway: str = "",
     keys_of: Path | None = None,
 ) -> AsyncIterator[None]:
-    """Serve programs elsewhere while the context lasts. The keys are those of the run's earlier processes.
+    """Serve workers and senders of rewards inside a context. Keys of an earlier process of the run are used again.
 
     Args:
-        folder: in which address and keys are written.
-        tell: called with `run`, and the address.
-        gateway: address of `sparring gateway`, which answers in the place of the run's server; empty for none.
-        keys_of: the folder whose keys are taken, where it has some; None: those of `folder`.
+        folder: folder that the address and the keys are written into.
+        tell: called with `run` and the address.
+        gateway: address of `sparring gateway` that answers instead of the run's server, or empty.
+        keys_of: folder with the keys to use; None uses `folder`.
 
     Raises:
-        BadInput: the address is taken, the file of keys is none, or there can be no such folder.
+        BadInput: the address is taken, the file of keys is invalid, or the folder cannot be made.
     """
     path = folder / KEYS
     with boundary(BadInput, str(folder), "a folder that can be created", "choose another --name"):
@@ -63,10 +64,10 @@ async def outside(
 
 
 def _earlier(path: Path) -> RunKeys | None:
-    """Return the keys that an earlier process wrote; None where none did.
+    """Return the keys of an earlier process, or None if there is no file of keys.
 
     Raises:
-        BadInput: the file holds something else.
+        BadInput: the file is invalid.
     """
     if not path.exists():
         return None
@@ -78,5 +79,5 @@ def _earlier(path: Path) -> RunKeys | None:
 
 
 def write_keys(path: Path, keys: KeysFile) -> None:
-    """Write the file, for its owner alone."""
+    """Write the file of keys, readable only by its owner."""
     write_whole(path, msgspec.json.encode(keys), mode=0o600)

@@ -1,4 +1,5 @@
-"""Rollouts of workers before the run: claimed at a server of their own, so that no worker of the run is asked."""
+"""Rollouts before a run for which workers are claimed at a server of their own, so that no worker of the run is
+involved."""
 
 from __future__ import annotations
 
@@ -28,22 +29,23 @@ OPTION = "--worker"
 HERE = "127.0.0.1:0"
 
 CLAIMED_WITHIN_S = 60.0
-"""Seconds that the user's worker has to claim a rollout: it may import a lot first."""
+"""Seconds in which the user's worker must claim a rollout. Its imports may take long."""
 
 
 async def rehearse(
     context: Context, do: Callable[[Context, Rehearsal | None], Awaitable[T]], command: Sequence[str] = ()
 ) -> T:
-    """Do something before a run whose rollouts are played as they will be: those of workers by a worker, who claims
-    them by HTTP.
+    """Call a function that plays rollouts before a run in the way of the run. A worker claims rollouts by HTTP if the
+    run has workers.
 
     Args:
-        do: is called with the context in which rollouts are played, and with who plays those of workers; None where
-            the run has none.
-        command: of the user's worker, with `{keys}`, `{url}` and `{key}` in it; empty: one of Sparring's plays.
+        do: called with the context of the rollouts, and with the rehearsal of the workers, or None if the run has no
+            workers.
+        command: command of the user's worker, with `{keys}`, `{url}` and `{key}` in it; empty uses a worker of
+            Sparring.
 
     Raises:
-        BadInput: there is no such program, the recipe has no workers, or the worker ended before `do` did.
+        BadInput: the program is missing, the recipe has no workers, or the worker ended before `do` did.
     """
     if WORKERS not in context.config.harnesses:
         if command:
@@ -71,16 +73,16 @@ async def rehearse(
             await playing
             raise refusal(OPTION, "a worker that claims rollouts until the run is over", "its end", "correct it")
         finally:
-            for task in (doing, playing):  # a thread goes on until it is told that the run is over
+            for task in (doing, playing):  # a thread continues until the run is over
                 task.cancel()
             await asyncio.gather(doing, playing, return_exceptions=True)
 
 
 async def _worker(command: Sequence[str], url: str, keys: RunKeys, folder: Path) -> None:
-    """Run the user's worker until it ends; cancelled, kill it and what it started.
+    """Run the user's worker until it ends. If cancelled, kill it and its children.
 
     Raises:
-        BadInput: it cannot be run, or ended with a status other than 0.
+        BadInput: it cannot be started, or ended with a status other than 0.
     """
     from sparring.launch.outside import KEYS, KeysFile, write_keys
 

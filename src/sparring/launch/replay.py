@@ -1,5 +1,5 @@
-"""Replay of a recorded run, of some of its steps, or of one rollout: sampled and trained again from the log, and
-compared bit by bit (law 8)."""
+"""Replay of a recorded run, of some of its steps, or of one rollout: samples and trains them again from the log, and
+compares every bit (law 8)."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Steps:
 
     Attributes:
         stage: name of the stage.
-        start: step after which the training begins: that of a checkpoint, or 0, the stage's input.
+        start: step of the checkpoint that training starts from; 0 is the stage's input.
         first: first step whose rollouts are sampled again.
         last: last step that is sampled again and trained.
-        rollout: id of the only rollout that is sampled again, by versions up to `last`; None: all of these steps.
+        rollout: id of the only rollout to sample again; None samples the rollouts of all steps.
     """
 
     stage: str
@@ -54,7 +54,12 @@ class Steps:
 
 @dataclass(kw_only=True, slots=True)
 class Replayed:
-    """Result of a replay: true if every bit came back, and the report in words."""
+    """Result of a replay.
+
+    Attributes:
+        identical: whether every bit equals the record.
+        lines: report for the user.
+    """
 
     identical: bool = True
     lines: list[str] = field(default_factory=list)
@@ -68,49 +73,26 @@ def replay_run(
     sampling: bool = True,
     threads: int | None = None,
 ) -> Replayed:
-    """Do the recorded steps of a run again, in a copy of it, and compare every token, every log-probability and the
-    weights of every step with the record.
+    """Replay the recorded steps of a run in a copy of its folder. Every token, every log-probability and the weights of
+    every step are compared with the record.
 
     Args:
-        folder: of the run, which is not changed.
-        stage: a live stage; None is every one that has published weights.
-        steps: the first and the last; None is the stage's.
-        sampling: sample the turns again; else the steps are trained again from the recorded turns alone.
-        threads: in the place of the recipe's `[run] threads`.
+        folder: folder of the run, which is not changed.
+        stage: name of a live stage; None replays each one that has published weights.
+        steps: first and last step; None is the first or last of the stage.
+        sampling: whether the turns are sampled again. If not, the steps are trained again from the recorded turns.
+        threads: number of CPU threads instead of `[run] threads`.
 
     Raises:
-        BadInput: there is no such run, stage or step; or its engine cannot sample the same tokens again.
+        BadInput: the run, stage or step does not exist, or its engine cannot sample the same tokens again.
     """
-    return block(_replayed_run(folder, stage, steps, sampling, threads))
-
-
-def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) -> Replayed:
-    """Sample a recorded rollout again, alone, under the weights that sampled it: the checkpoint of that version where
-    it is there, else the stage's input (version 0). Weights of which there is no checkpoint, and those of a rollout
-    that several versions sampled, are trained again from the run's log.
-
-    Args:
-        folder: of the run.
-        rollout_id: as the report shows it.
-        threads: in the place of the recipe's `[run] threads`.
-
-    Raises:
-        BadInput: there is no such run or rollout, or its weights can be had in neither way.
-    """
-    return block(_replayed_rollout(folder, rollout_id, threads))
-
-
-async def _replayed_run(
-    folder: Path, stage: str | None, steps: tuple[int | None, int | None], sampling: bool, threads: int | None
-) -> Replayed:
-    config = _recipe(folder)
-    result = Replayed()
+    config, result = _recipe(folder, threads), Replayed()
     for name in [stage] if stage is not None else ONLINE_STAGES:
         with closing(SqliteStore(folder / STORE, read_only=True)) as store:
             if stage is None and not GroupLog(store, name).last_published(0):
                 continue
             chosen = _steps(store, config, folder, name, steps, sampling)
-        await _replay_steps(config, folder, chosen, sampling, threads, result)
+        block(_replay_steps(config, folder, chosen, sampling, result))
         if not result.identical:
             return result
     if not result.lines:
@@ -119,8 +101,20 @@ async def _replayed_run(
     return result
 
 
-async def _replayed_rollout(folder: Path, rollout_id: str, threads: int | None) -> Replayed:
-    config, result = _recipe(folder), Replayed()
+def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) -> Replayed:
+    """Replay one recorded rollout under the weights that sampled it. They are the stage's input for version 0, and the
+    version's checkpoint otherwise. If several versions sampled the rollout, or if the checkpoint is gone, the steps
+    that made the weights are trained again.
+
+    Args:
+        folder: folder of the run.
+        rollout_id: id of the rollout, as in the report.
+        threads: number of CPU threads instead of `[run] threads`.
+
+    Raises:
+        BadInput: the run or rollout does not exist, or its weights can neither be read nor trained again.
+    """
+    config, result = _recipe(folder, threads), Replayed()
     with tempfile.TemporaryDirectory(prefix="sparring-replay-") as made:
         with closing(SqliteStore(folder / STORE, read_only=True)) as store:
             rollout = store.load(rollout_id)
@@ -130,14 +124,11 @@ async def _replayed_rollout(folder: Path, rollout_id: str, threads: int | None) 
                 raise refusal(rollout_id, "a rollout that the policy sampled", got, "choose another")
             versions = set[int]().union(*(turn.versions for turn in turns))
             weights = _weights(config, folder, store, rollout_id, versions, Path(made))
-            steps = None if weights is not None else _steps_behind(store, folder, rollout_id, versions)
-        if steps is not None:
-            await _replay_steps(config, folder, steps, True, threads, result)
-        elif weights is not None:
-            report = await _replay_alone(config, weights, turns, threads)
-            done = f"{report.turns} turns, {report.tokens} tokens sampled again under version {max(versions)}"
-            result.lines += [f"{rollout_id}: {done}", *([str(report.difference)] if report.difference else [])]
-            result.identical = report.identical
+            if weights is None:
+                work = _replay_steps(config, folder, _steps_to(store, folder, rollout_id, versions), True, result)
+            else:
+                work = _replay_alone(config, weights, rollout_id, turns, result)
+        block(work)
     models = {t.role: {segment.model for segment in t.segments} - {None} for t in rollout.trajectories}
     others = [role for role, names in models.items() if names and POLICY not in names]
     result.lines += [f"role {role}: another model than the policy spoke; it is not sampled again" for role in others]
@@ -145,28 +136,32 @@ async def _replayed_rollout(folder: Path, rollout_id: str, threads: int | None) 
 
 
 async def _replay_alone(
-    config: RunConfig, weights: Path, turns: Sequence[RecordedTurn], threads: int | None
-) -> Resampling:
-    """Sample turns of one version again on an engine that does nothing else."""
+    config: RunConfig, weights: Path, rollout_id: str, turns: Sequence[RecordedTurn], result: Replayed
+) -> None:
+    """Sample the turns of a rollout again, on an engine that serves the one version of the weights that sampled
+    them."""
     cluster = InlineCluster(
         models=config.models,
         train=config.train,
         engine=config.engine,
         device=config.run.device,
-        threads=threads or config.run.threads,
+        threads=config.run.threads,
     )
     try:
         engine = cluster.engine(POLICY, path=str(weights))
-        return await resample([turn.under(0) for turn in turns], engine, renderer_of(config, weights))
+        report = await resample([turn.under(0) for turn in turns], engine, renderer_of(config, weights))
     finally:
         await cluster.close()
+    done = f"{report.turns} turns, {report.tokens} tokens sampled again under version {max(turns[0].versions)}"
+    result.lines += [f"{rollout_id}: {done}", *([str(report.difference)] if report.difference else [])]
+    result.identical = report.identical
 
 
-def _recipe(folder: Path) -> RunConfig:
+def _recipe(folder: Path, threads: int | None) -> RunConfig:
     """Return the recipe of a run whose turns can be sampled again.
 
     Raises:
-        BadInput: there is no run, or its engine does not sample the same tokens again.
+        BadInput: the folder has no run, or its engine does not sample the same tokens again.
     """
     if not (folder / CONFIG).is_file():
         got = "a folder without config.toml" if folder.is_dir() else "no folder"
@@ -175,7 +170,8 @@ def _recipe(folder: Path) -> RunConfig:
     if not config.engine.exact:
         got = f'"{config.engine.kind}", which cannot sample the same tokens again from seed and position'
         raise refusal(str(folder), 'a run with engine.kind = "native"', got, "choose such a run")
-    return config
+    run = msgspec.structs.replace(config.run, threads=threads or config.run.threads)
+    return msgspec.structs.replace(config, run=run)
 
 
 def _steps(
@@ -186,7 +182,7 @@ def _steps(
     steps: tuple[int | None, int | None],
     sampling: bool,
 ) -> Steps:
-    """Return the steps of a stage that are done again.
+    """Return the steps of a stage to replay.
 
     Raises:
         BadInput: the stage has not recorded them.
@@ -196,7 +192,7 @@ def _steps(
     if not 1 <= first <= last <= published:
         got = f"{first}:{last}"
         raise refusal("--steps", f"steps from 1 to {published}, which {folder} has recorded", got, "choose among them")
-    needed = max(0, first - 1 - (config.rollout.max_lag if sampling else 0))  # the oldest weights that sampled for it
+    needed = max(0, first - 1 - (config.rollout.max_lag if sampling else 0))  # oldest weights of step `first`
     starts = [ref.step for ref in store.checkpoints(stage) if ref.step <= needed]
     return Steps(stage=stage, start=max(starts, default=0), first=first, last=last)
 
@@ -205,7 +201,7 @@ def _check_published(store: SqliteStore, folder: Path, stage: str, expected: str
     """Return the last step of a stage whose weights were published.
 
     Raises:
-        BadInput: that is below `least`.
+        BadInput: the step is before `least`.
     """
     published = GroupLog(store, stage).last_published(0)
     if stage not in ONLINE_STAGES or published < least:
@@ -216,9 +212,8 @@ def _check_published(store: SqliteStore, folder: Path, stage: str, expected: str
     return published
 
 
-def _steps_behind(store: SqliteStore, folder: Path, rollout: str, versions: set[int]) -> Steps:
-    """Return the steps that trained all versions which sampled a rollout of a live stage, from the last checkpoint
-    before them.
+def _steps_to(store: SqliteStore, folder: Path, rollout: str, versions: set[int]) -> Steps:
+    """Return the steps that trained all versions which sampled a rollout, beginning at the last checkpoint before them.
 
     Raises:
         BadInput: the run has not recorded how these versions were trained.
@@ -229,19 +224,18 @@ def _steps_behind(store: SqliteStore, folder: Path, rollout: str, versions: set[
     return Steps(stage=stage, start=start, first=start + 1, last=last, rollout=rollout)
 
 
-def _copy(config: RunConfig, folder: Path, stage: str, made: Path, threads: int | None) -> RunConfig:
-    """Copy what a replay of a stage changes of a run's folder, link the rest, and return the recipe for it: nothing
-    is reported, saved or evaluated, and the engine is in this process."""
+def _copy(config: RunConfig, folder: Path, stage: str, made: Path) -> RunConfig:
+    """Copy the files of a run's folder that a replay of a stage changes, link the others, and return a recipe for the
+    copy. It reports, saves and evaluates nothing, and its engine is in this process."""
     copy = made / config.run.name
     copy.mkdir()
     for entry in folder.iterdir():
         if entry.is_dir() and entry.name != stage:
             (copy / entry.name).symlink_to(entry.absolute())
     copy_store(folder / STORE, copy / STORE)
-    run = msgspec.structs.replace(config.run, directory=str(made), threads=threads or config.run.threads)
     changed = msgspec.structs.replace(
         config,
-        run=run,
+        run=msgspec.structs.replace(config.run, directory=str(made)),
         eval=msgspec.structs.replace(config.eval, every=0),
         engine=msgspec.structs.replace(config.engine, kind="native"),
         observe=msgspec.structs.replace(config.observe, sinks=(), progress="off"),
@@ -250,123 +244,119 @@ def _copy(config: RunConfig, folder: Path, stage: str, made: Path, threads: int 
     return changed
 
 
-async def _replay_steps(
-    config: RunConfig, folder: Path, steps: Steps, sampling: bool, threads: int | None, result: Replayed
-) -> None:
-    """Do the steps of one stage again in a copy of the run, and add what came of it to the result.
+async def _replay_steps(config: RunConfig, folder: Path, steps: Steps, sampling: bool, result: Replayed) -> None:
+    """Replay the steps of one stage in a copy of the run, and add the report to the result.
 
     Raises:
-        BadInput: something of the run is gone or has changed since.
+        BadInput: a part of the run is gone or has changed since.
     """
     with tempfile.TemporaryDirectory(prefix="sparring-replay-") as made:
-        async with opened(_copy(config, folder, steps.stage, Path(made), threads)) as context:
+        async with opened(_copy(config, folder, steps.stage, Path(made))) as context:
             context.store.truncate(steps.stage, steps.start)
-            updates: list[ReplayedUpdates] = []
-
-            def serve(engine: Engine, source: Path) -> ReplayedUpdates:
-                resampling = Resampling(engine, renderer_of(context.config, source)) if sampling else None
-                updates.append(ReplayedUpdates(engine, resampling, RecordedSteps(context, steps)))
-                return updates[0]
-
+            updates = ReplayedUpdates(context, steps, sampling)
             try:
-                await STAGES[steps.stage](replace(context, replay=Replay(last_step=steps.last, updates=serve)))
-                await updates[0].finish()
+                await STAGES[steps.stage](replace(context, replay=Replay(last_step=steps.last, updates=updates.serve)))
+                await updates.finish()
             except OtherWeights as error:
                 result.identical = False
                 result.lines.append(str(error))
                 with suppress(Differs):
-                    await updates[0].finish()
+                    await updates.finish()
             except Differs:
                 pass
             except BadInput as error:
                 raise BadInput(str(error).replace(str(context.folder), str(folder))) from error
             finally:
-                for part in updates:
-                    part.stop()
-            updates[0].report(steps, result)
+                updates.stop()
+            updates.report(result)
 
 
 class Differs(Exception):
-    """End of a replay that sampled others than the recorded bits."""
-
-
-class RecordedSteps:
-    """Recorded rollouts of some steps.
-
-    Args:
-        context: context of the run's copy.
-        steps: the steps.
-    """
-
-    def __init__(self, context: Context, steps: Steps) -> None:
-        section = getattr(context.config, steps.stage)
-        self._context, self._steps = context, steps
-        self._groups_per_step = section.groups_per_step
-        self._next = steps.first
-
-    def upto(self, version: int) -> Iterator[Rollout]:
-        """Yield the rollouts of further steps, up to the last one that `version` may have sampled for."""
-        if self._steps.rollout is not None:
-            if version == self._steps.start:
-                yield self._context.store.load(self._steps.rollout)
-            return
-        end = min(self._steps.last, version + 1 + self._context.config.rollout.max_lag)
-        first, self._next = self._next, max(self._next, end + 1)
-        bounds = {"first": (first - 1) * self._groups_per_step, "end": end * self._groups_per_step}
-        for group in self._context.store.groups(stage=self._steps.stage, **bounds) if first <= end else ():
-            yield from (*group.rollouts, *group.failed)
+    """Ends a replay that sampled other bits than the recorded ones."""
 
 
 class ReplayedUpdates:
-    """Updates of an engine that samples nothing but recorded turns. An update waits until all that the version before
-    it sampled is sampled again; meanwhile the next step is trained. Implements `loop.ServesWeights`.
+    """Weight updates of an engine that only samples recorded turns. An update waits until all recorded turns of the
+    version before are sampled again; meanwhile the next step is trained. Implements `loop.ServesWeights`.
 
     Args:
-        engine: engine of the policy.
-        resampling: samples turns again on this engine; None: the steps are trained again alone.
-        record: recorded rollouts of the steps.
+        context: context of the run's copy.
+        steps: steps that are replayed.
+        sampling: whether turns are sampled again. If not, the steps are trained again from the recorded turns.
     """
 
-    def __init__(self, engine: Engine, resampling: Resampling | None, record: RecordedSteps) -> None:
-        self._engine, self._resampling, self._record = engine, resampling, record
+    _engine: Engine
+
+    def __init__(self, context: Context, steps: Steps, sampling: bool) -> None:
+        self._context, self._steps, self._sampling = context, steps, sampling
+        self._next_step = steps.first
+        self._resampling: Resampling | None = None
         self._under: asyncio.Task[None] | None = None
 
+    def serve(self, engine: Engine, source: Path) -> ReplayedUpdates:
+        """Set the engine of the policy; the stage calls it before training.
+
+        Args:
+            engine: engine of the policy.
+            source: checkpoint folder that the engine serves.
+        """
+        self._engine = engine
+        if self._sampling:
+            self._resampling = Resampling(engine, renderer_of(self._context.config, source))
+        return self
+
     async def pull(self, ref: WeightRef) -> None:
-        """Serve published weights once what the version before them sampled is compared.
+        """Serve published weights, after the turns of the version before were compared.
 
         Raises:
-            Differs: a bit is another one.
+            Differs: a bit differs from the record.
         """
         await self.finish()
         await self._engine.pull(ref)
         self._under = asyncio.get_running_loop().create_task(self._sample())
 
     async def finish(self) -> None:
-        """Wait for what the last version sampled.
+        """Wait until the turns of the served version were compared.
 
         Raises:
-            Differs: a bit is another one.
+            Differs: a bit differs from the record.
         """
         await (self._under or self._sample())
         if self._resampling is not None and self._resampling.difference is not None:
             raise Differs
 
-    async def _sample(self) -> None:
-        if self._resampling is not None:
-            version = self._engine.version
-            self._resampling.add(turns_of(self._record.upto(version), POLICY))
-            await self._resampling.under(version)
-
     def stop(self) -> None:
-        """Stop what is under way."""
+        """Cancel the running requests."""
         if self._under is not None:
             self._under.cancel()
         if self._resampling is not None:
             self._resampling.stop()
 
-    def report(self, steps: Steps, result: Replayed) -> None:
-        """Add to the result how much was sampled again, or the first difference, and which weights came again."""
-        done = self._resampling
+    async def _sample(self) -> None:
+        if self._resampling is not None:
+            version = self._engine.version
+            self._resampling.add(turns_of(self._rollouts(version), POLICY))
+            await self._resampling.under(version)
+
+    def _rollouts(self, version: int) -> Iterator[Rollout]:
+        """Yield the recorded rollouts of the next steps, up to the last step that `version` may have sampled for."""
+        store, steps = self._context.store, self._steps
+        if steps.rollout is not None:
+            if version == steps.start:
+                yield store.load(steps.rollout)
+            return
+        last = min(steps.last, version + 1 + self._context.config.rollout.max_lag)
+        first, self._next_step = self._next_step, max(self._next_step, last + 1)
+        size = getattr(self._context.config, steps.stage).groups_per_step
+        for group in (
+            store.groups(stage=steps.stage, first=(first - 1) * size, end=last * size) if first <= last else ()
+        ):
+            yield from (*group.rollouts, *group.failed)
+
+    def report(self, result: Replayed) -> None:
+        """Add to the result the number of replayed turns, the first difference, and the steps whose weights are
+        identical."""
+        done, steps = self._resampling, self._steps
         if done is not None:
             across = f", {done.across} of them across versions" if done.across else ""
             result.lines.append(f"{steps.stage}: {done.turns} turns{across}, {done.tokens} tokens sampled again")
@@ -387,13 +377,13 @@ class ReplayedUpdates:
 def _weights(
     config: RunConfig, folder: Path, store: SqliteStore, rollout: str, versions: set[int], made: Path
 ) -> Path | None:
-    """Return a folder with the weights that sampled a rollout: a stage's output, or its input with a checkpoint's
-    tensors. None where several versions sampled it, or the checkpoint of the one is no longer there."""
+    """Return a folder with the weights that sampled a rollout: a stage's output, or its input with the tensors of a
+    checkpoint. Return None if several versions sampled the rollout, or if their checkpoint is gone."""
     files = RunFiles(config=config, folder=folder, store=store)
     stage, _, rest = rollout.partition("/")
     if stage == "eval":
         label, _, number = rest.partition("/")
-        if not number:  # of `sparring eval`, whose recipe names what was evaluated
+        if not number:  # a run of `sparring eval`; its recipe names the checkpoint
             return files.output("init")
         tried = [stage for stage in config.eval.checkpoints if files.done(stage) is not None]
         return files.output(tried[-1] if label == "no_tool" else label)

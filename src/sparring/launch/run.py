@@ -1,4 +1,4 @@
-"""A whole run: its folder, its stages in order, and what the command line asks of finished ones."""
+"""Runs a recipe: opens the run's folder, checks the recipe, and runs its stages in order."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 UNDER_WAY = "memory/under_way"
-"""Under this key of the store, while stages run, what was said of the run's memory."""
+"""Key of the store for the run's memory warning while stages run."""
 
 
 def run_recipe(config: RunConfig) -> Path:
-    """Run every stage that the run's folder does not have yet, check first. The same as `sparring run`.
+    """Run every stage that the run's folder does not have yet, after a check. The same as `sparring run`.
 
     Returns:
         The run's folder, with `summary.json` in it.
@@ -53,16 +53,16 @@ def run_recipe(config: RunConfig) -> Path:
 
 
 def run_with_earlier(config: RunConfig) -> Path:
-    """Run the recipes of `[run] after`, and theirs, and then this one.
+    """Run the recipes of `[run] after`, with those that they name in turn, and then this one.
 
     Args:
-        config: of the last run.
+        config: recipe of the last run.
 
     Returns:
         Its folder.
 
     Raises:
-        BadInput: as `run_recipe`, for any of them, or a recipe waits for itself.
+        BadInput: a recipe is refused as by `run_recipe`, or a recipe waits for itself.
     """
     for earlier in _earlier(config, ()):
         run_recipe(earlier)
@@ -70,7 +70,7 @@ def run_with_earlier(config: RunConfig) -> Path:
 
 
 def _earlier(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
-    """Return the recipes that `config` waits for, and theirs before them: all are read before any is run."""
+    """Return the recipes that `config` waits for, each after its own. All are read before any is run."""
     recipes = []
     for recipe in config.run.after:
         if recipe in begun:
@@ -90,7 +90,7 @@ async def _run(config: RunConfig) -> Path:
     async with opened(config) as context:
         changes = raised(context.folder, config)
         if changes or any(context.done(stage) is None for stage in config.run.stages):
-            from sparring.stages.preflight.run import check  # not before a folder in use or a wrong world is refused
+            from sparring.stages.preflight.run import check  # slow import: only after the refusals above
 
             try:
                 facts = await rehearse(context, check)
@@ -100,14 +100,14 @@ async def _run(config: RunConfig) -> Path:
                 raise
             for fact in facts:
                 context.sink.event("check", fact)
-        claim(context, changes)  # not before: a run that was refused may be corrected and started again
+        claim(context, changes)  # last, so that a refused recipe can be corrected
         remember_others(context)
         with _telling_memory(context):
             async with answered_outside(config, context.folder, context.sink.event):
                 for stage in config.run.stages:
                     if context.done(stage) is None:
                         await _stage(context, stage)
-        if context.store.get(SHOWN) is None:  # an evaluation has noted it
+        if context.store.get(SHOWN) is None:  # else an evaluation has recorded it
             note_shown(context, context.factory, {})
         write_summary(context)
         return context.folder
@@ -115,8 +115,8 @@ async def _run(config: RunConfig) -> Path:
 
 @contextmanager
 def _telling_memory(context: Context) -> Iterator[None]:
-    """Keep the run's memory warning in the store while stages run: an error for want of memory repeats it, and so does
-    the next process if this one was killed, which is likely the kernel's doing.
+    """Keep the run's memory warning in the store while stages run. An out-of-memory error repeats the warning. So does
+    the next process if this one was killed, probably by the kernel for its memory.
 
     Raises:
         InfraError: memory ran out.
@@ -133,7 +133,7 @@ def _telling_memory(context: Context) -> Iterator[None]:
 
 
 async def _stage(context: Context, name: str) -> None:
-    """Run one stage and record its result; its wall clock is kept even when it is stopped or killed."""
+    """Run one stage and record its result. Its wall-clock time is recorded even if the stage is stopped or killed."""
     from sparring.stages.models.adapters import show_adapter
     from sparring.stages.pipeline import STAGES
 
@@ -151,13 +151,13 @@ async def _stage(context: Context, name: str) -> None:
 
 @asynccontextmanager
 async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[Context]:
-    """Open the parts of a run, its folder locked for this process, closed at the end.
+    """Open the parts of a run, lock its folder for this process, and close them at the end.
 
     Args:
-        begun: folder of the run whose tasks these are; None: the run's own.
+        begun: folder of the run whose tasks are used; None uses the folder of the config.
 
     Raises:
-        BadInput: another process runs in the folder, it holds a run with another config, or it cannot be made.
+        BadInput: another process uses the folder, its run has another config, or the folder cannot be made.
     """
     from sparring.envs.rubrics.judges import Judges
     from sparring.harness.by_environment import mounts_of
@@ -207,7 +207,7 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
 
 
 def _placed(config: RunConfig, store: Store) -> tuple[RunConfig, Cluster]:
-    """Return a recipe with what is left to this machine, and the cluster that computes on it."""
+    """Return a recipe with the settings that this machine chooses, and the cluster that computes on it."""
     from sparring.cluster.inline import InlineCluster
 
     if not config.train.token_budget:
@@ -225,10 +225,10 @@ def _placed(config: RunConfig, store: Store) -> tuple[RunConfig, Cluster]:
 
 
 def _make(folder: Path) -> None:
-    """Make the folder of a run, or find that it has its record.
+    """Make the folder of a run, or check that an existing one has its store.
 
     Raises:
-        BadInput: it cannot be made, or its record is gone.
+        BadInput: the folder cannot be made, or its store is gone.
     """
     from sparring.stages.preflight.directory import check_directory
 
@@ -272,15 +272,15 @@ def _worlds(config: RunConfig, judges: Judges, same: Same) -> tuple[EnvFactory, 
 def _open_door(
     of_run: Mapping[str, str], session: Any, *, models: Mapping[str, Any] = {}, leave_out: Sequence[str] = ()
 ) -> AbstractAsyncContextManager[Address]:
-    """Open a session to programs; the gateway is imported by the first that needs it. `of_run`: names of models that
-    the run's recipe adds to those of the program."""
+    """Open a session to agent programs. The gateway is imported at the first call. `of_run` has the recipe's names of
+    models, which take precedence over the program's."""
     from sparring.gateway.server import open_door
 
     return open_door(session, models={**of_run, **models, **of_run}, leave_out=leave_out)
 
 
 def _leases() -> Leases | None:
-    """Return the leases of workers; None where no server for them is there."""
+    """Return the leases of workers, or None if this process has no server for workers."""
     from sparring.gateway.server import gateway_here
 
     return gateway_here().workers.leases
@@ -295,14 +295,14 @@ async def answered_outside(
     linked_too: bool = True,
     keys_of: Path | None = None,
 ) -> AsyncIterator[None]:
-    """Answer programs elsewhere for as long as the context lasts: workers and whoever rewards rollouts, where the
-    recipe lets them, and `sparring gateway` where it names one, which answers them then.
+    """Serve programs outside the process inside a context: workers and senders of rewards if the recipe has them, and
+    `sparring gateway` if the recipe names one.
 
     Args:
-        folder: in which address and keys are written.
+        folder: folder that the address and the keys are written into.
         tell: called with `run` or `gateway`, and the address.
-        linked_too: whether `sparring gateway` is answered.
-        keys_of: the folder whose keys are taken, where it has some; None: those of `folder`.
+        linked_too: whether `sparring gateway` is served.
+        keys_of: folder with the keys to use; None uses `folder`.
     """
     workers = "workers" in config.harnesses
     gateway = config.rollout.gateway if linked_too else ""
@@ -319,12 +319,12 @@ async def answered_outside(
 
 
 def _name_of(key: str) -> str:
-    """Return the name of the environment under a key of `RunConfig.environments`; of the only one, nothing."""
+    """Return the name of the environment under a key of `RunConfig.environments`; "" if there is only one."""
     return key.partition(".")[2]
 
 
 def _by_domain(parts: Mapping[str, T]) -> dict[str, T]:
-    """Return parts by the names of several environments in the place of their keys."""
+    """Return parts with the names of environments as keys."""
     return {_name_of(key): part for key, part in parts.items()}
 
 
@@ -345,8 +345,8 @@ async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> Replies
 
 
 def _who(config: RunConfig, name: str) -> str:
-    """Describe a model of `[models]` by its settings and, if they are on this machine, its files. Changes on a server
-    stay unseen."""
+    """Describe a model of `[models]` by its settings and the files on this machine. A change on a server is not
+    noticed."""
     from sparring.model.hub import model_folder
 
     spec = config.models[name]
@@ -356,11 +356,11 @@ def _who(config: RunConfig, name: str) -> str:
 
 
 def _check_recorded(folder: Path) -> None:
-    """Refuse a folder with the weights of a run whose record is gone: it would silently begin anew.
+    """Refuse a folder that has a run's weights but no store, because the run would start again from the beginning.
 
     Raises:
-        BadInput: the record is gone.
-        StoreError: it is damaged.
+        BadInput: the store is gone.
+        StoreError: the store is damaged.
     """
     from sparring.store.cut import is_blank
 
@@ -371,14 +371,14 @@ def _check_recorded(folder: Path) -> None:
 
 
 def check_recipe(config: RunConfig, worker: Sequence[str] = ()) -> list[str]:
-    """Refuse a recipe for everything that can be known to be wrong before a run, as `sparring check`. Trains and leaves
-    nothing.
+    """Refuse a recipe for every error that can be found before a run. The same as `sparring check`; nothing is trained
+    or written.
 
     Args:
-        worker: command of a worker that plays what workers will; empty: one of Sparring's does.
+        worker: command of a worker that plays the rollouts of workers; empty uses one of Sparring.
 
     Raises:
-        BadInput: what a run would be refused for.
+        BadInput: a run would be refused.
     """
     import tempfile
 
@@ -390,7 +390,7 @@ def check_recipe(config: RunConfig, worker: Sequence[str] = ()) -> list[str]:
         check_sinks(config.observe)
         with tempfile.TemporaryDirectory() as folder:
             run = msgspec.structs.replace(config.run, directory=folder)
-            quiet = msgspec.structs.replace(config.observe, sinks=(), progress="off")  # their libraries were looked for
+            quiet = msgspec.structs.replace(config.observe, sinks=(), progress="off")  # `check_sinks` has checked them
             begun = Path(config.run.directory) / config.run.name
             async with opened(resolve(msgspec.structs.replace(config, run=run, observe=quiet)), begun) as context:
                 from sparring.stages.preflight.run import check  # torch: not before what `opened` refuses
@@ -401,7 +401,7 @@ def check_recipe(config: RunConfig, worker: Sequence[str] = ()) -> list[str]:
 
 
 def _compared(config: RunConfig) -> list[str]:
-    """Return what is to be said of a recipe for the run that its folder has, if it has one.
+    """Return sentences about a recipe and the run in its folder, if there is one.
 
     Raises:
         BadInput: the folder has a run with another recipe.

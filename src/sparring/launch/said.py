@@ -1,5 +1,5 @@
-"""Replies of a policy without a model, on which agent programs are tried: those of the user's, else one call of each
-tool that a request has, with values of its schema, and an answer."""
+"""Replies of a scripted policy, for trials of agent programs. The user's replies come first; then each tool of a
+request is called once with values that fit its schema, and then an answer is given."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sparring.types import Message, ToolCall, ToolSpec
 
 ANSWER = "This is the answer."
 DEEPEST = 8
-"""Schemas in each other of which values are made."""
+"""Maximum nesting depth of schemas for which values are made."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Request for a reply, as far as its reply hangs on it."""
+    """Parts of a request that decide its scripted reply."""
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
@@ -29,11 +29,11 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 WANTED: ContextVar[Wanted] = ContextVar("wanted")
-"""The request that an engine is asked for by this task."""
+"""Request of the current asyncio task."""
 
 
 class CallLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Call in a reply of a file."""
+    """Tool call in a file of replies."""
 
     name: str
     arguments: dict[str, Any] = {}
@@ -48,10 +48,11 @@ class ReplyLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def read_replies(path: Path) -> tuple[Message, ...]:
-    """Read replies, a JSON object a line: `content`, `reasoning`, and `tool_calls` with `name` and `arguments`.
+    """Read a file of replies. Each line is a JSON object: `content`, `reasoning`, and `tool_calls` with `name` and
+    `arguments`.
 
     Raises:
-        BadInput: there is no such file, a line is none, or there is no line.
+        BadInput: the file is missing or empty, or a line is invalid.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -75,8 +76,8 @@ def read_replies(path: Path) -> tuple[Message, ...]:
 
 
 def said_to(wanted: Wanted) -> Message:
-    """Return what is said to a request where the user has no reply for it: what a constraint asks for, else a call of
-    the first tool that the conversation has not called, else an answer."""
+    """Return the scripted reply to a request: a text that fits its constraint, else a call of the first tool that the
+    conversation has not called, else an answer."""
     constraint = wanted.constraint
     if constraint is not None and constraint.kind == "json_schema":
         value = value_of(json.loads(constraint.source))
@@ -92,7 +93,7 @@ def said_to(wanted: Wanted) -> Message:
 
 
 def value_of(schema: Any, depth: int = 0) -> Any:
-    """Return a value that a JSON schema most likely takes: its own examples where it has any."""
+    """Return a value that fits a JSON schema: one of its own examples if it has any."""
     if not isinstance(schema, Mapping) or depth > DEEPEST:
         return "text"
     for name in ("const", "default"):

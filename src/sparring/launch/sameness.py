@@ -1,4 +1,5 @@
-"""Sameness of a run's tasks. Runs that were begun when words alone told them apart go on so, and keep their splits."""
+"""Equality of a run's tasks. Older runs compare tasks by their messages alone, and keep doing so to keep their
+splits."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ from sparring.store.cut import is_blank
 from sparring.store.sqlite import SqliteStore
 
 BY_MESSAGES = "tasks/same_by_messages"
-"""The store's key of a run whose tasks are told by their messages; early runs have none."""
+"""Key of the store for whether tasks are compared by their messages. Early runs lack the key."""
 
 
 def sameness_of(folder: Path) -> Same:
-    """Return what makes tasks the same in the run or the evaluation of a folder; of an evaluation beside a run, as in
-    that run: what it held out is what is evaluated.
+    """Return the equality of tasks for the folder of a run or an evaluation. An evaluation of a run uses the run's
+    equality, so that it evaluates the run's held-out tasks.
 
     Raises:
-        StoreError: its record is damaged.
+        StoreError: the store is damaged.
     """
     run = folder.parent.parent
     owner = run if folder.parent.name == FOLDERS and (run / CONFIG).is_file() else folder

@@ -1,4 +1,5 @@
-"""A checkpoint served to other processes: the socket first, then the model, then requests until somebody stops it."""
+"""Server of a checkpoint for other processes. It opens the socket, then the model, and then answers requests until it
+is stopped."""
 
 from __future__ import annotations
 
@@ -35,15 +36,15 @@ if TYPE_CHECKING:
 
 BACKLOG = 2048
 REMEMBERED = 8
-"""Sets of stop tokens whose text rules are kept."""
+"""Number of sets of stop tokens whose text rules are cached."""
 
 GRACE_S = 10.0
-"""Seconds that answers in progress may take after the server is stopped."""
+"""Seconds that running responses may take after the server was stopped."""
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One server: which model under which name, where it listens, and how it computes. `unix` is a path, in place of
-    host and port; port 0 takes a free one."""
+    """Settings of a server: its model, the model's name, its address, and its engine. `unix` is the path of a socket,
+    used instead of host and port. Port 0 takes a free one."""
 
     folder: Path
     name: str = "policy"
@@ -58,10 +59,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def engine_config(settings: Sequence[str]) -> EngineConfig:
-    """Return `[engine]` with settings as `--set` takes them.
+    """Return an `[engine]` section with changes in the form of `--set`.
 
     Raises:
-        BadInput: a key is none of the engine's, or its value none for it.
+        BadInput: the engine has no such key, or the value does not fit it.
     """
     for setting in settings:
         if not setting.startswith("engine."):
@@ -76,29 +77,29 @@ def engine_config(settings: Sequence[str]) -> EngineConfig:
 
 
 def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
-    """Serve until the process is interrupted. What is under way then ends with an error of the engine.
+    """Serve until the process is interrupted. Running requests then end with an `EngineError`.
 
     Args:
-        ready: told the address when requests are answered.
+        ready: called with the address when requests are answered.
 
     Raises:
-        BadInput: the address is taken or cannot be had, or the model is refused.
-        SystemExit: it was terminated.
+        BadInput: the address is taken or invalid, or the model is refused.
+        SystemExit: the process was terminated by a signal.
     """
     signal.signal(signal.SIGTERM, _end)
     serve_engine(config, lambda: _open_engine(config), ready)
 
 
 def serve_engine(config: ServeConfig, opened: Callable[[], NativeEngine], ready: Callable[[str], None]) -> None:
-    """Listen, then open an engine, then serve it until the process is interrupted, which closes it.
+    """Listen, open an engine, and serve it until the process is interrupted, which closes it.
 
     Args:
-        config: what the engine is made of, and where it is served.
+        config: settings of the server.
         opened: returns the engine.
-        ready: told the address when requests are answered.
+        ready: called with the address when requests are answered.
 
     Raises:
-        BadInput: the address is taken or cannot be had, or `opened` raised it.
+        BadInput: the address is taken or invalid, or `opened` raised it.
     """
     with ExitStack() as stack:
         listening, url = _listen(config, stack)
@@ -119,10 +120,10 @@ def _open_engine(config: ServeConfig) -> NativeEngine:
 
 
 def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], None]) -> StoppingServer:
-    """Make the server of an engine. When the server is stopped, it closes the engine.
+    """Make the HTTP server of an engine. It closes the engine when it is stopped.
 
     Args:
-        config: the rest of it.
+        config: settings of the server.
         ready: called when requests are answered.
     """
     from sparring.kernels.pages import token_bytes
@@ -145,7 +146,8 @@ def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], Non
 
 
 class StoppingServer(BoundedServer):
-    """Ends with its engine: first what is under way is answered, with an error, then the connections close."""
+    """HTTP server that closes its engine when it stops: running requests end with an error, then the connections
+    close."""
 
     def __init__(self, config: uvicorn.Config, engine: NativeEngine, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -157,23 +159,23 @@ class StoppingServer(BoundedServer):
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let nobody in any longer, close the engine, then shut uvicorn's server down."""
+        """Accept no more connections, close the engine, then shut uvicorn's server down."""
         await self.stop_accepting()
         await self._engine.close()
         await super().shutdown(sockets)
 
 
 def _sweep() -> None:
-    """Remove shared-memory files of publishers that died. Imported here because it imports torch, which is loaded with
-    the engine."""
+    """Remove shared-memory files of publishers whose process has ended. The import is local because it loads torch, as
+    the engine does."""
     from sparring.weights.shared_memory import sweep
 
     sweep()
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Unwind, where the signal's own way would leave a socket behind; uvicorn sends it again when everybody is
-    answered."""
+    """Exit by an exception on a signal, so that the socket is removed. uvicorn raises the signal again after its
+    shutdown."""
     sys.exit(128 + number)
 
 
@@ -186,7 +188,7 @@ def text_rules(folder: Path) -> Bind:
 
 
 def _listen(config: ServeConfig, stack: ExitStack) -> tuple[socket.socket, str]:
-    """Return a socket that listens, before anything that takes time, and its address; `stack` takes it back."""
+    """Return a listening socket and its address before the slow work begins. `stack` closes the socket."""
     if config.unix is not None:
         return _listen_unix(config.unix, stack), f"unix:{config.unix}"
     where = f"{config.host}:{config.port}"
@@ -201,7 +203,7 @@ def _listen(config: ServeConfig, stack: ExitStack) -> tuple[socket.socket, str]:
 
 
 def _listen_unix(path: Path, stack: ExitStack) -> socket.socket:
-    """Return a socket in the file system, readable by its owner alone; one that a dead server left is taken over."""
+    """Return a Unix socket that only its owner can access. It replaces a socket of a server that has ended."""
     # of anything else, connecting says the same as of a socket without a server
     if path.exists() and not path.is_socket():
         raise refusal(str(path), "a free path, or a socket", "another kind of file", "choose another --unix")

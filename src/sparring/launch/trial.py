@@ -1,4 +1,4 @@
-"""Trials of agent programs: a program plays one rollout on a policy that is a script, and each request is told."""
+"""Trials of agent programs: a program plays one rollout on a scripted policy, and each of its requests is printed."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from sparring.types import Limits, Segment, Task
 from sparring.types import Message as Said
 
 SHOWN = 200
-"""Characters of a text that are shown."""
+"""Maximum number of characters of a text that are printed."""
 
 KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY")
-"""Environment variables in which the vendors' clients look for a key."""
+"""Environment variables from which the vendors' clients read an API key."""
 
 ADDRESSES = {
     "OPENAI_BASE_URL": "/v1",
@@ -44,7 +44,8 @@ ADDRESSES = {
     "GOOGLE_GEMINI_BASE_URL": "",
     "GEMINI_BASE_URL": "",
 }
-"""Environment variables in which they look for an address, each with what it has behind the server's."""
+"""Environment variables from which the vendors' clients read an address, each with the path after the server's
+address."""
 
 Say = Callable[[str], None]
 
@@ -54,10 +55,10 @@ class ProgramTrial:
     """Settings of a trial of a program.
 
     Attributes:
-        command: of the program.
-        replies: of the policy, in order; behind them it says what `said_to` does.
-        max_turns: replies that the rollout has.
-        max_context: ids that a prompt and its reply have together.
+        command: command of the program.
+        replies: replies of the policy, in order; `said_to` gives the replies after them.
+        max_turns: maximum number of replies in the rollout.
+        max_context: maximum number of tokens of a prompt and its reply together.
         timeout_s: seconds after which the program is killed.
     """
 
@@ -70,7 +71,7 @@ class ProgramTrial:
 
 @dataclass(kw_only=True, slots=True)
 class _Exchange:
-    """Request of the program: what the server saw of it, and the ids of the replies that were sampled for it."""
+    """HTTP request of the program as the server saw it, with the ids of the replies that were sampled for it."""
 
     method: str
     path: str
@@ -86,7 +87,7 @@ _EXCHANGE: ContextVar[_Exchange | None] = ContextVar("exchange", default=None)
 
 
 class _WatchedGateway(Gateway):
-    """Gateway that tells what it is asked."""
+    """Gateway that records its requests."""
 
     def __init__(self, note: Callable[[_Exchange], None]) -> None:
         super().__init__()
@@ -125,7 +126,7 @@ class _WatchedGateway(Gateway):
 
 
 class _WatchedRequests(SessionLayer):
-    """Layer that tells each request to the script and to the exchange that it came with."""
+    """Session layer that hands each request to the scripted policy and to the exchange of its HTTP request."""
 
     async def reply(self, request: ReplyRequest, below: Reply) -> ReplyStream:
         messages, constraint = tuple(request.messages), request.constraint
@@ -149,10 +150,10 @@ def _renderer() -> Any:
 
 
 def try_program(trial: ProgramTrial, say: Say) -> bool:
-    """Let a program play one rollout, and say what it asks and how it ends.
+    """Let a program play one rollout, and print its requests and how it ends.
 
     Args:
-        say: takes a line for the user.
+        say: called with each line for the user.
 
     Returns:
         Whether the rollout of a run would have been completed, and the program ended with status 0.
@@ -195,7 +196,7 @@ async def _try(trial: ProgramTrial, program: str, say: Say) -> bool:
 
 
 async def _run(trial: ProgramTrial, program: str, door: Door) -> int | None:
-    """Return the exit status of the program; None where it was killed, for it took too long."""
+    """Return the exit status of the program, or None if it was killed at the time limit."""
     near = ",".join(filter(None, (os.environ.get("NO_PROXY", ""), "127.0.0.1,localhost")))
     environment = {**os.environ, "NO_PROXY": near, "no_proxy": near, **dict.fromkeys(KEYS, door.key)}
     environment |= {name: door.url + behind for name, behind in ADDRESSES.items()}
@@ -252,7 +253,7 @@ def _lines_of_reply(place: int | None, segments: Sequence[Segment]) -> Iterator[
 
 
 def _judged(status: int | None, session: RecordedSession, engine: ScriptedEngine, say: Say) -> bool:
-    """Say how the rollout ended. Return whether it is completed."""
+    """Print how the rollout ended. Return whether it is completed."""
     segments = session.segments
     sampled = [segment for segment in segments if segment.model is not None]
     prompts = {request.tokens for request in engine.requests}

@@ -1,4 +1,4 @@
-"""Journal of a rollout as a session sees it: recorded replies to give again, and where new turns are written."""
+"""Journal of a rollout, as its sessions see it: gives recorded replies and takes new turns."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from sparring.types import Segment
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedReply:
-    """Recorded reply of a model: the digest of the ids of its prompt, and its segment."""
+    """Recorded reply of a model: its segment, and the digest of its prompt's ids."""
 
     prompt: bytes
     segment: Segment
 
     @property
     def sampling(self) -> Sampling:
-        """Settings that the reply was sampled with."""
+        """Sampling settings of the reply."""
         assert self.segment.sampling is not None
         return self.segment.sampling
 
     def completion(self) -> Completion:
-        """Return what the engine answered. No token of the prompt counts as cached, since no engine was asked."""
+        """Return the reply as the engine's completion. No prompt token counts as cached, because no engine computed
+        it."""
         segment = self.segment
         return Completion(
             tokens=segment.tokens,
@@ -38,51 +39,53 @@ class RecordedReply:
 
     @property
     def _finish_reason(self) -> FinishReason:
-        """Reason why sampling ended, for a record without it: the maximum length, unless a stop token came last."""
+        """Finish reason of a record that lacks it: "length" at the maximum number of tokens without a final stop token,
+        else "stop"."""
         tokens, sampling = self.segment.tokens, self.sampling
         return "length" if len(tokens) >= sampling.max_tokens and tokens[-1] not in sampling.stop else "stop"
 
 
 class RecordedTurns(Protocol):
-    """Recorded turns of one role. A turn that comes again gets the place that it had."""
+    """Recorded turns of one role. In a rebuild, a turn gets its recorded place."""
 
     @property
     def inputs(self) -> Sequence[tuple[int | None, tuple[int, ...], int]]:
-        """For each input its parent's place, its ids and its own place."""
+        """Place of the parent, ids and own place of each input."""
 
     @property
     def places(self) -> Set[int]:
         """Places of all segments."""
 
     def place_of(self, prompt: bytes, seed: int) -> int | None:
-        """Return the place of the reply to a prompt, by its digest, that was drawn with a seed; None if it is new."""
+        """Return the place of the recorded reply to a prompt with a seed; None if it is new. The prompt is given by its
+        digest."""
         ...
 
 
 class SessionJournal(Protocol):
-    """Journal of the rollout that a session is part of: `rollout.journal.Playback`."""
+    """Journal of the rollout that a session belongs to, as `rollout.journal.Playback` implements it."""
 
     def turns(self, role: str) -> RecordedTurns:
         """Return the recorded turns of a role."""
         ...
 
     async def reply(self, role: str, prompt: bytes, sampling: Sampling) -> RecordedReply | None:
-        """Return the recorded reply to a request once its turn comes; None if the engine must answer.
+        """Return the recorded reply to a request, in the recorded order; None if the engine must answer.
 
         Args:
-            role: role that asks.
+            role: role of the request.
             prompt: digest of the prompt's ids.
-            sampling: settings of the request.
+            sampling: sampling settings of the request.
 
         Raises:
-            NotRebuildable: the rollout differs from its record.
+            NotRebuildable: the rollout differs from its journal.
         """
         ...
 
     def sampled(self, role: str, segments: Sequence[Segment]) -> None:
-        """Append the segments of a new turn, numbered by their places, or later versions of segments."""
+        """Append the segments of a new turn, or later versions of segments. They are numbered by their places."""
         ...
 
     def unwritten(self) -> list[LogEntry]:
-        """Return entries of the log that are to be written with the next turn. Each is returned once."""
+        """Return log entries to write with the next turn, each once."""
         ...

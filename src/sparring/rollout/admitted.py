@@ -1,5 +1,4 @@
-"""Rollouts that were admitted, estimated where some were lost before their end: their length, their success, their
-domains (law 5)."""
+"""Estimates over all admitted rollouts of a step, with the lost ones: their length, success and domains (law 5)."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from sparring.types import Group, Rollout
 
 @dataclass(slots=True)
 class _Counts:
-    """Rollouts of one environment that ended, or broke, after the same stages: the tokens that they had sampled, those
-    that were judged, and those that succeeded."""
+    """Counts of the rollouts of one environment that ended, or were lost, after the same stages: rollouts, sampled
+    tokens, rollouts with a known success, and successes."""
 
     ended: int = 0
     ended_tokens: int = 0
@@ -26,17 +25,17 @@ class _Counts:
 
 @dataclass(slots=True)
 class AdmittedRollouts:
-    """Account of the rollouts of a step that were admitted, those that can be trained and those that were lost.
+    """Account of a step's admitted rollouts: those that can be trained, and those that were lost.
 
-    The mean length, or success, of all that were admitted is that of the survivors, each weighted by 1 / G (see
-    `Survival`). Behind the last stage that any rollout survived nothing is known: those that broke there stand for
-    that, with the tokens that they had sampled. A task's domain is its environment, and its tag.
+    The mean over all admitted rollouts, of length or success, is estimated from the survivors, each weighted by 1 / G
+    (see `Survival`). If every rollout was lost at a stage, the lost rollouts are counted instead, with the tokens that
+    they had sampled. The domains of a task are its environment and its tag.
 
     Attributes:
-        survival: of the step's rollouts.
-        counts: by environment, of those that went through the same stages.
-        trained: by domain, rollouts that can be trained.
-        lost: by domain, rollouts that were lost.
+        survival: estimated probability of surviving each stage, from the step's rollouts.
+        counts: counts of rollouts, by environment and by the stages that they went through.
+        trained: number of rollouts that can be trained, by domain.
+        lost: number of lost rollouts, by domain.
     """
 
     survival: Survival = field(default_factory=Survival)
@@ -47,7 +46,7 @@ class AdmittedRollouts:
     lost: Counter[str] = field(default_factory=Counter)
 
     def add(self, group: Group) -> None:
-        """Count the rollouts of a group. Of one that broke several times, its longest attempt counts."""
+        """Count the rollouts of a group. A lost rollout counts once, by its longest attempt."""
         self.survival.add(group)
         cells, lost = self.counts[group.task.env], lost_rollouts(group)
         for rollout, score in zip(group.rollouts, group.scores, strict=True):
@@ -65,23 +64,24 @@ class AdmittedRollouts:
             self.lost[domain] += len(lost)
 
     def admitted_tokens(self) -> float | None:
-        """Return the estimated mean number of tokens of an admitted rollout; None where none was admitted."""
+        """Return the estimated mean number of tokens of an admitted rollout, or None if no length is known."""
         rollouts, tokens = 0, 0.0
         for env, cells in self.counts.items():
-            if any(cell.ended or cell.lost_tokens for cell in cells.values()):  # else nothing is known of lengths
+            if any(cell.ended or cell.lost_tokens for cell in cells.values()):  # else no length is known
                 rollouts += sum(cell.ended + cell.lost for cell in cells.values())
                 tokens += self._weighted(env, lambda cell: cell.ended_tokens, lambda cell: cell.lost_tokens)
         return tokens / rollouts if rollouts else None
 
     def length_bias(self) -> float | None:
-        """Return the mean length of the rollouts that can be trained over the mean length of all that were admitted: 1
-        where no rollout is lost for its length. None where none can be trained or nothing was sampled."""
+        """Return the mean length of trainable rollouts divided by the mean length of all admitted ones. It is 1 if the
+        loss of rollouts does not depend on their length, and None if no rollout can be trained or no token was
+        sampled."""
         ended, admitted = self._sum(lambda cell: cell.ended), self.admitted_tokens()
         return self._sum(lambda cell: cell.ended_tokens) / ended / admitted if ended and admitted else None
 
     def admitted_success(self) -> float | None:
-        """Return the estimated share of admitted rollouts that would have succeeded; None where the environments do not
-        say what a success is. An environment of which nothing is left says nothing."""
+        """Return the estimated success rate of all admitted rollouts, or None if the environments report no success. An
+        environment without a surviving rollout is left out."""
         rollouts, succeeded = 0.0, 0.0
         for env, cells in self.counts.items():
             judged = self._weighted(env, lambda cell: cell.judged)
@@ -92,14 +92,14 @@ class AdmittedRollouts:
         return succeeded / rollouts if rollouts else None
 
     def success_bias(self) -> float | None:
-        """Return the success of the rollouts that can be trained over that of all that were admitted: above 1 where
-        those of difficult tasks are lost. None where nothing is known of success, or none succeeded."""
+        """Return the success rate of trainable rollouts divided by the success rate of all admitted ones. It is above 1
+        if rollouts of difficult tasks are lost more often, and None if no success is known."""
         judged, admitted = self._sum(lambda cell: cell.judged), self.admitted_success()
         return self._sum(lambda cell: cell.succeeded) / judged / admitted if judged and admitted else None
 
     def domain_bias(self) -> dict[str, float]:
-        """Return each domain's share of the rollouts that can be trained over its share of those that were admitted.
-        Nothing where there is one domain, or nothing can be trained."""
+        """Return each domain's share of the trainable rollouts divided by its share of the admitted ones. The result is
+        empty if there is only one domain or no rollout can be trained."""
         trained = self._sum(lambda cell: cell.ended)
         admitted = trained + self._sum(lambda cell: cell.lost)
         if len(self.trained) < 2 or not trained:
@@ -116,8 +116,8 @@ class AdmittedRollouts:
     def _weighted(
         self, env: str, of_ended: Callable[[_Counts], int], of_lost: Callable[[_Counts], int] = lambda cell: 0
     ) -> float:
-        """Return a sum over the rollouts of an environment that ended, each weighted by 1 / G. Those that broke where
-        all did stand for what would have come behind."""
+        """Return the sum of a count over an environment's ended rollouts, each weighted by 1 / G. If all rollouts were
+        lost at a stage, the count of the lost ones is added instead."""
         total = 0.0
         for through, cell in self.counts[env].items():
             if cell.ended:

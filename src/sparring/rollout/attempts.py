@@ -1,4 +1,4 @@
-"""Attempts at one rollout: what each left behind, and from which journal the next one goes on."""
+"""Attempts at one rollout: the tokens that each attempt owns, and the journal that the next one plays."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from sparring.types import Rollout, Score, Segment, Trajectory, Usage
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """Result of one attempt, in tokens and in messages, with the infrastructure's error if that ended it.
+    """Result of one attempt.
 
     Attributes:
-        rollout: outcome and trajectories.
-        score: score; None if there is none.
-        error: error that broke the attempt; None if it came to an outcome.
-        transcripts: conversations of each role, one for each branch.
-        again: whether the attempt played recorded events again.
-        caught_up: whether all replies that were recorded before the attempt came again.
-        rebuildable: whether another attempt may play the same journal.
-        broken: call of the world that broke; None if none did.
-        unjudged: whether the conversation is whole and only its judge failed, so that nothing is run again.
-        broken_call: kind of the call that broke. Without a box the environment could not even be opened.
+        rollout: rollout with its outcome and trajectories.
+        score: score of the rollout, or None without one.
+        error: infrastructure error that broke the attempt; None if it came to an outcome.
+        transcripts: conversations of each role in messages, one for each branch.
+        again: whether the attempt began with recorded events.
+        caught_up: whether the attempt played the whole journal without a difference.
+        rebuildable: whether the journal can be played again.
+        broken: place of the world's call that broke; None if none did.
+        unjudged: whether only the judge failed, so that the conversation is complete.
+        broken_call: kind of the call that broke. If no box could be opened, it is the call that opens the environment.
     """
 
     rollout: Rollout
@@ -46,144 +46,114 @@ class Attempt:
 
 
 class Attempts:
-    """Account of the attempts at one rollout. Every sampled token has one owner: an attempt that is rebuilt hands its
-    tokens on to the next one and leaves its failure alone; one that starts over leaves tokens and failure.
+    """Account of the attempts at one rollout. Every sampled token has one owner. An attempt that is rebuilt passes its
+    tokens on to the next attempt and keeps only its failure. An attempt after which the rollout starts over keeps both.
 
     Args:
-        rollout_id: id of the first attempt, and of those that are rebuilt from it. One that starts over as number n has
-            `<rollout_id>/retry-<n>`; the failure of number n is recorded as `<rollout_id>/broken-<n>`.
-        retries: number of attempts one after the other that may break without getting further than those before.
-        calls: calls of this rollout's worlds.
-        journals: where journals come from.
+        rollout_id: id of the first attempt, which rebuilt attempts share. Attempt n after a start over is
+            `<rollout_id>/retry-<n>`; the failure of attempt n is recorded as `<rollout_id>/broken-<n>`.
+        made: makes a rollout from an id, the number of an attempt, and trajectories.
+        retries: number of consecutive attempts that may break without getting further than the ones before.
+        calls: counts of the rollout's calls of its worlds.
+        journals: source of journals. An attempt that an earlier process began is resumed.
 
     Attributes:
         journal: journal that the next attempt plays.
         number: number of the next attempt.
         idle: number of attempts since one got further.
         failures: number of attempts that broke in this process.
-        rebuilt: number of attempts that got as far as the one before.
-        started_over: reasons why attempts started over.
+        refused: reason why the rollout cannot be rebuilt, or empty.
         calls: calls of this rollout's worlds.
     """
 
-    def __init__(self, rollout_id: str, retries: int, calls: WorldCalls, journals: Journals) -> None:
-        self.journal = journals.new(rollout_id)
-        self.number = 0
-        self.idle = 0
-        self.failures = 0
-        self.rebuilt = 0
-        self.started_over: list[str] = []
+    def __init__(
+        self, rollout_id: str, made: Callable[..., Rollout], retries: int, calls: WorldCalls, journals: Journals
+    ) -> None:
+        unfinished = journals.unfinished(rollout_id)
+        earlier = [_rollout_of(journal, reason, made) for journal, reason in unfinished]
+        self.journal = unfinished[-1][0] if unfinished else journals.new(rollout_id)
+        self.number = self.journal.number
+        self.idle = self.failures = 0
         self.calls = calls
-        self._first_id = rollout_id
-        self._retries = retries
-        self._journals = journals
-        self._last: Rollout | None = None
-        self._broken: list[Rollout] = []
-        self._furthest = 0
-        self._refused = ""
-        self._resumed = False
-
-    def resume(self, made: Callable[..., Rollout]) -> None:
-        """Go on from what an earlier process recorded, if it recorded anything.
-
-        Args:
-            made: makes a rollout of an id, the number of an attempt, and trajectories.
-        """
-        unfinished = self._journals.unfinished(self._first_id)
-        if not unfinished:
-            return
-        self.journal = unfinished[-1][0]
-        self.number, self._furthest = self.journal.number, self.journal.size
-        *self._broken, self._last = [_rollout_of(journal, reason, made) for journal, reason in unfinished]
-        self._resumed = True
+        self.refused = ""
+        self._first_id, self._retries, self._journals = rollout_id, retries, journals
+        self._broken: list[Rollout] = earlier[:-1]
+        self._last: Rollout | None = earlier[-1] if earlier else None
+        self._resumed = bool(earlier)
+        self._furthest = self.journal.size
 
     def failed(self, attempt: Attempt, *, excused: bool = False) -> bool:
-        """Count an attempt that the infrastructure broke, and prepare the next one. One that is `excused` costs no
+        """Count an attempt that the infrastructure broke, and prepare the next one. An `excused` attempt costs no
         retry.
 
         Returns:
             Whether there may be another one.
         """
-        self._count(attempt)
         self.number += 1
-        differs, resumed = isinstance(attempt.error, NotRebuildable), self._resumed
-        if differs:
-            self._refused = str(attempt.error)
+        stale = self._resumed and isinstance(attempt.error, NotRebuildable)
+        if isinstance(attempt.error, NotRebuildable):
+            self.refused = str(attempt.error)
         self._go_on(attempt)
-        size = self.journal.size if attempt.rebuildable and attempt.caught_up and not differs else 0
+        size = self.journal.size if attempt.rebuildable and attempt.caught_up else 0
         self.idle = 0 if size > self._furthest or not self.failures else self.idle + (not excused)
-        self.failures += not (differs and resumed)
+        self.failures += not stale
         self._furthest = max(self._furthest, size)
-        if self.idle >= self._retries and not (differs and resumed):
+        if self.idle >= self._retries and not stale:
             return False
-        if self._refused:
+        if self.refused:
             self._start_over()
         return True
 
     def is_the_policys(self, attempt: Attempt) -> bool:
-        """Return whether an attempt broke by the policy's doing (law 6). Engine and judge are no part of the world, and
-        before its first token the policy has done nothing."""
-        if (
-            attempt.broken is None
-            or not attempt.caught_up
-            or isinstance(attempt.error, (EngineError, JudgeError, NotRebuildable))
-        ):
+        """Return whether the policy broke the attempt (law 6). Failures of engine and judge are never the policy's, nor
+        is one before its first token."""
+        error, broken = attempt.error, attempt.broken
+        if error is None or isinstance(error, (EngineError, JudgeError)) or broken is None or not attempt.caught_up:
             return False
-        if attempt.error is None or attempt.error.limit_s is not None:  # a limit of time says nothing of the call
+        if error.limit_s is not None:  # a limit of time says nothing of the call
             return False
-        return bool(sampled_tokens(attempt.rollout)) and self.calls.broke(attempt.broken, failure_of(attempt.error))
+        return bool(sampled_tokens(attempt.rollout)) and self.calls.broke(broken, failure_of(error))
 
-    def finished(self, attempt: Attempt) -> tuple[Rollout, ...]:
-        """Count an attempt that came to an outcome.
-
-        Returns:
-            The attempts that the infrastructure broke before it.
-        """
-        self._count(attempt)
+    def finished(self) -> tuple[Rollout, ...]:
+        """Return the broken attempts before one that came to an outcome."""
         self._hand_on()
         return self._in_order()
 
     def given_up(self) -> tuple[Rollout, tuple[Rollout, ...]]:
-        """Return the last attempt, with all tokens of those that it was rebuilt from, and those that broke before."""
+        """Return the last attempt, with all tokens that were passed on to it, and the broken attempts before it."""
         assert self._last is not None
         return self._last, self._in_order()
 
     def _go_on(self, attempt: Attempt) -> None:
-        """Let an attempt hold the tokens of its journal. One that did not catch up holds those of the one before."""
+        """Make an attempt the owner of its journal's tokens. If it did not play the whole journal, it takes over the
+        tokens of the attempt before."""
         rollout, before = attempt.rollout, self._last
-        behind = attempt.again and (not attempt.caught_up or isinstance(attempt.error, NotRebuildable))
         self._hand_on()
-        if before is not None and behind:
+        if before is not None and attempt.again and not attempt.caught_up:
             ended = rollout.trajectories[0].outcome
             rollout = replace(rollout, trajectories=tuple(replace(t, outcome=ended) for t in before.trajectories))
         self._last = rollout
         if not attempt.rebuildable:
-            self._refused = self._refused or "the world says that it cannot be rebuilt"
+            self.refused = self.refused or "the world says that it cannot be rebuilt"
 
     def _hand_on(self) -> None:
-        """Leave the failure of the attempt that holds the tokens, if it failed: another one holds them now."""
+        """Keep the failure of the current owner, without its tokens, because another attempt takes them over."""
         if self._last is not None and not self._resumed:
             self._broken.append(self._without_tokens(self._last))
         self._last, self._resumed = None, False
 
     def _start_over(self) -> None:
-        """Begin the next attempt with an empty journal. Tokens that were sampled stay with the attempt that has
-        them."""
+        """Give the next attempt an empty journal. The current owner keeps its tokens."""
         id = self.journal.attempt
         if self._last is not None and sampled_tokens(self._last):
             self._broken.append(self._last)
             self._last = None
-            self.started_over.append(self._refused)
             id = f"{self._first_id}/retry-{self.number}"
             self.calls.forget()
         self.journal = self._journals.new(id, self.number)
 
-    def _count(self, attempt: Attempt) -> None:
-        """Count an attempt that was brought back."""
-        self.rebuilt += attempt.again and attempt.caught_up and not isinstance(attempt.error, NotRebuildable)
-
     def _without_tokens(self, rollout: Rollout) -> Rollout:
-        """Return the failure of an attempt whose tokens another one has."""
+        """Return the failure of an attempt as a rollout without tokens."""
         first, name = rollout.trajectories[0], f"{self._first_id}/{BROKEN}{rollout.attempt}"
         alone = replace(first, id=trajectory_id(name, first.role), segments=(), usage=Usage())
         return replace(rollout, id=name, trajectories=(alone,))
@@ -193,7 +163,7 @@ class Attempts:
 
 
 def _rollout_of(journal: Journal, reason: str, made: Callable[..., Rollout]) -> Rollout:
-    """Return an attempt of an earlier process, with its tokens."""
+    """Return an attempt of an earlier process with its tokens."""
     outcome = broken_by(NotRebuildable(reason))
     rollout = made(id=journal.attempt, attempt=journal.number, trajectories=())
     trajectories = [
@@ -211,7 +181,7 @@ def _rollout_of(journal: Journal, reason: str, made: Callable[..., Rollout]) -> 
 
 
 def _usage(segments: Sequence[Segment]) -> Usage:
-    """Return the counts of recorded segments, as far as they tell them."""
+    """Return the counts that recorded segments give: sampled tokens, turns and tool calls."""
     sampled = [segment for segment in segments if segment.model is not None]
     return Usage(
         sampled_tokens=sum(len(segment.tokens) for segment in sampled),

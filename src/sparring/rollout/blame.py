@@ -1,4 +1,4 @@
-"""Blame: whether a world breaks because of what the policy did in it, or alone (law 6)."""
+"""Blame: decides whether the policy's actions broke the world, or the world broke on its own (law 6)."""
 
 from __future__ import annotations
 
@@ -11,44 +11,45 @@ from sparring.rollout.journal import Playback
 from sparring.types import Failure, Message
 
 WORLDS = 3
-"""Rebuilt worlds in which the same call must break again before the failure is the policy's. Of calls of which 15 %
-fail alone, 0.05 % fail in four worlds one after the other."""
+"""Number of rebuilt worlds in which the same call must fail again before the failure is the policy's. If 15 % of the
+calls fail at random, 0.05 % fail in four worlds in a row."""
 
 Call = tuple[str, ...]
-"""A kind of call: its phase, the role that replied, and the tools that were called."""
+"""Kind of a call: its phase, the role that replied, and the called tools."""
 
 
 OPENING: Call = ("open", "")
-"""An environment is opened."""
+"""Call that opens an environment."""
 
 
 def unheard(call: Call) -> None:
-    """Take no note of a call."""
+    """Ignore a call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Place of a call of the world in its rollout: its kind, and the number of the role's answers before it."""
+    """Position of a call in its rollout: its kind, and the number of answers that the role got before it."""
 
     call: Call
     number: int
 
 
 class Successes:
-    """Successful calls of one environment, over all its rollouts, by kind."""
+    """Counts of successful calls of one environment, over all its rollouts, by kind."""
 
     def __init__(self) -> None:
         self.counts: defaultdict[Call, int] = defaultdict(int)
 
 
 class WorldCalls:
-    """Calls of the worlds of one rollout, over all its attempts, beside those of the environment's other rollouts.
+    """Counts of one rollout's calls of its worlds, over all its attempts. They are compared with the calls of the
+    environment's other rollouts.
 
     Args:
-        successes: of the environment; shared by its rollouts.
+        successes: counts of the environment, shared by all its rollouts.
 
     Attributes:
-        answered: called with the kind of every call that was answered.
+        answered: called with the kind of each successful call.
     """
 
     def __init__(self, successes: Successes) -> None:
@@ -58,7 +59,7 @@ class WorldCalls:
         self._broken: dict[Place, tuple[Failure, int, int]] = {}
 
     def succeeded(self, place: Place) -> None:
-        """Count a call that was answered. Whatever broke in its place before broke alone."""
+        """Count a successful call. An earlier failure at the same place was then no fault of the policy."""
         self._environment[place.call] += 1
         self._own[place.call] += 1
         self.answered(place.call)
@@ -66,10 +67,10 @@ class WorldCalls:
             self._broken.pop(place, None)
 
     def broke(self, place: Place, failure: Failure) -> bool:
-        """Count a call that broke, in a world in which everything before it was the same.
+        """Count a call that failed in a world that had answered as the recorded one until then.
 
-        A world counts if the failure is the same as in the world before, and another rollout's call of this kind was
-        answered since the last world that counts: where none was, it is the environment that is broken.
+        A world counts if the failure equals the one in the world before, and if another rollout's call of this kind has
+        succeeded since the last world that counted. Otherwise the environment itself may be broken.
 
         Returns:
             Whether the failure is the policy's: the call broke in a first world and again in `WORLDS` that count.
@@ -86,7 +87,7 @@ class WorldCalls:
         return worlds >= WORLDS
 
     def forget(self) -> None:
-        """Begin again with worlds in which other replies may come first."""
+        """Forget all failures, because the next attempt starts over and may sample other replies."""
         self._broken.clear()
 
 
@@ -94,40 +95,41 @@ class AttemptCalls:
     """Calls of the world in one attempt.
 
     Args:
-        calls: calls of the rollout's worlds.
-        playback: play of the journal, which knows the calls that were answered before.
+        calls: counts of the rollout's calls.
+        playback: play of the journal.
 
     Attributes:
-        broken: the call that raised last, unless the journal has an answer to it; None if no call raised.
+        playback: play of the journal.
+        broken: place of the last failed call, unless the journal has an answer to it; None if no call failed.
     """
 
     def __init__(self, calls: WorldCalls, playback: Playback) -> None:
-        self._calls, self._playback = calls, playback
+        self._calls, self.playback = calls, playback
         self.broken: Place | None = None
 
     def call(self, phase: str, role: str = "", reply: Message | None = None) -> AttemptCall:
-        """Count one call of the world, which is the body of `with`.
+        """Return a context manager that counts one call of the world, made in its body.
 
         Args:
             phase: `open`, `step` or `score`.
             role: role that replied.
-            reply: reply that the call is about.
+            reply: reply that the world is called with.
         """
         tools = tuple(sorted({call.name for call in reply.tool_calls})) if reply and reply.tool_calls else ()
-        return AttemptCall(self, Place(call=(phase, role, *tools), number=self._playback.answers[role]))
+        return AttemptCall(self, Place(call=(phase, role, *tools), number=self.playback.answers[role]))
 
     def ended(self, place: Place, error: BaseException | None) -> None:
-        """Count how a call ended. A failure of the policy is no failure of the world."""
+        """Count the success or failure of a call. A failure of the policy does not count as a failure of the world."""
         if error is None:
             self._calls.succeeded(place)
         elif isinstance(error, Exception) and not isinstance(error, PolicyFailure):
             phase, role, *_ = place.call
-            answered = phase != "score" and self._playback.has_answer(role)
+            answered = phase != "score" and self.playback.has_answer(role)
             self.broken = None if answered else place
 
 
 class AttemptCall:
-    """One call of the world, which is the body of `with`."""
+    """Context manager that counts one call of the world."""
 
     __slots__ = ("_calls", "_place")
 

@@ -1,5 +1,5 @@
-"""Breaker of an environment: while its infrastructure is down no rollout is tried but one at a time, and a run whose
-environment stays down ends by name instead of training on nothing (law 6)."""
+"""Circuit breaker of an environment. While the environment's infrastructure is down, one rollout at a time tries it. If
+it stays down, the run ends with an error instead of training on nothing (law 6)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from sparring.rollout.blame import Call
 from sparring.types import Group
 
 ENVIRONMENTS = (SandboxError, ToolHostError, EnvError)
-"""Failures of an environment's infrastructure. Of an engine's that is down, or a judge's, `EmptySteps` tells."""
+"""Errors of an environment's infrastructure. `EmptySteps` detects a failing engine or judge."""
 FEWEST_FAILURES = 8
-"""Failures in a row below which no breaker opens."""
+"""Minimum number of consecutive failures that opens a breaker."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-"""Pause before the first probe of an outage, and the longest; it doubles with each."""
+"""Seconds before the first probe of an outage, and the longest pause. The pause doubles with each probe."""
 EMPTY_STEPS = 3
-"""So many steps in a row without any rollout to train end the run."""
+"""Number of consecutive steps without a trainable rollout that ends the run."""
 
 
 @dataclass(slots=True)
 class Trial:
-    """One attempt at a rollout as its breaker sees it: `error` is set when it failed, and `broken` to the call of the
-    environment that did, if one did; `is_excused` says afterwards whether it was under way when an outage struck, and
-    so costs none of the rollout's retries."""
+    """Attempt at a rollout, as its breaker sees it. The runner sets `error` if the attempt failed, and `broken` to the
+    failed call of the environment. Afterwards `is_excused` is true if the attempt was running when an outage began;
+    such an attempt costs no retry."""
 
     task: str
     breaker: Breaker
@@ -37,24 +37,24 @@ class Trial:
     is_excused: bool = False
 
     def answered(self, call: Call) -> None:
-        """Take note of a call of the environment that was answered."""
+        """Report a call that the environment answered."""
         if self.is_probe:
             self.breaker.answered(self, call)
 
 
 class Breaker:
-    """State of one environment's infrastructure: closed, or open since an outage began.
+    """State of one environment's infrastructure: closed in normal operation, open during an outage.
 
-    It opens when more attempts in a row have failed than are still under way, at least `FEWEST_FAILURES`, and not of
-    one task alone: an environment that fails often but not always goes on, and so does one with a task that it cannot
-    bear. While it is open one attempt at a time is a probe, and all others wait in turn. It closes as soon as a probe
-    is answered a call of the kind that broke last; where what broke was no call, when an attempt succeeds.
+    It opens when more consecutive attempts have failed than are still running, at least `FEWEST_FAILURES`, on more than
+    one task. Intermittent failures, or one poisonous task, do not open it. While it is open, one attempt at a time is
+    the probe and the others wait. It closes when the environment answers the probe's call of the kind that failed last,
+    or, if no call had failed, when the probe succeeds.
 
     Args:
-        name: of the environment.
-        outage_s: seconds after its opening from which a probe that fails ends the run.
-        report: called with a sentence when it opens and when it closes.
-        metrics: counts `rollout/outages` and the seconds that they took, `rollout/outage_s`.
+        name: name of the environment.
+        outage_s: seconds after which a failed probe ends the run.
+        report: called with a sentence when the breaker opens or closes.
+        metrics: collector of `rollout/outages` and of their seconds, `rollout/outage_s`.
     """
 
     def __init__(self, name: str, outage_s: float, report: Callable[[str], None], metrics: Metrics) -> None:
@@ -75,10 +75,10 @@ class Breaker:
 
     @asynccontextmanager
     async def trial(self, task: str) -> AsyncIterator[Trial]:
-        """Wait until an attempt at a task, named by its id, may begin, and take note of its end.
+        """Wait until an attempt at a task may begin, and count how the attempt ends.
 
         Raises:
-            Outage: it was a probe, it failed, and the outage has lasted `outage_s`.
+            Outage: the attempt was a probe that failed, and the outage has lasted `outage_s`.
         """
         trial = Trial(task=task, breaker=self, is_probe=await self._enter())
         self._running += 1
@@ -89,22 +89,22 @@ class Breaker:
             self._end_probe(trial)
             raise
         self._running -= 1
-        if trial.error is None or isinstance(trial.error, JudgeError):  # the environment itself did all that was wanted
+        if trial.error is None or isinstance(trial.error, JudgeError):  # the environment itself worked
             self._succeeded()
         elif isinstance(trial.error, ENVIRONMENTS):
             self._failed(trial)
         self._end_probe(trial)
 
     def answered(self, trial: Trial, call: Call) -> None:
-        """Take note of a call that a probe was answered: of the kind that broke last, it ends the outage, and the rest
-        of the attempt is like any other."""
+        """Count a call that the environment answered to a probe. If it is of the kind that failed last, the outage
+        ends, and the attempt is a probe no longer."""
         if call == self._broken:
             self._end_probe(trial)
             trial.is_probe = False
             self._succeeded()
 
     async def _enter(self) -> bool:
-        """Wait while another attempt probes; return whether this one is the probe."""
+        """Wait while another attempt is the probe. Return whether this attempt is the next probe."""
         while self.is_open:
             if not self._probing:
                 self._probing = True
@@ -159,7 +159,7 @@ class Breaker:
             self._wake()
 
     def _wake(self) -> None:
-        """Let those that wait look again."""
+        """Wake all attempts that wait."""
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():
@@ -168,12 +168,12 @@ class Breaker:
 
 @dataclass(slots=True)
 class Breakers:
-    """Breakers of a run's environments, by name.
+    """Breakers of all environments of a run, by name.
 
     Attributes:
-        outage_s: see `Breaker`.
-        report: see `Breaker`.
-        metrics: see `Breaker`.
+        outage_s: seconds after which an outage ends the run; see `Breaker`.
+        report: called with a sentence; see `Breaker`.
+        metrics: collector of the metrics of outages; see `Breaker`.
     """
 
     outage_s: float
@@ -189,10 +189,10 @@ class Breakers:
 
 
 class EmptySteps:
-    """Count of the steps of which no rollout is left to train.
+    """Counter of consecutive steps without a trainable rollout.
 
     Args:
-        groups_per_step: groups of one step.
+        groups_per_step: number of groups in one step.
         report: called with a sentence for each such step.
     """
 
@@ -201,10 +201,10 @@ class EmptySteps:
         self._rollouts = self._in_a_row = 0
 
     def add(self, group: Group) -> None:
-        """Count a group; they come in admission order.
+        """Count a group. Groups must come in admission order.
 
         Raises:
-            Outage: it ends the last of `EMPTY_STEPS` steps in a row without a rollout.
+            Outage: this was the last of `EMPTY_STEPS` consecutive steps without a trainable rollout.
         """
         self._rollouts += len(group.rollouts)
         step, place = divmod(group.index, self._groups_per_step)

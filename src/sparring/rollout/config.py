@@ -15,154 +15,155 @@ class ConstraintConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Constraint on the text of every reply."""
 
     kind: Literal["json_schema", "regex", "lark"]
-    """Kind of text: JSON of a schema, a whole match of a regular expression, or a text of a grammar in Lark's
-    notation."""
+    """Kind of the text: JSON that fits a schema, a full match of a regular expression, or a text of a Lark grammar."""
 
     source: str
-    """The schema as JSON, the expression, or the grammar."""
+    """Schema in JSON, regular expression, or grammar."""
 
 
 class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of rollouts: tasks become scored groups."""
 
     harness: str = "chat"
-    """Holder of the conversation: `chat`, a world's question and its answers turn by turn; or `package.module:name` or
-    `path/to/file.py:name`, a coroutine function `async def name(episode)` or a class with such a `run`; or an agent
-    program, run in the rollout's box: the name of a preset, such as `claude-code`, or `path/to/preset.toml`
-    (docs/agents.md); or `workers`: programs elsewhere that claim rollouts by HTTP (docs/path/workers.md)."""
+    """Harness that holds the conversation. `chat` alternates the world's messages and the policy's replies.
+    `package.module:name` or `path/to/file.py:name` is a coroutine function `async def name(episode)`, or a class with
+    such a method `run`. The name of a preset, such as `claude-code`, or `path/to/preset.toml` is an agent program in
+    the rollout's box (docs/agents.md). `workers` are programs elsewhere that claim rollouts by HTTP
+    (docs/path/workers.md)."""
 
     programs: str = ".harnesses"
-    """Folder in which agent programs are looked for before PATH: `node_modules` of npm and `venv`, a virtual
+    """Folder that is searched for agent programs before PATH: `node_modules` of npm and `venv`, a virtual
     environment."""
 
     models: dict[str, Literal["policy", "auxiliary"]] = {}
-    """Other names that an agent has for models, each with what answers to it, such as `"gpt-4o" = "policy"` or
-    `"*-mini" = "auxiliary"`: what is said as the auxiliary model is recorded and not trained. `*` stands for any
-    letters. They go before those of a preset."""
+    """Other names by which an agent requests models, each with the model that answers, such as `"gpt-4o" = "policy"` or
+    `"*-mini" = "auxiliary"`. Replies of the auxiliary model are recorded and not trained. `*` matches any characters.
+    These names take precedence over a preset's."""
 
     calls_from_code: bool = False
-    """True lets calls of the world's tools run that stand in no reply, for an agent program or a worker whose model
-    writes code which calls them (docs/agents.md). Each counts as a tool call of the rollout."""
+    """Whether calls of the world's tools are run that are in no reply, because an agent program or a worker runs code
+    of its model that calls them (docs/agents.md). Each counts as a tool call of the rollout."""
 
     gateway: str = ""
-    """Address of `sparring gateway`, such as `http://10.0.0.5:9000`, that programs get in the place of the run's own
-    server (docs/path/gateway.md). Empty: the run's process answers them."""
+    """Address of `sparring gateway`, such as `http://10.0.0.5:9000`, that programs use instead of the run's own server
+    (docs/path/gateway.md). Empty: the run's process serves them."""
 
     listen: str = "127.0.0.1:0"
-    """Address, `HOST:PORT`, of the run's server for programs elsewhere: workers, and whoever gives rewards. Port 0
-    takes a free one. The run writes address and keys into `keys.json` in its folder."""
+    """Address, `HOST:PORT`, of the run's server for workers and for senders of rewards. Port 0 takes a free one. The
+    run writes address and keys into `keys.json` in its folder."""
 
     lease_s: float = 60.0
-    """Seconds after which a worker that has shown no sign of life loses its rollout, which is given to another."""
+    """Seconds without a request after which a worker loses its rollout to another worker."""
 
     shown_to_workers: tuple[str, ...] = ()
-    """Fields of a task's data that its worker is shown beside prompt and tools, such as `["repository"]`. The rest, the
-    answers among them, it is not."""
+    """Fields of a task's data that its worker gets with the prompt and the tools, such as `["repository"]`. It gets no
+    other field, so no answers."""
 
     roles: dict[str, str] = {}
-    """Models of the recipe by the role of the environment that they speak for, such as `{ user = "simulator" }`. The
-    policy speaks for every other role, and it alone is trained."""
+    """Models of the recipe for roles of the environment, such as `{ user = "simulator" }`. The policy speaks for all
+    other roles, and only the policy is trained."""
 
     group_size: int = 8
-    """Rollouts of one task; their mean reward is the baseline."""
+    """Number of rollouts of one task; their mean reward is the baseline."""
 
     max_lag: int = 0
-    """Optimiser steps that a group may be behind when it is trained. 0 is synchronous."""
+    """Maximum lag of a group in optimiser steps when it is trained. 0 is synchronous."""
 
     max_concurrent_rollouts: int = 128
-    """Most rollouts in flight. An engine that reports what its requests lost (the native one) has fewer while its cache
-    does not hold their conversations together."""
+    """Maximum number of concurrent rollouts. With the native engine, fewer run while its KV cache cannot hold all their
+    conversations."""
 
     temperature: float = 1.0
     """Sampling temperature; 0 is greedy."""
 
     top_p: float = 1.0
-    """Smallest set of tokens with this probability; 1 truncates nothing."""
+    """Probability of the smallest set of tokens to sample from (nucleus); 1 truncates nothing."""
 
     top_k: int = 0
-    """The k most likely tokens; 0 truncates nothing."""
+    """Number of most likely tokens to sample from; 0 truncates nothing."""
 
     min_p: float = 0.0
-    """Tokens at least this likely relative to the likeliest; 0 truncates nothing."""
+    """Minimum probability of a token relative to the most likely one; 0 truncates nothing."""
 
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """Pairs of a token's id and what is added to its logit, before everything else."""
+    """Pairs of a token's id and a number that is added to its logit before all other processing."""
 
     max_turn_tokens: int = 256
-    """Sampled tokens in one turn."""
+    """Maximum number of sampled tokens in one turn."""
 
     min_turn_tokens: int = 0
-    """Until a turn has this many tokens, none that ends it is sampled."""
+    """Minimum number of tokens in a turn, before which no token that ends the turn is sampled."""
 
     stop_strings: tuple[str, ...] = ()
-    """A turn ends with the token that completes one of these in its text, beside the tokens that end a turn anyway."""
+    """Strings that end a turn: it ends with the token that completes a string, in addition to the format's stop
+    tokens."""
 
     constraint: ConstraintConfig | None = None
-    """Constraint on the text of every reply; an environment may ask for another with an observation. A reply that calls
-    tools is a text too."""
+    """Constraint on the text of every reply, also of a reply that calls tools. An environment may set another one with
+    an observation."""
 
     max_turns: int | None = None
-    """Replaces the task's own limit."""
+    """Maximum number of turns; replaces the task's own limit."""
 
     max_tokens: int | None = None
-    """Sampled tokens over all turns; replaces the task's own limit."""
+    """Maximum number of sampled tokens over all turns; replaces the task's own limit."""
 
     max_tool_calls: int | None = None
-    """Replaces the task's own limit."""
+    """Maximum number of tool calls; replaces the task's own limit."""
 
     timeout_s: float | None = None
-    """Seconds that the policy's own commands may take, the calls of one rollout to its environment together; replaces
-    the task's own limit. Checked after each call: beyond it the rollout is truncated."""
+    """Seconds that the policy's own commands, its calls of the environment, may take together; replaces the task's own
+    limit. It is checked after each call, and truncates the rollout."""
 
     box_timeout_s: float = 120.0
-    """Longest wait for a box. This limit and those below are never on the policy's clock: one that strikes is a failure
-    of the infrastructure, which is retried."""
+    """Maximum seconds to open a box. This limit and those below do not count the policy's own time: when one is hit, it
+    is a failure of the infrastructure, which is retried."""
 
     open_timeout_s: float = 300.0
-    """Longest time in which an environment is made and opened."""
+    """Maximum seconds to make and open an environment."""
 
     turn_timeout_s: float = 3600.0
-    """Longest wait for one reply: queueing behind other requests, sampling, updates of weights."""
+    """Maximum seconds for one reply, with queueing, sampling and weight updates."""
 
     tool_timeout_s: float = 600.0
-    """Longest time of one call to the environment, and longest time in which a harness asks for nothing."""
+    """Maximum seconds for one call of the environment, and for a harness between two requests."""
 
     score_timeout_s: float = 120.0
-    """Longest time of scoring one rollout, and of each second pass over its group. The same conversation is scored
-    again up to `retries` times."""
+    """Maximum seconds to score one rollout, and for each scorer of a second pass over its group. A failed scoring is
+    retried up to `retries` times."""
 
     rewards_within_s: float | None = None
-    """Seconds after the harness's end for which a rollout behind a key of the gateway awaits its final reward from
-    outside (`POST /v1/rewards`); that reward stands in the place of the environment's, and a rollout without one is not
-    scored. Unset: the environment alone scores, and rewards from outside are refused."""
+    """Seconds after the harness's end within which the final reward of a rollout must arrive from outside (`POST
+    /v1/rewards`), for rollouts that were given a key of the gateway. That reward replaces the environment's, and a
+    rollout without it is not scored. Unset: the environment alone scores, and rewards from outside are refused."""
 
     rewards_under: Literal["reward_key", "any_key"] = "reward_key"
-    """Keys under which such rewards are taken: the rollout's own reward key and the run's, or also the one under which
-    it samples (`any_key`): whoever has that could give them, the policy's own commands included."""
+    """Keys that are accepted for rewards from outside. `any_key` accepts, besides the rollout's reward key and the
+    run's, also the key that the rollout samples with; the policy's own commands may know that key."""
 
     close_timeout_s: float = 30.0
-    """Longest time in which environment, box and conversation are closed, each; what takes longer is left behind."""
+    """Maximum seconds to close each of environment, box and conversation; a slower part is abandoned."""
 
     stalled_s: float = 60.0
-    """Seconds without a finished rollout after which one line says what is waited for."""
+    """Seconds without a finished rollout after which a stall is reported, with its cause."""
 
     retries: int = 3
-    """Number of times in a row that a rollout which the infrastructure broke is rebuilt without getting further than
-    before. With fewer than 3, no failure of an environment is ever called the policy's."""
+    """Maximum number of consecutive rebuilds of a rollout that the infrastructure broke, without getting further than
+    before. With fewer than 3, no failure of an environment counts as the policy's."""
 
     retry_delay_s: float = 0.5
-    """Longest pause before the first retry; doubles with each. The pause itself is drawn evenly below it by the seed of
-    the rollout, so that many do not knock at the same instant."""
+    """Maximum pause in seconds before the first retry; doubles with each retry. The pause is drawn uniformly below the
+    maximum by the rollout's seed (full jitter)."""
 
     outage_s: float = 600.0
-    """Seconds that an environment's infrastructure may stay down: no rollout begins meanwhile but one at a time that
-    tries it, and then the run ends and can be gone on with."""
+    """Maximum seconds of an outage of an environment's infrastructure. During an outage, one rollout at a time probes
+    the environment and no other begins; then the run ends and can be resumed."""
 
     task_retries: int = 2
-    """Number of times that a task comes again, as a new group, after the infrastructure broke its whole group."""
+    """Maximum number of new groups for a task after the infrastructure broke its whole group."""
 
     policy_failure_reward: float = 0.0
-    """Reward of a rollout whose world the policy broke, so that nothing is left to score."""
+    """Reward of a rollout in which the policy broke the world, so that nothing can be scored."""
 
     def __post_init__(self) -> None:
         if self.group_size < 1 or self.max_concurrent_rollouts < 1 or self.max_turn_tokens < 1:
@@ -195,12 +196,12 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("max_tool_calls must be 0 or more")
 
     def time_limits(self) -> tuple[tuple[str, float], ...]:
-        """Return the limits of time that are set, by key, in seconds."""
+        """Return the time limits that are set, in seconds, by key."""
         keys = ("timeout_s", *(f"{phase}_timeout_s" for phase in ("box", "open", "turn", "tool", "score", "close")))
         return tuple((key, limit) for key in keys if (limit := getattr(self, key)) is not None)
 
     def sampling(self, stop: tuple[int, ...] = ()) -> Sampling:
-        """Return the sampling of every turn. The seed is set per rollout."""
+        """Return the sampling settings of every turn. The seed is set per rollout."""
         wanted = self.constraint
         return Sampling(
             temperature=self.temperature,
@@ -220,7 +221,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.roles.get(role, POLICY) == POLICY
 
     def limits(self, task: Limits) -> Limits:
-        """Return the task's limits with the ones set here in their place."""
+        """Return the task's limits, replaced by those that are set here."""
         return Limits(
             max_turns=task.max_turns if self.max_turns is None else self.max_turns,
             max_tokens=task.max_tokens if self.max_tokens is None else self.max_tokens,

@@ -1,4 +1,4 @@
-"""One rollout as its harness sees it, and the guard around its world."""
+"""Episode of one attempt, as its harness sees it, and the guard around its environment."""
 
 from __future__ import annotations
 
@@ -48,12 +48,13 @@ from sparring.types import (
 )
 
 OF_WORLDS = (InfraError, PolicyFailure, BadInput, StoreError)
-"""Errors of ours that an environment may raise: failures of either side, a refusal of what no rollout could cure, and
-those of the run's own store. Others say something about the run, which no environment knows."""
+"""Errors of ours that an environment may raise: failures of either side, a refusal that no retry can help, and errors
+of the run's own store. Any other error of ours is about the run, which no environment knows, so it becomes an
+`EnvError`."""
 
 
 class SessionRecorder(Protocol):
-    """Opens sessions that know what they recorded: `record.Recorder`."""
+    """Opener of recorded sessions: `record.Recorder`."""
 
     def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int) -> OpenSession:
         """Open the session of one role of one rollout."""
@@ -61,25 +62,24 @@ class SessionRecorder(Protocol):
 
 
 class GuardedEnv:
-    """An environment whose foreign exceptions and answers become `EnvError`, whose calls run in an executor under the
-    limits of their phases, and whose time is measured. Implements `protocols.World`, and makes, scores and closes the
-    environment.
+    """Environment with a guard around every call. Its exceptions and invalid answers become `EnvError`, its calls run
+    in an executor under the limits of their phases, and its time is measured. Implements `protocols.World`, and makes,
+    scores and closes the environment.
 
     Args:
         make: makes the environment.
-        executor: runs its author's code; None: the event loop.
-        phases: of the attempt; None: of the default limits.
+        executor: runs the environment's code; None runs it on the event loop.
+        phases: phases of the attempt; None uses the default limits.
         timeout_s: seconds that the policy's own commands may take together.
-        calls: counts the attempt's calls of the environment; None: nothing is counted.
-        playback: compares what the environment answers with the journal; None: there is none.
-        at_once: its constructor is not its author's code, and does not block.
+        calls: counter of the attempt's calls of the environment, with the play of its journal; None has no journal.
+        at_once: whether the environment is made on the event loop, because its constructor does not block.
 
     Attributes:
-        phases: of the attempt.
-        playback: play of the attempt's journal.
+        phases: phases of the attempt.
+        calls: counter of the attempt's calls of the environment.
         world_s: seconds spent inside the environment.
-        policy_s: seconds of the policy's own commands: of steps that answered, without the wait for a place in which
-            a box runs a command.
+        policy_s: seconds of the policy's own commands: of steps that answered, without the time in which a box waits to
+            run a command.
     """
 
     def __init__(
@@ -90,12 +90,10 @@ class GuardedEnv:
         *,
         timeout_s: float = math.inf,
         calls: AttemptCalls | None = None,
-        playback: Playback | None = None,
         at_once: bool = False,
     ) -> None:
         self._make = make
-        self.playback = playback or Playback()
-        self._calls = calls or AttemptCalls(WorldCalls(Successes()), self.playback)
+        self.calls = calls or AttemptCalls(WorldCalls(Successes()), Playback())
         self._executor = InlineExecutor() if executor is None else executor
         self.phases = Phases(Waits(RolloutConfig())) if phases is None else phases
         self._timeout_s, self._at_once = timeout_s, at_once
@@ -118,19 +116,24 @@ class GuardedEnv:
         return self._made
 
     def _make_it(self) -> None:
-        """Make the environment; one that is made while its maker is cancelled is closed with the others."""
+        """Make the environment. If its maker is cancelled meanwhile, the environment is closed with the others."""
         made = self._make()
         self._roles = roles_of(made)
         self._made = made
 
     @property
+    def playback(self) -> Playback:
+        """Play of the attempt's journal."""
+        return self.calls.playback
+
+    @property
     def abandoned(self) -> bool:
-        """True after one of its calls went on although it was cancelled: it takes no more."""
+        """True if a call continued after it was cancelled; the environment is then not called again."""
         return self._executor.abandoned
 
     @property
     def rebuildable(self) -> bool:
-        """False where the environment says that it does not answer the same when it is run again."""
+        """False if the environment declares that it does not answer the same when it is run again."""
         return bool(getattr(self._made, "rebuildable", True))
 
     @property
@@ -141,19 +144,19 @@ class GuardedEnv:
 
     @property
     def first_role(self) -> str:
-        """The first of its roles; of an environment that was not made, that of one that names none."""
+        """First role of the environment; the default role before the environment is made."""
         return self._roles[0]
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
-        """The environment's tools, as they were after its latest answer."""
+        """Tools of the environment after its latest answer."""
         if self._tools is not None:
             return self._tools
         with boundary(EnvError, "env.tools"):
             return self._env.tools
 
     async def make(self) -> None:
-        """Make the environment, if that has not been done. Raises EnvError for whatever its code raises."""
+        """Make the environment unless it is made. Raises EnvError for any exception of its code."""
         if self._at_once:
             _ = self._env
         if self._made is None:
@@ -162,13 +165,14 @@ class GuardedEnv:
                     await self._call(self._make_it)
 
     async def open(self, task: Task, box: Sandbox | None) -> Observation:
-        """Open the environment. Raises EnvError for whatever its code raises, and for what no model can be told."""
+        """Open the environment. Raises EnvError for any exception of its code, and for an answer that no model can be
+        shown."""
         self._box = box
         env = self._env
-        if not self.rebuildable:
-            self.playback.refuse("the world says that it cannot be rebuilt")
+        if self.playback.again and not self.rebuildable:
+            self.playback.differ("the world says that it cannot be rebuilt")
         with self.phases.within("open"):
-            with _Measured(self, "env.open"), self._calls.call("open"):
+            with _Measured(self, "env.open"), self.calls.call("open"):
                 own = None if box is None else BoxAtHome(box)
                 opened = observed(await self._call(env.open, task, own))
                 await self._read_tools(opened=True)
@@ -177,24 +181,24 @@ class GuardedEnv:
         return opened
 
     async def step(self, reply: Message, role: str | None = None, *, of: Message | None = None) -> Observation:
-        """Answer a reply.
+        """Return the environment's answer to a reply.
 
         Args:
-            reply: what was said.
-            role: who said it; may be left out where the environment has one role.
-            of: the policy's reply that it was made of; None: it is one.
+            reply: reply for the environment.
+            role: role that replied; None is the only role of the environment.
+            of: reply of the policy that `reply` was made from; None if `reply` is the policy's own.
 
         Raises:
-            EnvError: its code raised, or answered with what no model can be told.
-            LimitReached: the policy's own commands have taken longer than its limit.
-            BadInput: the environment does not name the role.
+            EnvError: its code raised an exception, or its answer cannot be shown to a model.
+            LimitReached: the policy's own commands exceeded their time limit.
+            BadInput: the environment has no such role.
         """
         role = self.named(role, "env.step")
         self._check_time()
         clock = asyncio.get_running_loop().time
         with self.phases.within("tool", ", ".join([call.name for call in reply.tool_calls])):
             started, queued_s = clock(), self._queued_s()
-            with _Measured(self, "env.step"), self._calls.call("step", role, reply):
+            with _Measured(self, "env.step"), self.calls.call("step", role, reply):
                 if len(self._roles) > 1:
                     answer = await self._call(cast(RolesEnv, self._env).step_of, role, reply)
                 else:
@@ -209,11 +213,11 @@ class GuardedEnv:
         return observation
 
     async def score(self, trajectories: Sequence[Trajectory]) -> Score | None:
-        """Score a rollout, of an environment of several roles all trajectories together. Raises EnvError for whatever
-        the environment's code raises, and for a reward that is no finite number; a JudgeError passes through."""
+        """Score a rollout; an environment of several roles gets all trajectories together. Raises EnvError for any
+        exception of the environment's code except JudgeError, and for a reward that is not finite."""
         env = self._env
         with self.phases.within("score"):
-            with _Measured(self, "env.score"), self._calls.call("score"):
+            with _Measured(self, "env.score"), self.calls.call("score"):
                 try:
                     if len(self._roles) > 1:
                         by_role = {trajectory.role: trajectory for trajectory in trajectories}
@@ -228,10 +232,10 @@ class GuardedEnv:
                 return rated(score, self._roles, trajectories)
 
     def named(self, role: str | None, where: str) -> str:
-        """Return the role that was asked for; where none was, the only one of the world.
+        """Return the role; None is the only role of the environment.
 
         Raises:
-            BadInput: the world does not name it, or has several and none was asked for.
+            BadInput: the environment has no such role, or has several and none is given.
         """
         roles = self.roles
         if role is None and len(roles) == 1:
@@ -243,13 +247,12 @@ class GuardedEnv:
         return role
 
     def with_turns(self, score: Score, trajectories: Sequence[Trajectory]) -> Score:
-        """Return the score with what the answers said of each turn; see `turn_rewards.with_turns`. Raises HarnessError
-        where that belongs to no turn."""
+        """Return the score with the rewards and states of turns; see `turn_rewards.with_turns`. Raises HarnessError if
+        a reward or state belongs to no turn."""
         return with_turns(score, trajectories, self._observed, several=len(self._roles) > 1)
 
     async def close(self) -> None:
-        """Close the environment, if there is one and its code was not abandoned. Raises EnvError for whatever its code
-        raises."""
+        """Close the environment, if it was made and not abandoned. Raises EnvError for any exception of its code."""
         try:
             if self._made is not None and not self.abandoned:
                 with _Measured(self, "env.close"):
@@ -260,7 +263,8 @@ class GuardedEnv:
     async def _call(
         self, method: Callable[..., Any], *arguments: Any, run: Callable[..., Awaitable[Any]] | None = None
     ) -> Any:
-        """Call a method of the environment where its code may run; `run`: of the executor."""
+        """Call a method of the environment, on the event loop if it is cooperative, else in the executor. `run` is the
+        executor's method for it."""
         try:
             if not is_cooperative(method):
                 return await (run or self._executor.run)(method, *arguments)
@@ -276,7 +280,7 @@ class GuardedEnv:
                 self.phases.note("abandoned", {"call": getattr(method, "__qualname__", repr(method))})
 
     async def _read_tools(self, *, opened: bool = False) -> None:
-        """Read the tools where they are the author's code; else they are read when they are asked for."""
+        """Read the tools if they are a property with blocking code; other tools are read on access."""
         if opened:
             read = getattr(type(self._env), "tools", None)
             self._reads_tools = isinstance(read, property) and not getattr(read.fget, "__cooperative__", False)
@@ -284,11 +288,11 @@ class GuardedEnv:
             self._tools = await self._call(lambda: self._env.tools)
 
     def _queued_s(self) -> float:
-        """Return the seconds that commands of the box have waited for a place."""
+        """Return the seconds that commands of the box have waited to be run."""
         return getattr(self._box, "queued_s", 0.0)
 
     def _check_time(self) -> None:
-        """Raise LimitReached where the policy's own commands have taken too long."""
+        """Raise LimitReached if the policy's own commands exceeded their time limit."""
         turn, seconds = self.phases.turns, self.policy_s
         if self.playback.timed_out(seconds > self._timeout_s, turn, seconds):
             answers = self.playback.answers.total()
@@ -298,7 +302,7 @@ class GuardedEnv:
 
 
 class _Measured(boundary):
-    """The boundary around one call of a world, under a stopwatch."""
+    """Error boundary around one call of a world, with a stopwatch."""
 
     __slots__ = ("_clock", "_env", "_started")
 
@@ -318,11 +322,12 @@ class _Measured(boundary):
 
 
 class RunningEpisode:
-    """One attempt at one task: its world, its box and its sessions. Implements `protocols.Episode`. A session is
-    opened when its role is first asked for.
+    """Episode of one attempt at a task: its world, its box and its sessions. A session is opened at the first request
+    for its role. Implements `protocols.Episode`.
 
     Attributes:
-        ended_by: what the harness raised that is no failure of the machinery; None where it ended of itself.
+        rewards: rewards of the attempt from outside; None if the run takes none.
+        ended_by: limit, or failure of the policy, that the harness raised; None if it raised neither.
     """
 
     def __init__(
@@ -345,63 +350,66 @@ class RunningEpisode:
         self._seed = seed
         self._priority = priority
         self._admission = admission
-        self._rewards = rewards
+        self.rewards = rewards
         self._sessions: dict[str, OpenSession] = {}
         self._turn_limits: dict[str, TurnLimit] = {}
         self.ended_by: PolicyFailure | None = None
 
     def session(self, role: str | None = None) -> Session:
-        """Return the session of a role; where the world has one role, that may be left out.
+        """Return the session of a role; None is the only role of the world.
 
         Raises:
-            BadInput: the world does not name the role.
+            BadInput: the world has no such role.
         """
         role = self.env.named(role, "episode.session")
         if role not in self._turn_limits:
-            if self._rewards is not None and len(self.env.roles) > 1:
+            if self.rewards is not None and len(self.env.roles) > 1:
                 do = "unset it: the environment scores its roles"
                 raise refusal("rollout.rewards_within_s", "an environment of one role", f"{len(self.env.roles)}", do)
             session = self._session(role)
-            session.rewards = self._rewards
+            session.rewards = self.rewards
             self._turn_limits[role] = TurnLimit(self.env.phases, role)
             session.add_layer(self._turn_limits[role])
         return self._session(role)
 
     def note(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Take note of an event of the attempt."""
+        """Record an event of the attempt."""
         self.env.phases.note(kind, data)
 
     def queue(self) -> AbstractContextManager[object]:
-        """Return the context in which the harness waits for a worker, on no clock."""
+        """Return the context in which the harness waits for a worker, without a time limit."""
         return self.env.phases.within("worker queue")
 
     @property
     def failure(self) -> InfraError | None:
-        """The failure of a request that was not made again and answered; a client may hide it."""
+        """Error of a request that was not retried successfully; a client may have hidden it."""
         return next((limit.failure for limit in self._turn_limits.values() if limit.failure is not None), None)
 
     @property
     def limit(self) -> LimitReached | None:
-        """The limit that ended a role's conversation; None where none did."""
+        """Limit that ended the conversation of a role; None if no limit did."""
         return next((s.limit for s in self._sessions.values() if s.limit is not None), None)
 
     def silent(self, harness: Harness, speaks: Callable[[str], bool]) -> Outcome | None:
-        """Return how an attempt ended that left nothing to score; see `outcomes.of_silence`.
+        """Return the outcome of an attempt in which the policy has no turn; None if it has one. See
+        `outcomes.of_silence`.
 
         Args:
             harness: harness that held the conversation.
-            speaks: whether the policy speaks for a role.
+            speaks: returns whether the policy speaks for a role.
 
         Raises:
-            Unanswered: it hit no limit.
+            Unanswered: the attempt ended without a turn, and no limit was hit.
         """
         own = [session for role, session in self._sessions.items() if speaks(role)]
         return of_silence(own, f"harness {getattr(harness, 'name', type(harness).__name__)}", self.ended_by)
 
     def trajectories(self, outcome: Outcome, timing: Timing) -> tuple[Trajectory, ...]:
-        """Return what was recorded: one trajectory per role that was asked, in the order in which the world names
-        them; of the first role alone where nobody was. Each session adds its `generate_s` to `timing`. A role whose
-        latest request hit a limit ended by that limit, also where it was the first. The other roles did not.
+        """Return one trajectory for each role with a request, in the world's order of roles. Without any request,
+        return an empty one of the first role. Each session adds its `generate_s` to `timing`.
+
+        A role whose last request hit a limit ends by this limit. If the limit is the outcome of the attempt, the other
+        roles end as answered, else by the outcome.
         """
         cut = {role: outcome_at(session.limit) for role, session in self._sessions.items() if session.limit is not None}
         others = ANSWERED if outcome in cut.values() else outcome
@@ -413,12 +421,13 @@ class RunningEpisode:
         return spoken or (self._session(self.env.first_role).trajectory(outcome, timing),)
 
     def transcripts(self) -> dict[str, tuple[Transcript, ...]]:
-        """Return the conversations of each role that was answered, one for each branch, in messages."""
+        """Return the conversations of each role in messages, one for each branch. Roles without a reply are left
+        out."""
         spoken = {role: session.transcripts() for role, session in self._in_order(self._sessions)}
         return {role: transcripts for role, transcripts in spoken.items() if transcripts}
 
     async def close(self) -> list[InfraError]:
-        """Close world, box and sessions, each whatever the others do. What fails to close changes no outcome: it is
+        """Close world, box and sessions, each even if another fails. Failures to close change no outcome: they are
         returned."""
         failures: list[InfraError] = []
         closers: list[tuple[str, type[InfraError], Callable[[], Awaitable[None]]]] = [
@@ -431,7 +440,7 @@ class RunningEpisode:
         for part, error, close in closers:
             try:
                 await self._close(part, error, close)
-            except asyncio.CancelledError as cause:  # the others are closed all the same
+            except asyncio.CancelledError as cause:  # closes the others first
                 cancelled = cause
             except InfraError as failure:
                 failures.append(failure)
@@ -442,7 +451,7 @@ class RunningEpisode:
         return failures
 
     async def _close(self, part: str, error: type[InfraError], close: Callable[[], Awaitable[None]]) -> None:
-        """Close one part within its limit. Raises the part's error for whatever its code raises."""
+        """Close one part within its time limit. Raises the part's class of error for any exception of its code."""
         task = asyncio.current_task()
         cancels = task.cancelling() if task is not None else 0
         try:

@@ -1,5 +1,5 @@
-"""Evaluation: held-out tasks, each sampled once or several times, beside training in a share of its own, never near a
-window or a baseline. What is recorded is not run again."""
+"""Evaluation: sampling each held-out task once or several times. It runs alongside training with its own share of the
+rollouts, and never enters the window or a baseline. Recorded rollouts are not run again."""
 
 from __future__ import annotations
 
@@ -34,35 +34,36 @@ from sparring.types import POLICY, Group, Outcome, Purpose, Score, Task
 
 
 class EvalStore(Protocol):
-    """Store as an evaluation needs it. `SqliteStore` is one."""
+    """Store of an evaluation's groups. `SqliteStore` implements it."""
 
     def append(self, *groups: Group, stage: str) -> None:
-        """Record groups, all or none."""
+        """Record all groups in one transaction."""
         ...
 
     def groups(self, *, stage: str | None = None) -> Iterable[Group]:
-        """Return the groups of a stage that count."""
+        """Return the groups of a stage that are not superseded."""
         ...
 
     def supersede(self, stage: str, number: int) -> None:
-        """Let one group count no longer: it is done again."""
+        """Mark a group as superseded; it will be run again."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalPlan:
-    """Plan of an evaluation: its rollouts by number, every task once, then every task a second time, and so on.
+    """Plan of an evaluation: a numbered list of rollouts. Every task comes once, then every task a second time, and so
+    on.
 
-    The seed of a rollout depends on `run_seed`, its task and which sample of it it is, on nothing else. So two
-    evaluations differ by their weights only and can be compared in pairs, and one with more samples contains the one
-    with fewer.
+    The seed of a rollout depends only on `run_seed`, its task, and the number of the sample of this task. So two
+    evaluations differ only by their weights and can be compared in pairs, and an evaluation with more samples contains
+    the one with fewer.
 
     Attributes:
-        tasks: with unique ids.
-        samples: per task.
-        run_seed: everything sampled derives from it.
-        stage: rollout 7 is `<stage>/7`, and recorded under `stage`.
-        max_context: most ids that a prompt of the policy and its reply may have together; None: nobody knows.
+        tasks: tasks to evaluate, with unique ids.
+        samples: number of rollouts of each task.
+        run_seed: seed that all sampling derives from.
+        stage: stage under which groups are recorded; the id of rollout 7 is `<stage>/7`.
+        max_context: maximum number of tokens of a prompt and its reply together; None if it is unknown.
     """
 
     tasks: Sequence[Task]
@@ -77,12 +78,19 @@ class EvalPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Result of one rollout.
+    """Result of one rollout of an evaluation.
 
-    `reward` is None where the rollout says nothing about the policy; `failure` is then what broke, empty where it ended
-    at a limit before the policy had a turn, such as a prompt that is too long. `success` is None there too, and where
-    the world knows no such thing. `versions` are the lowest and the highest of the weights, None where nothing was
-    sampled. `shortfalls` are those of `rollout.metrics`.
+    Attributes:
+        rollout: id of the rollout.
+        success: success of the rollout; None if the environment reports no success, or if `reward` is None.
+        reward: reward of the rollout; None if the rollout says nothing about the policy.
+        turns: number of the policy's turns.
+        ending: reason of the outcome.
+        failure: failure of the infrastructure, for a rollout without a reward. Empty if a limit ended the rollout
+            before the policy's first turn, such as a prompt that is too long.
+        versions: lowest and highest version of the sampling weights; None if no token was sampled.
+        per_role: reward of each role.
+        shortfalls: counts of `rollout.metrics.shortfalls`.
     """
 
     rollout: str
@@ -97,12 +105,13 @@ class Finding:
 
 
 def recorded(plan: EvalPlan, store: EvalStore) -> dict[int, Finding]:
-    """Return the findings of an evaluation that the store has, by number.
+    """Return the recorded findings of an evaluation, by number of the rollout.
 
-    Rollouts that broke are superseded: they are run again. One that ended before the policy had a turn would again.
+    Rollouts that the infrastructure broke are superseded, so that they run again. A rollout that a limit ended before
+    the policy's first turn is kept, because it would end in the same way.
 
     Raises:
-        BadInput: the record is of other tasks.
+        BadInput: the recorded rollouts are of other tasks.
     """
     findings: dict[int, Finding] = {}
     for group in store.groups(stage=plan.stage):
@@ -122,12 +131,12 @@ def recorded(plan: EvalPlan, store: EvalStore) -> dict[int, Finding]:
 
 
 class ScoredRunner:
-    """A runner whose rollouts are also scored by what scores whole groups in training, each as a group of one: a reward
-    model says what it says, and what compares the answers of a group has nothing to compare.
+    """Runner that scores each rollout with training's group scorers, as a group of one. A reward model gives its
+    reward; a scorer that compares answers has nothing to compare.
 
     Args:
-        runner: runs one rollout.
-        scorers: in training's order.
+        runner: runner of single rollouts.
+        scorers: scorers in training's order.
     """
 
     def __init__(self, runner: RolloutRunner, scorers: Sequence[Scorer]) -> None:
@@ -137,7 +146,7 @@ class ScoredRunner:
     async def run(
         self, task: Task, *, rollout_id: str, index: int, seed: int, purpose: Purpose = "eval", admission: int = 0
     ) -> Finished:
-        """Run a task as the runner does, then score it. A scorer that fails is a judge that failed."""
+        """Run a task, then score its rollout. If a scorer fails, the outcome is `judge_failed`."""
         finished = await self._runner.run(
             task, rollout_id=rollout_id, index=index, seed=seed, purpose=purpose, admission=admission
         )
@@ -160,22 +169,23 @@ async def evaluate(
     store: EvalStore | None = None,
     done: Callable[[int, Finding], None] = lambda number, finding: None,
 ) -> dict[int, Finding]:
-    """Run what the store does not have. Each rollout is recorded, as a group of one, as soon as it is finished.
+    """Run those rollouts of a plan that the store does not have. Each rollout is recorded as a group of one when it
+    finishes.
 
     Args:
-        runner: runs one rollout.
-        plan: which rollouts.
-        max_concurrent_rollouts: rollouts in flight, at least 1.
-        share: what bounds them further beside training; None where nothing else is sampled.
-        store: the record; None keeps none.
-        done: called after each rollout with how many the record has.
+        runner: runner of single rollouts.
+        plan: rollouts to run.
+        max_concurrent_rollouts: maximum number of concurrent rollouts, at least 1.
+        share: limit on concurrent rollouts alongside training; None if there is no training.
+        store: store of the groups; None records nothing.
+        done: called after each rollout with the number of recorded rollouts.
 
     Returns:
         The findings by number, earlier ones included.
 
     Raises:
-        BadInput: the record is of other tasks.
-        Exception: the first that killed a rollout and is no infrastructure failure.
+        BadInput: the recorded rollouts are of other tasks.
+        Exception: first error of a rollout that is no failure of the infrastructure.
     """
     findings = recorded(plan, store) if store is not None else {}
     missing = iter([number for number in range(len(plan)) if number not in findings])
@@ -199,12 +209,12 @@ async def evaluate(
 
 
 def summarize(plan: EvalPlan, findings: Mapping[int, Finding], ks: Sequence[int] = ()) -> Evaluation:
-    """Return the result over the findings.
+    """Return the metrics of an evaluation.
 
     Args:
-        plan: of the evaluation.
-        findings: as `evaluate` returns them.
-        ks: for which pass@k and pass^k are computed.
+        plan: plan of the evaluation.
+        findings: findings of `evaluate`.
+        ks: values of k for pass@k and pass^k.
     """
     by_task: dict[int, list[Finding]] = defaultdict(list)
     for number, finding in sorted(findings.items()):
@@ -237,7 +247,7 @@ def summarize(plan: EvalPlan, findings: Mapping[int, Finding], ks: Sequence[int]
 
 
 def _shares(findings: Iterable[Finding]) -> dict[str, float]:
-    """Return shares over all rollouts; those of nothing are left out."""
+    """Return the shares of `shortfalls` over all rollouts, without those whose denominator is 0."""
     metrics = Metrics()
     for name, (count, of) in (share for finding in findings for share in finding.shortfalls.items() if share[1][1]):
         metrics.add(name, count, "ratio", weight=of)
@@ -245,7 +255,7 @@ def _shares(findings: Iterable[Finding]) -> dict[str, float]:
 
 
 async def _one(runner: RolloutRunner | ScoredRunner, plan: EvalPlan, number: int, admission: int) -> Group:
-    """Run one rollout and return it as a group of one, or of none where it left."""
+    """Run one rollout and return it as a group, whose only rollout is in `failed` if it has no score."""
     sample, place = divmod(number, len(plan.tasks))
     task, name = plan.tasks[place], f"{plan.stage}/{number}"
     seed = rollout_seed(plan.run_seed, "eval", task, sample)

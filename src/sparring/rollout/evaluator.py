@@ -1,5 +1,5 @@
-"""Evaluations beside training, on the engine that training samples from: training starts them and never waits for
-one."""
+"""Periodic evaluation alongside training, on the same engine. Training starts evaluations and does not wait for
+them."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ from sparring.rollout.runner import RolloutRunner
 
 
 class RestartableStore(EvalStore, Protocol):
-    """A store that can also begin an evaluation again."""
+    """Store that can also restart an evaluation."""
 
     def truncate(self, stage: str, step: int, *, first_group: int | None = None) -> None:
-        """Let what was recorded after `step` count no longer."""
+        """Mark what was recorded after `step` as superseded."""
         ...
 
 
 class Evaluator:
-    """A second scheduler on training's engine, with a share of its own. An evaluation goes on while the weights change,
-    so its result has a range of versions. Where the next is due before its end, that one is left out: evaluations never
-    queue up.
+    """Scheduler of periodic evaluations on training's engine, with its own share of the rollouts.
 
-    Use it as a context: leaving it stops what is under way.
+    The weights may change during an evaluation, so its result names a range of versions. An evaluation that is due
+    while the previous one still runs is skipped. Leaving the context stops the running evaluation.
 
     Args:
-        runner: runs one rollout.
-        plan: whose `stage` is what those after a step begin with: the one after step 20 is recorded under `<stage>/20`.
-        every: so many steps; 0 never evaluates.
-        share: of the rollouts in flight.
-        store: the record.
+        runner: runner of single rollouts.
+        plan: plan of each evaluation. The stage after step 20 is `<plan.stage>/20`.
+        every: number of steps between evaluations; 0 disables them.
+        share: share of the concurrent rollouts.
+        store: store of the groups.
         on_result: called with the step and the result.
-        left_out: called with the step whose evaluation was due, and the one that is still under way.
-        finished: steps whose evaluation is recorded; none comes again.
+        left_out: called with the step of a skipped evaluation and the step of the running one.
+        finished: steps whose evaluation is recorded already.
     """
 
     def __init__(
@@ -75,10 +74,10 @@ class Evaluator:
             await asyncio.gather(self._under_way, return_exceptions=True)
 
     def after(self, step: int) -> None:
-        """Start the evaluation of a step whose weights are being served, if one is due. Waits for nothing.
+        """Start the evaluation of a step whose weights the engine serves, if one is due. Does not wait for it.
 
         Raises:
-            Exception: what killed the one before, if it was no infrastructure failure.
+            Exception: error that ended the previous evaluation, unless it was a failure of the infrastructure.
         """
         if not self._every or step % self._every or step in self._finished:
             return
@@ -91,7 +90,7 @@ class Evaluator:
         self._under_way = asyncio.get_running_loop().create_task(self._evaluate(step))
 
     async def finish(self) -> None:
-        """Wait for the one that is under way, when training is over.
+        """Wait for the running evaluation at the end of training.
 
         Raises:
             Exception: as `after`.
@@ -101,7 +100,7 @@ class Evaluator:
 
     async def _evaluate(self, step: int) -> None:
         plan = replace(self._plan, stage=f"{self._plan.stage}/{step}")
-        # what an earlier process left of it was sampled with weights that are no longer those of any step
+        # an earlier process sampled its rollouts with weights that no step has any more
         self._store.truncate(plan.stage, 0, first_group=0)
         findings = await evaluate(
             self._runner, plan, max_concurrent_rollouts=self._share.most, share=self._share, store=self._store

@@ -1,5 +1,5 @@
-"""Feed of tasks: the source of a run as its scheduler asks it, so that a slow source holds nothing up and an odd task
-costs itself alone."""
+"""Feed of tasks: reads a task source on a thread of its own, so that a slow source does not block the event loop, and
+leaves out invalid tasks."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from sparring.protocols import TaskSource
 from sparring.types import Group, Task
 
 INLINE_S = 0.02
-"""Seconds that the event loop waits for a source before it goes on without its answer."""
+"""Seconds that the event loop waits for the source before it runs other work."""
 FAST_S = 0.002
-"""Seconds from which other tasks of the loop have their turn after a source's answer."""
+"""Duration of a source's answer, in seconds, above which other coroutines run before the next one."""
 MOST_LEFT_OUT = 1000
-"""So many odd tasks in a row end the run."""
+"""Number of consecutive invalid tasks that ends the run."""
 
 
 class TaskFeed:
-    """Source whose `next` may take its time: it is called on a thread of its own, and what it should observe meanwhile
-    waits until it has answered. A source that answers within `INLINE_S` seconds, as nearly all do, answers before
-    anything else happens.
+    """Task source whose `next` may be slow. It runs on a thread, and groups for the source to observe wait until it has
+    answered. A source that answers within `INLINE_S` seconds answers before any other coroutine runs.
 
     Args:
-        source: where tasks come from.
-        report: called with a sentence for each task that is left out.
+        source: source of tasks.
+        report: called with a sentence for each invalid task.
 
     Attributes:
-        left_out: number of odd tasks.
+        left_out: number of invalid tasks.
     """
 
     def __init__(self, source: TaskSource, report: Callable[[str], None]) -> None:
@@ -46,10 +45,10 @@ class TaskFeed:
         self.left_out = 0
 
     async def next(self) -> Task | None:
-        """Return the next task that can be rolled out, None at the end.
+        """Return the next valid task, or None at the end of the source.
 
         Raises:
-            BadInput: `MOST_LEFT_OUT` tasks in a row cannot.
+            BadInput: `MOST_LEFT_OUT` consecutive tasks are invalid.
         """
         problem = ""
         for _ in range(MOST_LEFT_OUT):
@@ -63,7 +62,7 @@ class TaskFeed:
         raise refusal("tasks", "tasks that can be rolled out", got, "mend the source")
 
     def observe(self, group: Group) -> None:
-        """Show the source a scored group, as soon as it does not look for a task."""
+        """Show the source a scored group, once the source is not busy with a task."""
         self._waiting.append(group)
         if not self._is_asked:
             self._show()
@@ -73,11 +72,11 @@ class TaskFeed:
         return self._source.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of the source."""
+        """Restore a state of the source."""
         self._source.restore(state)
 
     def close(self) -> None:
-        """End the thread. A source that does not answer is left behind."""
+        """End the thread, without waiting for a source that does not answer."""
         if self._thread is not None:
             self._calls.put(None)
             self._thread = None
@@ -88,7 +87,7 @@ class TaskFeed:
             self._thread = threading.Thread(target=_answer, args=(self._calls,), name="task source", daemon=True)
             self._thread.start()
         future: Future[Task | None] = Future()
-        clock = asyncio.get_running_loop().time  # a virtual one stands still while a source takes its time
+        clock = asyncio.get_running_loop().time  # a virtual clock stands still while the source works
         self._is_asked, began_s = True, clock()
         try:
             self._calls.put((future, self._source.next))
@@ -103,14 +102,14 @@ class TaskFeed:
             self._show()
 
     def _show(self) -> None:
-        """Show the source what waits."""
+        """Show the source the groups that wait."""
         waiting, self._waiting = self._waiting, []
         for group in waiting:
             self._source.observe(group)
 
 
 def _is_done(future: Future[Any], patience_s: float) -> bool:
-    """Wait for a future; return whether it is done."""
+    """Wait at most some seconds for a future; return whether it is done."""
     try:
         future.exception(patience_s)
     except TimeoutError:
@@ -119,7 +118,7 @@ def _is_done(future: Future[Any], patience_s: float) -> bool:
 
 
 def problem_of(task: object) -> str:
-    """Return what is wrong with a task, in one sentence; "" for nothing."""
+    """Return the problem of an invalid task in one sentence, or "" for a valid task."""
     if not isinstance(task, Task):
         return f"expected a Task, got {task!r:.80}"
     where = f"task {task.id!r:.80}"
@@ -129,14 +128,14 @@ def problem_of(task: object) -> str:
         return f"{where}: expected a seed of 64 bits, got {task.seed!r:.80}"
     try:
         msgspec.convert(msgspec.to_builtins(task), Task)
-        msgspec.json.encode(task.data, order="sorted")  # as `digest` does, which wants texts as keys
+        msgspec.json.encode(task.data, order="sorted")  # `digest` needs keys that are texts
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as error:
         return f"{where}: expected what a Task holds, as plain data, got {error}"
     return ""
 
 
 def _answer(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
-    """Answer calls until there is None."""
+    """Run the calls of a queue until it yields None."""
     while (call := calls.get()) is not None:
         future, function = call
         with _Settling(future):
@@ -144,7 +143,7 @@ def _answer(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | Non
 
 
 class _Settling:
-    """Context that hands what its body raises to a future."""
+    """Context manager that passes an exception of its body to a future."""
 
     def __init__(self, future: Future[Any]) -> None:
         self._future = future

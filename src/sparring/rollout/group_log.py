@@ -1,5 +1,4 @@
-"""The durable log of a stage's groups: what began, ended, was trained and published, for a process that goes on after
-this one."""
+"""Durable log of a stage's groups: which were admitted, finished, trained and published. A resumed run reads it."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ from sparring.types import Group, Rollout, Score, Task
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
-    """Admission of a group. `observed` is the number of groups that the source had been shown when it gave the task:
-    sources depend on that and on their state alone, so that a repetition gets the same tasks."""
+    """Admission of a group. `observed` is the number of groups that the task source had been shown before it gave the
+    task; with its state, it decides which tasks the source gives."""
 
     task: str
     digest: str
@@ -33,8 +32,8 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredFinished(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished rollout whose segments are among the store's turns: `segments` counts them, by trajectory. One that is
-    not recorded turn by turn (a baseline) holds its own and counts none."""
+    """Finished rollout whose segments are in the store's table of turns. `segments` counts them by trajectory. A
+    baseline rollout is not recorded by turns: it holds its segments itself and counts none."""
 
     rollout: StoredRollout
     score: Score | None
@@ -43,16 +42,16 @@ class StoredFinished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupLog:
-    """Log of the groups of one stage, written as they go and read by the next process.
+    """Log of the groups of one stage, written during a run and read by a resume.
 
     Entries, by kind: `admitted` holds an `Admission`; `outcome` a `StoredFinished` in bytes; `trained` the ids of the
     groups of a step, in order; `restarted` a reason.
 
     Args:
-        store: holds the log; None records nothing.
-        stage: whose groups; the first part of every id: group 12 of stage rl is `rl/12`, its rollout 3 is `rl/12/3`.
-        files: that tasks come from, by `Task.env`, that of all tasks under the empty name; the refusal of a task that
-            has changed names them.
+        store: store of the log; None records nothing.
+        stage: stage of the groups, which begins every id: group 12 of stage rl is `rl/12`, its rollout 3 is `rl/12/3`.
+        files: task files by `Task.env`, under the empty name if all tasks come from one file. An error about a changed
+            task names them.
     """
 
     def __init__(
@@ -69,11 +68,11 @@ class GroupLog:
         return f"{self.stage}/{index}"
 
     def rollout_id(self, index: int, place: int | None) -> str:
-        """Return the id of the rollout in a place of group `index`; None is the baseline's."""
+        """Return the id of a rollout of group `index` by its place in the group; None is the place of the baseline."""
         return f"{self.stage}/{index}/{'baseline' if place is None else place}"
 
     def admit(self, index: int, task: Task, *, version: int, observed: int) -> None:
-        """Record that group `index` begins.
+        """Record the admission of group `index`.
 
         Raises:
             StoreError: it cannot be written.
@@ -84,17 +83,17 @@ class GroupLog:
         self._store.record(self._entry("admitted", self.group_id(index), msgspec.to_builtins(admission)))
 
     def admission(self, index: int) -> Admission | None:
-        """Return the recorded admission of group `index`, None where it has not begun."""
+        """Return the recorded admission of group `index`, or None if it is not recorded."""
         if self._store is None:
             return None
         data = self._last(self.group_id(index), "admitted")
         return None if data is None else msgspec.convert(data, Admission)
 
     def check(self, index: int, admission: Admission, task: Task | None) -> Task:
-        """Return the task of group `index` if it is the recorded one.
+        """Return the task of group `index` if it equals the recorded one.
 
         Raises:
-            BadInput: the source gives another one: its data has changed since.
+            BadInput: the source gave another task, so its data has changed.
         """
         if task is not None and digest(task) == admission.digest:
             return task
@@ -112,10 +111,10 @@ class GroupLog:
         """Record the outcome of a rollout before its group is scored.
 
         Args:
-            rollout_id: of its first attempt.
-            task: of its group.
-            finished: the rollout.
-            by_turns: whether the store has its turns.
+            rollout_id: id of the rollout's first attempt.
+            task: task of the group.
+            finished: finished rollout.
+            by_turns: whether the store has the rollout's turns.
 
         Raises:
             StoreError: it cannot be written.
@@ -134,11 +133,11 @@ class GroupLog:
         await self._queue.record(self._entry("outcome", rollout_id, {"finished": encode(outcome)}))
 
     def finished(self, rollout_id: str, task: Task) -> Finished | None:
-        """Return a rollout that an earlier process finished, None where it is still to do.
+        """Return a rollout that an earlier process finished, or None if it did not finish.
 
         Args:
-            rollout_id: of its first attempt.
-            task: of its group.
+            rollout_id: id of the rollout's first attempt.
+            task: task of the group.
         """
         data = self._last(rollout_id, "outcome")
         if data is None:
@@ -149,11 +148,11 @@ class GroupLog:
             rollouts = [self._with_segments(rollout) for rollout in rollouts]
         for trajectory in (trajectory for rollout in rollouts for trajectory in rollout.trajectories):
             if len(trajectory.segments) != stored.segments.get(trajectory.id, len(trajectory.segments)):
-                return None  # its turns are not all there
+                return None  # some of its turns are missing
         return Finished(rollout=rollouts[0], score=stored.score, broken=tuple(rollouts[1:]))
 
     def restart(self, rollout_id: str, reason: str) -> None:
-        """Drop what an earlier process recorded of an unfinished rollout, which starts over.
+        """Drop the recorded turns of an unfinished rollout, which will start over.
 
         Raises:
             StoreError: it cannot be written.
@@ -162,8 +161,8 @@ class GroupLog:
             self._store.record(self._entry("restarted", rollout_id, {"reason": reason}))
 
     async def append(self, group: Group) -> None:
-        """Record a scored group. Of groups that end together, each is recorded in a pass of the event loop of its own:
-        a commit takes as long as its groups have tokens, and nothing else runs meanwhile.
+        """Record a scored group. If several groups finish together, other coroutines run between their commits, because
+        a commit takes longer the more tokens its group has.
 
         Raises:
             StoreError: it cannot be written.
@@ -175,15 +174,15 @@ class GroupLog:
             await asyncio.sleep(0)
 
     def group(self, index: int) -> Group | None:
-        """Return a recorded group, None where it is not finished."""
+        """Return a recorded group, or None if it is not recorded."""
         groups = () if self._store is None else self._store.groups(stage=self.stage, first=index, end=index + 1)
         return next(iter(groups), None)
 
     def train(self, step: int, groups: Sequence[str]) -> None:
-        """Record which groups a step takes, in order. A step that is done again takes those that it took.
+        """Record the groups of a step, in order, or compare them with the recorded ones if the step is trained again.
 
         Raises:
-            SparringError: they are others.
+            SparringError: the recorded step has other groups.
             StoreError: it cannot be written.
         """
         name = step_name(self.stage, step)
@@ -199,7 +198,8 @@ class GroupLog:
             )
 
     def last_published(self, after: int) -> int:
-        """Return the last step above `after` whose weights were published without a gap; `after` where none were."""
+        """Return the last step after `after` up to which every step published weights; `after` if the next one did
+        not."""
         step = after
         while self._last(step_name(self.stage, step + 1), "published") is not None:
             step += 1

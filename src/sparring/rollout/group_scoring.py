@@ -1,4 +1,5 @@
-"""Second passes over a whole group: each within a limit of time, checked, and asked again where it failed."""
+"""Second scoring pass over whole groups. Each scorer has a time limit, its scores are checked, and it is retried if it
+fails."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from sparring.types import Rollout, Score, Task
 
 
 class GroupScoring:
-    """Scorers of one run, in their order.
+    """Scorers of a run, in order.
 
     Args:
-        scorers: each is handed what the one before it returned.
-        runner: of the rollouts; of its config `score_timeout_s` is the limit of each scorer, and `retries` how often
-            one that failed is asked again.
+        scorers: scorers; each gets the scores of the one before.
+        runner: runner of the rollouts. Its config gives the time limit of a scorer, `score_timeout_s`, and the number
+            of `retries`.
     """
 
     def __init__(self, scorers: Sequence[Scorer], runner: RolloutRunner) -> None:
@@ -28,12 +29,12 @@ class GroupScoring:
         self._runner = runner
 
     async def scores(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]:
-        """Return the scores of a group after all passes.
+        """Return the scores of a group after all scorers.
 
         Raises:
-            JudgeError: a scorer raised, gave no answer in time, or gave one that is no score of each rollout.
-            InfraError: what a scorer itself says broke.
-            BadInput: a scorer refuses what it is asked to score.
+            JudgeError: a scorer raised, was too slow, or did not return one score per rollout.
+            InfraError: infrastructure failure that the scorer itself reported.
+            BadInput: a scorer refused the group.
         """
         for scorer in self._scorers:
             scores = await self._retried(scorer, task, rollouts, scores)
@@ -42,7 +43,7 @@ class GroupScoring:
     async def _retried(
         self, scorer: Scorer, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]
     ) -> Sequence[Score]:
-        """Ask one scorer until it answers or the retries are used up."""
+        """Call one scorer until it succeeds or the retries are used up."""
         config = self._runner.config
         for retry in range(config.retries + 1):
             if retry:
@@ -57,7 +58,7 @@ class GroupScoring:
     async def _asked(
         self, scorer: Scorer, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]
     ) -> Sequence[Score]:
-        """Ask one scorer once."""
+        """Call one scorer once."""
         where, executor = f"scorer {type(scorer).__name__}", self._runner.executors()
         try:
             with self._runner.phases(rollouts[0].id).within("score", where), boundary(JudgeError, where):
@@ -78,13 +79,13 @@ class GroupScoring:
 async def _cooperatively(
     executor: Executor, scorer: Scorer, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]
 ) -> Sequence[Score]:
-    """Ask a scorer that hands what may block over to an executor. For a task of its own."""
+    """Call a scorer that runs blocking code in an executor itself. Must run in a task of its own."""
     EXECUTOR.set(executor)
     return await scorer.score(task, rollouts, scores)
 
 
 def _checked(answer: object, rollouts: Sequence[Rollout]) -> Sequence[Score]:
-    """Return a scorer's answer if it is one score of each rollout."""
+    """Return a scorer's result if it is one score per rollout."""
     if not isinstance(answer, Sequence) or isinstance(answer, (str, bytes)):
         raise TypeError(f"expected a list of scores, got {answer!r:.80}")
     if len(answer) != len(rollouts):

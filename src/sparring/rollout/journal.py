@@ -1,8 +1,8 @@
-"""Journal of a rollout: what its models sampled and its world answered, kept as it happens and played again.
+"""Journal of a rollout: a record of each reply of its models and each answer of its world, and its playback.
 
-Resume, retry and rebuild are one thing: the harness runs again on a fresh world, and the journal comes first. Its
-replies answer the requests that they answered before, so nothing is sampled a second time. The world's answers are
-compared with those in the journal. After the last event of the journal the engine answers, and the journal grows.
+Resume, retry and rebuild work in the same way: the harness runs again on a fresh world, and the journal answers its
+first requests. Recorded replies are not sampled again. The world's answers are compared with the recorded ones. After
+the last recorded event, the engine answers, and new events are appended.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from sparring.rollout.phases import Recorded, unrecorded
 from sparring.types import POLICY, Observation, Segment, Trajectory
 
 PATIENCE_S = 60.0
-"""Seconds that a request which is not in the journal waits for others of its rollout that are."""
+"""Seconds that a request which is not recorded waits for recorded requests of the same rollout."""
 
 _NOTED: Mapping[str, LogKind] = {"limit": "limit", "program": "program"}
 _encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=dict)
@@ -56,9 +56,9 @@ class Journal:
 
     Args:
         attempt: id of the attempt.
-        number: number of the attempt at which the journal began.
+        number: number of the attempt that began the journal.
         events: events that an earlier process recorded.
-        store: store that keeps the events; None: they are kept in memory alone.
+        store: store of the events; None keeps them in memory.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class Journal:
 
     @property
     def size(self) -> int:
-        """Number of replies of models and answers of the world."""
+        """Number of recorded replies and answers."""
         sampled = sum(segment.model is not None for segments in self.segments().values() for segment in segments)
         return sampled + sum(map(len, self.answers().values()))
 
     def segments(self) -> dict[str, tuple[Segment, ...]]:
-        """Return the segments of each role, as those of a trajectory."""
+        """Return the segments of each role, in the form of a trajectory."""
         by_role: dict[str, list[Segment]] = {}
         for event in self.events:
             if isinstance(event, (Asked, Sampled)):
@@ -84,7 +84,7 @@ class Journal:
         return {role: settled(segments) for role, segments in by_role.items()}
 
     def answers(self) -> dict[str, dict[int, Answered]]:
-        """Return the world's answers to each role by their numbers; the opening's role is ""."""
+        """Return the world's answers by role and number. The opening has the role ""."""
         by_role: dict[str, dict[int, Answered]] = {}
         for event in self.events:
             if isinstance(event, Answered):
@@ -93,32 +93,33 @@ class Journal:
 
     @property
     def timed_out_at(self) -> int | None:
-        """Number of answers after which the policy's own time was over; None if it was not."""
+        """Number of answers after which the policy's time limit was hit; None if it was not."""
         policy = (event for event in self.events if isinstance(event, LimitHit) and event.phase == "policy")
         return next((event.answers for event in policy), None)
 
     def holds(self, trajectories: Iterable[Trajectory]) -> bool:
-        """Return whether the journal has the replies of all trajectories. It has none of roles that reply in text."""
+        """Return whether the journal has the replies of all trajectories. Roles whose model replies in text are not
+        recorded."""
         roles = {event.role for event in self.events if isinstance(event, Sampled)}
         return all(trajectory.role in roles for trajectory in trajectories if trajectory.segments)
 
     @property
     def rewards(self) -> list[Mapping[str, Any]]:
-        """Rewards from outside, in order."""
+        """Rewards from outside, in order of arrival."""
         return [event.reward for event in self.events if isinstance(event, Rewarded)]
 
     def sampled(self, role: str, segments: Sequence[Segment]) -> None:
-        """Append the segments of a turn. The store gets them from the session's recorder."""
+        """Append the segments of a turn. The session's recorder writes them to the store."""
         self.events += [(Asked if segment.sampling is None else Sampled)(role, segment) for segment in segments]
 
     def answered(self, answer: Answered) -> None:
-        """Append an answer of the world. The store gets it with the next turn."""
+        """Append an answer of the world. It is written to the store with the next turn."""
         self.events.append(answer)
         if self._store is not None:
             self._unwritten.append(entry_of(answer, self.attempt))
 
     def rewarded(self, reward: Mapping[str, Any]) -> None:
-        """Append a reward from outside once it is durable.
+        """Write a reward from outside to the store and append it.
 
         Raises:
             StoreError: it cannot be written.
@@ -129,18 +130,18 @@ class Journal:
         self.events.append(event)
 
     def unwritten(self) -> list[LogEntry]:
-        """Return the entries of answers that the store has not got yet. Each is returned once."""
+        """Return the log entries of new answers, each once, for the store."""
         entries, self._unwritten = self._unwritten, []
         return entries
 
 
 class Journals:
-    """Journals of the rollouts of one runner, and the log that keeps them.
+    """Journals of the rollouts of one runner.
 
     Args:
-        store: holds turns and log; None: journals are kept in memory, and no rollout goes on in another process.
+        store: store of turns and log; None keeps journals in memory, so that no rollout can be resumed.
         recorded: called with each event that `note` is given.
-        begins: whether rollouts are new unless `expect` names them; if not, each is looked for in the store.
+        begins: whether only rollouts named by `expect` are looked for in the store. If not, every rollout is.
     """
 
     def __init__(self, store: Store | None = None, recorded: Recorded = unrecorded, *, begins: bool = False) -> None:
@@ -149,7 +150,7 @@ class Journals:
 
     @property
     def durable(self) -> bool:
-        """True if unfinished rollouts can go on in another process."""
+        """True if another process can resume unfinished rollouts."""
         return self._store is not None
 
     def new(self, attempt: str, number: int = 0) -> Journal:
@@ -157,7 +158,7 @@ class Journals:
         return Journal(attempt, number, store=self._store)
 
     def note(self, kind: str, attempt: str, data: Mapping[str, Any]) -> None:
-        """Report an event of an attempt. The store keeps a limit of time that struck and a program that ended.
+        """Report an event of an attempt. A time limit that was hit and the end of a program are written to the store.
 
         Raises:
             StoreError: it cannot be written.
@@ -178,15 +179,15 @@ class Journals:
             self._store.record(entry_of(event, rollout))
 
     def expect(self, rollout: str) -> None:
-        """Mark a rollout that an earlier process may have begun."""
+        """Name a rollout that an earlier process may have begun."""
         self._expected.add(rollout)
 
     def unfinished(self, rollout: str) -> list[tuple[Journal, str]]:
         """Return the journals of a rollout that an earlier process began, each with the reason why its attempt ended.
-        The last one is to go on. The list is empty if the rollout is new.
+        The last one is to be resumed. The list is empty for a new rollout.
 
         Raises:
-            StoreError: the file cannot be read or is damaged.
+            StoreError: the store cannot be read or is damaged.
         """
         if self._store is None or self._begins and rollout not in self._expected:
             return []
@@ -199,7 +200,7 @@ class Journals:
         return list(zip(journals, reasons, strict=True)) if begun else []
 
     def _read(self, attempt: str, number: int) -> Journal:
-        """Return a stored journal: its turns, then the entries of its log."""
+        """Return a journal from the store, with the turns first."""
         assert self._store is not None
         journal = Journal(attempt, number, store=self._store)
         for name in self._store.trajectories(attempt):
@@ -210,7 +211,7 @@ class Journals:
         return journal
 
     def _entered(self, name: str, *kinds: LogKind) -> Iterable[Entered]:
-        """Yield the events that the log has of a rollout or attempt."""
+        """Yield the logged events of a rollout or attempt."""
         assert self._store is not None
         for _, entry in self._store.entries(stage_of(name), name=name, kinds=kinds):
             event = event_of(entry)
@@ -219,7 +220,7 @@ class Journals:
 
 
 class RecordedRole:
-    """Recorded turns of one role, and those of its replies that were not given again yet. Implements
+    """Recorded turns of one role, with the queue of its replies that were not given yet. Implements
     `record.journal.RecordedTurns`."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
@@ -234,27 +235,28 @@ class RecordedRole:
         self.left = deque(replies)
         self._by_prompt = {(reply.prompt, reply.sampling.seed): places[reply.segment.index] for reply in replies}
         self.is_line = all(s.place is None and s.parent == (i - 1 if i else None) for i, s in enumerate(segments))
-        """True if each segment follows the one before: such a conversation never had two requests at once."""
+        """True if each segment follows the one before, so that no two requests ran at once."""
 
     def place_of(self, prompt: bytes, seed: int) -> int | None:
         return self._by_prompt.get((prompt, seed))
 
 
 class Playback:
-    """One play of a journal: what is recorded comes first, and what happens after it is appended.
+    """Playback of a journal in one attempt: recorded events come first, and later events are appended. Implements
+    `record.journal.SessionJournal`.
 
-    Implements `record.journal.SessionJournal`. A request is the recorded one if its prompt has the same ids and its
-    sampling is the same; the seed tells requests with the same prompt apart. Each role's replies are given in the order
-    in which they were recorded, so the record that is made from them is the same, with several requests at once too. A
-    request that is not in the journal is answered by the engine, once every recorded reply was given.
+    A request matches a recorded one if the ids of its prompt and its sampling settings are the same; the seed
+    distinguishes requests with the same prompt. Each role gets its replies in their recorded order, even with several
+    requests at once, so the new record equals the old one. A request that is not recorded goes to the engine, after all
+    recorded replies were given.
 
     Args:
-        journal: journal of the attempt.
+        journal: journal of the attempt; None is an empty one.
 
     Attributes:
-        again: whether anything is recorded.
-        difference: what the rollout did otherwise than its journal; None if it did the same.
-        answers: number of the world's answers to each role in this play.
+        again: whether anything was recorded before.
+        difference: first difference of the rollout from its journal, or None.
+        answers: number of the world's answers to each role so far.
     """
 
     def __init__(self, journal: Journal | None = None) -> None:
@@ -264,28 +266,18 @@ class Playback:
         self._answers = self._journal.answers()
         self._timed_out_at = self._journal.timed_out_at
         self._in_line = len(self._turns) < 2 and all(turns.is_line for turns in self._turns.values())
-        self._progress: asyncio.Event | None = None  # of the requests that wait
+        self._progress: asyncio.Event | None = None  # set when a waiting request may go on
         self._closed = False
         self.difference: str | None = None
         self.answers: Counter[str] = Counter()
 
     @property
-    def attempt(self) -> str:
-        """Id of the attempt."""
-        return self._journal.attempt
-
-    @property
     def num_left(self) -> int:
-        """Number of recorded replies that were not given again yet."""
+        """Number of recorded replies that were not given yet."""
         return sum(len(turns.left) for turns in self._turns.values())
 
-    @property
-    def caught_up(self) -> bool:
-        """True once all recorded replies were given: this play has every token of the journal."""
-        return self.num_left == 0
-
     def close(self) -> None:
-        """End the play. A request that outlives it is not appended."""
+        """Stop appending, because a request may outlive its attempt."""
         self._closed = True
 
     def turns(self, role: str) -> RecordedRole:
@@ -293,7 +285,7 @@ class Playback:
 
     async def reply(self, role: str, prompt: bytes, sampling: Sampling) -> RecordedReply | None:
         if self.num_left and not self._in_line:
-            await asyncio.sleep(0)  # requests that were made at once are made at once again, before any is answered
+            await asyncio.sleep(0)  # concurrent requests must all arrive before one is answered
         while self.num_left:
             self.check()
             left = self.turns(role).left
@@ -313,15 +305,15 @@ class Playback:
         return self._journal.unwritten()
 
     def has_answer(self, role: str) -> bool:
-        """Return whether the journal has the world's next answer to a role."""
+        """Return whether the world's next answer to a role is recorded."""
         return self.answers[role] <= max(self._answers.get(role, {}), default=-1)
 
     def answered(self, role: str, observation: Observation, took_s: float = 0.0) -> float:
-        """Append an answer of the world, or compare it with the recorded one.
+        """Compare an answer of the world with the recorded one, or append it.
 
         Args:
             role: role that was answered; "" for the opening.
-            observation: the answer.
+            observation: answer of the world.
             took_s: seconds of the policy's own time that the answer took.
 
         Returns:
@@ -346,13 +338,13 @@ class Playback:
         return before.took_s
 
     def timed_out(self, exceeded: bool, turn: int, seconds: float) -> bool:
-        """Return whether the policy's own time is over: at the recorded answer, or if it is not recorded, when
-        `exceeded`.
+        """Return whether the policy's time limit was hit. If the journal has the limit, it is hit after the same
+        answer; if not, when `exceeded`.
 
         Args:
-            exceeded: whether the policy has taken longer than its limit.
+            exceeded: whether the policy's time exceeds its limit.
             turn: number of replies that were requested.
-            seconds: seconds that the policy has taken.
+            seconds: seconds of the policy's own time.
         """
         answers = self.answers.total()
         if self._timed_out_at is not None:
@@ -362,16 +354,11 @@ class Playback:
             self._journal.events.append(LimitHit(phase="policy", turn=turn, seconds=seconds, answers=answers))
         return exceeded
 
-    def refuse(self, reason: str) -> None:
-        """Raise NotRebuildable if there is anything to play again."""
-        if self.again:
-            self.differ(reason)
-
     def end(self) -> None:
-        """Check that everything was played again.
+        """Check that the whole journal was played.
 
         Raises:
-            NotRebuildable: the attempt differs from its journal, or ended before it.
+            NotRebuildable: the attempt differs from its journal, or ended before the journal's end.
         """
         self.check()
         if not self.again:
@@ -382,7 +369,7 @@ class Playback:
             self.differ("the rollout ended with recorded answers left")
 
     def differ(self, difference: str) -> None:
-        """Remember what the rollout did otherwise than its journal, and end every request that waits.
+        """Record a difference from the journal, and wake all waiting requests.
 
         Raises:
             NotRebuildable: always.
@@ -397,14 +384,14 @@ class Playback:
             raise NotRebuildable(f"rebuild: {self.difference}")
 
     def progress(self) -> None:
-        """Let waiting requests look again."""
+        """Wake all waiting requests."""
         if self._progress is not None:
             self._progress.set()
             self._progress = None
 
     def _given(self, role: str, left: deque[RecordedReply], sampling: Sampling) -> RecordedReply:
-        """Give the next reply of a role. How many tokens it may have hangs on what else was under way, so the journal
-        decides it."""
+        """Return the next reply of a role. Its token limits are the recorded ones, because the budget that was left for
+        them depended on concurrent requests."""
         recorded = left[0].sampling
         if replace(sampling, max_tokens=recorded.max_tokens, min_tokens=recorded.min_tokens) != recorded:
             self.differ(f"{role}: a request has other settings of sampling than the recorded one, {_left(left)}")
@@ -412,7 +399,8 @@ class Playback:
         return left.popleft()
 
     async def _wait(self, role: str, left: Sequence[RecordedReply]) -> None:
-        """Wait for progress of other requests, or note that there is none."""
+        """Wait until another request makes progress. If none does, the waiting request is a difference from the
+        journal."""
         try:
             self._progress = self._progress or asyncio.Event()
             await asyncio.wait_for(self._progress.wait(), PATIENCE_S)
@@ -438,9 +426,9 @@ def _replies(segments: Sequence[Segment]) -> Iterable[RecordedReply]:
 
 
 def observation_digest(observation: Observation) -> int:
-    """Return a digest of all that an observation says: 64 bits of xxh3."""
+    """Return a 64-bit digest (xxh3) of an observation."""
     try:
         data = _encoder.encode(observation)
-    except (OverflowError, TypeError, ValueError):  # arguments of a call that are no plain data
+    except (OverflowError, TypeError, ValueError):  # a call's arguments are not plain data
         data = repr(observation).encode("utf-8", "surrogatepass")
     return xxhash.xxh3_64_intdigest(data)

@@ -1,10 +1,9 @@
-"""Load that rollouts put on what they share: how many are in flight, which part of them evaluates, how many boxes
+"""Concurrency limits: of training's rollouts, of the rollouts of an evaluation alongside training, and of boxes that
 start at once.
 
-The number of places for training's rollouts follows the engine. Where conversations do not fit into its cache together,
-each costs the others what was computed for them, and the engine computes again instead of sampling: then the places are
-cut by a share. Where that does not happen, one is added at a time. The engine itself serves the rollout first that was
-admitted first, so it is always the youngest that give way.
+The limit for training's rollouts follows the engine's load. When the conversations do not fit into the KV cache
+together, the engine evicts some and must compute their keys and values again. Then the limit is cut by a factor.
+Otherwise it grows step by step. The engine serves the earliest admitted rollout first, so the latest ones are evicted.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from sparring.protocols import Boxes, Sandbox
 from sparring.types import BoxSpec
 
 CUT = 0.85
-"""Share of the places that an overload leaves."""
+"""Factor on the limit after an overload."""
 
 GROWTH = 0.5
-"""Places that are added where an engine that was asked once for each place shows no overload."""
+"""Growth of the limit after a period without overload, in which each of its rollouts sent about one request."""
 
 MOST_LOST = 0.25
-"""Tokens that are computed again, as a share of all that the engine computes: more are an overload."""
+"""Share of recomputed tokens among all that the engine computes, above which the engine is overloaded."""
 
 
 class Limiter:
-    """Limiter of how many are in flight at once: as many as its limit says at the moment.
+    """Semaphore with a variable limit.
 
     Args:
-        limit: the number, at least 1.
+        limit: returns the current limit, at least 1.
 
     Attributes:
-        in_use: places that are taken.
+        in_use: number of places taken.
     """
 
     def __init__(self, limit: Callable[[], int]) -> None:
@@ -41,7 +40,7 @@ class Limiter:
         self.in_use = 0
 
     async def acquire(self) -> None:
-        """Take a place; waits for one."""
+        """Wait for a free place and take it."""
         while self.in_use >= self._limit():
             self._opened.clear()
             await self._opened.wait()
@@ -54,16 +53,16 @@ class Limiter:
 
 
 class Places:
-    """Places of training's rollouts, as many as the engine bears: additive growth, multiplicative cut.
+    """Concurrency limit of training's rollouts that follows the engine's load: additive increase, multiplicative
+    decrease (AIMD).
 
-    They change only when a rollout gives its place back, so they decide when a rollout begins and nothing else. A cut
-    is not followed by another before as many rollouts have ended as it took: until then what the engine reports is the
-    load from before.
+    The limit changes only when a rollout ends, so it affects only when rollouts begin. After a cut, as many rollouts
+    must end as the limit fell by before the next cut; until then the engine's metrics show the load before the cut.
 
     Args:
-        most: the upper bound, and the number at the start; at least 1.
-        metrics: the engine's; one that does not report what is computed again (`kv_lost_tokens`) leaves the bound
-            alone.
+        most: upper bound and initial limit, at least 1.
+        metrics: returns the engine's metrics. The limit stays at `most` if they lack `kv_lost_tokens`, the number of
+            recomputed tokens.
     """
 
     def __init__(self, most: int, metrics: Callable[[], Mapping[str, float]] = dict) -> None:
@@ -74,29 +73,29 @@ class Places:
 
     @property
     def limit(self) -> int:
-        """Places that there are now, at least 1."""
+        """Current limit, at least 1."""
         return int(self._limit)
 
     @property
     def in_use(self) -> int:
-        """Places that are taken; for a while after a cut more than there are."""
+        """Number of places taken; after a cut it may exceed the limit for a while."""
         return self._limiter.in_use
 
     async def acquire(self) -> None:
-        """Take a place; waits for one."""
+        """Wait for a free place and take it."""
         if self._before is None:
             self._before = self._metrics()
         await self._limiter.acquire()
 
     def release(self) -> None:
-        """Give a place back, and look at how the engine bears the load."""
+        """Give a place back, and adapt the limit to the engine's load."""
         self._follow(self._metrics())
         self._limiter.release()
 
     def _follow(self, now: Mapping[str, float]) -> None:
-        """Set the number of places by what the engine reports."""
+        """Adapt the limit to the engine's metrics."""
         if self._before is None or "kv_lost_tokens" not in now or self.in_use > self.limit:
-            self._before = now  # nothing is reported, or a cut has not taken effect
+            self._before = now  # no metrics, or the last cut has had no effect yet
             return
         grown = {name: value - self._before.get(name, 0.0) for name, value in now.items()}
         requests = grown.get("kv_hits", 0.0) + grown.get("kv_misses", 0.0)
@@ -111,17 +110,17 @@ class Places:
 
 
 class EvalShare:
-    """Share of the rollouts in flight that an evaluation beside training has.
+    """Share of the concurrent rollouts for an evaluation alongside training.
 
-    It has places of its own, so many that they are this share of all while training fills its own. Its rollouts queue
-    at the engine among training's, by when they begin, at the same priority: all that are admitted later wait for them.
-    So under a saturated engine evaluation gets its share of the service, and training loses no more than that.
+    The evaluation has places in addition to training's, such that they are this share of all places. Its rollouts queue
+    at the engine with the priority of the training group that is admitted next. So under a saturated engine the
+    evaluation gets its share of the throughput, and training loses no more than that.
 
     Args:
-        places: training's.
-        share: of the rollouts in flight, above 0 and below 1.
-        most: the upper bound.
-        admission: returns the number of the group that training admits next.
+        places: places of training's rollouts.
+        share: share of all places, above 0 and below 1.
+        most: upper bound of the evaluation's places.
+        admission: returns the index of the group that training admits next.
 
     Attributes:
         most: the upper bound.
@@ -135,7 +134,7 @@ class EvalShare:
 
     @property
     def limit(self) -> int:
-        """Places that evaluation has now, at least 1."""
+        """Current number of places for evaluation, at least 1."""
         return min(self.most, max(1, int(self._places.limit * self._ratio + 1e-9)))
 
     async def __aenter__(self) -> None:
@@ -146,15 +145,15 @@ class EvalShare:
 
 
 class CappedBoxes:
-    """Pool of boxes of which a limited number start at once. Implements `protocols.Boxes`.
+    """Pool of boxes that limits how many start at once. Implements `protocols.Boxes`.
 
     Args:
-        pool: makes the boxes.
-        most: boxes that may be starting at once, at least 1.
+        pool: pool that makes the boxes.
+        most: maximum number of boxes that start at once, at least 1.
 
     Attributes:
         pool: makes the boxes, uncapped.
-        starts: a place for each box that may be starting, handed out in the order of requests.
+        starts: limiter of the boxes that start, first come first served.
     """
 
     def __init__(self, pool: Boxes, most: int) -> None:
@@ -162,10 +161,10 @@ class CappedBoxes:
         self.starts = asyncio.Semaphore(most)
 
     async def take(self, spec: BoxSpec) -> Sandbox:
-        """Open a box of this spec, once fewer than `most` are starting."""
+        """Start a box when fewer than `most` boxes are starting."""
         async with self.starts:
             return await self.pool.take(spec)
 
     async def close(self) -> None:
-        """End every box."""
+        """Close every box."""
         await self.pool.close()

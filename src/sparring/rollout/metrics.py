@@ -1,4 +1,4 @@
-"""Figures of the rollouts of a step."""
+"""Metrics of a step's rollouts."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ WARNED_ABOVE: Mapping[str, tuple[float, str]] = {
     "unread_calls": (0.1, "of replies to requests with tools hold a call's tag and no call that can be read"),
     "cut_by_context": (0.1, "of replies were cut because the context was full"),
 }
-"""Shares of `shortfalls` that are said once above this number, and in which words."""
+"""Shares of `shortfalls` that cause a warning, once: the threshold, and the words of the warning."""
 
 Shares = Mapping[str, tuple[float, float]]
-"""Shares by name: how many, and of how many."""
+"""Shares by name, each as numerator and denominator."""
 
 
 class Warnings:
-    """Warnings about the metrics of a run's steps, or of evaluations, each once.
+    """Warnings about the metrics of steps or evaluations, each given once.
 
     Args:
-        report: takes a sentence.
-        prefix: of the metrics' names.
+        report: called with a sentence.
+        prefix: prefix of the metrics' names.
     """
 
     def __init__(self, report: Callable[[str], None], prefix: str = "rollout/") -> None:
@@ -36,7 +36,7 @@ class Warnings:
         self._warned: set[str] = set()
 
     def look(self, metrics: Mapping[str, float]) -> None:
-        """Warn of what is too high for the first time."""
+        """Warn about metrics that exceed their threshold for the first time."""
         for short, (most, words) in WARNED_ABOVE.items():
             name = f"{self._prefix}{short}"
             if name not in self._warned and metrics.get(name, 0.0) > most:
@@ -45,18 +45,18 @@ class Warnings:
 
 
 def measure(metrics: Metrics, group: Group, *, lag: int, max_context: int | None = None) -> None:
-    """Add one group's figures.
+    """Add the metrics of one group.
 
-    `infra_failure_rate` is the share of attempts that infrastructure or judge broke, `left_rate` the share of rollouts
-    that left their group for it in the end, `silent_rate` of those that left it because they ended at a limit before
-    the policy had a turn, `world_share` the part of the rollouts' own wall clock that was spent in
-    the world.
+    `infra_failure_rate` is the share of attempts that the infrastructure or a judge broke. `left_rate` is the share of
+    rollouts that finally left their group for such a failure, and `silent_rate` the share that left it because a limit
+    ended them before the policy's first turn. `world_share` is the share of the rollouts' wall-clock time that was
+    spent in the world.
 
     Args:
-        metrics: where to.
-        group: a scored group.
-        lag: steps that it is behind when it is trained.
-        max_context: most ids that a prompt of the policy and its reply may have together; None: nobody knows.
+        metrics: collector of the metrics.
+        group: scored group.
+        lag: lag of the group in optimiser steps when it is trained.
+        max_context: maximum number of tokens of a prompt and its reply together; None if it is unknown.
     """
     metrics.add("rollout/lag_mean", lag)
     metrics.add("rollout/lag_max", lag, "max")
@@ -83,13 +83,12 @@ def measure(metrics: Metrics, group: Group, *, lag: int, max_context: int | None
 
 
 def shortfalls(group: Group, max_context: int | None = None) -> Shares:
-    """Return how many rollouts of a group have nothing to train, and how many replies of its scored ones did not come
-    to what they were to be: calls that nobody can read, and ends that the context cut off. All are functions of the
-    record alone.
+    """Return the shares of a group's rollouts and replies that fell short: rollouts with nothing to train, replies with
+    an unreadable call, and replies that the context length cut off. The result depends only on the record.
 
     Args:
-        group: a scored group, or one of an evaluation.
-        max_context: as in `measure`; without it, nothing is known of the context.
+        group: scored group, or a group of an evaluation.
+        max_context: maximum number of tokens as in `measure`; without it, no share of the context length is returned.
     """
     lost, silent = len(lost_rollouts(group)), len(silent_rollouts(group))
     untrained = sum(not any(trajectory.turns for trajectory in rollout.trajectories) for rollout in group.rollouts)
@@ -113,8 +112,8 @@ def shortfalls(group: Group, max_context: int | None = None) -> Shares:
 
 
 def admitted_metrics(admitted: AdmittedRollouts) -> dict[str, float]:
-    """Return what is estimated of the rollouts that were admitted, and how those that can be trained differ from them:
-    length, success, domains; each only where it is known."""
+    """Return estimates about the admitted rollouts and their differences from the trainable ones: length, success and
+    domains. Unknown estimates are left out."""
     values = {
         "rollout/admitted_tokens_mean": admitted.admitted_tokens(),
         "rollout/length_bias": admitted.length_bias(),
@@ -126,7 +125,7 @@ def admitted_metrics(admitted: AdmittedRollouts) -> dict[str, float]:
 
 
 def _measure_rollout(metrics: Metrics, rollout: Rollout) -> None:
-    """Add the counts and times of one usable rollout."""
+    """Add the counts and times of one trainable rollout."""
     tokens = sampled_tokens(rollout)
     metrics.add("rollout/tokens_mean", tokens)
     metrics.add("rollout/tokens", tokens, "sum")
@@ -148,18 +147,18 @@ def _measure_rollout(metrics: Metrics, rollout: Rollout) -> None:
 
 
 def _is_unread(reply: Segment) -> bool:
-    """Return whether a reply holds the beginning of a call, or a malformed one, and no call that can be read."""
+    """Return whether a reply contains an incomplete or malformed call and no readable one."""
     if reply.message is None or any(call.arguments is not None for call in reply.message.tool_calls):
         return False
     return bool(reply.message.tool_calls) or any(tag in reply.message.content for tag in CALL_TAGS)
 
 
 class HarnessEnds:
-    """Count of what harnesses and programs did wrong; the first of each kind is reported.
+    """Counter of failures of harnesses and agent programs; the first of each kind is reported.
 
     Args:
-        metrics: where to.
-        report: takes a sentence for the user.
+        metrics: collector of the counts.
+        report: called with a sentence for the user.
     """
 
     def __init__(self, metrics: Metrics, report: Callable[[str], None]) -> None:
@@ -167,7 +166,7 @@ class HarnessEnds:
         self._reported: set[str] = set()
 
     def take(self, kind: str, name: str, data: Mapping[str, Any]) -> None:
-        """Take an event of an attempt; see `phases.Recorded`."""
+        """Count an event of an attempt, with the arguments of `phases.Recorded`."""
         if kind == "harness" or kind == "program" and data.get("failed"):
             self._count("rollout/harness_failed", 1, f"{name}: {_failure_in(data)}")
         if kind == "program" and "unsampled_calls" in data:
@@ -183,7 +182,8 @@ class HarnessEnds:
 
 
 def _failure_in(data: Mapping[str, Any]) -> str:
-    """Return what the note of a harness that raised, or of a program that ended with another status than 0, says."""
+    """Return the failure in an event of a harness that raised, or of a program with an exit status other than 0; "" if
+    there is no failure."""
     if "error" in data:
         return f"a limit ended it, and behind that its harness raised: {data['error']}"
     last = (data["stderr"].strip() or data["stdout"].strip()).splitlines()

@@ -1,4 +1,4 @@
-"""Ends of rollouts: one rule for every door behind which a policy is asked (law 6)."""
+"""Outcomes of attempts that ended without a score: at a limit, without a turn, or by an error (law 6)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ UNSCORED = Outcome(
 
 
 def of_silence(sessions: Sequence[Session], harness: str, ended_by: PolicyFailure | None) -> Outcome | None:
-    """Return how an attempt ended in which the policy has no turn, so that there is nothing to score: by a limit, such
-    as a first prompt that is too long. None where it has one.
+    """Return the outcome of an attempt in which the policy has no turn, so that there is nothing to score; None if it
+    has one. Such an attempt ended at a limit, such as a first prompt that is too long.
 
     Args:
-        sessions: of the roles that the policy speaks for, as far as they were asked.
-        harness: that held the conversations, in words.
-        ended_by: what the harness raised, where that is no failure of the machinery.
+        sessions: sessions of the roles that the policy speaks for.
+        harness: name of the harness, for the error.
+        ended_by: policy's failure that the harness raised; None if it raised none.
 
     Raises:
-        Unanswered: it hit no limit: the harness asked for nothing, or was refused all that it asked for. Says so.
+        Unanswered: no limit was hit: the harness requested nothing, or all its requests were refused.
     """
     if any(session.has_turn for session in sessions):
         return None
@@ -53,23 +53,23 @@ def broken_by(error: InfraError) -> Outcome:
 
 
 def failure_of(error: InfraError) -> Failure:
-    """Return an error for the record. Messages begin with the place that broke."""
+    """Return an error as a record. Its message begins with the place of the error."""
     where, _, message = str(error).partition(": ")
     return Failure(error=type(error).__name__, where=where if message else "", message=message or where)
 
 
 def ended_as(rollout: Rollout, outcome: Outcome) -> Rollout:
-    """Return the rollout with another outcome."""
+    """Return the rollout with another outcome in all its trajectories."""
     return replace(rollout, trajectories=tuple(replace(t, outcome=outcome) for t in rollout.trajectories))
 
 
 def unscored(rollout: Rollout, outcome: Outcome = UNSCORED) -> Rollout:
-    """Return a rollout that nobody scored as it leaves its group: None is not 0."""
+    """Return a rollout without a score as it leaves its group. No score is not a reward of 0."""
     return ended_as(rollout, outcome)
 
 
 def is_about(error: BaseException | None, limit: LimitReached) -> bool:
-    """Return whether an error is the refusal of a limit, which a client raises in an error of its own."""
+    """Return whether an error is caused by a limit, which a client may raise inside an error of its own."""
     while error is not None:
         if error is limit or str(limit) in str(error):
             return True

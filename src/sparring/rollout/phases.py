@@ -1,16 +1,16 @@
-"""Phases of an attempt: which part of the machinery it waits for, since when, and how long it may.
+"""Phases of an attempt: timed parts, each with a limit and an error of its own.
 
-    box queue   others start their boxes                            no limit
-    worker queue    no worker has claimed the rollout yet           no limit
-    box     a box is taken                                          box_timeout_s      SandboxError
-    open    the environment is made and opened                      open_timeout_s     EnvError
-    turn    one reply: queueing, generating, updates of weights     turn_timeout_s     EngineError
-    tool    one `env.step`                                          tool_timeout_s     ToolHostError
-    score   the environment's score                                 score_timeout_s    JudgeError
-    close   environment, box and sessions are closed                close_timeout_s    the error of the part
+    box queue       wait for a place to start a box                  no limit
+    worker queue    wait for a worker to claim the rollout           no limit
+    box             start of the box                                 box_timeout_s      SandboxError
+    open            opening of the environment                       open_timeout_s     EnvError
+    turn            one reply: queueing, sampling, weight updates    turn_timeout_s     EngineError
+    tool            one `env.step`                                   tool_timeout_s     ToolHostError
+    score           the environment's score                          score_timeout_s    JudgeError
+    close           closing of environment, box and sessions         close_timeout_s    the error of the part
 
-Between them the harness runs; for as long as nothing is asked, `tool_timeout_s` is its limit (EnvError). A limit that
-strikes is the infrastructure's failure, whatever the policy did. The policy's own time is `Limits.timeout_s`.
+Between two phases the harness runs, with the limit `tool_timeout_s` (EnvError). A limit that is hit is a failure of the
+infrastructure, whatever the policy did. The policy's own time has a limit of its own, `Limits.timeout_s`.
 """
 
 from __future__ import annotations
@@ -66,27 +66,27 @@ ACTIVITIES: dict[Phase, str] = {
     **dict.fromkeys(("box queue", "worker queue", "box", "open", "tool", "close"), "worlds"),
     "score": "judging",
 }
-"""Activity, of `observe.spans`, that a phase is part of; a turn is timed at the engine."""
+"""Activity of `observe.spans` that each phase counts as. The engine times turns itself."""
 
 QUEUES: tuple[Phase, ...] = ("box queue", "worker queue")
 """Phases without a limit."""
 
 Recorded = Callable[[str, str, Mapping[str, Any]], None]
-"""Takes note of an event of a rollout: its kind (`limit`, `abandoned`), the rollout's id, and its data."""
+"""Callback that records an event of a rollout: its kind (`limit`, `abandoned`), the rollout's id, and its data."""
 
 
 def unrecorded(kind: str, rollout_id: str, data: Mapping[str, Any]) -> None:
-    """Take no note of an event."""
+    """Ignore an event."""
 
 
 class Wait:
-    """A phase that is under way.
+    """Running phase of an attempt; a context manager.
 
     Attributes:
-        rollout_id: of the attempt.
-        phase: which it is.
-        detail: what it waits for: the tools that are called, the part that is closed.
-        since: when it began, in seconds of the event loop's clock.
+        rollout_id: id of the attempt.
+        phase: kind of the phase.
+        detail: called tools, or the part that is closed.
+        since: time at which it began, in seconds of the event loop's clock.
     """
 
     __slots__ = (
@@ -124,7 +124,7 @@ class Wait:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the body alone when the limit strikes; it strikes at the body's end."""
+        """Defer the limit: it does not interrupt the body, and takes effect at the body's end."""
         self._paused = True
         try:
             yield
@@ -132,10 +132,10 @@ class Wait:
             self._paused = False
             self._enter_task()
         if self.struck:
-            raise TimeoutError  # which the exit of the phase puts in the limit's words
+            raise TimeoutError  # `__exit__` replaces it with the limit's error
 
     def cut(self) -> None:
-        """Cancel the task that waits: the limit strikes."""
+        """Cancel the task because the limit was hit."""
         self.struck = True
         if not self._paused:
             self._cancelled = True
@@ -143,15 +143,15 @@ class Wait:
 
 
 class Waits:
-    """The phases that are under way in the rollouts of one runner, with one timer for each kind of phase: those of one
-    kind have one limit, so the oldest is always the first whose limit strikes.
+    """Running phases of all rollouts of one runner. All phases of one kind have the same limit, so one timer per kind,
+    for the oldest, is enough.
 
     Args:
-        config: `[rollout]`, with the limits.
+        config: `[rollout]` section with the limits.
 
     Attributes:
-        under_way: the phases, by kind.
-        spans: where their time counts as that of an activity.
+        under_way: running phases, by kind.
+        spans: timer of activities.
     """
 
     def __init__(self, config: RolloutConfig) -> None:
@@ -164,11 +164,11 @@ class Waits:
         self.spans = Spans()
 
     def limit_s(self, phase: Phase) -> float:
-        """Return the limit of one phase, in seconds."""
+        """Return the limit of a phase, in seconds."""
         return self._limits[phase]
 
     def begin(self, wait: Wait) -> None:
-        """Take note that a phase begins."""
+        """Add a phase that begins."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._armed = loop, set()
@@ -181,19 +181,19 @@ class Waits:
             loop.call_at(wait.since + self._limits[wait.phase], self._look, wait.phase, loop)
 
     def end(self, wait: Wait) -> None:
-        """Take note that a phase is over."""
+        """Remove a phase that has ended."""
         begun = self.under_way[wait.phase].pop(id(wait), None)
         if begun is not None and (activity := ACTIVITIES.get(wait.phase)) is not None:
             self.spans.leave(activity)
 
     def oldest(self) -> Wait | None:
-        """Return the phase that has been under way for longest, a queue only where there is no other; None where there
-        is none."""
+        """Return the phase that has been running for longest, or None if none is running. A phase in a queue is
+        returned only if no other is running."""
         first = [next(iter(waits.values())) for waits in self.under_way.values() if waits]
         return min(first, key=lambda wait: (wait.phase in QUEUES, wait.since), default=None)
 
     def _look(self, phase: Phase, loop: asyncio.AbstractEventLoop) -> None:
-        """Cut the phases of one kind that are overdue, and look again when the next one would be."""
+        """Cut the overdue phases of one kind, and set the timer for the next one."""
         if loop is not self._loop:
             return
         limit_s, now = self._limits[phase], loop.time()
@@ -208,17 +208,17 @@ class Waits:
 
 
 class Phases:
-    """Phases of one attempt under their limits.
+    """Phases of one attempt, with their time limits.
 
     Args:
-        waits: where the phases that are under way stand, with their limits.
-        rollout_id: of the attempt.
-        recorded: takes note of each limit that strikes.
+        waits: running phases of the runner, and their limits.
+        rollout_id: id of the attempt.
+        recorded: called with each limit that was hit.
 
     Attributes:
-        rollout_id: of the attempt.
-        struck: the error of the first limit that struck; None where none has. A harness cannot outlive it.
-        turns: replies that were asked for.
+        rollout_id: id of the attempt.
+        struck: error of the first limit that was hit; None if none was. The harness cannot continue after it.
+        turns: number of replies that were requested.
     """
 
     def __init__(self, waits: Waits, *, rollout_id: str = "", recorded: Recorded = unrecorded) -> None:
@@ -231,23 +231,23 @@ class Phases:
         self.turns = 0
 
     def within(self, phase: Phase, detail: str = "", *, error: type[InfraError] | None = None) -> Wait:
-        """Return the context of one phase, which raises its failure where the limit strikes. That of the harness bounds
-        each time between two phases.
+        """Return the context manager of one phase, which raises an error when the limit is hit. The limit of the phase
+        `harness` applies to each interval between two other phases.
 
         Args:
-            phase: which.
-            detail: what is waited for: the tools that are called, the part that is closed.
-            error: the class of the failure where it is not the phase's own.
+            phase: kind of the phase.
+            detail: called tools, or the part that is closed.
+            error: class of the error; None uses the phase's own.
 
         Raises:
-            InfraError: an earlier limit struck, and this phase would go on with the conversation.
+            InfraError: an earlier limit was hit, and this phase would continue the conversation.
         """
         if self.struck is not None and phase in ("open", "turn", "tool"):
             raise self.struck
         return Wait(self, phase, detail, error or ERRORS[phase])
 
     def begin(self, wait: Wait) -> None:
-        """Take note that a phase begins."""
+        """Add a phase that begins; the first one stops the clock of the harness."""
         self._waits.begin(wait)
         if wait.phase == "harness":
             self._harness = wait
@@ -258,7 +258,7 @@ class Phases:
             self._waits.end(self._harness)
 
     def end(self, wait: Wait) -> None:
-        """Take note that a phase is over."""
+        """Remove a phase that has ended; the last one starts the clock of the harness."""
         self._waits.end(wait)
         if wait.phase == "harness":
             self._harness = None
@@ -268,7 +268,7 @@ class Phases:
             self._waits.begin(self._harness)
 
     def strike(self, wait: Wait, error: type[InfraError]) -> InfraError:
-        """Take note that a limit struck; return the failure that it is."""
+        """Record a limit that was hit, and return the error for it."""
         limit_s = self._waits.limit_s(wait.phase)
         failure = error(f"{wait}: {UNDONE[wait.phase]} after {limit_s:g} s (rollout.{_key(wait.phase)})")
         failure.limit_s = limit_s
@@ -278,16 +278,16 @@ class Phases:
         return failure
 
     def note(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Take note of another event of the attempt."""
+        """Record another event of the attempt."""
         self._recorded(kind, self.rollout_id, data)
 
 
 class TurnLimit(SessionLayer):
-    """Limit of time of every turn of one role.
+    """Time limit on every turn of one role.
 
     Args:
         phases: phases of the attempt.
-        role: the role that speaks.
+        role: role that the session belongs to.
     """
 
     def __init__(self, phases: Phases, role: str) -> None:
@@ -295,11 +295,11 @@ class TurnLimit(SessionLayer):
         self._failed: list[tuple[Sequence[Message], InfraError]] = []
 
     async def reply(self, request: ReplyRequest, below: Reply) -> ReplyStream:
-        """Answer a request from the layer below, in time. The consumer's own time between two pieces counts, but its
-        work is not interrupted: the limit strikes when it asks for the next piece.
+        """Yield the reply of the layer below, within the limit. The consumer's time between two pieces counts, but the
+        consumer is not interrupted: the error is raised when it requests the next piece.
 
         Raises:
-            EngineError: there is no reply in time.
+            EngineError: the reply took too long.
         """
         reply: SampledReply | None = None
         try:
@@ -324,15 +324,15 @@ class TurnLimit(SessionLayer):
 
     @property
     def failure(self) -> InfraError | None:
-        """The failure of a request that was not made again and answered; a client may hide it."""
+        """Error of a request that was not retried successfully; a client may have hidden it."""
         return next((failure for _, failure in self._failed), None)
 
     def _settle(self, messages: Sequence[Message]) -> None:
-        """Forget the failures of a request that has been answered."""
+        """Forget the errors of a request that has now been answered."""
         if self._failed:
             self._failed = [(failed, failure) for failed, failure in self._failed if list(failed) != list(messages)]
 
 
 def _key(phase: Phase) -> str:
-    """Return the key of a phase's limit in `[rollout]`."""
+    """Return the `[rollout]` key of a phase's limit."""
     return "tool_timeout_s" if phase == "harness" else f"{phase}_timeout_s"

@@ -1,4 +1,4 @@
-"""One attempt at a rollout: open, play, score, close (law 6)."""
+"""Plays one attempt at a rollout: open, play, score, close (law 6)."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class RolloutRequest:
     """Request for a rollout.
 
     Attributes:
-        task: task, with the limits of the run.
+        task: task with the limits of the run.
         index: place of the rollout in its group.
         seed: seed of the sampling.
         purpose: purpose of the rollout.
-        priority: priority of its requests at the engine.
-        admission: number of its group; the engine serves the lowest of one priority first.
+        priority: priority of the rollout's requests at the engine.
+        admission: index of the group; at equal priority, the engine serves the lowest first.
     """
 
     task: Task
@@ -62,29 +62,29 @@ class RolloutRequest:
     admission: int = 0
 
     def rollout(self, **parts: Any) -> Rollout:
-        """Return a rollout of this request with an id, the number of an attempt, and trajectories."""
+        """Return a rollout of this request. `parts` are its id, the number of its attempt, and its trajectories."""
         return Rollout(task=self.task, index=self.index, purpose=self.purpose, **parts)
 
 
 @dataclass(eq=False)
 class Player:
-    """Player of single attempts: makes box, environment and sessions, lets the harness run under the limits, and scores
-    while the environment is open.
+    """Player of single attempts: opens box, environment and sessions, runs the harness under the limits, and scores the
+    result while the environment is open.
 
     Attributes:
-        factory: makes the environment.
-        boxes: the pool; only tasks with a `box` take one. Of `CappedBoxes`, an attempt that waits for others to start
-            theirs is in the phase `box queue`, which has no limit.
-        recorder: opens the sessions, which are answered by the journal, then by an engine.
-        harness: holds the conversation.
-        config: limits, retries.
-        executors: makes the executor of an environment, with `shared` as the factory says; an environment that blocks
-            stops `InlineExecutor` and its event loop.
-        log: journals of the attempts; unfinished rollouts of an earlier process go on from those in a store.
-        report: called with a sentence for what a reader of the run has to know.
-        close_failures: the latest environments and boxes that did not close; they change no outcome.
-        waits: the phases that are under way.
-        abandoned: number of environments whose code went on although it was cancelled.
+        factory: factory of environments.
+        boxes: pool of boxes, for tasks with a `box`. With `CappedBoxes`, an attempt that waits for other boxes to start
+            is in the phase `box queue`, which has no limit.
+        recorder: opener of sessions, which are answered by the journal, then by an engine.
+        harness: harness that holds the conversation.
+        config: limits and retries.
+        executors: makes the executor of an environment, with `shared` from the factory. With `InlineExecutor`, an
+            environment that blocks also blocks the event loop.
+        log: journals of the attempts. With a store, rollouts that an earlier process began are resumed.
+        report: called with sentences for the user.
+        close_failures: latest errors of closing environments and boxes; they change no outcome.
+        waits: running phases of all attempts.
+        abandoned: number of environments whose code continued after it was cancelled.
     """
 
     factory: EnvFactory
@@ -108,29 +108,27 @@ class Player:
 
     @property
     def max_context(self) -> int | None:
-        """Most ids that a prompt of the policy and its reply may have together; None where replies are text."""
+        """Maximum number of tokens of a prompt and its reply together; None if replies are text."""
         return getattr(self.recorder, "max_context", None)
 
     def phases(self, name: str) -> Phases:
-        """Return the phases of an attempt or of a group's scoring, under this runner's limits."""
+        """Return the phases of an attempt or of a group's scoring, under this player's limits."""
         return Phases(self.waits, rollout_id=name, recorded=self._note)
 
     async def play(self, request: RolloutRequest, journal: Journal, number: int, calls: WorldCalls) -> Attempt:
-        """Play an attempt: the journal first, then the engine. Its world is closed whatever happens.
+        """Play an attempt: the journal first, then the engine. Its world is always closed.
 
         Args:
             request: request for the rollout.
-            journal: what is recorded of the attempt; the rest of the attempt is appended.
+            journal: journal of the attempt; new events are appended.
             number: number of the attempt.
-            calls: calls of the worlds of the rollout's attempts.
+            calls: counts of the rollout's calls of its worlds.
 
         Raises:
-            BadInput: the harness asks for a role that the world does not name.
+            BadInput: the harness requested a role that the world does not have.
         """
-        playback = Playback(journal)
-        watched = AttemptCalls(calls, playback)
-        rewards = self._outside_rewards(journal)
-        episode = self._episode(request, playback, watched, rewards)
+        episode = self._episode(request, journal, calls)
+        playback, rewards = episode.env.playback, episode.rewards
         rollout = partial(request.rollout, id=journal.attempt, attempt=number)
         try:
             attempt = await self._conclude(episode, rollout)
@@ -140,50 +138,47 @@ class Player:
             if rewards is not None:
                 await rewards.close()
         if playback.difference is not None and not isinstance(attempt.error, NotRebuildable):
-            error = NotRebuildable(playback.difference)  # the harness went on all the same
+            error = NotRebuildable(playback.difference)  # the harness hid it
             attempt = replace(attempt, rollout=ended_as(attempt.rollout, broken_by(error)), score=None, error=error)
+        broken = episode.env.calls.broken
         boxless = self._box_of(episode) is not None and episode.box is None
         return replace(
             attempt,
             again=playback.again,
-            caught_up=playback.caught_up,
+            caught_up=not playback.num_left and not isinstance(attempt.error, NotRebuildable),
             rebuildable=episode.env.rebuildable and journal.holds(attempt.rollout.trajectories),
-            broken=watched.broken,
-            broken_call=watched.broken.call if watched.broken else OPENING if boxless else None,
+            broken=broken,
+            broken_call=broken.call if broken is not None else OPENING if boxless else None,
         )
 
-    def _episode(
-        self, request: RolloutRequest, playback: Playback, calls: AttemptCalls, rewards: OutsideRewards | None
-    ) -> RunningEpisode:
-        """Return the episode of an attempt. Nothing of it is open yet."""
-        task, attempt = request.task, playback.attempt
-        factory = factory_of(self.factory, task)
+    def _episode(self, request: RolloutRequest, journal: Journal, calls: WorldCalls) -> RunningEpisode:
+        """Return the episode of an attempt, before anything is opened."""
+        factory = factory_of(self.factory, request.task)
         env = GuardedEnv(
             factory.make,
             self.executors(shared=getattr(factory, "shared_thread", False)),
-            self.phases(attempt),
-            timeout_s=task.limits.timeout_s,
+            self.phases(journal.attempt),
+            timeout_s=request.task.limits.timeout_s,
             at_once=getattr(factory, "makes_at_once", False),
-            calls=calls,
-            playback=playback,
+            calls=AttemptCalls(calls, Playback(journal)),
         )
         return RunningEpisode(
-            task,
+            request.task,
             env,
             self.recorder,
-            rollout_id=attempt,
+            rollout_id=journal.attempt,
             seed=request.seed,
             priority=request.priority,
             admission=request.admission,
-            rewards=rewards,
+            rewards=self._outside_rewards(journal),
         )
 
     async def _conclude(self, episode: RunningEpisode, made: Callable[..., Rollout]) -> Attempt:
         """Bring an episode to its outcome, or to the error that broke it.
 
         Args:
-            episode: episode.
-            made: makes the rollout of its trajectories.
+            episode: episode of the attempt.
+            made: makes the rollout from its trajectories.
         """
         clock = asyncio.get_running_loop().time
         started, began = time.time(), clock()
@@ -212,9 +207,9 @@ class Player:
             scoring = True
             return replace(attempt, score=await self._score(episode, attempt.rollout))
         except PolicyFailure as failure:
-            if scoring:  # the scorer's verdict: what was left behind cannot be scored
+            if scoring:  # raised by the scorer: there is nothing left to score
                 return ended(MALFORMED, Score(reward=self.config.policy_failure_reward, success=False))
-            error = EnvError(f"environment {episode.task.env}: {failure}")  # before the policy did anything
+            error = EnvError(f"environment {episode.task.env}: {failure}")  # raised before the policy's first action
             return ended(broken_by(error), error=error)
         except InfraError as error:
             return ended(broken_by(error), error=error)
@@ -222,26 +217,25 @@ class Player:
             await self._close(episode)
 
     async def _open(self, episode: RunningEpisode) -> None:
-        """Make the environment and give the episode its box, as soon as the environment's tools are known where the
-        harness widens the box for them."""
+        """Make the environment and open the episode's box. If the harness extends the box for the environment's tools,
+        the environment is made first."""
         if self._widens:
             await episode.env.make()
         await self._take_box(episode)
         await episode.env.make()
 
     async def _close(self, episode: RunningEpisode) -> None:
-        """Close the episode. What does not close changes no outcome."""
+        """Close the episode. Failures to close change no outcome."""
         self.close_failures.extend(await episode.close())
         self.abandoned += episode.env.abandoned
         self._stalls.reset()
 
     async def _take_box(self, episode: RunningEpisode) -> None:
-        """Give the episode its box. Waiting for one is not on the policy's clock; waiting until it may start is on no
-        clock at all.
+        """Open the episode's box. The time limit covers the start of the box, but not the wait until it may start.
 
         Raises:
-            SandboxError: there is none, or not in time.
-            TaskError: there are no such boxes.
+            SandboxError: no box could be opened in time.
+            TaskError: no pool has such boxes.
         """
         spec = self._box_of(episode)
         if spec is None:
@@ -261,22 +255,23 @@ class Player:
                 starts.release()
 
     def _box_of(self, episode: RunningEpisode) -> BoxSpec | None:
-        """Return the box that an episode needs: its task's; of a harness that runs a program, one with room for it."""
+        """Return the spec of an episode's box: the task's, extended by a harness that runs a program; None if it needs
+        no box."""
         if self._widens is None:
             return episode.task.box
         return self._widens(episode.task, tools=bool(episode.env.tools))
 
     async def _play(self, episode: RunningEpisode) -> Outcome:
-        """Let the harness run; return how it ended when nothing broke.
+        """Run the harness and return its outcome.
 
         Raises:
-            InfraError: something broke. Of a limit that struck, or of a request that was not answered to the end, it
-                is the error, whatever the harness made of it.
+            InfraError: the infrastructure broke the attempt. A time limit that was hit, or an unanswered request, is
+                raised even if the harness ended normally.
         """
         phases = episode.env.phases
         try:
             outcome = await self._run_harness(episode)
-        except HarnessError as error:  # a client raises what it was answered with
+        except HarnessError as error:  # a client wraps the error of its request
             raise phases.struck or episode.failure or error from None
         except InfraError as error:
             raise phases.struck or error from None
@@ -286,7 +281,7 @@ class Player:
         return outcome
 
     async def _run_harness(self, episode: RunningEpisode) -> Outcome:
-        """Let the harness run, and return the outcome that its end stands for."""
+        """Run the harness and return the outcome of its end."""
         try:
             with episode.env.phases.within("harness"), boundary(HarnessError, "harness"):
                 await InlineExecutor().run(self.harness.run, episode)
@@ -305,17 +300,16 @@ class Player:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                raise  # the caller's wish, not the session's
+                raise  # the caller cancelled the attempt, not the session
             return CANCELLED
         return ANSWERED
 
     async def _score(self, episode: RunningEpisode, rollout: Rollout) -> Score:
-        """Return the environment's score. A judge that fails is asked again about the same conversation.
-
-        Its reward is None where the environment left scoring to a second pass.
+        """Return the environment's score. If its judge fails, the same conversation is scored again. The reward is None
+        if the environment leaves it to a second scoring pass.
 
         Raises:
-            JudgeError: there is none after all retries.
+            JudgeError: the judge failed in all retries.
         """
         for retry in range(self.config.retries + 1):
             if retry:
@@ -329,8 +323,8 @@ class Player:
         raise AssertionError("the last try returns or raises")
 
     def _outside_rewards(self, journal: Journal) -> OutsideRewards | None:
-        """Return where an attempt gets its rewards from outside; None if the run takes none. Those in the journal count
-        again."""
+        """Return the receiver of an attempt's rewards from outside, with the rewards of the journal; None if the run
+        takes none."""
         if self.config.rewards_within_s is None:
             return None
         return OutsideRewards(
@@ -343,8 +337,9 @@ class Player:
         )
 
     async def _rewarded(self, attempt: Attempt, rewards: OutsideRewards) -> Attempt:
-        """Return an attempt with its rewards from outside, when the final one has come or is late. What the policy
-        broke keeps its score where none has come yet: nobody may be left to give one."""
+        """Return an attempt with its rewards from outside, after the final reward or the time limit for it. If the
+        policy failed, the attempt keeps its own score unless the final reward has arrived already: its sender may be
+        gone."""
         if attempt.score is None or attempt.rollout.outcome.kind == "policy_failed" and not rewards.final:
             return attempt
         trajectory = attempt.rollout.trajectories[0]
@@ -355,7 +350,7 @@ class Player:
         return replace(attempt, score=rewards.score(attempt.score, trajectory))
 
     def _note(self, kind: str, name: str, data: Mapping[str, Any]) -> None:
-        """Record an event of an attempt; that an environment was abandoned is also said."""
+        """Record an event of an attempt, and report an abandoned environment."""
         self.log.note(kind, name, data)
         self._ends.take(kind, name, data)
         if kind == "abandoned":

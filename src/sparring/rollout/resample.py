@@ -1,14 +1,14 @@
-"""Replay: recorded turns are sampled again, without world or harness, and compared bit by bit (law 8)."""
+"""Replay of recorded turns: samples them again without world or harness, and compares every bit (law 8)."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import struct
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Literal, cast
 
@@ -17,15 +17,15 @@ from sparring.protocols import Engine, Renderer
 from sparring.types import Rollout, Segment, Trajectory
 
 AT_ONCE = 1024
-"""Number of requests that are with the engine at once."""
+"""Maximum number of requests that the engine has at once."""
 
 What = Literal["token", "logprob", "kept", "length"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Difference:
-    """First place where a replay left the record. `expected` is the record's; a log-probability stands with its
-    bits."""
+    """First difference of a replay from the record. `expected` is the recorded value; a log-probability is written with
+    all its bits."""
 
     trajectory: str
     segment: int
@@ -41,44 +41,38 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedTurn:
-    """Recorded turn that a model of ours sampled. `order` is its place among those that are compared."""
+    """Recorded turn that a model of the run sampled."""
 
     trajectory: Trajectory
     segment: Segment
-    order: int = 0
 
     @property
     def recorded(self) -> Recorded:
-        """Versions under which its tokens were sampled."""
+        """Versions of the weights that sampled the tokens."""
         assert self.segment.versions is not None
         return Recorded(versions=self.segment.versions, kv_versions=self.segment.kv_versions or self.segment.versions)
 
     @property
     def versions(self) -> set[int]:
-        """Versions that sampled it."""
+        """Set of the versions."""
         return set(self.recorded.versions.values)
 
     @property
-    def is_across(self) -> bool:
-        """True if several versions sampled it."""
-        return len(self.versions) > 1
-
-    @property
     def is_exact(self) -> bool:
-        """False if two versions read its prompt, and the record does not say which of them read what: so it was before
-        a prompt that an update met was read again from its beginning."""
+        """False if two versions computed the keys and values of the prompt, and the record does not tell which version
+        computed which. Older engines did so when an update came during the prompt."""
         versions = self.recorded.versions.expand()
         kv = self.recorded.kv_versions.expand()
         begun = [at for at in range(len(kv)) if at == 0 or kv[at] != kv[at - 1]]
         return all(versions[at] == kv[at] for at in begun)
 
     def under(self, version: int) -> RecordedTurn:
-        """Return the turn as if `version` had sampled it: a fresh engine serves any weights as version 0."""
+        """Return the turn as if `version` had sampled it, because a fresh engine serves any weights as version 0."""
         versions = Runs.of(version, len(self.segment.tokens))
         return replace(self, segment=replace(self.segment, versions=versions, kv_versions=None))
 
     def request(self) -> GenerateRequest:
-        """Return the request that samples the turn again. One that was cut short samples as many tokens as it had."""
+        """Return the request that samples the turn again. An aborted turn is sampled up to its recorded length."""
         segment = self.segment
         sampling = segment.sampling or Sampling()
         if segment.finish_reason == "abort":
@@ -91,19 +85,9 @@ class RecordedTurn:
         )
 
     def compare(self, again: Completion) -> Difference | None:
-        """Return the first difference between the turn and a completion; None if all bits agree."""
+        """Return the first difference between the turn and a completion, or None if all bits are equal."""
         segment = self.segment
-
-        def difference(position: int, what: What, expected: str, got: str) -> Difference:
-            return Difference(
-                trajectory=self.trajectory.id,
-                segment=segment.index,
-                position=position,
-                what=what,
-                expected=expected,
-                got=got,
-            )
-
+        difference = partial(Difference, self.trajectory.id, segment.index)
         recorded = zip(segment.tokens, segment.logprobs or (), strict=True)
         for position, ((token, logprob), (token_again, logprob_again)) in enumerate(
             zip(recorded, zip(again.tokens, again.logprobs, strict=True), strict=False)
@@ -121,7 +105,7 @@ class RecordedTurn:
 
 
 def prompt_of(trajectory: Trajectory, segment: Segment) -> tuple[int, ...]:
-    """Return the ids that a segment was sampled after: all from the root to its parent."""
+    """Return the prompt of a segment: the ids from the root to its parent."""
     path: list[Segment] = []
     at = segment.parent
     while at is not None:
@@ -131,7 +115,7 @@ def prompt_of(trajectory: Trajectory, segment: Segment) -> tuple[int, ...]:
 
 
 def turns_of(rollouts: Iterable[Rollout], model: str) -> Iterator[RecordedTurn]:
-    """Yield the turns of rollouts that `model` sampled, and at least one token in each."""
+    """Yield the turns of rollouts that `model` sampled, without empty ones."""
     for rollout in rollouts:
         for trajectory in rollout.trajectories:
             for segment in trajectory.segments:
@@ -140,8 +124,7 @@ def turns_of(rollouts: Iterable[Rollout], model: str) -> Iterator[RecordedTurn]:
 
 
 async def resample(turns: Iterable[RecordedTurn], engine: Engine, renderer: Renderer) -> Resampling:
-    """Sample those turns again that the engine's weights sampled. The engine and the renderer are those of
-    `Resampling`.
+    """Sample again all turns of the version that the engine serves.
 
     Raises:
         EngineError: the engine failed.
@@ -156,138 +139,134 @@ async def resample(turns: Iterable[RecordedTurn], engine: Engine, renderer: Rend
 
 
 class Resampling:
-    """Samples turns again, each token under the version that sampled it, and compares every bit.
+    """Replay of turns, each token under the version that sampled it, with a comparison of every bit.
 
         resampling = Resampling(engine, renderer)
-        resampling.add(turns)               all that version 0 or a later one sampled
+        resampling.add(turns)               turns that begin with version 0 or a later one
         await resampling.under(0)
         await engine.pull(...)              version 1
         await resampling.under(1)
         resampling.stop()
 
-    Turns that several versions sampled are held by the engine until the next one is served. They begin after all others
-    of their version are done, because they held a place together in the run that is recorded, too.
+    The engine holds a turn of several versions until the next version is served. Such turns are started after all other
+    turns of their version, because they also ran together in the recorded run.
 
     Args:
-        engine: serves the model; in exact numerics. Each version that sampled a turn is served in turn.
-        renderer: of the model: reads the stop strings and constraints that turns were sampled with.
+        engine: engine with exact numerics. It must serve each version of the turns in order.
+        renderer: renderer of the model, for stop strings and constraints.
 
     Attributes:
-        turns: number of turns that were sampled again.
-        tokens: number of their tokens.
-        across: number of turns that several versions sampled.
-        unclear: number of turns that cannot be sampled again, because two versions read their prompt.
-        crowded: number of turns whose keys and values had to be computed again where they were not before, because the
-            cache is too small for all that is held.
-        difference: of the first turn that differs, in the order in which they were added; None as long as all bits
-            agree.
+        turns: number of replayed turns.
+        tokens: number of tokens in these turns.
+        across: number of replayed turns of several versions.
+        unclear: number of turns that cannot be replayed, because two versions computed their prompt.
+        crowded: number of turns that could not be compared, because the cache was too small and the engine computed
+            keys and values again at other places than before.
     """
 
     def __init__(self, engine: Engine, renderer: Renderer) -> None:
         self._engine, self._renderer = engine, renderer
-        self._by_version: defaultdict[int, list[RecordedTurn]] = defaultdict(list)
-        self._held: list[_Held] = []
-        self.turns = self.tokens = self.across = self.unclear = self.crowded = 0
-        self.difference: Difference | None = None
-        self._first_different = math.inf
+        self._by_version: defaultdict[int, list[tuple[int, RecordedTurn]]] = defaultdict(list)
+        self._held: list[_HeldTurn] = []
         self._added = 0
+        self._differences: dict[int, Difference] = {}  # by the order of the turns
+        self.turns = self.tokens = self.across = self.unclear = self.crowded = 0
 
     @property
     def num_left(self) -> int:
-        """Number of turns whose version was not served yet."""
+        """Number of turns whose first version was not served yet."""
         return sum(map(len, self._by_version.values()))
 
     @property
+    def difference(self) -> Difference | None:
+        """Difference of the first turn that differs, in order of addition; None if all bits are equal."""
+        return self._differences[min(self._differences)] if self._differences else None
+
+    @property
     def identical(self) -> bool:
-        """True if every turn came back to the bit, and there was one."""
+        """True if there was a turn and every turn is equal in all bits."""
         return self.difference is None and not self.crowded and not self.num_left and self.turns > 0
 
     def add(self, turns: Iterable[RecordedTurn]) -> None:
-        """Take turns, whose first versions have not been served yet or are served now."""
+        """Add turns whose first version is served now or later."""
         for turn in turns:
             if turn.is_exact:
                 self._added += 1
-                self._by_version[turn.recorded.versions.values[0]].append(replace(turn, order=self._added))
+                self._by_version[turn.recorded.versions.values[0]].append((self._added, turn))
             else:
                 self.unclear += 1
 
     async def under(self, version: int) -> None:
-        """Sample all that `version` sampled; it is what the engine serves now.
+        """Sample all turns of `version`, which the engine serves now.
 
         Raises:
             EngineError: the engine failed.
         """
         turns = self._by_version.pop(version, [])
-        alone = iter([turn for turn in turns if not turn.is_across])
+        alone = iter([(order, turn) for order, turn in turns if len(turn.versions) == 1])
 
         async def work() -> None:
-            for turn in alone:
-                self._compare(turn, await self._engine.generate(self._renderer.bind(turn.request())))
+            for order, turn in alone:
+                self._compare(order, turn, await self._engine.generate(self._renderer.bind(turn.request())))
 
         await asyncio.gather(*(work() for _ in range(AT_ONCE)))
-        self._held += [_Held(turn, self._stream(turn)) for turn in turns if turn.is_across]
-        await asyncio.gather(*(held.sampled(version) for held in self._held))
-        self._held = [held for held in self._held if not held.over]
+        for order, turn in turns:
+            if len(turn.versions) > 1:
+                held = _HeldTurn(turn)
+                held.task = asyncio.get_running_loop().create_task(self._sample(order, held))
+                self._held.append(held)
+        await asyncio.gather(*(held.reach(version) for held in self._held))
+        self._held = [held for held in self._held if not held.task.done()]
 
     def stop(self) -> None:
-        """Drop the turns that are held. Safe to call twice."""
+        """Cancel the turns that the engine holds. Safe to call twice."""
         for held in self._held:
             held.task.cancel()
 
-    async def _stream(self, turn: RecordedTurn) -> AsyncGenerator[int]:
-        """Sample a turn that several versions sample: yield the number of tokens of each piece."""
-        request = self._renderer.bind(turn.request())
+    async def _sample(self, order: int, held: _HeldTurn) -> None:
+        """Sample a turn of several versions, and count its tokens as they arrive."""
+        request = self._renderer.bind(held.turn.request())
         stream = cast(AsyncGenerator[Delta | Completion], self._engine.stream(request))
-        async with aclosing(stream) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, Completion):
-                    self._compare(turn, piece)
-                else:
-                    yield len(piece.tokens)
+        try:
+            async with aclosing(stream) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, Completion):
+                        self._compare(order, held.turn, piece)
+                    else:
+                        held.tokens += len(piece.tokens)
+                        held.grew.set()
+        finally:
+            held.grew.set()
 
-    def _compare(self, turn: RecordedTurn, again: Completion) -> None:
+    def _compare(self, order: int, turn: RecordedTurn, again: Completion) -> None:
         self.turns, self.tokens = self.turns + 1, self.tokens + len(turn.segment.tokens)
-        self.across += turn.is_across
+        self.across += len(turn.versions) > 1
         if again.kv_versions != turn.recorded.kv_versions and again.versions == turn.recorded.versions:
             self.crowded += 1
-            return
-        difference = turn.compare(again)
-        if difference is not None and turn.order < self._first_different:
-            self.difference, self._first_different = difference, turn.order
+        elif (difference := turn.compare(again)) is not None:
+            self._differences[order] = difference
 
 
-class _Held:
-    """Turn that several versions sample, with the task that reads it."""
+class _HeldTurn:
+    """Turn of several versions that the engine holds, with the task that samples it."""
 
-    def __init__(self, turn: RecordedTurn, pieces: AsyncGenerator[int]) -> None:
-        runs = turn.recorded.versions
-        self._ends = list(zip(runs.values, accumulate(runs.lengths), strict=True))
-        self._count, self._moved = 0, asyncio.Event()
-        self.task = asyncio.get_running_loop().create_task(self._read(pieces))
+    task: asyncio.Task[None]
 
-    @property
-    def over(self) -> bool:
-        """True once it is whole, or its request has failed."""
-        return self.task.done()
+    def __init__(self, turn: RecordedTurn) -> None:
+        self.turn = turn
+        self.tokens, self.grew = 0, asyncio.Event()
 
-    async def _read(self, pieces: AsyncGenerator[int]) -> None:
-        try:
-            async with aclosing(pieces) as counts:
-                async for count in counts:
-                    self._count += count
-                    self._moved.set()
-        finally:
-            self._moved.set()
-
-    async def sampled(self, version: int) -> None:
+    async def reach(self, version: int) -> None:
         """Wait until all tokens of versions up to `version` are sampled.
 
         Raises:
             EngineError: the engine failed.
         """
-        wanted = max((end for of, end in self._ends if of <= version), default=0)
-        while self._count < wanted and not self.over:
-            self._moved.clear()
-            await self._moved.wait()
-        if self.over:
+        runs = self.turn.recorded.versions
+        ends = zip(runs.values, accumulate(runs.lengths), strict=True)
+        expected = max((end for sampled_by, end in ends if sampled_by <= version), default=0)
+        while self.tokens < expected and not self.task.done():
+            self.grew.clear()
+            await self.grew.wait()
+        if self.task.done():
             self.task.result()

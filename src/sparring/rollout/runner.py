@@ -1,4 +1,4 @@
-"""Runs one rollout to its typed outcome: attempts one after the other, until one comes to an outcome (law 6)."""
+"""Runs one rollout to its typed outcome by playing attempts one after the other (law 6)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ from sparring.types import Purpose, Rollout, Score, Task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """A rollout with its score, and the earlier attempts that the infrastructure broke.
+    """Finished rollout. The broken attempts are kept, so that every sampled token has an owner.
 
-    `score` is None when the rollout leaves its group; its reward is None when the world left it to a second pass. Every
-    attempt is kept, so every sampled token has an owner. `transcripts` are the conversations of its roles in
-    messages, one for each branch.
+    Attributes:
+        rollout: rollout with its outcome and trajectories.
+        score: score of the rollout; None if the rollout leaves its group. Its reward is None if the world leaves it to
+            a second scoring pass.
+        broken: earlier attempts that the infrastructure broke.
+        transcripts: conversations of each role in messages, one for each branch.
     """
 
     rollout: Rollout
@@ -40,8 +43,8 @@ class RolloutRunner(Player):
     """Runner of single rollouts: plays attempts until one comes to an outcome.
 
     Attributes:
-        breakers: breakers of the environments.
-        places: places of the rollouts that a scheduler has in flight.
+        breakers: circuit breakers of the environments.
+        places: concurrency limit of a scheduler's rollouts.
     """
 
     def __post_init__(self) -> None:
@@ -65,16 +68,16 @@ class RolloutRunner(Player):
     ) -> Finished:
         """Run a task to an outcome.
 
-        An attempt that the infrastructure broke is rebuilt: its journal is played again on a fresh world, and it goes
-        on where it broke. Where the world or the harness does something else than before, or the world says that it
-        cannot be rebuilt, the rollout starts over with the same seed. A failure of the world is the policy's only if
-        the same call breaks again in three rebuilt worlds while other rollouts' calls are answered (law 6; see
+        An attempt that the infrastructure broke is rebuilt: its journal is played on a fresh world, and it continues
+        where it broke. If the world or the harness then differs from the journal, or the world declares that it cannot
+        be rebuilt, the rollout starts over with the same seed. A failure of the world counts as the policy's only if
+        the same call fails again in three rebuilt worlds while calls of other rollouts succeed (law 6; see
         `rollout/blame.py`).
 
         Args:
-            task: its limits may be replaced by `[rollout]`.
-            rollout_id: unique in the run; see `Attempts` for the ids of attempts. The others are those of
-                `RolloutRequest`.
+            task: task, whose limits `[rollout]` may replace.
+            rollout_id: id of the rollout, unique in the run; see `Attempts` for the ids of attempts. The other
+                arguments are fields of `RolloutRequest`.
 
         Raises:
             CancelledError: the awaiting task was cancelled; world, box and sessions are closed.
@@ -83,29 +86,26 @@ class RolloutRunner(Player):
         request = RolloutRequest(
             task=self._limited(task), index=index, seed=seed, purpose=purpose, priority=priority, admission=admission
         )
-        attempts = Attempts(rollout_id, self.config.retries, WorldCalls(self._successes[task.env]), self.log)
-        attempts.resume(request.rollout)
-        try:
-            return await self._finished(rollout_id, request, attempts)
-        finally:
-            self._metrics.add("rollout/rebuilt", attempts.rebuilt, "sum")
-            self._metrics.add("rollout/started_over", len(attempts.started_over), "sum")
+        calls = WorldCalls(self._successes[task.env])
+        attempts = Attempts(rollout_id, request.rollout, self.config.retries, calls, self.log)
+        self._metrics.add("rollout/started_over", 0, "sum")
+        return await self._finished(rollout_id, request, attempts)
 
     async def attempt(self, task: Task, *, rollout_id: str, index: int, seed: int) -> Attempt:
-        """Run a task once. The arguments are those of `run`.
+        """Run a task once. The arguments are as in `run`.
 
         Raises:
-            BadInput: the harness asks for a role that the world does not name.
+            BadInput: the harness requested a role that the world does not have.
         """
         request = RolloutRequest(task=self._limited(task), index=index, seed=seed)
         return await self.play(request, self.log.new(rollout_id), 0, WorldCalls(self._successes[task.env]))
 
     def metrics(self) -> dict[str, float]:
-        """Return the attempts since the last call that were rebuilt, and those that started over."""
+        """Return the metrics of rollouts since the last call."""
         return self._metrics.take()
 
     async def _finished(self, rollout_id: str, request: RolloutRequest, attempts: Attempts) -> Finished:
-        """Play attempts until one comes to an outcome, or no other one may be made."""
+        """Play attempts until one comes to an outcome, or no retry is left."""
         task, again = request.task, True
         breaker = self.breakers.of(task.env)
         while again:
@@ -116,6 +116,7 @@ class RolloutRunner(Player):
                 attempt = await self.play(request, attempts.journal, attempts.number, attempts.calls)
                 trial.error = None if isinstance(attempt.error, NotRebuildable) else attempt.error
                 trial.broken = attempt.broken_call
+            self._metrics.add("rollout/rebuilt", attempt.again and attempt.caught_up, "sum")
             if isinstance(attempt.error, WorkerLost):
                 self._metrics.add("rollout/workers_lost", 1, "sum")
             final = self._outcome_of(attempt, attempts)
@@ -123,27 +124,26 @@ class RolloutRunner(Player):
                 return final
             again = attempts.failed(attempt, excused=trial.is_excused)
             again = again and not isinstance(attempt.error, (RequestRefused, TaskError))
-            journal = attempts.journal
-            if journal.attempt != attempt.rollout.id:
-                self.report(f"{rollout_id} starts over as {journal.attempt}: {attempts.started_over[-1]}")
-                self.log.start_over(rollout_id, journal, attempts.started_over[-1])
+            if attempts.journal.attempt != attempt.rollout.id:
+                self._metrics.add("rollout/started_over", 1, "sum")
+                self.report(f"{rollout_id} starts over as {attempts.journal.attempt}: {attempts.refused}")
+                self.log.start_over(rollout_id, attempts.journal, attempts.refused)
         last, broken = attempts.given_up()
         return Finished(rollout=last, score=None, broken=broken)
 
     def _outcome_of(self, attempt: Attempt, attempts: Attempts) -> Finished | None:
-        """Return the rollout if an attempt came to an outcome: its own, one that its judge failed to score, or a
-        failure of the policy. Return None if the infrastructure broke it."""
+        """Return the finished rollout of an attempt; None if the infrastructure broke the attempt. A failure of the
+        policy gets its fixed reward, and a rollout whose judge failed has no score."""
         rollout, score = attempt.rollout, attempt.score
         if attempt.error is not None and not attempt.unjudged:
             if not attempts.is_the_policys(attempt):
                 return None
             rollout = ended_as(rollout, replace(broken_by(attempt.error), kind="policy_failed"))
             score = Score(reward=self.config.policy_failure_reward, success=False)
-        broken = attempts.finished(attempt)
-        return Finished(rollout=rollout, score=score, broken=broken, transcripts=attempt.transcripts)
+        return Finished(rollout=rollout, score=score, broken=attempts.finished(), transcripts=attempt.transcripts)
 
     def _place_of(self, task: Task) -> AbstractAsyncContextManager[None]:
-        """Return what holds one of the places of a task's environment."""
+        """Return the semaphore of a task's environment, or an empty context."""
         return self._places.get(task.env) or nullcontext()
 
     def _limited(self, task: Task) -> Task:

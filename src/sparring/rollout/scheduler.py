@@ -1,5 +1,5 @@
-"""Tasks become scored groups: rollouts run side by side and finish in any order, groups leave in admission order (law
-5)."""
+"""Scheduler: makes scored groups of tasks. Rollouts run concurrently and finish in any order; groups are yielded in
+admission order (law 5)."""
 
 from __future__ import annotations
 
@@ -31,23 +31,22 @@ BASELINE: Purpose = "baseline"
 
 
 class Scheduler:
-    """Source of scored groups, in the order of their admission.
+    """Source of scored groups, in admission order.
 
     Args:
-        runner: runs one rollout.
-        source: where tasks come from.
-        window: how far ahead of the trainer groups may start.
-        run_seed: everything sampled derives from it.
-        engine_version: the version that the engine serves now.
-        scorers: further passes over whole groups, in this order.
-        log: where admissions, outcomes and groups are recorded, and read again where an earlier process began them:
-            recorded groups are yielded as they are, unfinished ones are finished. Its stage is the first part of every
-            id.
-        baseline: runs one rollout more of every task, with the purpose "baseline"; its score is in `Group.baselines`,
-            or the rollout in `Group.failed`.
+        runner: runner of single rollouts.
+        source: source of tasks.
+        window: limit on how far rollouts run ahead of the trainer.
+        run_seed: seed that all sampling derives from.
+        engine_version: returns the version that the engine serves.
+        scorers: scorers of whole groups, in order.
+        log: log of admissions, outcomes and groups. A resume yields the recorded groups and finishes the unfinished
+            ones. The log's stage begins every id.
+        baseline: whether each task gets one more rollout, with the purpose "baseline". Its score goes to
+            `Group.baselines`; without a score the rollout goes to `Group.failed`.
 
     Attributes:
-        places: of the rollouts in flight; those of the runner.
+        places: concurrency limit of the runner's rollouts.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Scheduler:
         self._states: dict[int, dict[str, Any]] = {}
         self._observed = 0
         self._yielded = 0
-        self._repeats = True  # as long as the log has admissions of an earlier process
+        self._repeats = True  # while the log has admissions of an earlier process
         self._trained_steps = 0
         self._fresh = True
         self._dead: asyncio.Future[None] | None = None
@@ -93,11 +92,11 @@ class Scheduler:
     async def groups(self) -> AsyncIterator[Group]:
         """Yield every group, in admission order, until the source or the window ends.
 
-        A rollout that left its group for an infrastructure failure is in `Group.failed`; a group is yielded whatever is
-        left of it.
+        A rollout that left its group for a failure of the infrastructure is in `Group.failed`. A group is yielded even
+        if no rollout is left in it.
 
         Raises:
-            Exception: whatever killed a background task, as soon as it is dead: the run cannot go on without it.
+            Exception: error of a background task, raised as soon as the task ends.
         """
         self._dead = asyncio.get_running_loop().create_future()
         self._spawn(self._admit())
@@ -109,7 +108,7 @@ class Scheduler:
                 finally:
                     self._straggler.await_group(None)
                 self._yielded = group.index + 1
-                if not self._repeats and group.index >= self._observed:  # else a recorded admission has it shown
+                if not self._repeats and group.index >= self._observed:  # else its admission shows it
                     self._observe_to(group.index)
                     self._observe(group)
                 measure(self._metrics, group, lag=self._lag(group), max_context=self._runner.max_context)
@@ -121,17 +120,17 @@ class Scheduler:
             await self.close()
 
     async def close(self) -> None:
-        """Stop everything that is in flight and wait until worlds and boxes are closed. Safe to call twice."""
+        """Cancel all running rollouts and wait until their worlds and boxes are closed. Safe to call twice."""
         self._source.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._dead is not None and self._dead.done():
-            self._dead.exception()  # it has been raised, or nobody listens any more
+            self._dead.exception()  # retrieves it, so that asyncio does not warn
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the groups yielded since the last call."""
+        """Return the metrics of the groups that were yielded since the last call."""
         admitted, self._admitted = self._admitted, AdmittedRollouts()
         if self._source.left_out:
             self._metrics.add("rollout/tasks_left_out", self._source.left_out, "sum")
@@ -141,15 +140,14 @@ class Scheduler:
         return {**counts, **admitted_metrics(admitted)}
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return what a resume after `step` steps needs.
-
-        That is the state before the first group of the next step was admitted.
+        """Return the state that a resume after `step` steps needs: the state before the first group of the next step
+        was admitted.
 
         Args:
-            step: the last released one.
+            step: last released step.
 
         Raises:
-            ValueError: its state is not known, because it is not the last released step.
+            ValueError: `step` is not the last released step, so its state is unknown.
         """
         first = step * self._window.groups_per_step
         if first == self._window.next_index or self._end_index is not None and first > self._end_index:
@@ -159,13 +157,13 @@ class Scheduler:
         return dict(self._states[first])
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken: the groups after it are admitted again, those of the log from the log.
+        """Restore a state: the groups after it are admitted again, and recorded groups are read from the log.
 
-        A state that does not say `fresh_seeds` was written when a task had the same random numbers whenever it came: a
-        run that was begun so keeps them, or its second half would not be that of the run uninterrupted.
+        A state without `fresh_seeds` comes from an old run, in which a task had the same random numbers each time it
+        came. Such a run keeps these seeds, so that a resume does not change its second half.
 
         Args:
-            state: of `state`.
+            state: state that `state` returned.
         """
         self._window.resume(state["step"])
         self._source.restore(state["source"])
@@ -174,7 +172,7 @@ class Scheduler:
         self._fresh = state.get("fresh_seeds", False)
 
     def resume(self, trained_steps: int) -> None:
-        """Train the steps up to `trained_steps` again, from recorded groups, before anything is sampled."""
+        """Yield the recorded groups of the steps up to `trained_steps` before new rollouts start."""
         self._trained_steps = trained_steps
 
     def _snapshot(self, first_group: int) -> dict[str, Any]:
@@ -188,7 +186,7 @@ class Scheduler:
         }
 
     def _lag(self, group: Group) -> int:
-        """Return the steps that a group is behind when it is trained; step n trains on version n - 1."""
+        """Return the lag of a group in optimiser steps when it is trained. Step n trains version n - 1."""
         lag = group.index // self._window.groups_per_step - group.version
         if lag > self._window.max_lag:
             raise SparringError(
@@ -198,12 +196,12 @@ class Scheduler:
         return lag
 
     async def _admit(self) -> None:
-        """Start groups in order as the window and the places for rollouts allow."""
+        """Start groups in order, as the window and the concurrency limit allow."""
         while True:
             admission = self._admission(self._window.next_index)
             if admission is None:
                 await self._window.reached(self._trained_steps)
-                await self.places.acquire()  # the first rollout's, so that the group's version is the one it starts on
+                await self.places.acquire()  # of the first rollout, which starts on the group's version
             index = await self._window.acquire()
             if index is None:
                 break
@@ -212,7 +210,7 @@ class Scheduler:
                 released = self._window.released_steps * self._window.groups_per_step
                 self._states = {i: state for i, state in self._states.items() if i >= released}
                 self._states[index] = self._snapshot(index)
-            observed = self._observed  # by the source when it gives the task
+            observed = self._observed  # before the source gives the task
             task = await self._source.next()
             if admission is not None:
                 await self._repeat(index, admission, task)
@@ -224,14 +222,14 @@ class Scheduler:
         self._pending.put_nowait(None)
 
     def _end(self, index: int) -> None:
-        """Take note that the source ended before group `index`: the last step is made of what there is."""
+        """Record that the source ended before group `index`. The last step has only the groups that are left."""
         self._end_index = index
         steps, groups = divmod(index, self._window.groups_per_step)
         smaller = f", the last of them of {groups} of {self._window.groups_per_step}" if groups else ""
         self._runner.report(f"the tasks end after {index} groups: {steps + bool(groups)} steps{smaller}")
 
     async def _begin(self, index: int, task: Task, observed: int) -> None:
-        """Start a new group, for whose first rollout there is a place."""
+        """Start a new group; its first rollout already has a place."""
         version = self._engine_version()
         self._log.admit(index, task, version=version, observed=observed)
         rollouts: list[asyncio.Future[Finished]] = []
@@ -243,11 +241,11 @@ class Scheduler:
         self._pending.put_nowait(self._spawn(self._group(task, index, version, rollouts)))
 
     async def _repeat(self, index: int, admission: Admission, task: Task | None) -> None:
-        """Admit a group that an earlier process admitted: as it is if it is recorded, else start what is not finished
-        of it.
+        """Admit a group that an earlier process admitted. A recorded group is yielded without changes; of an unfinished
+        group, the unfinished rollouts are started.
 
         Raises:
-            BadInput: its task is another one.
+            BadInput: the source gave another task.
         """
         task = self._log.check(index, admission, task)
         group = self._log.group(index)
@@ -270,7 +268,7 @@ class Scheduler:
         self._pending.put_nowait(self._spawn(self._group(task, index, admission.version, rollouts)))
 
     def _admission(self, index: int) -> Admission | None:
-        """Return the recorded admission of the next group, None where it is a new one; so are all after that."""
+        """Return the recorded admission of the next group, or None if this group and all later ones are new."""
         admission = self._log.admission(index) if self._repeats else None
         self._repeats = admission is not None
         return admission
@@ -281,7 +279,7 @@ class Scheduler:
         self._observed = group.index + 1
 
     def _observe_to(self, count: int) -> None:
-        """Show the source the recorded groups up to the first `count`."""
+        """Show the source the recorded groups before group `count`."""
         while self._observed < count:
             group = self._log.group(self._observed)
             if group is None:
@@ -292,12 +290,12 @@ class Scheduler:
             self._observe(group)
 
     def _places(self) -> list[int | None]:
-        """Return the places of a group's rollouts; None is the baseline's."""
+        """Return the places of a group's rollouts; None is the place of the baseline."""
         return [*range(self._runner.config.group_size), *([None] if self._baseline is not None else [])]
 
     async def _rollout(self, task: Task, index: int, place: int | None) -> Finished:
-        """Run one rollout in its place and record its outcome. In place None, that is the one that the others are
-        judged against, which is not recorded turn by turn."""
+        """Run the rollout of one place and record its outcome. Place None is the baseline, which is not recorded by
+        turns."""
         runner, purpose = (
             (self._runner, TRAIN) if place is not None or self._baseline is None else (self._baseline, BASELINE)
         )
@@ -323,14 +321,14 @@ class Scheduler:
         return rollout_seed(self._run_seed, purpose, task, place, group)
 
     async def _group(self, task: Task, index: int, version: int, rollouts: Sequence[asyncio.Future[Finished]]) -> Group:
-        """Return the scored and recorded group, when its last rollout is done."""
+        """Return the scored and recorded group when its last rollout has ended."""
         group = await self._scored(task, index, version, await asyncio.gather(*rollouts))
         await self._log.append(group)
         compact(group)
         return group
 
     async def _scored(self, task: Task, index: int, version: int, finished: Sequence[Finished]) -> Group:
-        """Return the group of finished rollouts after its second pass."""
+        """Return the group of finished rollouts after the second scoring pass."""
         kept = [(f.rollout, f.score) for f in finished if f.score is not None]
         scores: Sequence[Score] = [score for _, score in kept]
         failed = [r for f in finished for r in (*f.broken, *([f.rollout] if f.score is None else []))]
@@ -368,18 +366,18 @@ class Scheduler:
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        """Take note that a background task is over. If it died, so does the run."""
+        """Handle the end of a background task. Its error ends the run."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and self._dead is not None and not self._dead.done():
             self._dead.set_exception(error)
 
     async def _next_pending(self) -> asyncio.Future[Group] | None:
-        """Return the next admitted group, finished or not; None after the last."""
+        """Return the next admitted group, finished or not, or None after the last."""
         return await self._unless_dead(self._pending.get()) if self._pending.empty() else self._pending.get_nowait()
 
     async def _unless_dead(self, wanted: Awaitable[T]) -> T:
-        """Await `wanted`, or raise what killed a background task."""
+        """Await `wanted`, or raise the error of a background task."""
         assert self._dead is not None
         if isinstance(wanted, asyncio.Future) and wanted.done() and not self._dead.done():
             given: T = wanted.result()
@@ -393,14 +391,14 @@ class Scheduler:
 
 
 def _done(result: T) -> asyncio.Future[T]:
-    """Return a future that has its result."""
+    """Return a future with a result."""
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     future.set_result(result)
     return future
 
 
 def compact(group: Group) -> None:
-    """Let a group that waits for its step take less memory."""
+    """Reduce the memory of a group that waits for its step."""
     for rollout in (*group.rollouts, *group.failed):
         for trajectory in rollout.trajectories:
             for segment in trajectory.segments:

@@ -1,4 +1,4 @@
-"""Waits of a run: said once no rollout has finished for a while; and the time that a group's last rollout takes."""
+"""Reports of stalls, when no rollout finishes for a while, and the time spent waiting for a group's last rollout."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from sparring.rollout.phases import Waits
 
 
 class Stalls:
-    """Watch over the rollouts of one runner. A stall is said once, and again only when another wait is the oldest.
+    """Detector of stalls among the rollouts of one runner. A stall is reported once, and again only when another phase
+    has become the oldest.
 
     Args:
-        waits: the phases that are under way.
-        stalled_s: seconds without a finished attempt.
-        report: called with the sentence.
+        waits: running phases of all attempts.
+        stalled_s: seconds without a finished attempt after which a stall is reported.
+        report: called with a sentence.
     """
 
     def __init__(self, waits: Waits, stalled_s: float, report: Callable[[str], None]) -> None:
@@ -27,18 +28,18 @@ class Stalls:
         self._reported: tuple[str, str] | None = None
 
     def start(self) -> None:
-        """Take note that a rollout begins."""
+        """Count a rollout that begins."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop or not self._is_armed:
             self._loop, self._is_armed, self._last = loop, True, loop.time()
             loop.call_at(self._last + self._stalled_s, self._look, loop)
 
     def reset(self) -> None:
-        """Take note that an attempt has finished."""
+        """Restart the clock after an attempt has finished."""
         self._last, self._reported = asyncio.get_running_loop().time(), None
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Say what is waited for if it is time, and look again as long as anything is."""
+        """Report a stall if it is due, and schedule the next check while any phase is running."""
         if loop is not self._loop:
             return
         now, oldest = loop.time(), self._waits.oldest()
@@ -46,7 +47,7 @@ class Stalls:
             self._is_armed = False
             return
         due = self._last + self._stalled_s
-        stalled = now >= due  # the difference of the two may round below what was waited for
+        stalled = now >= due  # `now - due` may be rounded below 0
         if stalled and self._reported != (oldest.rollout_id, str(oldest)):
             self._reported = (oldest.rollout_id, str(oldest))
             self._report(
@@ -57,10 +58,10 @@ class Stalls:
 
 
 class Straggler:
-    """Account of the time in which the group that is awaited lacks a single rollout, all others having ended.
+    """Timer of stragglers: of the time in which the group that is next to be trained waits for a single rollout.
 
     Args:
-        spans: where it counts as the activity `straggling`.
+        spans: timer of activities; the time counts as `straggling`.
     """
 
     def __init__(self, spans: Spans) -> None:
@@ -71,11 +72,11 @@ class Straggler:
         self._lack_one: set[int] = set()
 
     def begin(self, index: int, rollouts: int) -> None:
-        """Take note that group `index` has so many rollouts more to end."""
+        """Add a number of running rollouts to group `index`."""
         self._left[index] += rollouts
 
     def end(self, index: int) -> None:
-        """Take note that a rollout of group `index` has ended."""
+        """Count a rollout of group `index` that has ended."""
         self._left[index] -= 1
         if self._left[index] == 1:
             self._lack_one.add(index)
@@ -85,7 +86,7 @@ class Straggler:
         self._turn()
 
     def await_group(self, index: int | None) -> None:
-        """Take note of the group that is awaited from now on; None for none."""
+        """Set the group that is next to be trained, or None."""
         self._awaited = index
         self._turn()
 

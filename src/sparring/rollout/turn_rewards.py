@@ -1,4 +1,4 @@
-"""Rewards and states of single turns: each answer of a world belongs to the reply that it answers."""
+"""Rewards and states of single turns: each answer of the world is assigned to the turn that it answers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from sparring.record.tool_names import stands_for
 from sparring.types import Message, Observation, Score, Segment, ToolCall, Trajectory
 
 SHOWN = 60
-"""Characters of a reply that an error repeats."""
+"""Number of characters of a reply that an error message shows."""
 
 
 class WorldAnswer(NamedTuple):
-    """Answer of a world: the role that it answers, empty for the opening; the reply, None for the opening; and what was
-    observed."""
+    """Answer of the world. The opening has an empty role and no reply.
+
+    Attributes:
+        role: role that the world answered.
+        reply: reply that the world answered.
+        observation: the answer.
+    """
 
     role: str
     reply: Message | None
@@ -25,21 +30,23 @@ class WorldAnswer(NamedTuple):
 
 
 class AnsweredTurns:
-    """Turns of one role that its world answered.
+    """Assignment of the world's answers to the turns of one role.
 
-    A reply that the world was given is the turn of the very same message, else of an equal one, else of one that
-    differs in form alone (`message_key`), else, where it calls nothing, of one with its text: programs that know no
-    calls pass on that alone. Of several that is the one that goes on from the turn that was answered
-    before, so that another agent's equal words are not taken for it; else the first, agents' turns before summaries. A
-    reply of calls alone is the turn that made them: programs run the calls of one reply one by one, and put a server's
-    name before a tool's. Where a role has one turn, every answer is its.
+    A reply that the harness gave to the world is matched with the turn of the same message object. Without one, it is
+    matched with an equal message, then with one that differs only in form (`message_key`), and then, for a reply
+    without calls, with one of the same text, because some programs pass on the text alone. Among several such turns,
+    the one that continues from the previously answered turn is chosen, so that another agent's equal words are not
+    confused with it; then the first, with agents' turns before summaries.
+
+    A reply that consists only of calls is matched with the turn that made them: programs run the calls of a reply one
+    by one, and prefix tool names with a server's name. If a role has one turn, all answers belong to it.
 
     Args:
-        trajectory: of the role.
-        replies: that were answered, in order.
+        trajectory: trajectory of the role.
+        replies: replies that the world answered, in order.
 
     Attributes:
-        numbers: for each reply the number of its turn; None where it is none's.
+        numbers: number of the turn for each reply; None if it belongs to no turn.
     """
 
     def __init__(self, trajectory: Trajectory, replies: Sequence[Message]) -> None:
@@ -68,7 +75,7 @@ class AnsweredTurns:
             self.numbers[at] = number
 
     def _caller(self, reply: Message, before: Sequence[int | None]) -> int | None:
-        """Return the turn that made all calls of a reply, and take these from it; None where none did."""
+        """Return the turn that made all calls of a reply, and mark its calls as run; None if there is no such turn."""
         text = reply.content.strip()
         able = [
             number
@@ -84,8 +91,8 @@ class AnsweredTurns:
         return number
 
     def _chosen(self, numbers: Sequence[int], before: Sequence[int | None]) -> int | None:
-        """Return which of equal turns a reply is, given those that were answered before it; None where there is none.
-        The same one goes before all others: its calls are answered one by one."""
+        """Return the chosen one of several equal turns, given the previously answered one; None if there are no turns.
+        The previously answered turn is preferred, because its calls are answered one by one."""
         if len(numbers) < 2:
             return numbers[0] if numbers else None
         last = next((number for number in reversed(before) if number is not None), None)
@@ -95,7 +102,7 @@ class AnsweredTurns:
         return min(goes_on or numbers, key=lambda number: (self._turns[number].label != "agent", number))
 
     def _path(self, number: int) -> Iterator[int]:
-        """Yield the numbers of the turns that a turn goes on from."""
+        """Yield the numbers of the turns before a turn on its branch."""
         by_index = {turn.index: place for place, turn in enumerate(self._turns)}
         at = self._turns[number].parent
         while at is not None:
@@ -107,17 +114,17 @@ class AnsweredTurns:
 def with_turns(
     score: Score, trajectories: Sequence[Trajectory], answers: Sequence[WorldAnswer], *, several: bool
 ) -> Score:
-    """Return a score with what the world's answers said of each turn, where it does not say so itself: the rewards of
-    the turn's answers together (0 where there were none), and the state that it was taken in.
+    """Return a score with rewards and states of turns added, unless it has them already. A turn's reward is the sum
+    over its answers, 0 without any; its state is the state in which it was sampled.
 
     Args:
-        score: the world's.
-        trajectories: one for each role that was asked.
-        answers: of the world, its opening first.
+        score: score of the world.
+        trajectories: trajectory of each role.
+        answers: answers of the world, beginning with the opening.
         several: whether the world has several roles.
 
     Raises:
-        HarnessError: an answer has a reward, or a state, and is of no turn: what the world was given is no reply.
+        HarnessError: an answer with a reward or a state belongs to no turn.
     """
     rewarded = any(answer.observation.reward is not None for answer in answers[1:])
     in_states = any(answer.observation.state_key is not None for answer in answers)
@@ -156,18 +163,18 @@ def with_turns(
 
 
 def _unanswered(turns: Sequence[Segment], numbers: Sequence[int | None]) -> int | None:
-    """Return the first agent's turn behind the last that was answered; None where there is none."""
+    """Return the first agent's turn after the last answered one, or None if all are answered."""
     last = max((number for number in numbers if number is not None), default=-1)
     return next((n for n, turn in enumerate(turns) if n > last and turn.label == "agent"), None)
 
 
 def _taken(wanted: Sequence[ToolCall], calls: Sequence[ToolCall]) -> list[ToolCall] | None:
-    """Return those of some calls that others are, each once, by their ids, else by what is called; None where one is
-    none of them."""
+    """Return those calls of a turn that match the calls of a reply, one for each, by id or else by name and arguments;
+    None if a call has no match."""
     left, taken = list(calls), []
     for call in wanted:
         named = [other for other in left if stands_for(other.name or "", call.name or "")]
-        named.sort(key=lambda other: other.name != call.name)  # the very name goes before what ends with it
+        named.sort(key=lambda other: other.name != call.name)  # an equal name before one that only ends with it
         equal = [o for o in named if o.id == call.id] or [o for o in named if _arguments(o) == _arguments(call)]
         equal = equal or [o for o in named if _completed(o, call) or _completed(call, o)]
         if not equal:
@@ -178,7 +185,8 @@ def _taken(wanted: Sequence[ToolCall], calls: Sequence[ToolCall]) -> list[ToolCa
 
 
 def _completed(call: ToolCall, by: ToolCall) -> bool:
-    """Return whether another call has all arguments of one, and more: clients write defaults, or leave them out."""
+    """Return whether a call has all arguments of another and more: clients write out default values or leave them
+    out."""
     if call.arguments is None or by.arguments is None:
         return False
     same = {name: value for name, value in by.arguments.items() if name in call.arguments}
@@ -191,7 +199,7 @@ def _arguments(call: ToolCall) -> bytes:
 
 
 def _of_no_turn(trajectory: Trajectory, answer: WorldAnswer, number: int) -> HarnessError:
-    """Return the refusal of an answer that belongs to no turn."""
+    """Return the error about an answer that belongs to no turn."""
     what = "a state" if not answer.observation.reward else f"the reward {answer.observation.reward:g}"
     shown = "; ".join(f"{at} {_shown(turn.message)}" for at, turn in enumerate(trajectory.turns))
     return HarnessError(
@@ -203,7 +211,7 @@ def _of_no_turn(trajectory: Trajectory, answer: WorldAnswer, number: int) -> Har
 
 
 def _shown(message: Message | None) -> str:
-    """Return the beginning of what a message says or calls."""
+    """Return the beginning of a message's text or calls."""
     if message is None:
         return "nothing"
     text = message.content or ", ".join(

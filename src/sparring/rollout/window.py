@@ -1,4 +1,4 @@
-"""Window in which rollouts run ahead of the trainer. Nothing else in Sparring knows whether a run is synchronous."""
+"""Window: limits how far rollouts run ahead of the trainer. No other module knows whether a run is synchronous."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from sparring.rollout.config import RolloutConfig
 
 
 class Window:
-    """Admission by slots: group g belongs to step g // groups_per_step + 1 and may start once all but `max_lag` of the
-    steps before that one are released.
+    """Admission control by steps: group g belongs to step g // groups_per_step + 1, and may start once all but
+    `max_lag` of the steps before that one are released.
 
     So a group of step s starts on the weights of version s - 1 - max_lag or newer: its lag when trained is at most
     `max_lag`, by construction (law 5). `max_lag = 0` is a synchronous run.
 
     Args:
-        groups_per_step: groups that one optimiser step takes, at least 1.
-        max_lag: at least 0.
-        total_steps: nothing is admitted that no step would take; None is endless.
+        groups_per_step: number of groups of one optimiser step, at least 1.
+        max_lag: maximum lag of a group in optimiser steps, at least 0.
+        total_steps: number of steps for which groups are admitted; None admits groups without end.
     """
 
     def __init__(self, groups_per_step: int, max_lag: int, total_steps: int | None = None) -> None:
@@ -34,16 +34,17 @@ class Window:
 
     @property
     def next_index(self) -> int:
-        """The group that is admitted next."""
+        """Index of the group that is admitted next."""
         return self._next
 
     @property
     def released_steps(self) -> int:
-        """Finished steps whose weights are being served."""
+        """Number of finished steps whose weights the engine serves or has served."""
         return self._released
 
     async def acquire(self) -> int | None:
-        """Return the index of the next group once it may start; None after the last one. One caller at a time."""
+        """Return the index of the next group once it may start, or None after the last one. Only one task may call it
+        at a time."""
         if self.total_steps is not None and self._next >= self.total_steps * self.groups_per_step:
             return None
         while self._next // self.groups_per_step > self._released + self.max_lag:
@@ -59,8 +60,8 @@ class Window:
             await self._opened.wait()
 
     def release(self, step: int) -> None:
-        """Let in what may start on the weights that `step` (counted from 1) made, which the engine serves now. Again
-        for the same step (a second model) is fine.
+        """Admit the groups that may start on the weights of `step` (counted from 1), which the engine now serves. A
+        second call for the same step, by a second model, has no effect.
 
         Raises:
             ValueError: a step was left out, or came out of order.
@@ -71,10 +72,10 @@ class Window:
         self._opened.set()
 
     def resume(self, at_step: int) -> None:
-        """Stand where the window stood after `at_step` steps: the next group is the first one of the step after.
+        """Set the window to its state after `at_step` steps: the next group is the first of the following step.
 
         Raises:
-            ValueError: something was admitted already.
+            ValueError: a group was admitted already.
         """
         if self._next != self._released * self.groups_per_step:
             raise ValueError("a window can only be resumed before its first admission")
@@ -89,28 +90,33 @@ def check_window(
     engine_tokens: int | None = None,
     rollout_tokens: int | None = None,
 ) -> None:
-    """Prove that the rollouts of a run can never wait for each other in a circle, or refuse.
+    """Prove that the rollouts of a run cannot wait for each other in a circle, or refuse the config.
 
-    The proof. Call a step *open* while its groups are missing. (1) The window admits in order of index and always
-    admits the groups of the open step: their step number minus 1 equals the released steps, and `max_lag` is at least
-    0. (2) Places for rollouts are handed out in admission order and given back only by a rollout's end, so the open
-    step's rollouts wait at most for rollouts that were admitted before them, all of which are running. Their number
-    follows the engine's load but is never below one, and evaluation has places of its own. (3) A running
-    rollout is always in a phase: box, open, turn, tool, score, close, or in its harness between two of them. Each phase
-    has a limit of time that needs nothing of what is waited for: an environment's code runs on a thread of its own, and
-    where it blocks or ignores cancellation it is left behind; a second pass over a group has a limit too. (The phase
-    `box queue` has none: its places are handed out in order, and each is given back within `box_timeout_s`.) The engine
-    can always run its oldest request if one whole rollout fits into its cache, because it may then push out every other
-    conversation, so turns end without their limit. What is left is trusted not to block: a harness, and code that
-    holds the interpreter's lock. (4) So every running rollout ends, the open step fills, and the trainer, which waits
-    for nothing else, releases it. No circle is left as long as there is a place at all, all limits are
-    finite, and one rollout fits into the engine: that is what is checked.
+    The proof. A step is *open* while groups of it are missing.
+
+    (1) The window admits groups in order of index, and always admits the groups of the open step: their step number
+    minus 1 equals the released steps, and `max_lag` is at least 0.
+
+    (2) Places for rollouts are given out in admission order and given back only at a rollout's end. So rollouts of the
+    open step wait at most for rollouts that were admitted before them, and these are all running. The number of places
+    follows the engine's load but is at least one, and evaluation has places of its own.
+
+    (3) A running rollout is always in a phase: box, open, turn, tool, score, close, or in its harness between two
+    phases. Every phase has a time limit that does not depend on the part it waits for. An environment's code runs on a
+    thread of its own and is abandoned if it blocks or ignores cancellation. A second scoring pass has a limit, too. The
+    phase `box queue` has no limit, but its places are given out in order, and each is given back within
+    `box_timeout_s`. The engine can always run its oldest request if one whole rollout fits into its cache, because it
+    may evict every other conversation, so turns end without their limit. Two things are trusted not to block: a
+    harness, and code that holds the interpreter's lock.
+
+    (4) So every running rollout ends, the open step fills, and the trainer, which waits for nothing else, releases it.
+    The proof needs at least one place, finite limits, and an engine that one rollout fits into; these are checked.
 
     Args:
-        config: `[rollout]`.
+        config: `[rollout]` section.
         groups_per_step: `[rl] groups_per_step`.
-        engine_tokens: tokens that the engine's cache holds; None where it has no bound.
-        rollout_tokens: the longest context of one rollout; None where it is not known yet.
+        engine_tokens: number of tokens that the engine's cache holds; None if it has no bound.
+        rollout_tokens: longest context of one rollout; None if it is not known yet.
 
     Raises:
         BadInput: the run could wait for ever.

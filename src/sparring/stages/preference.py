@@ -42,7 +42,7 @@ async def run(context: Context) -> dict[str, Any]:
         step. `held_out`: accuracy on held-out rows with its interval, or None. `model`: the folder.
     """
     from sparring.algo.loss.imitate import ImitateLoss
-    from sparring.algo.loss.preference.load import load_preference
+    from sparring.algo.preference import load_preference
 
     section, seed = context.config.preference, context.config.run.seed
     source = trained_folder(context, context.input("preference"))

@@ -9,15 +9,15 @@ import torch
 from policy_cases import computed
 
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.gate.clip_cov import ClipCov
-from sparring.algo.gate.geometric import Geometric
-from sparring.algo.gate.kl_cov import KlCov
-from sparring.algo.gate.kl_mask import KlMask
-from sparring.algo.gate.m2po import M2po
 from sparring.algo.gate.sapo import Sapo
-from sparring.algo.gate.topr import ToprGate
-from sparring.algo.gate.tv_mask import TvMask
-from sparring.algo.gate.vespo import Vespo
+from sparring.algo.rare.gate.clip_cov import ClipCov
+from sparring.algo.rare.gate.geometric import Geometric
+from sparring.algo.rare.gate.kl_cov import KlCov
+from sparring.algo.rare.gate.kl_mask import KlMask
+from sparring.algo.rare.gate.m2po import M2po
+from sparring.algo.rare.gate.topr import ToprGate
+from sparring.algo.rare.gate.tv_mask import TvMask
+from sparring.algo.rare.gate.vespo import Vespo
 from sparring.algo.rules import CreditRule
 from sparring.testing.groups import by_member, nouns, simple_group
 

@@ -8,11 +8,11 @@ import pytest
 
 from sparring.algo.credit.reinforce import Reinforce
 from sparring.algo.filter.difficulty import Difficulty
+from sparring.algo.rare.shaping.linear_length import LinearLength
+from sparring.algo.rare.shaping.stop_properly import StopProperly
 from sparring.algo.rules import ShapingRule
 from sparring.algo.shaping.kl_reward import KlReward
-from sparring.algo.shaping.linear_length import LinearLength
 from sparring.algo.shaping.overlong import Overlong
-from sparring.algo.shaping.stop_properly import StopProperly
 from sparring.errors import BadInput
 from sparring.testing.groups import by_member, nouns, simple_group
 from sparring.types import Limits

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparring.algo.credit.prime import Prime
+from sparring.algo.rare.credit.prime import Prime
 from sparring.batch.implicit import implicit_rows
 from sparring.errors import SparringError
 from sparring.generation import KeptSets

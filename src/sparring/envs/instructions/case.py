@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-from random import Random
-from typing import Any
-
-from sparring.envs.instructions.kind import InstructionKind, Params, ReplyPlan, Scope
+from sparring.envs.instructions.kind import InstructionKind, Params
 from sparring.envs.instructions.reply import ReplyText
-from sparring.envs.instructions.vocabulary import NOUNS
 
 _CASE = frozenset({"case"})
-
-
-def _plan_lower(plan: ReplyPlan, params: Params) -> None:
-    plan.case = "lower"
-
-
-def _plan_upper(plan: ReplyPlan, params: Params) -> None:
-    plan.case = "upper"
-
-
-def _plan_title(plan: ReplyPlan, params: Params) -> None:
-    plan.case = "title"
 
 
 def _is_title(reply: ReplyText, params: Params) -> bool:
@@ -30,15 +14,6 @@ def _is_title(reply: ReplyText, params: Params) -> bool:
     begin = all(word[0].isupper() or word[0].isdigit() for word in reply.spelled)
     longer = [word for word in reply.spelled if len(word) > 1]
     return begin and 2 * sum(word[1:].islower() for word in longer) > len(longer)
-
-
-def _draw_shout(random: Random, scope: Scope) -> dict[str, Any]:
-    return {"word": random.choice([noun for noun in NOUNS if noun not in scope.family]).upper()}
-
-
-def _plan_shout(plan: ReplyPlan, params: Params) -> None:
-    plan.words.append(params["word"].lower())
-    plan.shout = params["word"]
 
 
 def _is_shouted(reply: ReplyText, params: Params) -> bool:
@@ -56,7 +31,7 @@ KINDS = (
             "Write everything in lower case.",
         ),
         kept=lambda reply, params: reply.plain.islower(),
-        plan=_plan_lower,
+        plan=lambda params: {"case": "lower"},
         claims=_CASE,
     ),
     InstructionKind(
@@ -67,7 +42,7 @@ KINDS = (
             "Do not use any small letters.",
         ),
         kept=lambda reply, params: reply.plain.isupper(),
-        plan=_plan_upper,
+        plan=lambda params: {"case": "upper"},
         claims=_CASE,
     ),
     InstructionKind(
@@ -78,7 +53,7 @@ KINDS = (
             "Start each single word with a capital letter.",
         ),
         kept=_is_title,
-        plan=_plan_title,
+        plan=lambda params: {"case": "title"},
         claims=_CASE,
     ),
     InstructionKind(
@@ -88,8 +63,8 @@ KINDS = (
             'Write "{word}" somewhere, all in capitals; it is the only word written so.',
         ),
         kept=_is_shouted,
-        plan=_plan_shout,
-        draw=_draw_shout,
+        plan=lambda params: {"words": [params["word"].lower()], "shout": params["word"]},
+        draw=lambda random, scope: {"word": random.choice(scope.nouns).upper()},
         claims=_CASE,
     ),
 )

@@ -2,56 +2,11 @@
 
 from __future__ import annotations
 
-from random import Random
-from typing import Any
-
-from sparring.envs.instructions.kind import InstructionKind, Params, ReplyPlan, Scope
+from sparring.envs.instructions.kind import InstructionKind, Params
 from sparring.envs.instructions.reply import ReplyText, lowered, words_of
 from sparring.envs.instructions.vocabulary import ADVERBS, CLOSINGS, FIRST_WORDS, OPENINGS
 
 _START, _END = frozenset({"start"}), frozenset({"end"})
-
-
-def _draw_first(random: Random, scope: Scope) -> dict[str, Any]:
-    return {"word": random.choice(FIRST_WORDS)}
-
-
-def _plan_first(plan: ReplyPlan, params: Params) -> None:
-    plan.opening = params["word"]
-
-
-def _draw_opening(random: Random, scope: Scope) -> dict[str, Any]:
-    return {"phrase": random.choice(OPENINGS)}
-
-
-def _plan_opening(plan: ReplyPlan, params: Params) -> None:
-    plan.opening = params["phrase"]
-
-
-def _draw_closing(random: Random, scope: Scope) -> dict[str, Any]:
-    return {"phrase": random.choice(CLOSINGS)}
-
-
-def _plan_closing(plan: ReplyPlan, params: Params) -> None:
-    plan.closing = params["phrase"]
-
-
-def _plan_asking(plan: ReplyPlan, params: Params) -> None:
-    plan.ends_asking = True
-
-
-def _draw_initial(random: Random, scope: Scope) -> dict[str, Any]:
-    return {"letter": random.choice(sorted(ADVERBS)).upper()}
-
-
-def _plan_initial(plan: ReplyPlan, params: Params) -> None:
-    plan.initial = params["letter"].lower()
-    plan.min_sentences = max(plan.min_sentences, 2)
-
-
-def _plan_postscript(plan: ReplyPlan, params: Params) -> None:
-    plan.postscript = True
-    plan.min_sentences = max(plan.min_sentences, 2)
 
 
 def _starts_with_phrase(reply: ReplyText, params: Params) -> bool:
@@ -93,8 +48,8 @@ KINDS = (
             'Start your answer with "{word}".',
         ),
         kept=_starts_with_phrase,
-        plan=_plan_first,
-        draw=_draw_first,
+        plan=lambda params: {"opening": params["word"]},
+        draw=lambda random, scope: {"word": random.choice(FIRST_WORDS)},
         claims=_START,
     ),
     InstructionKind(
@@ -105,8 +60,8 @@ KINDS = (
             'Let the first words be "{phrase}".',
         ),
         kept=_starts_with_phrase,
-        plan=_plan_opening,
-        draw=_draw_opening,
+        plan=lambda params: {"opening": params["phrase"]},
+        draw=lambda random, scope: {"phrase": random.choice(OPENINGS)},
         claims=_START,
     ),
     InstructionKind(
@@ -116,15 +71,15 @@ KINDS = (
             'The last words of your last sentence must be "{phrase}".',
         ),
         kept=_ends_with_phrase,
-        plan=_plan_closing,
-        draw=_draw_closing,
+        plan=lambda params: {"closing": params["phrase"]},
+        draw=lambda random, scope: {"phrase": random.choice(CLOSINGS)},
         claims=_END,
     ),
     InstructionKind(
         name="end_question",
         says=("End with a question.", "Your last sentence must be a question.", "Close your answer with a question."),
         kept=_asks_last,
-        plan=_plan_asking,
+        plan=lambda params: {"ends_asking": True},
         claims=_END | {"marks"},
     ),
     InstructionKind(
@@ -134,8 +89,8 @@ KINDS = (
             'Write several sentences, and begin every one with the letter "{letter}".',
         ),
         kept=_has_initial,
-        plan=_plan_initial,
-        draw=_draw_initial,
+        plan=lambda params: {"initial": params["letter"].lower(), "min_sentences": 2},
+        draw=lambda random, scope: {"letter": random.choice(sorted(ADVERBS)).upper()},
         claims=_START,
     ),
     InstructionKind(
@@ -145,7 +100,7 @@ KINDS = (
             'Let the last line be a postscript that begins with "P.S.".',
         ),
         kept=_has_postscript,
-        plan=_plan_postscript,
+        plan=lambda params: {"postscript": True, "min_sentences": 2},
         claims=_END | {"start", "layout"},
     ),
 )

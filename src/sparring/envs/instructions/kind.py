@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from sparring.envs.instructions.reply import ReplyText
+from sparring.envs.instructions.vocabulary import NOUNS
 
 Params = Mapping[str, Any]
 """Parameters of one instruction, by name: plain data."""
@@ -21,6 +22,11 @@ class Scope:
 
     family: Sequence[str]
     max_sentences: int
+
+    @property
+    def nouns(self) -> list[str]:
+        """Common nouns other than the topic's words."""
+        return [noun for noun in NOUNS if noun not in self.family]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -73,9 +79,17 @@ class ReplyPlan:
     shout: str = ""
     quoted: bool = False
 
-
-def _no_params(random: Random, scope: Scope) -> dict[str, Any]:
-    return {}
+    def require(self, requirements: Mapping[str, Any]) -> None:
+        """Add requirements, by attribute: lists and sets grow, `min_sentences` only rises, other values are set."""
+        for name, value in requirements.items():
+            present = getattr(self, name)
+            if isinstance(present, list):
+                value = [*present, *value]
+            elif isinstance(present, set):
+                value = {*present, *value}
+            elif name == "min_sentences":
+                value = max(present, value)
+            setattr(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +100,7 @@ class InstructionKind:
         name: name of the kind, a tag of evaluations and a part of scores.
         says: wordings; `{...}` are parameters, `{s}` is the plural ending for `n`.
         kept: checks whether a reply follows the instruction.
-        plan: adds the instruction to a plan.
+        plan: returns what the instruction requires of a `ReplyPlan`, by attribute.
         draw: draws the parameters.
         claims: features that the kind decides alone, such as the case of letters. Kinds that share a claim are never in
             one task.
@@ -95,8 +109,8 @@ class InstructionKind:
     name: str
     says: tuple[str, ...]
     kept: Callable[[ReplyText, Params], bool]
-    plan: Callable[[ReplyPlan, Params], None]
-    draw: Callable[[Random, Scope], dict[str, Any]] = _no_params
+    plan: Callable[[Params], Mapping[str, Any]] = lambda params: {}
+    draw: Callable[[Random, Scope], dict[str, Any]] = lambda random, scope: {}
     claims: frozenset[str] = frozenset()
 
     def say(self, params: Params, random: Random) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sparring.envs.instructions.kind import InstructionKind, Params, ReplyPlan
+from sparring.envs.instructions.kind import InstructionKind, Params
 from sparring.envs.instructions.reply import ReplyText, words_of
 
 _OPEN, _CLOSE = '"“', '"”'
@@ -12,38 +12,6 @@ _BRACKETS = re.compile(r"\(([^()]*)\)")
 _BETWEEN = r"[^\W_]['\"”)]*{}['\"“(]*\s+['\"“(]*[^\W_]"
 _COLON, _SEMICOLON = re.compile(_BETWEEN.format(":")), re.compile(_BETWEEN.format(";"))
 _FIGURE = re.compile(r"(?<![^\W_])\d+(?:[.,]\d+)*(?![^\W_])")
-
-
-def _no_change(plan: ReplyPlan, params: Params) -> None:
-    """Leave the plan unchanged: planned replies have no commas."""
-
-
-def _plan_exclaim(plan: ReplyPlan, params: Params) -> None:
-    plan.mark = "!"
-
-
-def _plan_question(plan: ReplyPlan, params: Params) -> None:
-    plan.forms.append("question")
-
-
-def _plan_brackets(plan: ReplyPlan, params: Params) -> None:
-    plan.forms.append("brackets")
-
-
-def _plan_semicolon(plan: ReplyPlan, params: Params) -> None:
-    plan.forms.append("semicolon")
-
-
-def _plan_colon(plan: ReplyPlan, params: Params) -> None:
-    plan.forms.append("colon")
-
-
-def _plan_number(plan: ReplyPlan, params: Params) -> None:
-    plan.forms.append("number")
-
-
-def _plan_quoted(plan: ReplyPlan, params: Params) -> None:
-    plan.quoted = True
 
 
 def _ends(mark: str, text: str) -> bool:
@@ -72,13 +40,13 @@ KINDS = (
         name="no_commas",
         says=("Do not use commas.", "Write without any commas.", "Your answer must not contain a comma."),
         kept=lambda reply, params: "," not in reply.text,
-        plan=_no_change,
+        # nothing to plan: planned replies have no commas
     ),
     InstructionKind(
         name="ask_question",
         says=("Ask a question somewhere.", "One of your sentences must be a question.", "Include a question."),
         kept=lambda reply, params: any(_ends("?", sentence.text) for sentence in reply.sentences),
-        plan=_plan_question,
+        plan=lambda params: {"forms": ["question"]},
         claims=frozenset({"marks"}),
     ),
     InstructionKind(
@@ -89,7 +57,7 @@ KINDS = (
             "Put an exclamation mark at the end of all sentences.",
         ),
         kept=lambda reply, params: all(_ends("!", sentence.text) for sentence in reply.sentences),
-        plan=_plan_exclaim,
+        plan=lambda params: {"mark": "!"},
         claims=frozenset({"marks"}),
     ),
     InstructionKind(
@@ -100,19 +68,19 @@ KINDS = (
             "Use round brackets around a part of a sentence.",
         ),
         kept=lambda reply, params: any(map(_has_letters, _BRACKETS.findall(reply.plain))),
-        plan=_plan_brackets,
+        plan=lambda params: {"forms": ["brackets"]},
     ),
     InstructionKind(
         name="semicolon",
         says=("Use a semicolon.", "Join two statements by a semicolon.", "Your answer must contain a semicolon."),
         kept=lambda reply, params: bool(_SEMICOLON.search(reply.plain)),
-        plan=_plan_semicolon,
+        plan=lambda params: {"forms": ["semicolon"]},
     ),
     InstructionKind(
         name="colon",
         says=("Use a colon.", "Your answer must contain a colon.", "Put a colon between two words somewhere."),
         kept=lambda reply, params: bool(_COLON.search(reply.plain)),
-        plan=_plan_colon,
+        plan=lambda params: {"forms": ["colon"]},
     ),
     InstructionKind(
         name="quoted",
@@ -121,13 +89,13 @@ KINDS = (
             "Begin and end with a double quotation mark, and use no others between.",
         ),
         kept=_is_quoted,
-        plan=_plan_quoted,
+        plan=lambda params: {"quoted": True},
         claims=frozenset({"start", "end"}),
     ),
     InstructionKind(
         name="use_number",
         says=("Use a number in digits.", "Mention a number, written in digits.", "Include a number such as 7 or 25."),
         kept=_has_figure,
-        plan=_plan_number,
+        plan=lambda params: {"forms": ["number"]},
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from sparring.envs.instructions.kind import InstructionKind, Params, ReplyPlan, Scope
+from sparring.envs.instructions.kind import InstructionKind, Params, Scope
 from sparring.envs.instructions.reply import ReplyText
 
 _LIST = frozenset({"layout", "start", "sentences"})
@@ -15,32 +15,6 @@ def _draw_points(random: Random, scope: Scope) -> dict[str, Any]:
     return {"n": random.randint(2, max(2, scope.max_sentences))}
 
 
-def _plan_bullets(plan: ReplyPlan, params: Params) -> None:
-    plan.layout, plan.pieces, plan.sentences = "bullets", params["n"], params["n"]
-
-
-def _plan_numbered(plan: ReplyPlan, params: Params) -> None:
-    plan.layout, plan.pieces, plan.sentences = "numbered", params["n"], params["n"]
-
-
-def _draw_paragraphs(random: Random, scope: Scope) -> dict[str, Any]:
-    return {"n": random.randint(2, max(2, min(3, scope.max_sentences)))}
-
-
-def _plan_paragraphs(plan: ReplyPlan, params: Params) -> None:
-    plan.layout, plan.pieces = "paragraphs", params["n"]
-    plan.min_sentences = max(plan.min_sentences, params["n"])
-
-
-def _plan_lines(plan: ReplyPlan, params: Params) -> None:
-    plan.layout = "lines"
-    plan.min_sentences = max(plan.min_sentences, 2)
-
-
-def _plan_heading(plan: ReplyPlan, params: Params) -> None:
-    plan.heading = True
-
-
 def _has_paragraphs(reply: ReplyText, params: Params) -> bool:
     """Return True if there are n paragraphs, not counting a heading, and each contains a finished sentence."""
     texts = list(reply.paragraphs)
@@ -48,10 +22,6 @@ def _has_paragraphs(reply: ReplyText, params: Params) -> bool:
         del texts[0]
     read = [ReplyText(text).sentences for text in texts]
     return len(texts) == params["n"] and all(any(s.closed for s in sentences) for sentences in read)
-
-
-def _is_dashed(line: str) -> bool:
-    return line.startswith("- ")
 
 
 def _has_own_lines(reply: ReplyText, params: Params) -> bool:
@@ -67,8 +37,8 @@ KINDS = (
             'Answer with a list of {n} points, each on a line that begins with "- ".',
             'Write {n} bullet points and nothing else; begin each with "- ".',
         ),
-        kept=lambda reply, params: len(reply.lines) == params["n"] and all(map(_is_dashed, reply.lines)),
-        plan=_plan_bullets,
+        kept=lambda reply, params: [line[:2] for line in reply.lines] == ["- "] * params["n"],
+        plan=lambda params: {"layout": "bullets", "pieces": params["n"], "sentences": params["n"]},
         draw=_draw_points,
         claims=_LIST,
     ),
@@ -79,7 +49,7 @@ KINDS = (
             'Write {n} points, one on each line, numbered "1.", "2." and so on, and nothing else.',
         ),
         kept=lambda reply, params: reply.numbers == tuple(range(1, params["n"] + 1)),
-        plan=_plan_numbered,
+        plan=lambda params: {"layout": "numbered", "pieces": params["n"], "sentences": params["n"]},
         draw=_draw_points,
         claims=_LIST,
     ),
@@ -90,8 +60,8 @@ KINDS = (
             "Divide your answer into {n} paragraphs, with an empty line between.",
         ),
         kept=_has_paragraphs,
-        plan=_plan_paragraphs,
-        draw=_draw_paragraphs,
+        plan=lambda params: {"layout": "paragraphs", "pieces": params["n"], "min_sentences": params["n"]},
+        draw=lambda random, scope: {"n": random.randint(2, max(2, min(3, scope.max_sentences)))},
         claims=frozenset({"layout"}),
     ),
     InstructionKind(
@@ -101,7 +71,7 @@ KINDS = (
             "Begin a new line after every sentence, and write two or more.",
         ),
         kept=_has_own_lines,
-        plan=_plan_lines,
+        plan=lambda params: {"layout": "lines", "min_sentences": 2},
         claims=frozenset({"layout"}),
     ),
     InstructionKind(
@@ -111,7 +81,7 @@ KINDS = (
             "Give your text a title in square brackets, on a line of its own above it.",
         ),
         kept=lambda reply, params: bool(reply.heading and reply.sentences),
-        plan=_plan_heading,
+        plan=lambda params: {"heading": True},
         claims=frozenset({"start"}),
     ),
 )

@@ -223,5 +223,5 @@ def solution(data: Params, seed: int) -> str | None:
     """Return a reply that follows all instructions of a task, or None if none is found."""
     plan = ReplyPlan()
     for params in data["instructions"]:
-        KINDS[params["kind"]].plan(plan, params)
+        plan.require(KINDS[params["kind"]].plan(params))
     return solve(plan, data["topic"], Random(seed), lambda text: bool(score(text, data).success))

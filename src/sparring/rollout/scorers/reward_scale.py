@@ -1,4 +1,4 @@
-"""Scales of rewards, where several environments reward in different units."""
+"""Scaling of rewards, for environments that reward in different units."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from sparring.types import Rollout, Score, Task
 
 
 class RewardScale:
-    """Multiplies the rewards of each environment. Implements `protocols.Scorer`; the last of a group's scorers.
+    """Scorer that multiplies the rewards of each environment by a factor. Implements `protocols.Scorer`; the last of a
+    group's scorers.
 
     Args:
-        scales: by the environment's name; others stay as they are.
+        scales: factor of each environment, by its name; other environments have the factor 1.
     """
 
     def __init__(self, scales: Mapping[str, float]) -> None:
         self._scales = dict(scales)
 
     async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]:
-        """Return the scaled scores: reward, parts of turns and steps, and rewards of roles. Named parts stay."""
+        """Return the scaled scores: reward, rewards of turns and steps, and rewards of roles. Named parts are not
+        scaled."""
         scale = self._scales.get(task.env, 1.0)
         return scores if scale == 1.0 else [_scaled(score, scale) for score in scores]
 

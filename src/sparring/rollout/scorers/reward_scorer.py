@@ -1,4 +1,4 @@
-"""A reward model scores what the policy said."""
+"""Scorer of whole conversations by a reward model."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from sparring.protocols import ValueModel
 from sparring.types import Rollout, Score, Task
 
 PART = "reward_model"
-"""The name of its part of a score."""
+"""Name of the reward model's part in a score."""
 
 
 class RewardScorer:
-    """Implements `Scorer`: adds what a reward model says of the whole conversation, in the very tokens that were
-    sampled, to the reward of the world; a world without one leaves it to the model alone.
+    """Scorer that adds the value of a reward model to the world's reward, if the world gives one. The model reads the
+    sampled tokens themselves. Implements `Scorer`.
 
-    A conversation is the branch of the agent's last reply, in the rollout's first role. The model is asked once for a
-    whole group.
+    The scored conversation is the branch of the agent's last reply, in the rollout's first role. The model is called
+    once for a whole group.
 
     Args:
-        model: what says it; its tokenizer is the policy's.
-        weight: what its rewards are multiplied with.
+        model: reward model with the policy's tokenizer.
+        weight: factor on the model's value.
     """
 
     def __init__(self, model: ValueModel, *, weight: float = 1.0) -> None:

@@ -1,4 +1,4 @@
-"""A process reward model scores every turn of the policy, or every step of its turns."""
+"""Scorer of single turns, or of steps inside turns, by a process reward model."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from sparring.rollout.scorers.reward_scorer import PART
 from sparring.types import Rollout, Score, Task
 
 Probabilities = Sequence[Mapping[int, float]]
-"""Probability that a turn is right so far: for each turn, by the number of its tokens that had been read."""
+"""Probability that each turn is right so far, by the number of its tokens that the model has read."""
 
 
 class TurnScorer:
-    """Implements `Scorer`: says how likely each turn of the policy is right, in the very tokens that were sampled.
+    """Scorer that rewards each turn of the policy with the probability that it is right. The model reads the sampled
+    tokens themselves. Implements `Scorer`.
 
-        p_k         = sigmoid(v_k)                         v_k: the model's value behind the last token of turn k
+        p_k         = sigmoid(v_k)                         v_k: the model's value at the last token of turn k
         per_turn_k += weight * p_k                         the process reward (Lightman et al., arXiv 2305.20050)
-        reward     += weight * (p_1 + ... + p_K)           so that turns leave of it what the world gave
+        reward     += weight * (p_1 + ... + p_K)           so that the reward without the turns' is the world's
 
-    A turn is what one request of an agent sampled, in the context that it was sampled in; the order is that of
-    `Score.per_turn`. Where turns have steps, each is judged at its own end, `per_step` says what it earned, and a turn
-    earns their sum; to the last belongs what follows it in its turn. The model is asked once for a whole group, and
-    what is read twice is computed once.
+    A turn is the reply to one request of an agent, in the context that it was sampled in. Turns are in the order of
+    `Score.per_turn`. If turns have steps, each step is scored at its own end, `per_step` has its reward, and the turn's
+    reward is their sum. The last step includes the rest of its turn. The model is called once for a whole group, and
+    computes common prefixes once.
 
     Args:
-        model: a scalar head that was trained on labelled turns, or steps; its tokenizer is the policy's.
-        weight: what the probabilities are multiplied with.
-        steps: by how many of a turn's tokens each of its steps has been read; None: a turn is judged whole.
+        model: scalar head that was trained on labelled turns or steps, with the policy's tokenizer.
+        weight: factor on the probabilities.
+        steps: returns the number of a turn's tokens up to the end of each step; None scores a turn as a whole.
     """
 
     def __init__(
@@ -44,8 +45,7 @@ class TurnScorer:
         """Return the scores with rewards of turns. The part `reward_model` is the mean probability before the weight.
 
         Raises:
-            BadInput: a rollout has several roles, whose turns no score tells apart; or the world says what other turns
-                earned.
+            BadInput: a rollout has several roles, or the world's score has rewards of another number of turns.
             EngineError: the model failed.
         """
         turns = [list(_turns(rollout)) for rollout in rollouts]
@@ -85,7 +85,8 @@ class TurnScorer:
     def _of_turn(
         self, earned: dict[int, float], probabilities: Mapping[int, float], length: int
     ) -> tuple[tuple[int, float], ...]:
-        """Return the rewards of a turn's steps with the model's added. The model's last stands at the turn's end."""
+        """Return the rewards of a turn's steps with the model's added. The model's last reward is put at the turn's
+        end."""
         for end, probability in probabilities.items():
             place = length if end == max(probabilities) else end
             earned[place] = earned.get(place, 0.0) + self._weight * probability
@@ -93,7 +94,7 @@ class TurnScorer:
 
 
 def _turns(rollout: Rollout) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield for each turn the tokens that it was sampled behind, and its own."""
+    """Yield the prompt tokens and the sampled tokens of each turn."""
     if len(rollout.trajectories) > 1:
         roles = ", ".join(trajectory.role for trajectory in rollout.trajectories)
         raise refusal("rl.reward_by", "a world of one role with 'turn' or 'step'", roles, "set it to 'reply'")

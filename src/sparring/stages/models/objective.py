@@ -21,7 +21,7 @@ def preference_loss(config: RunConfig) -> Loss | None:
     """Return the loss of `[rl] preference`, or None for a run without that table."""
     if config.rl.preference is None:
         return None
-    from sparring.algo.loss.preference.load import load_preference
+    from sparring.algo.preference import load_preference
 
     return load_preference(config.rl.preference)
 

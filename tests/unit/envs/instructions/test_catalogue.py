@@ -234,7 +234,7 @@ def test_a_kind_has_several_wordings_with_its_drawn_parameters(kind: Any) -> Non
     said, drawn = set(), []
     for _ in range(60):
         params = kind.draw(random, scope)
-        kind.plan(ReplyPlan(), params)
+        ReplyPlan().require(kind.plan(params))
         drawn.append(params)
         said.add(kind.say(params, random))
     assert len(said) >= 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from sparring.algo.gate.base import BaseGate
-from sparring.algo.gate.covariance import covariance
+from sparring.algo.rare.gate.covariance import covariance
 from sparring.algo.tokens import Gated, PolicyTokens, RatioKind, Unit
 from sparring.annotations import Annotation
 

@@ -10,7 +10,7 @@ from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_token, returns
 from sparring.algo.credit.statistics import standardised
 from sparring.algo.credit.succession import Values
-from sparring.algo.credit.turn_level import want_turns
+from sparring.algo.rare.credit.turn_level import want_turns
 from sparring.types import Group, Sample
 
 

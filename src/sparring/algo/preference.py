@@ -14,12 +14,12 @@ from sparring.algo.loss.preference.config import (
     SimPoConfig,
 )
 from sparring.algo.loss.preference.dpo import Dpo
-from sparring.algo.loss.preference.ipo import Ipo
 from sparring.algo.loss.preference.kto import Kto
-from sparring.algo.loss.preference.orpo import Orpo
 from sparring.algo.loss.preference.pairs import PairLoss
-from sparring.algo.loss.preference.robust_dpo import RobustDpo
-from sparring.algo.loss.preference.simpo import SimPo
+from sparring.algo.rare.preference.ipo import Ipo
+from sparring.algo.rare.preference.orpo import Orpo
+from sparring.algo.rare.preference.robust_dpo import RobustDpo
+from sparring.algo.rare.preference.simpo import SimPo
 
 FORMS = {DpoConfig: Dpo, RobustDpoConfig: RobustDpo, IpoConfig: Ipo, SimPoConfig: SimPo, OrpoConfig: Orpo}
 

@@ -1,0 +1,1 @@
+"""Credit rules that few recipes pick. Torch-free."""

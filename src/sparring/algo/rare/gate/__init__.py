@@ -1,0 +1,1 @@
+"""Gates that few recipes pick. Torch-free until called."""

@@ -1,0 +1,1 @@
+"""Preference losses that few recipes pick."""

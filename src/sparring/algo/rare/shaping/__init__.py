@@ -1,0 +1,1 @@
+"""Shaping rules that few recipes pick. Torch-free."""
