@@ -39,9 +39,9 @@ from sparring.harness.chat import ChatHarness
 from sparring.observe.hooks import timed
 from sparring.observe.spans import Spans
 from sparring.record.recorder import Recorder
-from sparring.rollout.journal import Journals
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.group_log import GroupLog
+from sparring.rollout.journal import Journals
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window

@@ -81,7 +81,9 @@ def table(run: Path) -> str:
         facts.append(f"Task by task: **{change}**.")
     if difference is not None:
         tokens = f"{summary['tokens_trained']:,} trained tokens"
-        facts.append(f"Largest difference between engine and trainer log-probabilities over {tokens}: **{difference!r}**.")
+        facts.append(
+            f"Largest difference between engine and trainer log-probabilities over {tokens}: **{difference!r}**."
+        )
     facts.append(f"Wall clock: {wall}; {summary['peak_rss_bytes'] / 2**30:.1f} GiB.")
     return WRAPPED("\n".join(rows) + "\n\n" + " ".join(facts) + "\n")
 

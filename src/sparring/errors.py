@@ -7,6 +7,11 @@ calls in `boundary()`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparring.types import StopReason
+
 
 class SparringError(Exception):
     """Base of all errors that Sparring raises on purpose."""
@@ -32,11 +37,11 @@ class LimitReached(PolicyFailure):
     """A limit of the task was hit: the rollout is truncated, and everything before the limit stays recorded.
 
     Attributes:
-        reason: `StopReason` of the limit.
+        reason: limit that was hit.
         too_long: lower bound on the tokens of a prompt without room for a reply, and the number allowed; else None.
     """
 
-    def __init__(self, reason: str, message: str, too_long: tuple[int, int] | None = None) -> None:
+    def __init__(self, reason: StopReason, message: str, too_long: tuple[int, int] | None = None) -> None:
         super().__init__(message)
         self.reason = reason
         self.too_long = too_long

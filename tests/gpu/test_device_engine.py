@@ -3,6 +3,7 @@
 import asyncio
 from array import array
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 import torch
@@ -160,7 +161,9 @@ def test_a_graph_gives_the_bits_of_single_operations(device, tmp_path):
                 sampled = step(rows)
                 given.append((sampled.tokens, sampled.logprobs))
                 tokens = [row[-1] for row in sampled.tokens]
-        found.append([[sum((part[kind][row] for part in given), []) for row in range(3)] for kind in (0, 1)])
+        found.append(
+            [[[*chain.from_iterable(part[kind][row] for part in given)] for row in range(3)] for kind in (0, 1)]
+        )
     assert found[0] == found[1]
     assert len(found[0][0][0]) == 4
 

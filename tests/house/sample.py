@@ -128,9 +128,10 @@ def _expressions(node: ast.AST) -> Iterator[tuple[ast.stmt | None, ast.Expr]]:
     if not isinstance(node, Documented | ast.If) or not isinstance(body, list):
         return
     for before, statement in zip([None, *body], body, strict=False):
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            if isinstance(statement.value.value, str) and isinstance(before, ast.Assign | ast.AnnAssign | None):
-                yield before, statement
+        if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Constant):
+            continue
+        if isinstance(statement.value.value, str) and isinstance(before, ast.Assign | ast.AnnAssign | None):
+            yield before, statement
 
 
 def _subject(node: ast.AST, before: ast.stmt | None, name: Path) -> str:

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -207,7 +208,7 @@ def test_a_step_released_before_its_weights_are_served_is_caught() -> None:
 def test_synchronous_rollouts_do_not_depend_on_time_or_concurrency() -> None:
     (one, _) = run_virtual(make_run(UnevenWorld(1), max_concurrent_rollouts=1).steps(1, 3))
     (two, _) = run_virtual(make_run(UnevenWorld(2), max_concurrent_rollouts=50).steps(1, 3))
-    for a, b in zip(sum(one, []), sum(two, []), strict=True):
+    for a, b in zip(chain.from_iterable(one), chain.from_iterable(two), strict=True):
         assert [tokens(r) for r in a.rollouts] == [tokens(r) for r in b.rollouts]
         assert (a.scores, a.version, a.task) == (b.scores, b.version, b.task)
 
@@ -217,7 +218,7 @@ def test_infrastructure_failures_never_become_a_reward() -> None:
     run = make_run(UnevenWorld(9, 2), retries=1)
     steps, _ = run_virtual(run.steps(1, 4))
     failed = 0
-    for group, without in zip(sum(steps, []), sum(clean, []), strict=True):
+    for group, without in zip(chain.from_iterable(steps), chain.from_iterable(clean), strict=True):
         reward = {r.index: s for r, s in zip(without.rollouts, without.scores, strict=True)}
         attempts = {r.index: tokens(r) for r in without.rollouts}
         for rollout, score in zip(group.rollouts, group.scores, strict=True):
@@ -397,14 +398,14 @@ def test_resume_trains_every_task_exactly_once(kill_after: int, every: int, max_
         if saved:
             run.scheduler.restore(saved)
         again, _ = run_virtual(run.steps(begin + 1, 7))
-        everything = [*store.groups(stage="rl", end=begin * 3), *sum(again, [])]
+        everything = [*store.groups(stage="rl", end=begin * 3), *chain.from_iterable(again)]
         assert everything == list(store.groups(stage="rl"))
     assert [g.task.id for g in everything] == [f"train-{n}" for n in range(21)]
     assert [g.index for g in everything] == source.shown == list(range(21))
     if max_lag == 0:  # and in a synchronous run, on the same tokens
         whole, _ = run_virtual(made(0)[0].steps(1, 7))
         assert [[tokens(r) for r in g.rollouts] for g in everything] == [
-            [tokens(r) for r in g.rollouts] for g in sum(whole, [])
+            [tokens(r) for r in g.rollouts] for g in chain.from_iterable(whole)
         ]
 
 

@@ -7,7 +7,7 @@ from sparring.backoff import LONGEST_PAUSE_S, retry_pause_s
 
 def test_pauses_of_many_fill_the_interval_evenly() -> None:
     pauses = sorted(retry_pause_s(0.5, 3, seed) for seed in range(2000))
-    assert 0 <= pauses[0] and pauses[-1] < 2.0
+    assert pauses[0] >= 0 and pauses[-1] < 2.0
     assert all(abs(pause - 2.0 * place / 2000) < 0.08 for place, pause in enumerate(pauses))
 
 

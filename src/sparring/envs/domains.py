@@ -27,7 +27,7 @@ class Domains:
         self.places = dict(places)
         self.name = ", ".join(factories)
         scorers = {name: each.scorer for name, each in factories.items() if each.scorer is not None}
-        self.scorer = _DomainScorer(scorers) if scorers else None
+        self.scorer: Scorer | None = _DomainScorer(scorers) if scorers else None
 
     def make(self) -> AnyEnv:
         """Make an environment of the first name."""

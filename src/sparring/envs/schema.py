@@ -87,10 +87,13 @@ def schema_of(annotation: Any, where: str) -> dict[str, Any]:
         return {"type": _PLAIN[annotation]}
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation is dict or origin in (dict, Mapping):
-        values = [] if not arguments or arguments[1] is Any else [arguments[1]]
-        return {"type": "object"} | {"additionalProperties": schema_of(v, where) for v in values}
+        value = arguments[1] if arguments else Any
+        return (
+            {"type": "object"} if value is Any else {"type": "object", "additionalProperties": schema_of(value, where)}
+        )
     if annotation is list or origin is list:
-        return {"type": "array"} | {"items": schema_of(a, where) for a in arguments if a is not Any}
+        item = arguments[0] if arguments else Any
+        return {"type": "array"} if item is Any else {"type": "array", "items": schema_of(item, where)}
     if origin is typing.Literal:
         kinds = {_PLAIN.get(type(a)) for a in arguments}
         return ({"type": kinds.pop()} if len(kinds) == 1 else {}) | {"enum": list(arguments)}

@@ -17,7 +17,7 @@ from sparring.gateway.keys import WrongKey
 from sparring.gateway.models import ModelTable, UnknownModel
 from sparring.gateway.reading import Room
 from sparring.reply import ReplyHead, SampledReply
-from sparring.types import ReplyPiece
+from sparring.types import ReplyPiece, StopReason
 
 SOCKET = "gateway.sock"
 """Name of the socket in a run's folder."""
@@ -131,13 +131,13 @@ class ErrorForm(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: name of its class in `KINDS`, or `limit`.
         message: text of the error.
-        reason: reason of a `LimitReached`.
+        reason: reason of a `LimitReached`; None for other errors.
         too_long: length and room of a prompt that is too long.
     """
 
     kind: str
     message: str
-    reason: str = ""
+    reason: StopReason | None = None
     too_long: tuple[int, int] | None = None
 
 
@@ -243,7 +243,7 @@ def error_form(error: SparringError) -> ErrorForm:
 
 def error_of(form: ErrorForm) -> SparringError:
     """Convert a form back to the error."""
-    if form.kind == "limit":
+    if form.kind == "limit" and form.reason is not None:
         return LimitReached(form.reason, form.message, form.too_long)
     return KINDS.get(form.kind, InfraError)(form.message)
 

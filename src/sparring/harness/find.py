@@ -128,10 +128,8 @@ def _head(program: Path) -> str:
 
 def _interpreter(head: str) -> Path | None:
     """Return the interpreter that the head of a script names, or None."""
-    if wrapped := WRAPPED.search(head):
-        words = shlex.split(wrapped[1])
-    else:
-        words = head.partition("\n")[0][2:].split()
+    wrapped = WRAPPED.search(head)
+    words = shlex.split(wrapped[1]) if wrapped else head.partition("\n")[0][2:].split()
     if words and Path(words[0]).name == "env":
         named = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
         words = [shutil.which(named[0]) or ""] if named else []

@@ -24,7 +24,7 @@ class PackedWeight:
         storage: packed values.
     """
 
-    __slots__ = ("storage", "weights", "num_outputs", "num_inputs", "dtype")
+    __slots__ = ("dtype", "num_inputs", "num_outputs", "storage", "weights")
 
     def __init__(self, *weights: torch.Tensor, storage: torch.Tensor | None = None) -> None:
         for weight in weights:
@@ -73,7 +73,7 @@ class PackedStack:
         BadInput: there are no weights, or their shapes or dtypes differ.
     """
 
-    __slots__ = ("storage", "matrices", "num_outputs", "num_inputs", "dtype")
+    __slots__ = ("dtype", "matrices", "num_inputs", "num_outputs", "storage")
 
     def __init__(self, weights: Sequence[torch.Tensor]) -> None:
         if len({(weight.shape, weight.dtype) for weight in weights}) != 1:

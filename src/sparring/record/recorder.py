@@ -37,6 +37,7 @@ from sparring.types import (
     Message,
     Outcome,
     Segment,
+    StopReason,
     Task,
     Timing,
     ToolSpec,
@@ -116,8 +117,6 @@ class RecordedSession(OpenSession):
     the recorded ids with the new messages appended; otherwise a new branch begins, which is rendered whole.
 
     Attributes:
-        max_prompt_bytes: maximum number of bytes of a text of `max_context` ids.
-        max_reply: maximum number of ids of one reply.
         usage: usage so far.
         generate_s: seconds spent waiting for replies, summed over requests.
     """
@@ -126,8 +125,6 @@ class RecordedSession(OpenSession):
         self, recorder: Recorder, task: Task, *, rollout_id: str, seed: int, role: str, admission: int, limits: Limits
     ) -> None:
         super().__init__(trajectory_id(rollout_id, role))
-        self.max_prompt_bytes = recorder.max_context * recorder.renderer.longest_token
-        self.max_reply = min(recorder.sampling.max_tokens, recorder.max_context)
         self.usage = Usage()
         self.generate_s = 0.0
         self._recorder = recorder
@@ -148,6 +145,14 @@ class RecordedSession(OpenSession):
     @property
     def max_context(self) -> int:
         return self._recorder.max_context
+
+    @property
+    def max_prompt_bytes(self) -> int:
+        return self.max_context * self._recorder.renderer.longest_token
+
+    @property
+    def max_reply(self) -> int:
+        return min(self._recorder.sampling.max_tokens, self.max_context)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -276,10 +281,10 @@ class RecordedSession(OpenSession):
             self._delivered(f"{self.id}#{turn.node.place}", True)  # its client goes on from it, so it got it
         return turn
 
-    def _limit_hit(self, completion: Completion, cut_reason: str, tool_calls: int) -> LimitReached | None:
-        """Return the limit that a reply hit. `cut_reason`: reason of the truncation, empty if the client's `max_tokens`
+    def _limit_hit(self, completion: Completion, cut_reason: StopReason | None, tool_calls: int) -> LimitReached | None:
+        """Return the limit that a reply hit. `cut_reason`: reason of the truncation, None if the client's `max_tokens`
         caused it."""
-        if completion.finish_reason == "length" and cut_reason:
+        if completion.finish_reason == "length" and cut_reason is not None:
             text = f"{self.id}: a reply was cut short after {len(completion.tokens)} tokens"
             return LimitReached(cut_reason, text)
         return self._budget.too_many_calls() if tool_calls > self._limits.max_tool_calls else None

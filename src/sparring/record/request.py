@@ -13,7 +13,7 @@ from sparring.generation import Sampling
 from sparring.protocols import Renderer
 from sparring.record.lines import Turn
 from sparring.reply import ReplyRequest
-from sparring.types import Message
+from sparring.types import Message, StopReason
 
 CHARACTERS_PER_TOKEN = 8
 """Characters per token of the context up to which a prompt is rendered without a check; usual text has about 4."""
@@ -60,8 +60,8 @@ def far(room: int) -> tuple[int, int]:
     return 2 * room + 1, room
 
 
-def cut_reason(base: int, context: int, request: ReplyRequest, granted: int) -> str:
-    """Return the limit that truncated a reply; empty if it was the client's.
+def cut_reason(base: int, context: int, request: ReplyRequest, granted: int) -> StopReason | None:
+    """Return the limit that truncated a reply; None if it was the client's.
 
     Args:
         base: maximum number of tokens of a reply in the run.
@@ -70,7 +70,7 @@ def cut_reason(base: int, context: int, request: ReplyRequest, granted: int) -> 
         granted: maximum number of tokens of the reply.
     """
     if granted == request.max_tokens and granted < min(base, context):
-        return ""
+        return None
     return "context_length" if granted == context < base else "max_tokens"
 
 

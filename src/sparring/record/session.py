@@ -88,6 +88,28 @@ class OpenSession(ABC):
     def max_context(self) -> int:
         """Maximum number of ids of a prompt and its reply together."""
 
+    @property
+    @abstractmethod
+    def max_prompt_bytes(self) -> int:
+        """Maximum number of bytes of a text of `max_context` ids."""
+
+    @property
+    @abstractmethod
+    def max_reply(self) -> int:
+        """Maximum number of ids of one reply."""
+
+    @abstractmethod
+    async def abort(self, reply: str) -> None:
+        """End a reply that is being sampled; see `protocols.Session`."""
+
+    @abstractmethod
+    def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
+        """Return the number of ids of a conversation."""
+
+    @abstractmethod
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of one id, which may be part of a character."""
+
     @abstractmethod
     def _sample(self, request: ReplyRequest) -> ReplyStream:
         """Sample and record a reply; innermost of the layers."""

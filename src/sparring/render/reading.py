@@ -342,9 +342,8 @@ class TextReader:
 
     def _start(self) -> bool:
         text = self._text.lstrip()
-        if THINK.startswith(text):  # an incomplete tag waits for its rest
-            if text != THINK:
-                return False
+        if THINK.startswith(text) and text != THINK:  # an incomplete tag waits for its rest
+            return False
         if text.startswith(THINK):
             self._state, self._text = "thought", text[len(THINK) :]
         elif self._thinking:

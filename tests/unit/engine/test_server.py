@@ -7,6 +7,7 @@ import socket
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 
 import httpx
 import pytest
@@ -111,7 +112,7 @@ def test_events_end_with_the_completion(http):
         0
     ] == "event: completion"
     deltas = [json.loads(data.removeprefix("data: "))["tokens"] for _, data in events[:-1]]
-    assert sum(deltas, []) == json.loads(events[-1][1].removeprefix("data: "))["tokens"]
+    assert [*chain.from_iterable(deltas)] == json.loads(events[-1][1].removeprefix("data: "))["tokens"]
 
 
 BAD_BODIES = [

@@ -167,7 +167,7 @@ class TorchPath(TorchOperations):
         for n, ids in _limits(kept):
             target, narrow = targets[n : n + 1], logits[n : n + 1]
             if ids is not None:
-                sound = bool((ids.diff() > 0).all()) and 0 <= int(ids[0]) and int(ids[-1]) < logits.shape[1]
+                sound = bool((ids.diff() > 0).all()) and int(ids[0]) >= 0 and int(ids[-1]) < logits.shape[1]
                 target = (ids == target).nonzero()[:, 0]
                 if not sound or not len(target):
                     return tuple(results.unbind(0)), n

@@ -84,13 +84,22 @@ class Worker:
     """Mix-in for vLLM's worker, which makes each of its processes import this module and register `Receiver`."""
 
 
-class ProbingScheduler(PlainScheduler if current_platform.is_cpu() else AsyncScheduler):
+_Scheduler: Any = PlainScheduler if current_platform.is_cpu() else AsyncScheduler
+
+
+class ProbingScheduler(_Scheduler):
     """vLLM's scheduler, extended to serve requests that verify an update while all others are paused. Otherwise new
     weights could be checked only after running requests had sampled with them."""
 
+    running: list[Request]
+    waiting: Any
+    policy: Any
+    _pause_state: PauseState
+
     def get_num_unfinished_requests(self) -> int:
         """Count the probes too while paused."""
-        return max(super().get_num_unfinished_requests(), len(self._probes()) if self._paused else 0)
+        unfinished: int = super().get_num_unfinished_requests()
+        return max(unfinished, len(self._probes()) if self._paused else 0)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """Schedule only the probes while paused; other requests do not move."""
@@ -115,7 +124,7 @@ class ProbingScheduler(PlainScheduler if current_platform.is_cpu() else AsyncSch
 
     @property
     def _paused(self) -> bool:
-        return self._pause_state != PauseState.UNPAUSED
+        return bool(self._pause_state != PauseState.UNPAUSED)
 
     def _probes(self) -> list[Request]:
         return [request for request in (*self.running, *self.waiting) if PROBE in request.request_id]
