@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from sparring.gateway.dialects.chat_completions import ChatCompletions
-from sparring.gateway.dialects.dialect import ClientCall, ClientRequest, body_of
+from sparring.gateway.dialects.dialect import ClientCall, ClientRequest
+from sparring.gateway.dialects.fields import body_of
 from sparring.gateway.dialects.messages import Messages
 from sparring.generation import Completion, Rendered, Runs, Sampling
 from sparring.record.identity import chain_digests

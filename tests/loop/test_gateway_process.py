@@ -398,7 +398,7 @@ def test_a_note_comes_behind_its_request_and_before_the_next(tmp_path: Path, hel
             exchanges = (await link.door(door.key)).exchanges
 
             def begun() -> Any:
-                return exchanges.begin(b"the same", retried=False, session=None, wanted=wanted("Begin."))
+                return exchanges.begin(b"the same", retried=False, wanted=wanted("Begin."))
 
             first = begun()
             texts = [await read(first)] if held == b"/end" else []
@@ -406,7 +406,7 @@ def test_a_note_comes_behind_its_request_and_before_the_next(tmp_path: Path, hel
                 await relay.holds.wait()
             first.deliver(False)
             second = begun()
-            await exchanges.count(None, wanted("What is faster than what is held."))
+            await exchanges.count(wanted("What is faster than what is held."))
             relay.opened.set()
             texts.append(await read(second))
             second.deliver(True)
@@ -433,7 +433,7 @@ def test_what_a_dead_gateway_had_whole_is_lost_only_if_nobody_can_have_it(tmp_pa
             before, after = [(await link.door(door.key)).exchanges for link in links]
 
             def begun(exchanges: Any, *texts: str) -> Any:
-                return exchanges.begin("".join(texts).encode(), retried=False, session=None, wanted=wanted(*texts))
+                return exchanges.begin("".join(texts).encode(), retried=False, wanted=wanted(*texts))
 
             texts = [await read(begun(before, "Begin.")), await read(begun(before, "Another."))]
             engine.shut_at = 3

@@ -18,7 +18,7 @@ import asyncio, json, resource, sys
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from sparring.gateway.serving import LocalServer, most_connections, server_settings
-from sparring.gateway.workers import listening_at
+from sparring.gateway.workers import listen_on
 
 async def main():
     told = []
@@ -26,7 +26,7 @@ async def main():
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return Response(json.dumps([limit, most_connections(), told]))
     server = LocalServer(server_settings(Router([Route("/", answer)])), told.append)
-    with listening_at("127.0.0.1", 0) as listening:
+    with listen_on("127.0.0.1", 0) as listening:
         print(listening.getsockname()[1], flush=True)
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         await asyncio.to_thread(sys.stdin.read)

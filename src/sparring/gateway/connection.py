@@ -12,12 +12,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sparring.errors import SparringError
-from sparring.gateway.dialects.dialect import AnswerWriter, BytesOf, ClientRequest, Dialect, to_json
+from sparring.gateway.dialects.dialect import AnswerWriter, BytesOf, ClientRequest, Dialect
+from sparring.gateway.dialects.fields import to_json
 from sparring.gateway.exchange import ReadExchange
 from sparring.gateway.refusals import client_error, refusal_response
 from sparring.gateway.serving import WHEN_BROKEN
 from sparring.reply import ReplyHead, ReplyPart, SampledReply
-from sparring.types import Message
 
 T = TypeVar("T")
 PING_S = 10.0
@@ -213,37 +213,5 @@ def _write_part(writer: AnswerWriter, sample: int, part: ReplyPart, begun: bool)
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
-    """Wait until the client closes its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def empty_response(dialect: Dialect, client_request: ClientRequest, id: str, headers: Mapping[str, str]) -> Response:
-    """Return the response to a request that samples nothing: an empty reply.
-
-    Args:
-        dialect: dialect of the request.
-        client_request: request, which was read already.
-        id: id by which a later request continues the conversation.
-        headers: headers of the response.
-    """
-
-    def bytes_of(token: int) -> bytes:
-        return b""
-
-    reply = SampledReply(
-        id=id,
-        message=Message(role="assistant"),
-        finish_reason="stop",
-        prompt_tokens=0,
-        cached_tokens=0,
-        tokens=(),
-        logprobs=(),
-        reasoning_tokens=0,
-    )
-    if not client_request.stream:
-        body = to_json(dialect.answer(client_request, [reply], bytes_of))
-        return Response(body, media_type="application/json", headers=headers)
-    writer = dialect.writer(client_request, bytes_of)
-    events = writer.begin(ReplyHead(id=reply.id, prompt_tokens=0)) + writer.end(0, reply) + writer.close()
-    return Response(events, media_type=writer.content_type, headers=headers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -36,43 +37,65 @@ RETRIES = b"x-stainless-retry-count"
 """Header in which the vendors' clients count their retries of a request."""
 
 
-class ReadExchange(Protocol):
-    """Exchange that connections can read, in this process or in the run's. See the attributes of `Exchange`."""
+class ReadExchange(ABC):
+    """Answer to a request so far, which connections read in this process or in the gateway's.
 
-    parts: list[tuple[int, ReplyPart]]
-    error: SparringError | None
-    over: bool
-    wakers: set[Callable[[], None]]
+    Attributes:
+        parts: parts of the answer so far, each with the number of its sample.
+        replies: complete replies, by the number of their sample.
+        error: error that ended the answer; None if there was no error.
+        over: whether the answer is complete or failed.
+        wakers: functions that wake the reading connections when a part arrives, one per connection.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[int, ReplyPart]] = []
+        self.replies: dict[int, SampledReply] = {}
+        self.error: SparringError | None = None
+        self.over = False
+        self.wakers: set[Callable[[], None]] = set()
 
     @property
     def whole(self) -> list[SampledReply]:
         """Complete replies, in order. Raises the error of an exchange that failed."""
+        if self.error is not None:
+            raise self.error
+        return [self.replies[sample] for sample in sorted(self.replies)]
 
+    @abstractmethod
     def deliver(self, delivered: bool | None) -> None:
         """Record whether a connection delivered the complete answer to its client; None: unknown."""
+
+    def _add(self, sample: int, part: ReplyPart) -> None:
+        if isinstance(part, SampledReply):
+            self.replies[sample] = part
+        self.parts.append((sample, part))
+        self._wake()
+
+    def _wake(self) -> None:
+        for wake in self.wakers:
+            wake()
 
 
 class DoorExchanges(Protocol):
     """Part of a door that answers requests, in this process or through a link to the run's process."""
 
-    def begin(self, request: bytes, *, retried: bool, session: Any, wanted: ClientRequest) -> ReadExchange:
+    def begin(self, request: bytes, *, retried: bool, wanted: ClientRequest) -> ReadExchange:
         """Return the exchange of a request: a new one, or the earlier one that the request repeats.
 
         Args:
             request: digest of the request and its agent; see `request_digest`.
             retried: whether the client marks the request as a retry.
-            session: session that answers.
             wanted: request to answer.
         """
 
-    async def count(self, session: Any, wanted: ClientRequest) -> int:
+    async def count(self, wanted: ClientRequest) -> int:
         """Return the number of tokens of a conversation. Raises LimitReached if it is far too long."""
 
-    async def refuse(self, session: Any, reason: str, *, misdirected: bool = False) -> None:
-        """Record in a session that a request of its client was refused before it reached the session.
+    async def refuse(self, reason: str, misdirected: bool = False) -> None:
+        """Record in the policy's session that a request of its client was refused before it reached the session.
 
         Args:
-            session: session of the policy.
             reason: text of the refusal.
             misdirected: whether no endpoint has the path or method. Such a refusal counts only if the client made no
                 other request, because agents also call paths that have nothing to do with replies.
@@ -85,12 +108,12 @@ class DoorExchanges(Protocol):
         """Keep a conversation that a client sends without asking for a reply. Return the id by which a later request
         can continue it."""
 
-    async def conversations(self, models: ModelTable[Any], replies: Collection[str]) -> Mapping[str, Sequence[Message]]:
+    async def conversations(self, replies: Collection[str]) -> Mapping[str, Sequence[Message]]:
         """Return all messages up to each of the given replies, by reply id. Unknown replies are left out. An id from
         `hear` counts as a reply."""
 
 
-class Exchange:
+class Exchange(ReadExchange):
     """One request of a client, and its answer so far.
 
     Args:
@@ -98,22 +121,13 @@ class Exchange:
         client_request: request to answer.
 
     Attributes:
-        parts: parts of the answer so far, each with the number of its sample.
-        replies: complete replies, by the number of their sample.
-        error: error that ended the answer; None if there was no error.
-        over: whether the answer is complete or failed.
         broken: whether a connection broke before the end of the answer and no other connection delivered it.
-        wakers: functions that wake the reading connections when a part arrives, one per connection.
     """
 
     def __init__(self, session: Session, client_request: ClientRequest) -> None:
-        self.parts: list[tuple[int, ReplyPart]] = []
-        self.replies: dict[int, SampledReply] = {}
-        self.error: SparringError | None = None
-        self.over = False
+        super().__init__()
         self.broken = False
-        self.wakers: set[Callable[[], None]] = set()
-        self._session, self._num_samples = session, client_request.samples
+        self._session = session
         self._shown = [ShownReply() for _ in range(client_request.samples)]
         self._ids: dict[int, str] = {}
         self._delivered = False
@@ -125,13 +139,6 @@ class Exchange:
     def refused(self) -> bool:
         """True if the request was wrong or the rollout hit a limit; False for a fault of the engine."""
         return isinstance(self.error, (BadInput, PolicyFailure))
-
-    @property
-    def whole(self) -> list[SampledReply]:
-        """Complete replies, in order. Raises the error of an exchange that failed."""
-        if self.error is not None:
-            raise self.error
-        return [self.replies[sample] for sample in range(self._num_samples)]
 
     def deliver(self, delivered: bool | None) -> None:
         """Record delivery, as `ReadExchange.deliver` does.
@@ -201,11 +208,9 @@ class Exchange:
             self._show(sample, ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens))
         for piece in self._shown[sample].rest(reply.message):
             self._show(sample, piece)
-        self.replies[sample] = reply
-        self.parts.append((sample, reply))
         if self.broken and not self.wakers:
             self._session.deliver(reply.id, False)
-        self._wake()
+        self._add(sample, reply)
 
     def _show(self, sample: int, part: ReplyHead | ReplyPiece) -> None:
         if isinstance(part, ReplyHead):
@@ -213,12 +218,7 @@ class Exchange:
         else:
             self._shown[sample].add(part)
             part = as_shown(part)
-        self.parts.append((sample, part))
-        self._wake()
-
-    def _wake(self) -> None:
-        for wake in self.wakers:
-            wake()
+        self._add(sample, part)
 
     def _compact(self) -> None:
         """Replace the pieces of each reply by as few as its message has parts, to save memory."""
@@ -231,15 +231,42 @@ class Exchange:
                 self.parts.append((sample, reply))
 
 
+class EmptyExchange(ReadExchange):
+    """Answer to a request that samples nothing: an empty reply.
+
+    Args:
+        id: id by which a later request continues the conversation.
+    """
+
+    def __init__(self, id: str) -> None:
+        super().__init__()
+        self._add(0, ReplyHead(id=id, prompt_tokens=0))
+        reply = SampledReply(
+            id=id,
+            message=Message(role="assistant"),
+            finish_reason="stop",
+            prompt_tokens=0,
+            cached_tokens=0,
+            tokens=(),
+            logprobs=(),
+            reasoning_tokens=0,
+        )
+        self._add(0, reply)
+        self.over = True
+
+    def deliver(self, delivered: bool | None) -> None:
+        pass
+
+
 class Exchanges:
     """Exchanges of one door: the running ones and the latest finished ones. Implements `DoorExchanges`.
 
     Args:
-        session: session of the policy.
+        models: sessions of the models.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, models: ModelTable[Session]) -> None:
+        self._models, self._session = models, models.sessions[0]
         self._all: OrderedDict[Exchange, bytes] = OrderedDict()
         self._of_request: dict[bytes, list[Exchange]] = {}
         self._heard: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
@@ -259,21 +286,22 @@ class Exchanges:
         """Exchanges whose connection broke and that have no reader."""
         return [exchange for exchange in self._all if exchange.broken and not exchange.wakers]
 
-    def begin(self, request: bytes, *, retried: bool, session: Session, wanted: ClientRequest) -> Exchange:
+    def begin(self, request: bytes, *, retried: bool, wanted: ClientRequest) -> Exchange:
         exchange = self.of(request, retried=retried)
         if exchange is None:
-            exchange = Exchange(session, wanted)
+            exchange = Exchange(self._models.session(wanted.model), wanted)
             self.add(request, exchange)
         return exchange
 
-    async def count(self, session: Session, wanted: ClientRequest) -> int:
+    async def count(self, wanted: ClientRequest) -> int:
+        session = self._models.session(wanted.model)
         if renders_long(wanted.messages) or has_many(tool.parameters for tool in wanted.tools):
             return await in_thread(session.count, wanted.messages, wanted.tools)
         return session.count(wanted.messages, wanted.tools)
 
-    async def refuse(self, session: Session, reason: str, *, misdirected: bool = False) -> None:
+    async def refuse(self, reason: str, misdirected: bool = False) -> None:
         if not misdirected or not self._all and not self._refused:
-            session.refuse(reason)
+            self._session.refuse(reason)
         self._refused = self._refused or not misdirected
 
     async def overflow(self, limit: LimitReached) -> None:
@@ -287,11 +315,9 @@ class Exchanges:
             self._heard.popitem(last=False)
         return id
 
-    async def conversations(
-        self, models: ModelTable[Session], replies: Collection[str]
-    ) -> dict[str, tuple[Message, ...]]:
+    async def conversations(self, replies: Collection[str]) -> dict[str, tuple[Message, ...]]:
         recalled = {reply: self._heard[reply] for reply in replies if reply in self._heard}
-        for session in models.sessions:
+        for session in self._models.sessions:
             for reply in replies:
                 messages = session.conversation(reply)
                 if messages is not None:

@@ -68,16 +68,15 @@ def _problem(scope: Scope, keyed: bool, own: frozenset[str]) -> BadInput | None:
     here = own | {scope["server"][0]}
     do = "ask from a program, or give the server a key and send it"
     for name, value in scope["headers"]:
-        if name == b"origin" and not _is_own(_origin(_text(value)), here):
+        if name == b"origin" and not _is_own(_host(_text(value)), here):
             return refusal("Origin", "none, or an address of this server", repr(_text(value)), do)
-        host = _host(_text(value)) if name == b"host" and not keyed else ""
-        if host != "" and not _is_own(host, here) and not _is_address(host):
+        host = _host(f"//{_text(value)}") if name == b"host" and not keyed else ""
+        if host != "" and not _is_own(host, here) and _address(host or "") is None:
             return refusal("Host", "an address of this server", repr(_text(value)), do)
     return None
 
 
 def _is_own(host: str | None, own: Collection[str]) -> bool:
-    """Return whether a host is this machine."""
     if not host:
         return False
     host = host.lower().rstrip(".")
@@ -87,10 +86,6 @@ def _is_own(host: str | None, own: Collection[str]) -> bool:
     return address is not None and address.is_loopback
 
 
-def _is_address(host: str | None) -> bool:
-    return host is not None and _address(host) is not None
-
-
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(host)
@@ -98,18 +93,10 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def _origin(value: str) -> str | None:
-    """Return the host of an origin, or None for one without a host, such as `null`."""
+def _host(url: str) -> str | None:
+    """Return the host of a URL, or None for one without a host, such as the origin `null`."""
     try:
-        return urlsplit(value).hostname
-    except ValueError:
-        return None
-
-
-def _host(value: str) -> str | None:
-    """Return the host of a `Host` header, without its port."""
-    try:
-        return urlsplit(f"//{value}").hostname
+        return urlsplit(url).hostname
     except ValueError:
         return None
 

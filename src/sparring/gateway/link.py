@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from enum import StrEnum, auto
 from typing import Any, Protocol
 
@@ -12,43 +11,14 @@ from starlette.responses import Response
 
 from sparring.errors import BadInput, InfraError, LimitReached, PolicyFailure, RequestRefused, SparringError
 from sparring.gateway.dialects.dialect import ClientRequest
-from sparring.gateway.exchange import DoorExchanges
 from sparring.gateway.keys import WrongKey
-from sparring.gateway.models import ModelTable, UnknownModel
-from sparring.gateway.reading import Room
+from sparring.gateway.models import UnknownModel
+from sparring.gateway.reading import AnsweredDoor, Room
 from sparring.reply import ReplyHead, SampledReply
-from sparring.types import ReplyPiece, StopReason
+from sparring.types import Message, ReplyPiece
 
 SOCKET = "gateway.sock"
 """Name of the socket in a run's folder."""
-
-
-class AnsweredDoor(Protocol):
-    """Door whose requests are answered in this process or in the run's process. See the attributes of `server.Door`."""
-
-    @property
-    def models(self) -> ModelTable[Any]:
-        """Models that its client may name."""
-
-    @property
-    def leave_out(self) -> frozenset[str]:
-        """Types of vendor-hosted tools that are dropped from requests."""
-
-    @property
-    def exchanges(self) -> DoorExchanges:
-        """Exchanges of its client's requests."""
-
-    @property
-    def room(self) -> Room:
-        """Maximum size of a prompt."""
-
-    @property
-    def reading(self) -> asyncio.Lock:
-        """Lock that is held while a request is read."""
-
-    @property
-    def ping_s(self) -> float:
-        """Interval of keep-alive events, in seconds."""
 
 
 class RunLink(Protocol):
@@ -73,7 +43,8 @@ class RunLink(Protocol):
 
     async def forward_to_tools(self, request: Request) -> Response:
         """Pass a request to the tools of a world on, return the response, and report to the run's process whether the
-        client received it. Raises as `forward` does."""
+        client received it. Raises as `forward` does.
+        """
 
 
 class KeyForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,56 +89,26 @@ class ExchangeForm(msgspec.Struct, frozen=True, kw_only=True):
     wanted: ClientRequest
 
 
-class CountForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Request for the number of tokens of a conversation."""
-
-    key: str
-    wanted: ClientRequest
-
-
-class ErrorForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Error of a session.
+class CallForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Call of one of the `METHODS` of a door's exchanges.
 
     Attributes:
-        kind: name of its class in `KINDS`, or `limit`.
-        message: text of the error.
-        reason: reason of a `LimitReached`; None for other errors.
-        too_long: length and room of a prompt that is too long.
+        key: key of the door.
+        arguments: arguments of the method.
     """
 
-    kind: str
-    message: str
-    reason: StopReason | None = None
-    too_long: tuple[int, int] | None = None
-
-
-class OverflowForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Report of a request that was refused unread, because its prompt is far too long."""
-
     key: str
-    error: ErrorForm
+    arguments: msgspec.Raw
 
 
-class HearForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Conversation that a client sends without asking for a reply."""
-
-    key: str
-    wanted: ClientRequest
-
-
-class RefusedForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Report of a request that the gateway refused; see `DoorExchanges.refuse`."""
-
-    key: str
-    reason: str
-    misdirected: bool = False
-
-
-class RecallForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Request for the conversations up to some replies."""
-
-    key: str
-    replies: tuple[str, ...]
+METHODS: dict[str, tuple[Any, Any]] = {
+    "count": (tuple[ClientRequest], int),
+    "refuse": (tuple[str, bool], None),
+    "overflow": (tuple[LimitReached], None),
+    "hear": (tuple[ClientRequest], str),
+    "conversations": (tuple[tuple[str, ...]], dict[str, tuple[Message, ...]]),
+}
+"""Methods of `DoorExchanges` that the gateway calls in the run's process, with the types of arguments and result."""
 
 
 class EndForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,7 +126,8 @@ class EndForm(msgspec.Struct, frozen=True, kw_only=True):
 
 class BeginForm(msgspec.Struct, frozen=True, kw_only=True):
     """Start of a gateway's process. It breaks all connections of the previous gateway. The response is a stream with
-    one `Word` per line, and stays open while the gateway serves the run."""
+    one `Word` per line, and stays open while the gateway serves the run.
+    """
 
     gateway: str
 
@@ -218,7 +160,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     piece: ReplyPiece | None = None
     reply: SampledReply | None = None
     spelled: dict[int, bytes] | None = None
-    error: ErrorForm | None = None
+    error: SparringError | None = None
     over: bool = False
 
 
@@ -233,37 +175,28 @@ KINDS: dict[str, type[SparringError]] = {
 """Names of the error classes that clients can tell apart; subclasses stand before their base classes."""
 
 
-def error_form(error: SparringError) -> ErrorForm:
-    """Convert an error to its form."""
-    if isinstance(error, LimitReached):
-        return ErrorForm(kind="limit", message=str(error), reason=error.reason, too_long=error.too_long)
-    kind = next((name for name, kind in KINDS.items() if isinstance(error, kind)), "infra")
-    return ErrorForm(kind=kind, message=str(error))
-
-
-def error_of(form: ErrorForm) -> SparringError:
-    """Convert a form back to the error."""
-    if form.kind == "limit" and form.reason is not None:
-        return LimitReached(form.reason, form.message, form.too_long)
-    return KINDS.get(form.kind, InfraError)(form.message)
-
-
 def encode(form: Any) -> bytes:
-    """Encode a form as JSON."""
-    return msgspec.json.encode(form, enc_hook=_limit_values)
+    """Encode a form as JSON. An error becomes a list of its kind, its message, and reason and length of a limit."""
+    return msgspec.json.encode(form, enc_hook=_error_values)
 
 
-def decode(data: bytes, kind: Any) -> Any:
+def decode(data: bytes | msgspec.Raw, kind: Any) -> Any:
     """Decode a form of a given type."""
-    return msgspec.json.decode(data, type=kind, dec_hook=_limit)
+    return msgspec.json.decode(data, type=kind, dec_hook=_error)
 
 
-def _limit_values(value: Any) -> tuple[str, str, tuple[int, int] | None]:
+def _error_values(value: Any) -> tuple[str, str, str, tuple[int, int] | None]:
     if isinstance(value, LimitReached):
-        return value.reason, str(value), value.too_long
+        return "limit", str(value), value.reason, value.too_long
+    if isinstance(value, SparringError):
+        return next((name for name, kind in KINDS.items() if isinstance(value, kind)), "infra"), str(value), "", None
     raise NotImplementedError(type(value).__name__)
 
 
-def _limit(kind: type, values: Any) -> LimitReached:
-    reason, message, too_long = values
-    return LimitReached(reason, message, too_long and tuple(too_long))
+def _error(expected: type, values: Any) -> SparringError:
+    kind, message, reason, too_long = values
+    if kind == "limit":
+        return LimitReached(reason, message, too_long and tuple(too_long))
+    if expected is LimitReached:
+        raise ValueError(f"expected a limit, got {kind}")
+    return KINDS.get(kind, InfraError)(message)

@@ -4,12 +4,8 @@
     POST /door       description of a key's door.
     POST /exchange   answer to a request, one line per part.
     POST /end        end of a connection, with whether its client received the answer.
-    POST /count      number of tokens of a conversation.
-    POST /overflow   report of a request that was refused unread.
-    POST /refused    report of a request that the gateway refused.
     POST /known      check of a key.
-    POST /hear       conversation without a request for a reply.
-    POST /recall     conversations up to some replies.
+    POST /METHOD     call of one of the `METHODS` of a door's exchanges.
 
 Requests for rewards, workers and the world's tools are passed on unchanged, and are answered by the endpoints of the
 run's own server.
@@ -23,40 +19,38 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+import msgspec
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Mount
 
-from sparring.errors import BadInput, LimitReached, SparringError, boundary, refusal
+from sparring.errors import BadInput, SparringError, boundary
 from sparring.gateway.exchange import Exchange
 from sparring.gateway.keys import PATH, wrong_key
 from sparring.gateway.link import (
+    METHODS,
     SOCKET,
     BeginForm,
-    CountForm,
+    CallForm,
     DoorForm,
     EndForm,
     ExchangeForm,
-    HearForm,
     KeyForm,
     Line,
-    OverflowForm,
-    RecallForm,
-    RefusedForm,
     Word,
     decode,
     encode,
-    error_form,
-    error_of,
 )
 from sparring.gateway.reading import read_body
+from sparring.gateway.refusals import Endpoint
 from sparring.gateway.server import Gateway, gateway_here
 from sparring.gateway.serving import MOST_SENT, LocalServer, server_settings
 from sparring.gateway.tool_server import READER, CallResponse, RunningCall
@@ -66,7 +60,7 @@ from sparring.reply import ReplyHead, ReplyPart, SampledReply
 T = TypeVar("T")
 
 ERROR = 409
-"""Status of a response whose body is an `ErrorForm`."""
+"""Status of a response whose body is an error."""
 
 MOST_NOTE = 1 << 20
 """Maximum number of bytes of a request that names a key, a connection or a limit."""
@@ -150,28 +144,23 @@ class LinkServer:
 
     def application(self) -> Starlette:
         """Return the ASGI application."""
-        posts = {
+        posts: dict[str, Callable[[Request], Any]] = {
             "begin": self._begin,
             "door": self._describe,
             "exchange": self._exchange,
             "end": self._end,
-            "count": self._count,
-            "overflow": self._overflow,
             "known": self._known,
-            "hear": self._hear,
-            "refused": self._refused,
-            "recall": self._recall,
+            **{method: partial(self._call, method) for method in METHODS},
         }
         passed = self._doors.routes_of_run(hold=self._hold)
-        own = [Route(f"/{name}", _with_error_forms(answer), methods=["POST"]) for name, answer in posts.items()]
+        own = [Endpoint(f"/{name}", answer, methods=["POST"], refuse=_refuse) for name, answer in posts.items()]
         return Starlette(routes=[*own, *passed, Mount(PATH, routes=passed)])
 
     async def _describe(self, request: Request) -> Response:
         door = self._door((await _form(request, KeyForm, MOST_NOTE)).key)
         left_out = tuple(sorted(door.leave_out))
-        return Response(
-            encode(DoorForm(room=door.room, models=door.models.entries, leave_out=left_out, ping_s=door.ping_s))
-        )
+        form = DoorForm(room=door.room, models=door.models.entries, leave_out=left_out, ping_s=door.ping_s)
+        return Response(encode(form))
 
     async def _begin(self, request: Request) -> Response:
         self._gateway = (await _form(request, BeginForm, MOST_NOTE)).gateway
@@ -210,9 +199,7 @@ class LinkServer:
             return Response(status_code=410)  # from a gateway that another replaced
         door = self._door(form.key)
         session = door.models.session(form.wanted.model)
-        exchange = door.exchanges.begin(
-            bytes.fromhex(form.digest), retried=form.retried, session=session, wanted=form.wanted
-        )
+        exchange = door.exchanges.begin(bytes.fromhex(form.digest), retried=form.retried, wanted=form.wanted)
         reader = self._readers[form.reader] = _Reader(exchange)
         spelling = session if form.wanted.logprobs else None
         return StreamingResponse(_lines(reader, spelling), media_type="application/x-ndjson")
@@ -232,39 +219,15 @@ class LinkServer:
         response.reader = request.headers[READER]
         self._readers[response.reader] = _CallReader(response.call)
 
-    async def _count(self, request: Request) -> Response:
-        form = await _form(request, CountForm)
-        door = self._door(form.key)
-        session = door.models.session(form.wanted.model)
-        return Response(str(await door.exchanges.count(session, form.wanted)))
-
-    async def _overflow(self, request: Request) -> Response:
-        form = await _form(request, OverflowForm, MOST_NOTE)
-        error = error_of(form.error)
-        if not isinstance(error, LimitReached):
-            raise refusal("error", "a limit", form.error.kind, OTHER_VERSION)
-        await self._door(form.key).exchanges.overflow(error)
-        return Response()
+    async def _call(self, method: str, request: Request) -> Response:
+        form = await _form(request, CallForm)
+        arguments = _decode(request, form.arguments, METHODS[method][0])
+        return Response(encode(await getattr(self._door(form.key).exchanges, method)(*arguments)))
 
     async def _known(self, request: Request) -> Response:
         if not self._doors.knows((await _form(request, KeyForm, MOST_NOTE)).key):
             raise wrong_key("one of a rollout that is over, or of none")
         return Response()
-
-    async def _hear(self, request: Request) -> Response:
-        form = await _form(request, HearForm)
-        return Response(await self._door(form.key).exchanges.hear(form.wanted))
-
-    async def _refused(self, request: Request) -> Response:
-        form = await _form(request, RefusedForm)
-        door = self._door(form.key)
-        await door.exchanges.refuse(door.session, form.reason, misdirected=form.misdirected)
-        return Response()
-
-    async def _recall(self, request: Request) -> Response:
-        form = await _form(request, RecallForm)
-        door = self._door(form.key)
-        return Response(encode(await door.exchanges.conversations(door.models, form.replies)))
 
 
 @asynccontextmanager
@@ -316,10 +279,13 @@ async def _form(request: Request, kind: type[T], most_bytes: int = MOST_SENT) ->
     Raises:
         BadInput: the body is not a form of this kind, or too long.
     """
-    data = await read_body(request, most_bytes)
-    with boundary(BadInput, f"POST {request.scope['path']}", f"a {kind.__name__}", OTHER_VERSION):
-        form: T = decode(data, kind)
+    form: T = _decode(request, await read_body(request, most_bytes), kind)
     return form
+
+
+def _decode(request: Request, data: bytes | msgspec.Raw, kind: Any) -> Any:
+    with boundary(BadInput, f"POST {request.scope['path']}", f"a {kind.__name__}", OTHER_VERSION):
+        return decode(data, kind)
 
 
 async def _lines(reader: _Reader, session: Session | None) -> AsyncIterator[bytes]:
@@ -333,19 +299,8 @@ async def _lines(reader: _Reader, session: Session | None) -> AsyncIterator[byte
         else:
             line = Line(sample=sample, piece=part)
         yield encode(line) + b"\n"
-    error = reader.exchange.error
-    yield encode(Line(over=True, error=None if error is None else error_form(error))) + b"\n"
+    yield encode(Line(over=True, error=reader.exchange.error)) + b"\n"
 
 
-def _with_error_forms(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that answers errors with their forms."""
-
-    async def endpoint(request: Request) -> Response:
-        try:
-            return await answer(request)
-        except ClientDisconnect:  # the gateway's process was killed during its request
-            return Response(status_code=499)
-        except SparringError as error:
-            return Response(encode(error_form(error)), status_code=ERROR)
-
-    return endpoint
+def _refuse(request: Request, error: SparringError) -> Response:
+    return Response(encode(error), status_code=ERROR)

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from sparring.gateway.dialects import chat_completions, gemini, messages, responses
+from sparring.gateway.workers import ClaimForm
+from sparring.record.leases import LeaseEnd
+from sparring.record.rewards import OutsideReward
 
 TEXT = {"type": "string"}
 COUNT = {"type": "integer", "minimum": 1}
@@ -99,46 +104,11 @@ OWN: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 """Schemas of fields that differ between dialects."""
 
-REWARD = {
-    "type": "object",
-    "required": ["reward"],
-    "properties": {
-        "reward": {"type": ["number", "null"]},
-        "of": {"type": ["string", "null"]},
-        "branch": SWITCH,
-        "parts": {"type": "object", "additionalProperties": {"type": "number"}},
-        "final": {"type": ["boolean", "null"]},
-        "id": TEXT,
-        "rollout": TEXT,
-    },
-    "additionalProperties": False,
-}
-"""Schema of a reward from outside; `rollout` is read under the run's key alone."""
 
-CLAIM = {
-    "type": "object",
-    "properties": {
-        "environments": {"type": "array", "items": TEXT},
-        "wait_s": {"type": "number", "minimum": 0, "maximum": 600},
-        "worker": TEXT,
-        "id": TEXT,
-    },
-    "additionalProperties": False,
-}
-"""Schema of a worker's claim."""
+def _schema_of(form: type) -> dict[str, Any]:
+    schema: dict[str, Any] = msgspec.json.schema_components([form])[1][form.__name__]
+    return schema
 
-FINISH = {
-    "type": "object",
-    "required": ["outcome"],
-    "properties": {
-        "outcome": {"enum": ["completed", "truncated", "failed"]},
-        "answer": {"type": ["string", "null"]},
-        "reward": {"type": ["number", "null"]},
-        "reason": TEXT,
-    },
-    "additionalProperties": False,
-}
-"""Schema of the end of a worker's rollout."""
 
 ROLES = {"chat": ["system", "developer", "user", "assistant", "tool"], "messages": ["user", "assistant", "system"]}
 KEY = {"type": "apiKey", "in": "header"}
@@ -155,16 +125,18 @@ def document() -> dict[str, Any]:
     for call in ("generateContent", "streamGenerateContent", "countTokens"):
         post = _post("gemini", gemini.OBEYED, gemini.NOTED, ["contents"])
         posts[f"/v1beta/models/{{model}}:{call}"] = {**post, "parameters": [_name("model")]}
-    posts["/v1/rewards"] = {
-        **_body_of(REWARD),
-        "responses": _answers(200, 400, 401, 403, 404, 409, 410, 503),
+    reward = _schema_of(OutsideReward)
+    reward["properties"]["rollout"] = TEXT  # read under the run's key alone
+    posts["/v1/rewards"] = {**_body_of(reward), "responses": _answers(200, 400, 401, 403, 404, 409, 410, 503)}
+    posts["/v1/rollouts/claim"] = {
+        **_body_of(_schema_of(ClaimForm)),
+        "responses": _answers(200, 204, 400, 401, 403, 410, 503),
     }
-    posts["/v1/rollouts/claim"] = {**_body_of(CLAIM), "responses": _answers(200, 204, 400, 401, 403, 410, 503)}
     leased = {"parameters": [_name("id")]}
     posts["/v1/rollouts/{id}/renew"] = {**leased, "responses": _answers(200, 401, 403, 404, 410)}
     posts["/v1/rollouts/{id}/finish"] = {
         **leased,
-        **_body_of(FINISH),
+        **_body_of(_schema_of(LeaseEnd)),
         "responses": _answers(200, 400, 401, 403, 404, 409, 410, 503),
     }
     gets: dict[str, dict[str, Any]] = {
@@ -206,7 +178,6 @@ def _post(name: str, obeyed: Iterable[str], noted: Iterable[str], required: list
 
 
 def _body_of(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of a JSON body."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from sparring.errors import LimitReached, refusal
-from sparring.gateway.dialects.dialect import ClientCall, ClientRequest, Dialect, body_of
+from sparring.gateway.connection import PING_S
+from sparring.gateway.dialects.dialect import ClientCall, ClientRequest, Dialect
+from sparring.gateway.dialects.fields import body_of
 from sparring.gateway.dialects.responses import replies_named
 from sparring.gateway.exchange import DoorExchanges, request_digest
 from sparring.gateway.models import ModelTable
@@ -116,28 +119,25 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
             raise self.overflow("the values in tools and calls")
 
 
-class ReadDoor(Protocol):
-    """Door as the reader of requests needs it. See the attributes of `server.Door`."""
+@dataclass(eq=False, kw_only=True, slots=True)
+class AnsweredDoor:
+    """Door whose requests are answered in this process or in the run's process.
 
-    @property
-    def models(self) -> ModelTable[Any]:
-        """Models that its client may name."""
+    Attributes:
+        room: maximum size of a prompt of the policy.
+        models: models that the client may name, the policy among them.
+        exchanges: exchanges of its client's requests.
+        leave_out: types of vendor-hosted tools that are dropped from requests instead of refused.
+        ping_s: interval of keep-alive events on a stream, in seconds.
+        reading: lock that is held while a request is read, so that requests are read in order of arrival.
+    """
 
-    @property
-    def leave_out(self) -> frozenset[str]:
-        """Types of tools that are left out."""
-
-    @property
-    def exchanges(self) -> DoorExchanges:
-        """Exchanges of its client's requests."""
-
-    @property
-    def room(self) -> Room:
-        """Room for a prompt."""
-
-    @property
-    def reading(self) -> asyncio.Lock:
-        """Lock that is held while a request is read."""
+    room: Room
+    models: ModelTable[Any]
+    exchanges: DoorExchanges
+    leave_out: frozenset[str] = frozenset()
+    ping_s: float = PING_S
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 async def read_body(request: Request, most_bytes: int, over: Callable[[], Exception] | None = None) -> bytes:
@@ -167,11 +167,16 @@ async def read_body(request: Request, most_bytes: int, over: Callable[[], Except
     raise refusal("body", f"at most {most_bytes} bytes", "more", "send less") if over is None else over()
 
 
-async def read_prompt(request: Request, room: Room) -> bytes:
-    """Read the body of a request for a reply. Raises Overflow if no prompt of the context is so large."""
-    data = await read_body(request, MOST_BYTES, lambda: room.overflow(f"more than {MOST_BYTES} bytes"))
-    room.check(data)
-    return data
+def read_form(body: Mapping[str, Any], form: type[T], expected: str) -> T:
+    """Read a body of a given type.
+
+    Raises:
+        BadInput: the body does not have this type.
+    """
+    try:
+        return msgspec.convert(body, form)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise refusal("body", expected, str(error), "correct the request") from None
 
 
 async def read_tool_call(request: Request, room: Room) -> bytes:
@@ -184,20 +189,21 @@ async def read_tool_call(request: Request, room: Room) -> bytes:
     return data
 
 
-async def read_call(dialect: Dialect, request: Request, door: ReadDoor) -> tuple[ClientRequest, bytes]:
+async def read_call(dialect: Dialect, request: Request, door: AnsweredDoor) -> tuple[ClientRequest, bytes]:
     """Read a client's request. Return it with its digest; see `request_digest`.
 
     Raises:
         BadInput: the request is refused.
         Overflow: it is far too long.
     """
-    data = await read_prompt(request, door.room)
+    data = await read_body(request, MOST_BYTES, lambda: door.room.overflow(f"more than {MOST_BYTES} bytes"))
+    door.room.check(data)
     values = values_at_most(data)
     beside = len(data) > MUCH_BYTES or values > MUCH_VALUES
     async with door.reading:
         body = await _run(beside, _decode, data, door.room)
         named = replies_named(body)
-        earlier = await door.exchanges.conversations(door.models, named) if named else {}
+        earlier = await door.exchanges.conversations(named) if named else {}
         call = ClientCall(
             body=body,
             headers={
@@ -249,7 +255,6 @@ async def _run(beside: bool, work: Callable[..., T], *arguments: Any) -> T:
 
 
 def _num_values(value: Any) -> int:
-    """Return the number of values, containers and keys in plain data."""
     number, left = 0, [value]
     while left:
         inner = left.pop()

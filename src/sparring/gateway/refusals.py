@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,6 +22,8 @@ from sparring.gateway.dialects.messages import Messages
 from sparring.gateway.dialects.responses import Responses
 from sparring.gateway.keys import WrongKey
 from sparring.gateway.models import UnknownModel
+
+Answer = Callable[[Request], Awaitable[Response]]
 
 _KEY = re.compile(r"/k/[^/]+(?=/)")
 """Path prefix that contains the key."""
@@ -152,23 +155,46 @@ async def no_endpoint(scope: Scope, receive: Receive, send: Send) -> None:
     raise Misdirected(refusal("path", "an endpoint of /openapi.json", repr(path), do), scope, 404)
 
 
+def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a response with a JSON body."""
+    return Response(msgspec.json.encode(body), status_code=status, media_type="application/json", headers=headers)
+
+
+def refuse_in_dialect(request: Request, error: SparringError) -> Response:
+    """Return the response to a refused request in the dialect of its client."""
+    return refusal_response(dialect_of(request.scope), error)
+
+
 class Endpoint(Route):
-    """Route that raises `Misdirected` for a wrong method, so that the refusal has the format of the client's vendor.
+    """Route that answers errors, and clients that left with status 499. It raises `Misdirected` for a wrong method, so
+    that the refusal has the format of the client's vendor.
 
     Args:
         path: path of the requests.
         endpoint: function that answers a request. It raises none of starlette's own exceptions, so requests skip
             starlette's exception handling.
         methods: allowed methods.
+        refuse: function that makes the response to an error.
     """
 
     def __init__(
-        self, path: str, endpoint: Callable[[Request], Awaitable[Response]], *, methods: list[str] | None = None
+        self,
+        path: str,
+        endpoint: Answer,
+        *,
+        methods: list[str] | None = None,
+        refuse: Callable[[Request, SparringError], Response] = refuse_in_dialect,
     ) -> None:
         super().__init__(path, endpoint, methods=methods)
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            response = await endpoint(Request(scope, receive, send))
+            request = Request(scope, receive, send)
+            try:
+                response = await endpoint(request)
+            except ClientDisconnect:
+                response = Response(status_code=499)
+            except SparringError as error:
+                response = refuse(request, error)
             await response(scope, receive, send)
 
         self.app = answer
@@ -207,6 +233,4 @@ def with_request_ids(application: ASGIApp) -> ASGIApp:
 
 
 def _error_response(dialect: Dialect, error: ClientError) -> Response:
-    """Return an error as a response in a dialect."""
-    body = msgspec.json.encode(dialect.error(error))
-    return Response(body, status_code=error.status, media_type="application/json", headers=retry_headers(error.status))
+    return json_response(dialect.error(error), error.status, retry_headers(error.status))

@@ -7,11 +7,12 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -19,34 +20,28 @@ from starlette.types import Receive, Scope, Send
 from sparring.errors import InfraError, LimitReached, SparringError
 from sparring.gateway.connection import while_connected
 from sparring.gateway.dialects.dialect import ClientRequest
+from sparring.gateway.exchange import ReadExchange
 from sparring.gateway.keys import KeyTable, WrongKey, key_of
 from sparring.gateway.link import (
+    METHODS,
     SOCKET,
     BeginForm,
-    CountForm,
+    CallForm,
     DoorForm,
     EndForm,
-    ErrorForm,
     ExchangeForm,
-    HearForm,
     KeyForm,
     Line,
-    OverflowForm,
-    RecallForm,
-    RefusedForm,
     Word,
     decode,
     encode,
-    error_form,
-    error_of,
 )
 from sparring.gateway.link_server import ERROR
 from sparring.gateway.models import ModelTable
-from sparring.gateway.reading import Room, read_body, read_tool_call
+from sparring.gateway.reading import AnsweredDoor, read_body, read_tool_call
 from sparring.gateway.rewards import MOST_BYTES
 from sparring.gateway.serving import WHEN_BROKEN
 from sparring.gateway.tool_server import READER
-from sparring.reply import ReplyPart, SampledReply
 from sparring.types import Message
 
 OF_CONNECTION = frozenset(
@@ -69,41 +64,68 @@ class RemoteModel:
         return self._spelled[token]
 
 
-class RemoteExchange:
-    """Exchange in the run's process, with the parts that this process has read. Implements `ReadExchange`."""
+class _Reports:
+    """Reports to the run's process, which later requests wait for."""
 
-    def __init__(self, exchanges: RemoteExchanges, form: ExchangeForm) -> None:
-        self.parts: list[tuple[int, ReplyPart]] = []
-        self.error: SparringError | None = None
-        self.over = False
-        self.wakers: set[Callable[[], None]] = set()
-        self._replies: dict[int, SampledReply] = {}
-        self._exchanges, self._reader = exchanges, form.reader
-        self._there = asyncio.Event()
-        self._reading = asyncio.get_running_loop().create_task(self._read(form, exchanges.notes))
+    def __init__(self) -> None:
+        self._sending: set[asyncio.Task[None]] = set()
 
     @property
-    def whole(self) -> list[SampledReply]:
-        if self.error is not None:
-            raise self.error
-        return [self._replies[sample] for sample in sorted(self._replies)]
+    def pending(self) -> tuple[asyncio.Task[None], ...]:
+        """Reports that have not arrived yet."""
+        return tuple(self._sending)
+
+    def send(self, report: Coroutine[Any, Any, None]) -> None:
+        """Start to send a report."""
+        sending = asyncio.get_running_loop().create_task(report)
+        self._sending.add(sending)
+        sending.add_done_callback(self._sending.discard)
+
+
+class _RemoteAnswer:
+    """Answer of the run's process for one connection of a client, with a report of whether the client received it."""
+
+    def __init__(self, link: GatewayLink, reports: _Reports, reading: Coroutine[Any, Any, Any]) -> None:
+        self.reader = secrets.token_hex(8)
+        self._link, self._reports = link, reports
+        self._there = asyncio.Event()  # set when the run's process has the request
+        self._reading = asyncio.get_running_loop().create_task(reading)
 
     def deliver(self, delivered: bool | None) -> None:
-        self._exchanges.note(self._end(delivered))
+        """Report to the run's process whether the client received the complete answer; None: unknown."""
+        self._reports.send(self._end(delivered))
 
     async def _end(self, delivered: bool | None) -> None:
         await self._there.wait()  # or the report might arrive before the request
         self._reading.cancel()
-        await self._exchanges.end(EndForm(reader=self._reader, delivered=delivered))
+        await asyncio.gather(self._reading, return_exceptions=True)
+        with suppress(InfraError):  # the answer ended with that process
+            await self._link.post("end", EndForm(reader=self.reader, delivered=delivered))
 
-    async def _read(self, form: ExchangeForm, notes: Sequence[asyncio.Task[None]]) -> None:
+
+class RemoteExchange(_RemoteAnswer, ReadExchange):
+    """Exchange in the run's process, with the parts that this process has read.
+
+    Args:
+        exchanges: exchanges of its door.
+        form: request; the exchange chooses its `reader`.
+    """
+
+    def __init__(self, exchanges: RemoteExchanges, form: ExchangeForm) -> None:
+        ReadExchange.__init__(self)
+        pending = exchanges.reports.pending
+        _RemoteAnswer.__init__(self, exchanges.link, exchanges.reports, self._read(exchanges, form, pending))
+
+    async def _read(self, exchanges: RemoteExchanges, form: ExchangeForm, before: Sequence[asyncio.Task[None]]) -> None:
         try:
-            async for line in self._exchanges.lines(form, notes, self._there.set):
+            await asyncio.gather(*before)
+            form = msgspec.structs.replace(form, reader=self.reader)
+            async for line in exchanges.link.lines(form, self._there.set):
+                exchanges.spelled.update(line.spelled or {})
                 part = line.head or line.piece or line.reply
                 if part is not None:
-                    self._take(line.sample, part)
-                self.error = None if line.error is None else error_of(line.error)
-                self.over = line.over
+                    self._add(line.sample, part)
+                self.error, self.over = line.error, line.over
         except SparringError as error:
             self.error = error
         finally:
@@ -111,15 +133,7 @@ class RemoteExchange:
             if not self.over and self.error is None:
                 self.error = InfraError("the run's process ended before the answer did")
             self.over = True
-            for wake in self.wakers:
-                wake()
-
-    def _take(self, sample: int, part: ReplyPart) -> None:
-        if isinstance(part, SampledReply):
-            self._replies[sample] = part
-        self.parts.append((sample, part))
-        for wake in self.wakers:
-            wake()
+            self._wake()
 
 
 class RemoteExchanges:
@@ -128,119 +142,71 @@ class RemoteExchanges:
     Args:
         link: link to that process.
         key: key of the door.
-        spelled: bytes of token ids, filled in by replies.
+
+    Attributes:
+        link: as above.
+        spelled: bytes of the token ids in replies.
+        reports: reports of connections that stopped reading.
     """
 
-    def __init__(self, link: GatewayLink, key: str, spelled: dict[int, bytes]) -> None:
-        self._link, self._key, self._spelled = link, key, spelled
-        self._notes: set[asyncio.Task[None]] = set()
+    def __init__(self, link: GatewayLink, key: str) -> None:
+        self.link = link
+        self.spelled: dict[int, bytes] = {}
+        self.reports = _Reports()
+        self._key = key
 
-    def begin(self, request: bytes, *, retried: bool, session: Any, wanted: ClientRequest) -> RemoteExchange:
-        reader, digest = secrets.token_hex(8), request.hex()
-        sent = replace(wanted, echo={})
+    def begin(self, request: bytes, *, retried: bool, wanted: ClientRequest) -> RemoteExchange:
         form = ExchangeForm(
-            reader=reader, gateway=self._link.name, key=self._key, digest=digest, retried=retried, wanted=sent
+            reader="",
+            gateway=self.link.name,
+            key=self._key,
+            digest=request.hex(),
+            retried=retried,
+            wanted=replace(wanted, echo={}),
         )
         return RemoteExchange(self, form)
 
-    async def count(self, session: Any, wanted: ClientRequest) -> int:
-        return int(await self._link.post("count", encode(CountForm(key=self._key, wanted=replace(wanted, echo={})))))
+    async def count(self, wanted: ClientRequest) -> int:
+        number: int = await self._call("count", replace(wanted, echo={}))
+        return number
 
-    async def refuse(self, session: Any, reason: str, *, misdirected: bool = False) -> None:
-        form = RefusedForm(key=self._key, reason=reason, misdirected=misdirected)
-        await self._link.post("refused", encode(form))
+    async def refuse(self, reason: str, misdirected: bool = False) -> None:
+        await self._call("refuse", reason, misdirected)
 
     async def overflow(self, limit: LimitReached) -> None:
-        await self._link.post("overflow", encode(OverflowForm(key=self._key, error=error_form(limit))))
+        await self._call("overflow", limit)
 
     async def hear(self, wanted: ClientRequest) -> str:
-        form = HearForm(key=self._key, wanted=replace(wanted, echo={}))
-        return (await self._link.post("hear", encode(form))).decode()
+        id: str = await self._call("hear", replace(wanted, echo={}))
+        return id
 
-    async def conversations(self, models: Any, replies: Collection[str]) -> Mapping[str, Sequence[Message]]:
-        form = RecallForm(key=self._key, replies=tuple(replies))
-        found: dict[str, tuple[Message, ...]] = decode(
-            await self._link.post("recall", encode(form)), dict[str, tuple[Message, ...]]
-        )
-        return found
+    async def conversations(self, replies: Collection[str]) -> Mapping[str, Sequence[Message]]:
+        recalled: dict[str, tuple[Message, ...]] = await self._call("conversations", tuple(replies))
+        return recalled
 
-    @property
-    def notes(self) -> tuple[asyncio.Task[None], ...]:
-        """Reports to the run's process that have not arrived yet."""
-        return tuple(self._notes)
-
-    async def lines(
-        self, form: ExchangeForm, notes: Sequence[asyncio.Task[None]], there: Callable[[], None]
-    ) -> AsyncIterator[Line]:
-        """Yield the lines of an exchange.
-
-        Args:
-            form: request.
-            notes: reports that must arrive before the request.
-            there: function that is called when the run's process has the request.
-        """
-        await asyncio.gather(*notes)
-        async for line in self._link.lines(form, there):
-            self._spelled.update(line.spelled or {})
-            yield line
-
-    def note(self, noting: Coroutine[Any, Any, None]) -> None:
-        """Start to send a report. Later requests wait for it."""
-        note = asyncio.get_running_loop().create_task(noting)
-        self._notes.add(note)
-        note.add_done_callback(self._notes.discard)
-
-    async def end(self, form: EndForm) -> None:
-        """Report that a connection stopped reading."""
-        try:
-            await self._link.post("end", encode(form))
-        except InfraError:  # the exchanges ended with that process
-            return
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        form = CallForm(key=self._key, arguments=msgspec.Raw(encode(arguments)))
+        return decode(await self.link.post(method, form), METHODS[method][1])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RemoteDoor:
-    """Door that is open in the run's process. Implements `AnsweredDoor`."""
-
-    models: ModelTable[RemoteModel]
-    leave_out: frozenset[str]
-    exchanges: RemoteExchanges
-    room: Room
-    ping_s: float
-    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
-class _ForwardedCall:
+class _ForwardedCall(_RemoteAnswer):
     """Request to the tools of a world that is passed on to the run's process."""
 
-    def __init__(self, link: GatewayLink, request: Request, body: bytes) -> None:
-        self._link, self._reader = link, secrets.token_hex(8)
-        self._there = asyncio.Event()
-        self._reading = asyncio.get_running_loop().create_task(self._read(request, body))
+    def __init__(self, link: GatewayLink, reports: _Reports, request: Request, body: bytes) -> None:
+        super().__init__(link, reports, self._read(request, body))
 
     async def answer(self) -> httpx.Response:
         """Wait for the complete response. Raises httpx.HTTPError if the run's process does not answer."""
         return await asyncio.shield(self._reading)
 
-    def deliver(self, delivered: bool | None) -> None:
-        """Report to the run's process whether the client received the complete response; None: unknown."""
-        self._link.note(self._end(delivered))
-
     async def _read(self, request: Request, body: bytes) -> httpx.Response:
         try:
-            async with self._link.stream(request, body, self._reader) as answer:
+            async with self._link.stream(request, body, self.reader) as answer:
                 self._there.set()
                 await answer.aread()
                 return answer
         finally:
             self._there.set()
-
-    async def _end(self, delivered: bool | None) -> None:
-        await self._there.wait()  # or the report might arrive before the request
-        self._reading.cancel()
-        await asyncio.gather(self._reading, return_exceptions=True)
-        with suppress(InfraError):  # the calls ended with that process
-            await self._link.post("end", encode(EndForm(reader=self._reader, delivered=delivered)))
 
 
 class _DeliveredResponse(Response):
@@ -280,8 +246,8 @@ class GatewayLink:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         transport = httpx.AsyncHTTPTransport(uds=path, limits=limits)
         self._client = httpx.AsyncClient(base_url="http://run", transport=transport, timeout=None)
-        self._doors: KeyTable[RemoteDoor] = KeyTable()
-        self._notes: set[asyncio.Task[None]] = set()
+        self._doors: KeyTable[AnsweredDoor] = KeyTable()
+        self._reports = _Reports()  # about calls of tools
 
     async def words(self) -> AsyncGenerator[Word]:
         """Take over from the previous gateway, and yield the run's words about this one, first `BEGUN`.
@@ -297,24 +263,24 @@ class GatewayLink:
         except httpx.HTTPError as error:
             raise self._no_answer(error) from error
 
-    async def door(self, key: str) -> RemoteDoor:
+    async def door(self, key: str) -> AnsweredDoor:
         door = self._doors.get(key)
         if door is None:
-            form = decode(await self.post("door", encode(KeyForm(key=key))), DoorForm)
-            spelled: dict[int, bytes] = {}
-            models = {name: RemoteModel(spelled) if entry is None else entry for name, entry in form.models.items()}
+            form = decode(await self.post("door", KeyForm(key=key)), DoorForm)
+            exchanges = RemoteExchanges(self, key)
+            model = RemoteModel(exchanges.spelled)
             if len(self._doors) >= REMEMBERED:
                 self._doors.pop_oldest()
-            door = self._doors[key] = RemoteDoor(
-                models=ModelTable(RemoteModel(spelled), models),
-                leave_out=frozenset(form.leave_out),
-                exchanges=RemoteExchanges(self, key, spelled),
+            door = self._doors[key] = AnsweredDoor(
                 room=form.room,
+                models=ModelTable(model, {name: entry or model for name, entry in form.models.items()}),
+                exchanges=exchanges,
+                leave_out=frozenset(form.leave_out),
                 ping_s=form.ping_s,
             )
         return door
 
-    async def post(self, name: str, body: bytes) -> bytes:
+    async def post(self, name: str, form: msgspec.Struct) -> bytes:
         """Send a form and return the response.
 
         Raises:
@@ -322,7 +288,7 @@ class GatewayLink:
             InfraError: the run's process does not answer.
         """
         try:
-            answer = await self._client.post(f"/{name}", content=body)
+            answer = await self._client.post(f"/{name}", content=encode(form))
         except httpx.HTTPError as error:
             raise self._no_answer(error) from error
         self._check(answer.status_code, answer.content)
@@ -356,7 +322,7 @@ class GatewayLink:
             raise
 
     async def forward(self, request: Request) -> Response:
-        await self.post("known", encode(KeyForm(key=key_of(request))))
+        await self.post("known", KeyForm(key=key_of(request)))
         body = await read_body(request, MOST_BYTES)
         passed_on = self._client.request(**_forwarding_arguments(request), content=body)
         try:
@@ -367,8 +333,8 @@ class GatewayLink:
 
     async def forward_to_tools(self, request: Request) -> Response:
         body = await read_tool_call(request, (await self.door(key_of(request))).room)
-        await asyncio.gather(*self._notes)
-        passed_on = _ForwardedCall(self, request, body)
+        await asyncio.gather(*self._reports.pending)
+        passed_on = _ForwardedCall(self, self._reports, request, body)
         try:
             answer = await while_connected(request.receive, asyncio.ensure_future(passed_on.answer()))
         except ClientDisconnect:
@@ -392,12 +358,6 @@ class GatewayLink:
         values["headers"].append((READER.encode(), reader.encode()))
         return self._client.stream(**values, content=body)
 
-    def note(self, noting: Coroutine[Any, Any, None]) -> None:
-        """Start to send a report. Later requests to tools wait for it."""
-        note = asyncio.get_running_loop().create_task(noting)
-        self._notes.add(note)
-        note.add_done_callback(self._notes.discard)
-
     async def close(self) -> None:
         """Close the connections to the run."""
         await self._client.aclose()
@@ -405,7 +365,7 @@ class GatewayLink:
 
     def _check(self, status: int, body: bytes) -> None:
         if status == ERROR:
-            raise error_of(decode(body, ErrorForm))
+            raise decode(body, SparringError)
         if status != 200:
             raise InfraError(f"{self._folder}: status {status}: another gateway has followed this one")
 
@@ -421,5 +381,4 @@ def _forwarding_arguments(request: Request) -> dict[str, Any]:
 
 
 def _client_headers(answer: httpx.Response) -> dict[str, str]:
-    """Return the headers of a response that are passed on to the client."""
     return {name: value for name, value in answer.headers.items() if name.encode() not in OF_CONNECTION}

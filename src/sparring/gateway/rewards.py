@@ -11,19 +11,18 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
-from sparring.errors import BadInput, SparringError, refusal
-from sparring.gateway.dialects.dialect import NO_RETRY, body_of
+from sparring.errors import refusal
+from sparring.gateway.dialects.fields import body_of
 from sparring.gateway.dialects.handles import reply_named
-from sparring.gateway.keys import KeyTable, WrongKey, key_of, wrong_key
-from sparring.gateway.reading import read_body
+from sparring.gateway.keys import KeyTable, key_of, wrong_key
+from sparring.gateway.reading import read_body, read_form
+from sparring.gateway.refusals import json_response
 from sparring.record.rewards import (
     OutsideReward,
     OutsideRewards,
-    RewardConflict,
-    RewardExpired,
     RewardsClosed,
     UnknownReply,
 )
@@ -37,15 +36,6 @@ MOST_EXPIRED = 4096
 
 Conversation = Callable[[str], "tuple[Message, ...] | None"]
 """Function from a reply id to the conversation up to that reply; None for an unknown id."""
-
-STATUSES: tuple[tuple[type[SparringError], int, str], ...] = (
-    (WrongKey, 401, "wrong_key"),
-    (UnknownReply, 404, "unknown_reply"),
-    (RewardConflict, 409, "conflict"),
-    (RewardExpired, 410, "expired"),
-    (RewardsClosed, 403, "no_rewards"),
-    (BadInput, 400, "invalid_request"),
-)
 
 
 class RewardRoutes:
@@ -90,19 +80,14 @@ class RewardRoutes:
         if len(self._expired) > MOST_EXPIRED:
             self._ids.pop(self._expired.pop_oldest().trajectory, None)
 
-    async def endpoint(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
         """Answer a request; status 200 means that the reward is durable."""
-        try:
-            key = key_of(request)
-            if not self.knows(key):
-                raise wrong_key("one of no rollout, or of one that is long over")
-            reward = self._take(key, await read_body(request, MOST_BYTES))
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except SparringError as error:
-            return error_response(error)
+        key = key_of(request)
+        if not self.knows(key):
+            raise wrong_key("one of no rollout, or of one that is long over")
+        reward = self._take(key, await read_body(request, MOST_BYTES))
         body = {"reward": reward.reward, "of": reward.of, "branch": reward.branch, "final": reward.ends}
-        return Response(msgspec.json.encode(body), media_type="application/json")
+        return json_response(body)
 
     def _take(self, key: str, data: bytes) -> OutsideReward:
         """Record the reward that a body describes, and return it."""
@@ -156,26 +141,4 @@ def _read(data: bytes) -> OutsideReward:
     body = body_of(data)
     if isinstance(body.get("of"), str):
         body = {**body, "of": reply_id(body["of"])}
-    try:
-        return msgspec.convert(body, OutsideReward)
-    except (msgspec.ValidationError, OverflowError) as error:
-        raise refusal("body", "a reward", str(error), "correct the request") from None
-
-
-def error_response(
-    error: SparringError, statuses: tuple[tuple[type[SparringError], int, str], ...] = STATUSES
-) -> Response:
-    """Return the response to an error of an endpoint for external programs.
-
-    Args:
-        error: error to answer.
-        statuses: class of an error, status and name in the response; the first match counts. Other errors have status
-            503.
-    """
-    status, kind, headers = 503, "not_stored", {"retry-after": "1"}
-    for type_of_error, code, name in statuses:
-        if isinstance(error, type_of_error):
-            status, kind, headers = code, name, NO_RETRY
-            break
-    body = {"error": {"type": kind, "message": str(error)}}
-    return Response(msgspec.json.encode(body), status_code=status, media_type="application/json", headers=headers)
+    return read_form(body, OutsideReward, "a reward")

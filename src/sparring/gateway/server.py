@@ -12,96 +12,79 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp
 
 from sparring.errors import BadInput, SparringError
-from sparring.gateway.connection import PING_S, ExchangeResponse, empty_response
+from sparring.gateway.connection import ExchangeResponse
 from sparring.gateway.dialects.chat_completions import ChatCompletions
 from sparring.gateway.dialects.dialect import ClientError, ClientRequest, Dialect
 from sparring.gateway.dialects.gemini import Gemini
 from sparring.gateway.dialects.messages import Messages
 from sparring.gateway.dialects.responses import Responses
-from sparring.gateway.exchange import Exchanges, is_retried
+from sparring.gateway.exchange import EmptyExchange, Exchanges, ReadExchange, is_retried
 from sparring.gateway.hosts import at_home, shows_key
 from sparring.gateway.keys import PATH, KeyTable, key_of, wrong_key
-from sparring.gateway.link import AnsweredDoor, RunLink
+from sparring.gateway.link import RunLink
 from sparring.gateway.models import ModelTable, google_entry, openai_entry
 from sparring.gateway.openapi import document
-from sparring.gateway.reading import Overflow, Room, read_call, read_tool_call
+from sparring.gateway.reading import AnsweredDoor, Overflow, Room, read_call, read_tool_call
 from sparring.gateway.refusals import (
+    Answer,
     Endpoint,
     Misdirected,
     answering_misdirected,
     client_error,
     dialect_of,
     foreign_page_refusal,
+    json_response,
     no_endpoint,
-    refusal_response,
     retry_headers,
     with_request_ids,
 )
 from sparring.gateway.rewards import RewardRoutes
-from sparring.gateway.rewards import error_response as word_refused
 from sparring.gateway.serving import LocalServer, server_settings
 from sparring.gateway.tool_server import CallResponse, ToolCalls, answer_tools
-from sparring.gateway.workers import RunKeys, WorkerRoutes, listen_on, reachable_host
+from sparring.gateway.workers import RunKeys, WorkerRoutes, listen_on, reachable_host, refuse_program
 from sparring.protocols import Session, ToolHost
 
 NOTED = "x-sparring-noted"
 """Header of a response that lists request fields without effect."""
 
-Answer = Callable[[Request], Awaitable[Response]]
-
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses(), Gemini(), Gemini(streams=True))
 
 
-@dataclass(eq=False, slots=True)
-class Door:
+@dataclass(eq=False, kw_only=True, slots=True)
+class Door(AnsweredDoor):
     """Endpoint of one session: a URL and an API key.
 
     Attributes:
         url: URL of the server, without a path.
         key: API key of the client.
-        reward_key: key for rewards of the rollout from outside; empty if the run takes no rewards.
-        turned_away: number of requests with unknown keys when the door was opened.
         session: session of the policy.
-        room: maximum size of a prompt of the policy.
-        models: models that the client may name, the policy among them.
-        leave_out: types of vendor-hosted tools that are dropped from requests instead of refused.
-        exchanges: exchanges of its client's requests.
         tools: tools of the world, served by MCP at `/mcp`; None if the world has no tools.
         calls: calls of the tools of the world.
-        ping_s: interval of keep-alive events on a stream, in seconds.
-        reading: lock that is held while a request is read, so that requests are read in order of arrival.
+        reward_key: key for rewards of the rollout from outside; empty if the run takes no rewards.
+        turned_away: number of requests with unknown keys when the door was opened.
     """
 
     url: str
     key: str
     session: Session
-    room: Room
-    models: ModelTable[Session]
-    leave_out: frozenset[str] = frozenset()
-    exchanges: Exchanges = field(init=False)
+    exchanges: Exchanges
     tools: ToolHost | None = None
     calls: ToolCalls = field(default_factory=ToolCalls)
-    ping_s: float = PING_S
     reward_key: str = ""
     turned_away: int = 0
-    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def __post_init__(self) -> None:
-        self.exchanges = Exchanges(self.session)
 
 
 class Gateway:
@@ -156,10 +139,16 @@ class Gateway:
             elif self._server is None:
                 await self._start()
             key = f"sk-{secrets.token_urlsafe(24)}"
-            room = Room(context=session.max_context, bytes=session.max_prompt_bytes)
-            door = Door(self._url, key, session, room, table, frozenset(leave_out))
-            door.turned_away = self._turned_away[0]
-            self._doors[door.key] = door
+            door = self._doors[key] = Door(
+                url=self._url,
+                key=key,
+                session=session,
+                room=Room(context=session.max_context, bytes=session.max_prompt_bytes),
+                models=table,
+                exchanges=Exchanges(table),
+                leave_out=frozenset(leave_out),
+                turned_away=self._turned_away[0],
+            )
             rewards = session.rewards
             if rewards is not None and not rewards.closed:
                 door.reward_key = f"rk-{secrets.token_urlsafe(24)}"
@@ -191,7 +180,6 @@ class Gateway:
         await self._stop_unused()
 
     async def _close_rewards(self, key: str) -> None:
-        """Stop accepting rewards under a key."""
         self._rewards.close(key)
         await self._stop_unused()
 
@@ -244,10 +232,12 @@ class Gateway:
 
     def application(self) -> ASGIApp:
         """Return the ASGI application."""
-        posted = {path: self._endpoint(dialect) for dialect in DIALECTS for path in _paths(dialect)}
-        posted[Messages.path + "/count_tokens"] = self._count_endpoint(Messages(), "input_tokens")
+        posted: dict[str, Answer] = {
+            path: partial(self._answer, dialect) for dialect in DIALECTS for path in _paths(dialect)
+        }
+        posted[Messages.path + "/count_tokens"] = partial(self._count, Messages(), "input_tokens")
         for version in ("v1beta", "v1"):
-            posted[f"/{version}/models/{{model}}:countTokens"] = self._count_endpoint(Gemini(), "totalTokens")
+            posted[f"/{version}/models/{{model}}:countTokens"] = partial(self._count, Gemini(), "totalTokens")
         routes: list[Route] = [Endpoint(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()]
         routes.append(Endpoint(Responses.path, self._no_socket, methods=["GET"]))
         for version in ("v1beta", "v1"):
@@ -270,91 +260,56 @@ class Gateway:
             hold: function that takes over the delivery report of a tool call, if a gateway reads the response; None if
                 the client itself reads it.
         """
-        posted = {"/v1/rewards": self._rewards.endpoint, **self.workers.endpoints()}
+        posted: dict[str, Answer] = {"/v1/rewards": self._rewards.answer, **self.workers.answers()}
         tools: Answer = partial(self._tools, hold)
+        refuse_tools = _refuse_tools
         if run is not None:
-            posted, tools = (
-                dict.fromkeys(posted, _forwarding_endpoint(run.forward)),
-                _forwarding_endpoint(run.forward_to_tools),
-            )
-        routes = [Endpoint(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()]
-        return [*routes, Endpoint("/mcp", tools, methods=["GET", "POST", "DELETE"])]
+            posted, tools, refuse_tools = dict.fromkeys(posted, run.forward), run.forward_to_tools, refuse_program
+        routes = [Endpoint(path, answer, methods=["POST"], refuse=refuse_program) for path, answer in posted.items()]
+        return [*routes, Endpoint("/mcp", tools, methods=["GET", "POST", "DELETE"], refuse=refuse_tools)]
 
-    def _endpoint(self, dialect: Dialect) -> Any:
-        async def endpoint(request: Request) -> Response:
-            try:
-                return await self._answer(dialect, request)
-            except ClientDisconnect:
-                return Response(status_code=499)
-            except SparringError as error:
-                return refusal_response(dialect, error)
-
-        return endpoint
-
-    def _count_endpoint(self, dialect: Dialect, field: str) -> Any:
-        """Return the endpoint that counts the tokens of a prompt. `field` is the name of the count in the response."""
-
-        async def endpoint(request: Request) -> Response:
-            try:
-                door = await self._door(request)
-                client_request, _ = await read_call(dialect, request, door)
-                session = door.models.session(client_request.model)
-                count = await door.exchanges.count(session, client_request)
-            except ClientDisconnect:
-                return Response(status_code=499)
-            except SparringError as error:
-                await self._record_refusal(request, error)
-                return refusal_response(dialect, error)
-            return Response(msgspec.json.encode({field: count}), media_type="application/json")
-
-        return endpoint
+    async def _count(self, dialect: Dialect, field: str, request: Request) -> Response:
+        """Count the tokens of a prompt. `field` is the name of the count in the response."""
+        try:
+            door = await self._door(request)
+            client_request, _ = await read_call(dialect, request, door)
+            count = await door.exchanges.count(client_request)
+        except SparringError as error:
+            await self._record_refusal(request, error)
+            raise
+        return json_response({field: count})
 
     async def _models(self, request: Request) -> Response:
-        """List the models in the format of the client's vendor."""
-        dialect = dialect_of(request.scope)
-        try:
-            models = (await self._door(request)).models
-        except SparringError as error:
-            return refusal_response(dialect, error)
-        body = models.list_for_google() if isinstance(dialect, Gemini) else models.list_for_openai()
-        return Response(msgspec.json.encode(body), media_type="application/json")
+        models = (await self._door(request)).models
+        return json_response(models.list_for_google() if _is_googles(request) else models.list_for_openai())
 
     async def _model(self, request: Request) -> Response:
-        """Describe one model in the format of the client's vendor."""
-        dialect, name = dialect_of(request.scope), request.path_params["name"]
+        name = request.path_params["name"]
         try:
             (await self._door(request)).models.session(name)
         except SparringError as error:
             await self._record_refusal(request, error)
-            return refusal_response(dialect, error)
-        body = google_entry(name) if isinstance(dialect, Gemini) else openai_entry(name)
-        return Response(msgspec.json.encode(body), media_type="application/json")
+            raise
+        return json_response(google_entry(name) if _is_googles(request) else openai_entry(name))
 
     async def _no_socket(self, request: Request) -> Response:
         """Refuse a WebSocket; after this status clients switch to HTTP at once."""
         error = ClientError(status=426, message="expected POST, got a WebSocket; send requests by POST")
-        return Response(msgspec.json.encode(Responses().error(error)), status_code=426, media_type="application/json")
+        return json_response(Responses().error(error), 426)
 
     async def _tools(self, hold: Callable[[Request, CallResponse], None] | None, request: Request) -> Response:
-        """Answer a client of the world's tools."""
-        try:
-            door = self.door(key_of(request))
-            data = await read_tool_call(request, door.room)
-            response = await answer_tools(door.tools, door.calls, request, data)
-            if hold is not None and isinstance(response, CallResponse):
-                hold(request, response)
-            return response
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except SparringError as error:
-            status = client_error(error).status
-            return Response(str(error), status_code=status, headers=retry_headers(status))
+        door = self.door(key_of(request))
+        data = await read_tool_call(request, door.room)
+        response = await answer_tools(door.tools, door.calls, request, data)
+        if hold is not None and isinstance(response, CallResponse):
+            hold(request, response)
+        return response
 
     async def _health(self, request: Request) -> Response:
-        return Response(b"{}", media_type="application/json")
+        return json_response({})
 
     async def _openapi(self, request: Request) -> Response:
-        return Response(msgspec.json.encode(document()), media_type="application/json")
+        return json_response(document())
 
     async def _answer(self, dialect: Dialect, request: Request) -> Response:
         """Return the response to a request for a reply. It reads a new exchange, or the one that the request repeats.
@@ -371,14 +326,14 @@ class Gateway:
             await door.exchanges.overflow(limit)
             raise
         except BadInput as error:
-            await door.exchanges.refuse(door.models.sessions[0], str(error))
+            await door.exchanges.refuse(str(error))
             raise
         headers = {NOTED: ", ".join(client_request.noted)} if client_request.noted else {}
         if client_request.samples_nothing:
-            return empty_response(dialect, client_request, await door.exchanges.hear(client_request), headers)
-        exchange = door.exchanges.begin(
-            digest, retried=is_retried(request.scope["headers"]), session=session, wanted=client_request
-        )
+            exchange: ReadExchange = EmptyExchange(await door.exchanges.hear(client_request))
+        else:
+            retried = is_retried(request.scope["headers"])
+            exchange = door.exchanges.begin(digest, retried=retried, wanted=client_request)
         return ExchangeResponse(
             exchange,
             dialect,
@@ -389,14 +344,13 @@ class Gateway:
         )
 
     async def _record_misdirected(self, error: Misdirected) -> None:
-        """Record the refusal of a misdirected request in the session of its key."""
         await self._record_refusal(Request(error.scope), error)
 
     async def _record_refusal(self, request: Request, error: SparringError) -> None:
         """Record in the session of a request's key that the request, which asked for no reply, was refused."""
         with suppress(SparringError):
             door = await self._door(request)
-            await door.exchanges.refuse(door.models.sessions[0], str(error), misdirected=True)
+            await door.exchanges.refuse(str(error), misdirected=True)
 
     def door(self, key: str) -> Door:
         """Return the door of a key.
@@ -464,18 +418,13 @@ async def open_door(
     await gateway.shut(door)
 
 
-def _forwarding_endpoint(forward: Answer) -> Answer:
-    """Return an endpoint that passes requests on."""
+def _refuse_tools(request: Request, error: SparringError) -> Response:
+    status = client_error(error).status
+    return Response(str(error), status_code=status, headers=retry_headers(status))
 
-    async def endpoint(request: Request) -> Response:
-        try:
-            return await forward(request)
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except SparringError as error:
-            return word_refused(error)
 
-    return endpoint
+def _is_googles(request: Request) -> bool:
+    return isinstance(dialect_of(request.scope), Gemini)
 
 
 def _with_label(client_request: ClientRequest, models: ModelTable[Any]) -> ClientRequest:

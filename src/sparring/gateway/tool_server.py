@@ -21,7 +21,8 @@ from starlette.types import Receive, Scope, Send
 
 from sparring.errors import BadInput, PolicyFailure, SparringError
 from sparring.gateway.connection import while_connected
-from sparring.gateway.dialects.dialect import body_of
+from sparring.gateway.dialects.fields import body_of
+from sparring.gateway.refusals import json_response
 from sparring.gateway.serving import WHEN_BROKEN
 from sparring.protocols import ToolHost
 from sparring.types import ToolCall, ToolSpec
@@ -209,7 +210,7 @@ async def answer_tools(host: ToolHost | None, calls: ToolCalls, request: Request
     except _MethodError as error:
         content = {"error": {"code": error.code, "message": str(error)}}
     body = {"jsonrpc": "2.0", "id": message["id"], **content}
-    return Response(msgspec.json.encode(body), media_type="application/json", headers=headers)
+    return json_response(body, headers=headers)
 
 
 class _MethodError(BadInput):

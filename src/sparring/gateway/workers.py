@@ -12,23 +12,25 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.errors import BadInput, SparringError, refusal
 from sparring.gateway.connection import while_connected
-from sparring.gateway.dialects.dialect import body_of
+from sparring.gateway.dialects.dialect import NO_RETRY
+from sparring.gateway.dialects.fields import body_of
 from sparring.gateway.keys import WrongKey, key_of
-from sparring.gateway.reading import read_body
-from sparring.gateway.rewards import MOST_BYTES, STATUSES, error_response
+from sparring.gateway.reading import read_body, read_form
+from sparring.gateway.refusals import Answer, json_response
+from sparring.gateway.rewards import MOST_BYTES
 from sparring.record.leases import Lease, LeaseConflict, LeaseEnd, LeaseExpired, Leases, RunOver, UnknownLease
+from sparring.record.rewards import RewardConflict, RewardExpired, RewardsClosed, UnknownReply
 
-T = TypeVar("T")
 LONGEST_WAIT_S = 600.0
 MODEL = "policy"
 
@@ -37,14 +39,20 @@ class NoWorkers(BadInput):
     """Claim in a run whose rollouts are not played by workers."""
 
 
-ANSWERS: tuple[tuple[type[SparringError], int, str], ...] = (
+STATUSES: tuple[tuple[type[SparringError], int, str], ...] = (
     (NoWorkers, 403, "no_workers"),
     (UnknownLease, 404, "unknown_lease"),
     (LeaseConflict, 409, "conflict"),
     (LeaseExpired, 410, "expired"),
     (RunOver, 410, "over"),
-    *STATUSES,
+    (WrongKey, 401, "wrong_key"),
+    (UnknownReply, 404, "unknown_reply"),
+    (RewardConflict, 409, "conflict"),
+    (RewardExpired, 410, "expired"),
+    (RewardsClosed, 403, "no_rewards"),
+    (BadInput, 400, "invalid_request"),
 )
+"""Errors that workers and givers of rewards can tell apart, with status and name; the first match counts."""
 
 
 class RunKeys(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +71,7 @@ class ClaimForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     environments: tuple[str, ...] = ()
     """Environments that the worker can play; empty: all."""
 
-    wait_s: float = 0.0
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_WAIT_S)] = 0.0
     """Maximum waiting time in seconds."""
 
     worker: str = ""
@@ -72,10 +80,6 @@ class ClaimForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     id: str = ""
     """Id of the claim. A claim that is repeated because its response was lost gets the lease of the first one. Empty:
     every claim is a new one."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.wait_s <= LONGEST_WAIT_S:
-            raise ValueError(f"wait_s must be from 0 to {LONGEST_WAIT_S:g}")
 
 
 class WorkerRoutes:
@@ -121,31 +125,31 @@ class WorkerRoutes:
         if self.leases is not None:
             self.leases.go_on()
 
-    def endpoints(self) -> dict[str, Callable[[Request], Awaitable[Response]]]:
-        """Return the POST endpoints by path."""
+    def answers(self) -> dict[str, Answer]:
+        """Return the functions that answer POST requests, by path."""
         answers = {"claim": self._claim, "{id}/renew": self._renew, "{id}/finish": self._finish}
-        return {f"/v1/rollouts/{path}": _endpoint(answer) for path, answer in answers.items()}
+        return {f"/v1/rollouts/{path}": answer for path, answer in answers.items()}
 
     async def _claim(self, request: Request) -> Response:
         leases = self._leases(request)
-        form = _read(await read_body(request, MOST_BYTES), ClaimForm)
+        form = read_form(body_of(await read_body(request, MOST_BYTES)), ClaimForm, "a claim")
         claim = asyncio.ensure_future(leases.claim(form.environments, form.wait_s, form.worker, form.id))
         lease = await while_connected(request.receive, claim)
         if lease is None:
             return Response(status_code=204)
         url = self._url or str(request.base_url).rstrip("/")
-        return _json(_claim_body(lease, leases.lease_s, url))
+        return json_response(_claim_body(lease, leases.lease_s, url))
 
     async def _renew(self, request: Request) -> Response:
         leases = self._leases(request)
         leases.renew(request.path_params["id"])
-        return _json({"lease_s": leases.lease_s})
+        return json_response({"lease_s": leases.lease_s})
 
     async def _finish(self, request: Request) -> Response:
         leases = self._leases(request)
-        end = _read(await read_body(request, MOST_BYTES), LeaseEnd)
+        end = read_form(body_of(await read_body(request, MOST_BYTES)), LeaseEnd, "the end of a rollout")
         leases.finish(request.path_params["id"], end)
-        return _json({"outcome": end.outcome})
+        return json_response({"outcome": end.outcome})
 
     def knows(self, key: str) -> bool:
         """Return whether a key is the worker key."""
@@ -192,38 +196,18 @@ def reachable_host(host: str) -> str:
 
 
 def _claim_body(lease: Lease, lease_s: float, url: str) -> dict[str, Any]:
-    """Return the response to a claim."""
     shown = dict(lease.offer.shown)
     if shown.pop("hosts_tools", False):
         shown["mcp"] = f"{url}/mcp"
     return {"id": lease.id, "lease_s": lease_s, "url": url, "model": MODEL, **shown}
 
 
-def _endpoint(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that answers errors."""
-
-    async def endpoint(request: Request) -> Response:
-        try:
-            return await answer(request)
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except SparringError as error:
-            return error_response(error, ANSWERS)
-
-    return endpoint
-
-
-def _read(data: bytes, form: type[T]) -> T:
-    """Read a body of a given type.
-
-    Raises:
-        BadInput: the body does not have this type.
-    """
-    try:
-        return msgspec.convert(body_of(data), form)
-    except (msgspec.ValidationError, OverflowError) as error:
-        raise refusal("body", f"a {form.__name__}", str(error), "correct the request") from None
-
-
-def _json(body: Any) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
+def refuse_program(request: Request, error: SparringError) -> Response:
+    """Return the response to an error of a worker, or of a program that gives rewards."""
+    status, kind, headers = 503, "not_stored", {"retry-after": "1"}
+    for type_of_error, code, name in STATUSES:
+        if isinstance(error, type_of_error):
+            status, kind, headers = code, name, NO_RETRY
+            break
+    body = {"error": {"type": kind, "message": str(error)}}
+    return json_response(body, status, headers)

@@ -101,7 +101,6 @@ def _transcript(
 
 
 def _path(segments: Sequence[Segment], index: int) -> list[Segment]:
-    """Return the segments from a root to the one with this index."""
     path: list[Segment] = []
     at: int | None = index
     while at is not None:

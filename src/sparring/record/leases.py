@@ -302,14 +302,12 @@ class Leases:
             self._offers.move_to_end(id(offer), last=False)
 
     def _withdraw(self, offer: RolloutOffer) -> None:
-        """Withdraw an offer and end its lease."""
         offer.withdrawn = True
         self._offers.pop(id(offer), None)
         if offer.lease is not None and offer.lease.id in self._leases:
             self._end(offer.lease.id, None)
 
     def _new_lease(self, offer: RolloutOffer, worker: str, claim: str) -> Lease:
-        """Return a new lease of an offer."""
         id = f"lease-{secrets.token_urlsafe(18)}"
         lease = self._leases[id] = Lease(id=id, offer=offer, claim=claim)
         if claim:

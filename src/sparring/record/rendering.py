@@ -42,14 +42,9 @@ class Rendering(NamedTuple):
     run: Callable[[], Any]
 
 
-def is_long(messages: Sequence[Message]) -> bool:
-    """Return whether messages are so long that work on them should run in a thread."""
-    return sum([len(message.content) for message in messages]) + VALUE * len(messages) >= LONG
-
-
 def renders_long(messages: Sequence[Message]) -> bool:
     """Return whether messages, their calls included, take long to render."""
-    if is_long(messages):
+    if sum([len(message.content) for message in messages]) + VALUE * len(messages) >= LONG:
         return True
     arguments = [call.arguments for message in messages if message.tool_calls for call in message.tool_calls]
     return bool(arguments) and has_many(arguments)

@@ -19,13 +19,6 @@ CHARACTERS_PER_TOKEN = 8
 """Characters per token of the context up to which a prompt is rendered without a check; usual text has about 4."""
 
 
-def join_stops(of_run: tuple[str, ...], of_client: Sequence[str]) -> tuple[str, ...]:
-    """Return the stop strings of a run, followed by additional ones of the client."""
-    if not of_client:
-        return of_run
-    return of_run + tuple(dict.fromkeys(string for string in of_client if string not in of_run))
-
-
 def check_length(name: str, length: int, room: int) -> None:
     """Refuse a prompt that leaves no room for a reply.
 
@@ -43,10 +36,21 @@ def check_length(name: str, length: int, room: int) -> None:
 
 
 def check_far(name: str, messages: Sequence[Message], renderer: Renderer, room: int) -> None:
-    """Refuse messages that are far too long before they are rendered. Raises as `check_length` does."""
-    if overflows(messages, renderer, room):
-        text = f"{name}: a prompt of more than {2 * room} tokens, room for {room}"
-        raise LimitReached("context_length", text, far(room))
+    """Refuse messages that are far too long for a context of `room` tokens, before they are rendered whole.
+
+    Only a beginning of the text is rendered, four times longer in each step until it does not fit, because rendering a
+    megabyte takes seconds and 300 MB. Raises as `check_length` does.
+    """
+    if not is_far(messages, room):
+        return
+    text = "".join(message.content for message in messages)
+    length = CHARACTERS_PER_TOKEN * room
+    while length < len(text):
+        beginning = Message(role="user", content=text[:length])
+        if len(renderer.render([beginning], ()).tokens) > 2 * room:
+            error = f"{name}: a prompt of more than {2 * room} tokens, room for {room}"
+            raise LimitReached("context_length", error, far(room))
+        length *= 4
 
 
 def far_check(name: str, messages: Sequence[Message], renderer: Renderer, room: int) -> Callable[[], None] | None:
@@ -80,24 +84,6 @@ def is_far(messages: Sequence[Message], room: int) -> bool:
     return sum([len(message.content) for message in messages]) > CHARACTERS_PER_TOKEN * room
 
 
-def overflows(messages: Sequence[Message], renderer: Renderer, room: int) -> bool:
-    """Return whether messages are far too long for a context of `room` tokens.
-
-    Only a beginning of the text is rendered, four times longer in each step until it does not fit, because rendering a
-    megabyte takes seconds and 300 MB.
-    """
-    if not is_far(messages, room):
-        return False
-    text = "".join(message.content for message in messages)
-    characters, length = len(text), CHARACTERS_PER_TOKEN * room
-    while length < characters:
-        beginning = Message(role="user", content=text[:length])
-        if len(renderer.render([beginning], ()).tokens) > 2 * room:
-            return True
-        length *= 4
-    return False
-
-
 def sampling_of(request: ReplyRequest, of_run: Sampling, *, stop_ids: Sequence[int], seed: int) -> Sampling:
     """Return the sampling settings of a reply, before the limit of its context.
 
@@ -107,12 +93,13 @@ def sampling_of(request: ReplyRequest, of_run: Sampling, *, stop_ids: Sequence[i
         stop_ids: ids that end a turn, if the run sets none.
         seed: seed of this turn.
     """
+    new_stops = (string for string in request.stop if string not in of_run.stop_strings)
     sampling = replace(
         of_run,
         min_tokens=0 if request.constraint else of_run.min_tokens,
         constraint=request.constraint or of_run.constraint,
         stop=of_run.stop or tuple(stop_ids),
-        stop_strings=join_stops(of_run.stop_strings, request.stop),
+        stop_strings=of_run.stop_strings + tuple(dict.fromkeys(new_stops)),
         seed=seed,
     )
     most = of_run.max_tokens

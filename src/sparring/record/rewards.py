@@ -195,7 +195,6 @@ class OutsideRewards:
         return sum(end is None or end.index not in turns for end in ends)
 
     def _take(self, reward: OutsideReward) -> None:
-        """Let a reward count."""
         self._by_target[reward.of, reward.branch] = reward
         if reward.id:
             self._by_id[reward.id] = reward

@@ -304,7 +304,7 @@ class Tree:
 
         Returns:
             Conversation with each reply as one message, the reply that it continues, the number of messages up to that
-                reply, and the digest of the conversation up to each later message.
+            reply, and the digest of the conversation up to each later message.
         """
         if not messages:
             raise ValueError("a request must have a message")
@@ -343,7 +343,6 @@ class Tree:
         return repeat, attempt, input_place, reserved
 
     def _next_place(self) -> int:
-        """Return the next place that is not reserved."""
         while self._next in self._reserved:
             self._next += 1
         self._next += 1
@@ -373,7 +372,6 @@ class Tree:
         return number
 
     def _add_reply(self, turn: Turn, reply: Message, ids: hashlib.blake2b, length: int) -> None:
-        """Add a reply to its lane and to the nodes."""
         key = self._forms.add_reply(turn.key, reply, turn.lane, turn.place)
         lane = self._lanes[turn.lane]
         if lane.replied:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from sparring.errors import BadInput
 from sparring.gateway.dialects.chat_completions import ChatCompletions
-from sparring.gateway.dialects.dialect import ClientCall, ClientRequest, Dialect, body_of, to_json
+from sparring.gateway.dialects.dialect import ClientCall, ClientRequest, Dialect
+from sparring.gateway.dialects.fields import body_of, to_json
 from sparring.gateway.dialects.gemini import Gemini
 from sparring.gateway.dialects.messages import Messages
 from sparring.gateway.dialects.responses import Responses

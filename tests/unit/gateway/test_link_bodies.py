@@ -6,12 +6,13 @@ import asyncio
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from sessions import opened, says
 
-from sparring.errors import BadInput, LimitReached
+from sparring.errors import BadInput, InfraError, LimitReached, SparringError
 from sparring.gateway.keys import WrongKey
-from sparring.gateway.link import ErrorForm, KeyForm, OverflowForm, decode, encode, error_form, error_of
+from sparring.gateway.link import CallForm, KeyForm, decode, encode
 from sparring.gateway.link_server import ERROR, MOST_NOTE, LinkServer
 from sparring.gateway.reading import Overflow
 from sparring.gateway.server import Gateway
@@ -32,17 +33,21 @@ def told(*requests: tuple[str, Any]) -> tuple[list[Any], RequestAccount]:
                 answer = await client.post(path, content=body)
                 assert answer.status_code in (200, ERROR), answer.text
                 failed = answer.status_code == ERROR
-                answers.append(error_of(decode(answer.content, ErrorForm)) if failed else answer.content)
+                answers.append(decode(answer.content, SparringError) if failed else answer.content)
         await gateway.shut(door)
         return answers, session.account
 
     return asyncio.run(main())
 
 
+def call(*arguments: Any) -> CallForm:
+    return CallForm(key="KEY", arguments=msgspec.Raw(encode(arguments)))
+
+
 def test_a_request_that_was_refused_unread_is_recorded_with_its_limit() -> None:
     limit = Overflow("9 messages", 3000)
-    (answer,), account = told(("/overflow", OverflowForm(key="KEY", error=error_form(limit))))
-    assert answer == b""
+    (answer,), account = told(("/overflow", call(limit)))
+    assert answer == b"null"
     noted = account.limit
     assert isinstance(noted, LimitReached) and not isinstance(noted, Overflow)
     assert (noted.reason, noted.too_long, str(noted)) == (limit.reason, limit.too_long, str(limit))
@@ -62,6 +67,6 @@ def test_malformed_bodies_are_refused(path: str) -> None:
 
 
 def test_an_overflow_must_be_a_limit() -> None:
-    forms = [OverflowForm(key="KEY", error=ErrorForm(kind=kind, message="x")) for kind in ("infra", "of tomorrow")]
+    forms = [call(InfraError("x")), call(["of tomorrow", "x", "", None]), call("x"), call()]
     answers, account = told(*(("/overflow", form) for form in forms))
     assert all(isinstance(answer, BadInput) for answer in answers) and account.limit is None

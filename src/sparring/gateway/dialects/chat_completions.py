@@ -8,31 +8,40 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialects.chat_tools import choice_in, read_call, tools_in, write_call
+from sparring.gateway.dialects.chat_tools import read_call, tool_name, tools_in, write_call
+from sparring.gateway.dialects.constraints import format_in
 from sparring.gateway.dialects.dialect import (
-    EVENTS,
+    AnswerWriter,
     BytesOf,
     ClientCall,
     ClientError,
     ClientRequest,
     Placed,
-    count_in,
-    flag_in,
+    event,
     length_text,
-    noted_fields,
-    optional,
     order_answers,
-    text_in,
-    texts_in,
-    to_json,
-    typed,
+    thought_tokens,
 )
 from sparring.gateway.dialects.evidence import evidence_of
-from sparring.gateway.dialects.freeform import UNREADABLE
-from sparring.gateway.dialects.openai_errors import REQUEST_ID, write_error
-from sparring.gateway.dialects.reply_format import format_in
-from sparring.gateway.dialects.sampled_ids import thought_tokens, write_logprobs
-from sparring.gateway.dialects.tool_choice import without_parallel
+from sparring.gateway.dialects.fields import (
+    count_in,
+    flag_in,
+    noted_fields,
+    objects_in,
+    optional,
+    text_field,
+    texts_in,
+    typed,
+)
+from sparring.gateway.dialects.openai import (
+    REQUEST_ID,
+    UNREADABLE,
+    read_choice,
+    read_text,
+    without_parallel,
+    write_error,
+    write_logprobs,
+)
 from sparring.reply import ReplyHead, SampledReply, calls_shown, text_shown
 from sparring.types import Message, ReplyPiece
 
@@ -49,7 +58,6 @@ NOTED = frozenset(
 """Fields that are accepted without effect. The last two lines are fields of servers of open models, such as vLLM."""
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 TOO_LONG = (
@@ -68,7 +76,7 @@ class ChatCompletions:
     def read(self, call: ClientCall) -> ClientRequest:
         body = call.body
         noted = noted_fields(body, OBEYED, NOTED)
-        messages = typed(body.get("messages"), "messages", list, "a list of messages")
+        messages = list(objects_in(body.get("messages"), "messages", "a list of messages", "a message"))
         limits = [count_in(body, name) for name in ("max_completion_tokens", "max_tokens")]
         samples = optional(body, "n", int, "a whole number", 1)
         if not 1 <= samples <= 128:
@@ -78,10 +86,9 @@ class ChatCompletions:
             raise refusal("top_logprobs", "0: the likeliest tokens are not sent", "more", "leave it out")
         format = format_in(body.get("response_format"), "response_format", inside="json_schema")
         tools, freeform = tools_in(body.get("tools"))
-        forced, allowed = choice_in(body, tools)
+        forced, allowed = read_choice(body, tools, tool_name, inside="allowed_tools")
         noted = without_parallel(noted, forced or allowed)
-        places = [f"messages[{at}]" for at in range(len(messages))]
-        conversation = [Placed(where, _read_message(data, where)) for where, data in zip(places, messages, strict=True)]
+        conversation = [Placed(where, _read_message(data, where)) for where, data in messages]
         return ClientRequest(
             messages=order_answers(conversation, "messages", replies_follow=True),
             tools=tools,
@@ -122,10 +129,8 @@ class ChatCompletions:
         return write_error(error, "messages", too_long)
 
 
-class ChunkWriter:
-    """Writer of a streamed answer as chunks. Implements `AnswerWriter`."""
-
-    content_type = EVENTS
+class ChunkWriter(AnswerWriter):
+    """Writer of a streamed answer as chunks."""
 
     def __init__(self, client_request: ClientRequest, bytes_of: BytesOf) -> None:
         self._client_request = client_request
@@ -136,13 +141,11 @@ class ChunkWriter:
         self._replies: list[SampledReply] = []
 
     def begin(self, head: ReplyHead) -> bytes:
-        """Write the role of every reply."""
         self._head = _head(self._client_request, head.id, "chat.completion.chunk")
         first = {"role": "assistant", "content": None, "refusal": None}
         return b"".join(self._event(sample, first) for sample in range(self._client_request.samples))
 
     def piece(self, sample: int, piece: ReplyPiece) -> bytes:
-        """Write a piece as the delta of a choice."""
         self._shown.add(sample)
         if piece.call is not None:
             number = self._num_calls[sample]
@@ -152,7 +155,6 @@ class ChunkWriter:
         return self._event(sample, {"reasoning_content" if piece.kind == "reasoning" else "content": piece.text})
 
     def end(self, sample: int, reply: SampledReply) -> bytes:
-        """Write the log-probabilities and the finish reason of a choice."""
         self._replies.append(reply)
         last = self._event(sample, {}, _reason(reply))
         if sample not in self._shown:
@@ -162,60 +164,38 @@ class ChunkWriter:
         return last
 
     def close(self) -> bytes:
-        """Write the usage, if the client asked for it, and the last line."""
         usage = b""
         if self._client_request.counts:
-            usage = _event({**self._head, "choices": [], "usage": _usage(self._replies)})
+            usage = event({**self._head, "choices": [], "usage": _usage(self._replies)})
         return usage + b"data: [DONE]\n\n"
 
     def fail(self, error: ClientError) -> bytes:
-        """Write an error instead of a chunk."""
-        return _event(ChatCompletions().error(error))
-
-    def ping(self) -> bytes:
-        """Write a comment, which clients ignore."""
-        return b": ping\n\n"
+        return event(ChatCompletions().error(error))
 
     def _event(self, sample: int, delta: Mapping[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
         choice = {"index": sample, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
         not_yet = {"usage": None} if self._client_request.counts else {}
-        return _event({**self._head, "choices": [choice], **not_yet})
+        return event({**self._head, "choices": [choice], **not_yet})
 
 
-def _read_message(data: Any, where: str) -> Message:
-    data = typed(data, where, dict, "a message")
+def _read_message(data: Mapping[str, Any], where: str) -> Message:
     role = ROLES.get(str(data.get("role")))
     if role is None:
         raise refusal(f"{where}.role", f"one of {', '.join(ROLES)}", repr(data.get("role")), "correct the request")
-    content = _text(data.get("content"), f"{where}.content")
+    content = read_text(data.get("content"), f"{where}.content")
     if role == "tool":
-        id = typed(data.get("tool_call_id"), f"{where}.tool_call_id", str, "the id of a call")
+        id = text_field(data, "tool_call_id", where, "the id of a call")
         return Message(role="tool", content=content, tool_call_id=id.removeprefix(UNREADABLE))
     if role == "assistant":
         reasoning = data.get("reasoning_content") or data.get("reasoning")
-        calls = typed(data.get("tool_calls") or [], f"{where}.tool_calls", list, "a list of calls")
+        calls = objects_in(data.get("tool_calls") or [], f"{where}.tool_calls", "a list of calls", "a call")
         return Message(
             role="assistant",
             content=content,
-            reasoning=None if reasoning is None else _text(reasoning, f"{where}.reasoning_content"),
-            tool_calls=tuple(read_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)),
+            reasoning=None if reasoning is None else read_text(reasoning, f"{where}.reasoning_content"),
+            tool_calls=tuple(read_call(call, place) for place, call in calls),
         )
     return Message(role="user" if role == "user" else "system", content=content)
-
-
-def _text(content: Any, where: str) -> str:
-    """Return the text of a content, which may be a list of parts."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return text_in(content, where)
-    texts = []
-    for at, part in enumerate(typed(content, where, list, "text, or a list of parts")):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in TEXT_PARTS:
-            raise refusal(f"{where}[{at}]", "a part that is text", repr(kind), "this model reads text alone")
-        texts.append(text_in(typed(part.get("refusal" if kind == "refusal" else "text"), where, str, "text"), where))
-    return "".join(texts)
 
 
 def _write_message(message: Message, freeform: Collection[str]) -> dict[str, Any]:
@@ -259,7 +239,3 @@ def _usage(replies: Sequence[SampledReply]) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": replies[0].cached_tokens},
         **({} if thoughts is None else {"completion_tokens_details": {"reasoning_tokens": thoughts}}),
     }
-
-
-def _event(data: Mapping[str, Any]) -> bytes:
-    return b"data: " + to_json(data) + b"\n\n"

@@ -3,15 +3,12 @@ the form of its tool."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialects.dialect import arguments_of, call_of, name_in, optional, text_in, typed
-from sparring.gateway.dialects.freeform import NO_PARAMETERS, freeform_call, freeform_input, freeform_tool
-from sparring.gateway.dialects.tool_choice import PARALLEL, allowed_calls, forced_call
-from sparring.generation import Constraint
+from sparring.gateway.dialects.fields import arguments_of, call_of, name_in, objects_in, optional, text_in, typed
+from sparring.gateway.dialects.openai import NO_PARAMETERS, freeform_call, freeform_input, freeform_tool
 from sparring.types import ToolCall, ToolSpec
 
 KINDS = ("function", "custom")
@@ -29,9 +26,8 @@ def tools_in(tools: Any) -> tuple[tuple[ToolSpec, ...], frozenset[str]]:
     """
     specs: list[ToolSpec] = []
     kinds: dict[str, str] = {}
-    for at, tool in enumerate(typed([] if tools is None else tools, "tools", list, "a list of tools")):
-        where = f"tools[{at}]"
-        kind = typed(tool, where, dict, "a tool").get("type")
+    for where, tool in objects_in([] if tools is None else tools, "tools", "a list of tools", "a tool"):
+        kind = tool.get("type")
         if kind not in KINDS:
             raise refusal(f"{where}.type", '"function" or "custom"', repr(kind), "leave it out")
         spec = _read_tool(
@@ -43,13 +39,13 @@ def tools_in(tools: Any) -> tuple[tuple[ToolSpec, ...], frozenset[str]]:
     return tuple(specs), frozenset(name for name, kind in kinds.items() if kind == "custom")
 
 
-def read_call(data: Any, where: str) -> ToolCall:
+def read_call(data: Mapping[str, Any], where: str) -> ToolCall:
     """Read a call in a conversation.
 
     Raises:
         BadInput: the call is malformed.
     """
-    kind = "custom" if typed(data, where, dict, "a call").get("type") == "custom" else "function"
+    kind = "custom" if data.get("type") == "custom" else "function"
     inner = typed(data.get(kind), f"{where}.{kind}", dict, "a tool's name and what it is given")
     id = typed(data.get("id"), f"{where}.id", str, "an id")
     name = typed(inner.get("name"), f"{where}.{kind}.name", str, "a name")
@@ -67,38 +63,6 @@ def write_call(call: ToolCall, freeform: Collection[str]) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_of(call)}}
 
 
-def choice_in(body: Mapping[str, Any], tools: Sequence[ToolSpec]) -> tuple[Constraint | None, Constraint | None]:
-    """Read the choice of tools.
-
-    Returns:
-        Constraint of a reply that must call, and constraint of a reply that may only call some tools; each None if it
-            does not apply.
-
-    Raises:
-        BadInput: the choice names an unknown tool, or is not supported.
-    """
-    choice = body.get("tool_choice")
-    if choice in (None, "auto", "none"):
-        return None, None
-    parallel = body.get(PARALLEL) is not False
-    if choice == "required":
-        return forced_call(tools, parallel=parallel), None
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    if kind in KINDS:
-        return forced_call(tools, [_tool_name(choice, "tool_choice")], parallel=parallel), None
-    allowed = choice.get("allowed_tools") if kind == "allowed_tools" else None
-    mode = allowed.get("mode") if isinstance(allowed, dict) else None
-    if isinstance(allowed, dict) and mode in ("auto", "required"):
-        where = "tool_choice.allowed_tools.tools"
-        listed = enumerate(typed(allowed.get("tools"), where, list, "a list of tools"))
-        names = [_tool_name(tool, f"{where}[{at}]") for at, tool in listed]
-        if mode == "required":
-            return forced_call(tools, names, parallel=parallel, where=where), None
-        return None, allowed_calls(tools, names, parallel=parallel, where=where)
-    expected = '"auto", "none", "required", a tool, or allowed_tools'
-    raise refusal("tool_choice", expected, json.dumps(choice), "leave tool_choice out: the policy decides")
-
-
 def _read_tool(tool: Mapping[str, Any], kind: str, where: str) -> ToolSpec:
     name = name_in(tool.get("name"), f"{where}.name")
     description = typed(tool.get("description") or "", f"{where}.description", str, "text")
@@ -112,7 +76,12 @@ def _read_tool(tool: Mapping[str, Any], kind: str, where: str) -> ToolSpec:
     return freeform_tool(name, description, grammar)
 
 
-def _tool_name(choice: Any, where: str) -> str:
-    kind = "custom" if typed(choice, where, dict, "a tool").get("type") == "custom" else "function"
+def tool_name(choice: Mapping[str, Any], where: str) -> str:
+    """Return the name of a tool that a choice names.
+
+    Raises:
+        BadInput: the choice is malformed.
+    """
+    kind = "custom" if choice.get("type") == "custom" else "function"
     tool = typed(choice.get(kind), f"{where}.{kind}", dict, "a tool")
     return str(typed(tool.get("name"), f"{where}.{kind}.name", str, "a name"))

@@ -8,29 +8,21 @@ from dataclasses import replace
 from typing import Any
 
 from sparring.errors import refusal
+from sparring.gateway.dialects.constraints import JSON_OBJECT, allowed_calls, forced_call, schema_in
 from sparring.gateway.dialects.dialect import (
-    EVENTS,
     AnswerWriter,
     BytesOf,
     ClientCall,
     ClientError,
     ClientRequest,
-    count_in,
-    flag_in,
-    noted_fields,
-    optional,
     order_answers,
-    texts_in,
-    to_json,
-    typed,
+    thought_tokens,
 )
 from sparring.gateway.dialects.evidence import evidence_of
+from sparring.gateway.dialects.fields import count_in, flag_in, noted_fields, optional, texts_in, to_json, typed
 from sparring.gateway.dialects.gemini_contents import conversation_in, json_schema, text_of, tools_in, with_call_ids
 from sparring.gateway.dialects.gemini_fields import NESTED, in_one_spelling
 from sparring.gateway.dialects.handles import handle_of
-from sparring.gateway.dialects.reply_format import JSON_OBJECT, schema_in
-from sparring.gateway.dialects.sampled_ids import thought_tokens
-from sparring.gateway.dialects.tool_choice import allowed_calls, forced_call
 from sparring.generation import Constraint
 from sparring.record.identity import shown_arguments
 from sparring.reply import ReplyHead, SampledReply, pieces_of
@@ -135,11 +127,8 @@ class Gemini:
         return {"error": {"code": error.status, "message": text, "status": status}}
 
 
-class GeminiWriter:
-    """Writer of a streamed answer as server-sent events (`alt=sse`); every chunk has the shape of a complete answer.
-    Implements `AnswerWriter`."""
-
-    content_type = EVENTS
+class GeminiWriter(AnswerWriter):
+    """Writer of a streamed answer as server-sent events (`alt=sse`); every chunk has the shape of a complete answer."""
 
     def __init__(self, client_request: ClientRequest, bytes_of: BytesOf) -> None:
         self._client_request = client_request
@@ -148,34 +137,25 @@ class GeminiWriter:
         self._id = ""
 
     def begin(self, head: ReplyHead) -> bytes:
-        """Write nothing: the first piece begins the answer."""
         self._handle, self._id = handle_of(head.id), head.id
         return b""
 
     def piece(self, sample: int, piece: ReplyPiece) -> bytes:
-        """Write a piece as a part."""
         candidate = _candidate([_part(piece, self._handle)], sample)
         named = {"modelVersion": self._client_request.model, "responseId": self._id}
         return self._chunk({"candidates": [candidate], **named})
 
     def end(self, sample: int, reply: SampledReply) -> bytes:
-        """Write the finish reason, the handle and the usage."""
         candidate = _candidate([{"text": "", "thoughtSignature": self._handle}], sample, _reason(reply))
         if self._client_request.logprobs:
             candidate["logprobsResult"] = _logprobs(reply, self._bytes_of)
         return self._chunk({"candidates": [candidate], **_tail(self._client_request, [reply])})
 
-    def close(self) -> bytes:
-        """Write nothing: the end of the only reply ends the answer."""
-        return b""
-
     def fail(self, error: ClientError) -> bytes:
-        """Write an error instead of a chunk."""
         return self._chunk(Gemini().error(error))
 
     def ping(self) -> bytes:
-        """Write an empty chunk, because clients of this vendor read every line as data."""
-        return self._chunk({})
+        return self._chunk({})  # not a comment: clients of this vendor read every line as data
 
     def _chunk(self, data: Mapping[str, Any]) -> bytes:
         return b"data: " + to_json(data) + b"\r\n\r\n"
@@ -189,15 +169,12 @@ class ArrayWriter(GeminiWriter):
     _before = b"["
 
     def close(self) -> bytes:
-        """Write the end of the array."""
         return b"]"
 
     def fail(self, error: ClientError) -> bytes:
-        """Write an error as the last element."""
         return super().fail(error) + b"]"
 
     def ping(self) -> bytes:
-        """Write a line break, which JSON allows between elements."""
         return b"\n"
 
     def _chunk(self, data: Mapping[str, Any]) -> bytes:
@@ -206,7 +183,6 @@ class ArrayWriter(GeminiWriter):
 
 
 def _calling(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings of tool calls."""
     config = optional(body, "toolConfig", dict, "settings", {})
     calling: Mapping[str, Any] = optional(config, "functionCallingConfig", dict, "settings", {}, "toolConfig.")
     return calling
@@ -217,7 +193,7 @@ def _choice(calling: Mapping[str, Any], tools: Sequence[ToolSpec]) -> tuple[Cons
 
     Returns:
         Constraint of a reply that must call, and constraint of a reply that may only make valid calls of some tools;
-            each None if it does not apply.
+        each None if it does not apply.
 
     Raises:
         BadInput: the mode or a name is unknown.
@@ -238,7 +214,6 @@ def _choice(calling: Mapping[str, Any], tools: Sequence[ToolSpec]) -> tuple[Cons
 
 
 def _constraint(config: Mapping[str, Any]) -> Constraint | None:
-    """Return the constraint on the text of the reply."""
     kind = optional(config, "responseMimeType", str, "a type", "text/plain", "generationConfig.") or "text/plain"
     if kind not in ("text/plain", "application/json"):
         where = "generationConfig.responseMimeType"
@@ -252,7 +227,6 @@ def _constraint(config: Mapping[str, Any]) -> Constraint | None:
 
 
 def _part(piece: ReplyPiece, handle: str) -> dict[str, Any]:
-    """Write a piece of a reply as a part."""
     if piece.call is not None:
         call: ToolCall = piece.call
         function = {"id": call.id, "name": call.name, "args": dict(shown_arguments(call))}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialects.dialect import Placed, is_left_out, name_in, text_in, typed
+from sparring.gateway.dialects.dialect import Placed, ReplyParts, is_left_out
+from sparring.gateway.dialects.fields import PlacedObjects, name_in, objects_in, text_field, text_in, typed
 from sparring.gateway.dialects.handles import reply_named
+from sparring.record.identity import join_parts
 from sparring.types import Message, ToolCall, ToolSpec
 
 TEXT = frozenset(("text", "thought", "thoughtSignature", "partMetadata"))
@@ -29,18 +31,17 @@ def conversation_in(contents: Any) -> tuple[list[Placed], str]:
     handle = ""
     if isinstance(contents, dict):
         contents = [contents]
-    for at, content in enumerate(typed(contents, "contents", list, "a list of contents")):
-        where = f"contents[{at}]"
-        role = typed(content, where, dict, "a content").get("role") or "user"
+    for where, content in objects_in(contents, "contents", "a list of contents", "a content"):
+        role = content.get("role") or "user"
         if role not in ("user", "model", "function"):
             raise refusal(f"{where}.role", "user, model or function", repr(role), "correct the request")
-        parts = typed(content.get("parts"), f"{where}.parts", list, "a list of parts")
+        parts = objects_in(content.get("parts"), f"{where}.parts", "a list of parts", "a part")
         if role == "model":
-            reply, named = _read_reply(parts, where)
+            reply, named = _read_reply(parts)
             handle = named or handle
             if conversation and conversation[-1].message.role == "assistant":
                 where, first = conversation.pop()
-                reply = _join(first, reply)
+                reply = join_parts((first, reply))
             conversation.append(Placed(where, reply))
         else:
             conversation += _user_messages(parts, where)
@@ -82,8 +83,7 @@ def text_of(content: Any, where: str) -> str:
     parts = content.get("parts", [content] if "text" in content else None)
     if isinstance(parts, dict):
         parts = [parts]
-    texts = [_text(part, f"{where}.parts[{at}]") for at, part in enumerate(typed(parts, where, list, "parts"))]
-    return "".join(texts)
+    return "".join([_text(part, place) for place, part in objects_in(parts, f"{where}.parts", "parts", "a part")])
 
 
 def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[ToolSpec, ...]:
@@ -93,12 +93,12 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[ToolSpec, ...]:
         BadInput: a tool is malformed, or hosted by the vendor and not in `leave_out`.
     """
     specs: list[ToolSpec] = []
-    for at, tool in enumerate(typed([] if tools is None else tools, "tools", list, "a list of tools")):
-        for name, value in typed(tool, f"tools[{at}]", dict, "a tool").items():
-            where = f"tools[{at}].{name}"
+    for place, tool in objects_in([] if tools is None else tools, "tools", "a list of tools", "a tool"):
+        for name, value in tool.items():
+            where = f"{place}.{name}"
             if name == "functionDeclarations":
-                declared = typed(value, where, list, "a list of functions")
-                specs += [_read_declaration(each, f"{where}[{number}]") for number, each in enumerate(declared)]
+                declared = objects_in(value, where, "a list of functions", "a function")
+                specs += [_read_declaration(function, at) for at, function in declared]
             elif not is_left_out(name, leave_out):
                 do = "switch it off in the client, or let the door leave it out"
                 raise refusal(where, "functionDeclarations: tools that the client runs", repr(name), do)
@@ -144,8 +144,8 @@ COUNTS = frozenset("minItems maxItems minLength maxLength minProperties maxPrope
 """Numbers in a schema that Google writes as strings."""
 
 
-def _read_declaration(function: Any, where: str) -> ToolSpec:
-    name = name_in(typed(function, where, dict, "a function").get("name"), f"{where}.name")
+def _read_declaration(function: Mapping[str, Any], where: str) -> ToolSpec:
+    name = name_in(function.get("name"), f"{where}.name")
     description = typed(function.get("description") or "", f"{where}.description", str, "text")
     schema = function.get("parametersJsonSchema")
     if schema is None:
@@ -155,44 +155,26 @@ def _read_declaration(function: Any, where: str) -> ToolSpec:
     return ToolSpec(name=name, description=text_in(description, where), parameters=schema)
 
 
-def _read_reply(parts: Sequence[Any], where: str) -> tuple[Message, str]:
+def _read_reply(parts: PlacedObjects) -> tuple[Message, str]:
     """Read a reply in a conversation. Return it with the id of the reply that its signature names."""
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls, handle = [], ""
-    for at, part in enumerate(parts):
-        place = f"{where}.parts[{at}]"
-        typed(part, place, dict, "a part")
+    reply, handle = ReplyParts(), ""
+    for place, part in parts:
         handle = reply_named(part.get("thoughtSignature")) or handle
         function = part.get("functionCall")
         if function is None:
-            (thoughts if part.get("thought") else texts).append(_text(part, place))
+            (reply.thoughts if part.get("thought") else reply.texts).append(_text(part, place))
             continue
-        name = typed(typed(function, place, dict, "a call").get("name"), f"{place}.functionCall.name", str, "a name")
+        name = text_field(typed(function, place, dict, "a call"), "name", f"{place}.functionCall", "a name")
         arguments = typed(function.get("args") or {}, f"{place}.functionCall.args", dict, "the arguments")
         id = typed(function.get("id") or "", f"{place}.functionCall.id", str, "an id")
-        calls.append(ToolCall(id=id, name=text_in(name, place), arguments=arguments))
-    reasoning = "".join(thoughts) or None
-    return Message(role="assistant", content="".join(texts), reasoning=reasoning, tool_calls=tuple(calls)), handle
+        reply.calls.append(ToolCall(id=id, name=name, arguments=arguments))
+    return reply.message(), handle
 
 
-def _join(first: Message, second: Message) -> Message:
-    """Join two successive turns of the model into the one reply that they came from."""
-    reasoning = (first.reasoning or "") + (second.reasoning or "")
-    return Message(
-        role="assistant",
-        content=first.content + second.content,
-        reasoning=reasoning or None,
-        tool_calls=first.tool_calls + second.tool_calls,
-    )
-
-
-def _user_messages(parts: Sequence[Any], where: str) -> list[Placed]:
+def _user_messages(parts: PlacedObjects, where: str) -> list[Placed]:
     """Read a turn of the user: answers of functions, one message each, before the text."""
     answers, texts = [], []
-    for at, part in enumerate(parts):
-        place = f"{where}.parts[{at}]"
-        typed(part, place, dict, "a part")
+    for place, part in parts:
         answer = part.get("functionResponse")
         if answer is None:
             texts.append(_text(part, place))
@@ -218,7 +200,6 @@ def _answer_text(response: Any, where: str) -> str:
 
 
 def _call_of_answer(answer: Message, waiting: Sequence[ToolCall], where: str) -> ToolCall:
-    """Return the call that an answer belongs to."""
     same = [call for call in waiting if answer.tool_call_id and call.id == answer.tool_call_id]
     named = [call for call in waiting if call.name == answer.name]
     match = next(iter(same or named), None)
@@ -228,8 +209,7 @@ def _call_of_answer(answer: Message, waiting: Sequence[ToolCall], where: str) ->
     return match
 
 
-def _text(part: Any, where: str) -> str:
-    typed(part, where, dict, "a part")
+def _text(part: Mapping[str, Any], where: str) -> str:
     if not part.keys() <= TEXT or "text" not in part and "thoughtSignature" not in part:
         names = ", ".join(sorted(part.keys() - TEXT)) or "nothing"
         raise refusal(where, "a part that is text", names, "this model reads text alone")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialects.dialect import Placed, is_left_out, name_in, text_in, typed
+from sparring.gateway.dialects.dialect import Placed, ReplyParts, is_left_out
+from sparring.gateway.dialects.fields import PlacedObjects, name_in, objects_in, text_field, text_in, typed
 from sparring.gateway.dialects.handles import reply_named
 from sparring.types import Message, ToolCall, ToolSpec
 
@@ -21,7 +22,7 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[tuple[ToolSpec, ..
 
     Returns:
         Tools of the prompt, and tools with deferred loading by name: the prompt shows such a tool once an answer loads
-            it.
+        it.
 
     Raises:
         BadInput: a tool is malformed, or hosted by the vendor and not in `leave_out`, or two tools have the same name.
@@ -29,9 +30,8 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[tuple[ToolSpec, ..
     specs: list[ToolSpec] = []
     deferred: dict[str, ToolSpec] = {}
     names: set[str] = set()
-    for at, tool in enumerate(typed([] if tools is None else tools, "tools", list, "a list of tools")):
-        where = f"tools[{at}]"
-        kind = typed(tool, where, dict, "a tool").get("type")
+    for where, tool in objects_in([] if tools is None else tools, "tools", "a list of tools", "a tool"):
+        kind = tool.get("type")
         if kind not in (None, "custom"):
             if is_left_out(kind, leave_out):
                 continue
@@ -59,7 +59,7 @@ def system_in(system: Any) -> str:
     """
     if system is None or isinstance(system, str):
         return text_in(system or "", "system")
-    texts = [_text(block, f"system[{at}]") for at, block in enumerate(typed(system, "system", list, "text or blocks"))]
+    texts = [_text(block, place) for place, block in objects_in(system, "system", "text or blocks", "a block")]
     return "\n\n".join(text for text in texts if not text.startswith(BILLING))
 
 
@@ -78,18 +78,16 @@ def conversation_in(messages: Any, loadable: Mapping[str, ToolSpec]) -> tuple[li
     """
     conversation: list[Placed] = []
     handle = ""
-    for at, message in enumerate(typed(messages, "messages", list, "a list of messages")):
-        where = f"messages[{at}]"
-        typed(message, where, dict, "a message")
+    for where, message in objects_in(messages, "messages", "a list of messages", "a message"):
         role, content = message.get("role"), message.get("content")
         if role not in ("user", "assistant", "system"):
             raise refusal(f"{where}.role", "user, assistant or system", repr(role), "correct the request")
         if isinstance(content, str):
             conversation.append(Placed(where, Message(role=role, content=text_in(content, f"{where}.content"))))
             continue
-        blocks = typed(content, f"{where}.content", list, "text or blocks")
+        blocks = objects_in(content, f"{where}.content", "text or blocks", "a block")
         if role == "assistant":
-            reply, named = _read_reply(blocks, where)
+            reply, named = _read_reply(blocks)
             conversation.append(Placed(where, reply))
             handle = named or handle
         else:
@@ -97,20 +95,19 @@ def conversation_in(messages: Any, loadable: Mapping[str, ToolSpec]) -> tuple[li
     return conversation, handle
 
 
-def _text(block: Any, where: str) -> str:
-    kind = typed(block, where, dict, "a block").get("type")
+def _text(block: Mapping[str, Any], where: str) -> str:
+    kind = block.get("type")
     if kind != "text":
         raise refusal(where, "a block of text", repr(kind), "this model reads text alone")
-    return text_in(typed(block.get("text"), f"{where}.text", str, "text"), where)
+    return text_field(block, "text", where)
 
 
-def _messages_of(blocks: Sequence[Any], role: Any, where: str, loadable: Mapping[str, ToolSpec]) -> list[Placed]:
+def _messages_of(blocks: PlacedObjects, role: Any, where: str, loadable: Mapping[str, ToolSpec]) -> list[Placed]:
     """Read a message that is not a reply: answers of tools, one message each, before the text."""
     answers, texts = [], []
-    for at, block in enumerate(blocks):
-        place = f"{where}.content[{at}]"
-        if typed(block, place, dict, "a block").get("type") == "tool_result":
-            id = text_in(typed(block.get("tool_use_id"), f"{place}.tool_use_id", str, "the id of a call"), place)
+    for place, block in blocks:
+        if block.get("type") == "tool_result":
+            id = text_field(block, "tool_use_id", place, "the id of a call")
             content = _answer(block.get("content"), place, loadable)
             answers.append(Placed(place, Message(role="tool", content=content, tool_call_id=id)))
         else:
@@ -124,9 +121,8 @@ def _answer(content: Any, where: str, loadable: Mapping[str, ToolSpec]) -> str:
     if content is None or isinstance(content, str):
         return text_in(content or "", where)
     texts: list[str] = []
-    for at, block in enumerate(typed(content, where, list, "text or blocks")):
-        place = f"{where}.content[{at}]"
-        if typed(block, place, dict, "a block").get("type") != "tool_reference":
+    for place, block in objects_in(content, f"{where}.content", "text or blocks", "a block"):
+        if block.get("type") != "tool_reference":
             texts.append(_text(block, place))
             continue
         name = typed(block.get("tool_name"), f"{place}.tool_name", str, "the name of a tool")
@@ -143,26 +139,20 @@ def _tool_text(spec: ToolSpec) -> str:
     return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
 
 
-def _read_reply(blocks: Sequence[Any], where: str) -> tuple[Message, str]:
+def _read_reply(blocks: PlacedObjects) -> tuple[Message, str]:
     """Read a reply in a conversation. Return it with the id of the reply that its signature names."""
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[ToolCall] = []
-    handle = ""
-    for at, block in enumerate(blocks):
-        place = f"{where}.content[{at}]"
-        kind = typed(block, place, dict, "a block").get("type")
+    reply, handle = ReplyParts(), ""
+    for place, block in blocks:
+        kind = block.get("type")
         if kind == "thinking":
-            thoughts.append(text_in(typed(block.get("thinking"), f"{place}.thinking", str, "text"), place))
+            reply.thoughts.append(text_field(block, "thinking", place))
             handle = reply_named(block.get("signature")) or handle
         elif kind == "redacted_thinking":
             handle = reply_named(block.get("data")) or handle
         elif kind == "tool_use":
-            name = text_in(typed(block.get("name"), f"{place}.name", str, "a name"), place)
+            name, id = text_field(block, "name", place, "a name"), text_field(block, "id", place, "an id")
             arguments = typed(block.get("input"), f"{place}.input", dict, "the arguments")
-            id = text_in(typed(block.get("id"), f"{place}.id", str, "an id"), place)
-            calls.append(ToolCall(id=id, name=name, arguments=arguments))
+            reply.calls.append(ToolCall(id=id, name=name, arguments=arguments))
         else:
-            texts.append(_text(block, place))
-    reasoning = "".join(thoughts) or None
-    return Message(role="assistant", content="".join(texts), reasoning=reasoning, tool_calls=tuple(calls)), handle
+            reply.texts.append(_text(block, place))
+    return reply.message(), handle

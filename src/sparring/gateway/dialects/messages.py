@@ -7,27 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
+from sparring.gateway.dialects.constraints import forced_call, format_in
 from sparring.gateway.dialects.dialect import (
-    EVENTS,
+    AnswerWriter,
     BytesOf,
     ClientCall,
     ClientError,
     ClientRequest,
-    count_in,
-    flag_in,
-    noted_fields,
+    event,
     noted_headers,
-    optional,
     order_answers,
-    texts_in,
-    to_json,
-    typed,
 )
 from sparring.gateway.dialects.evidence import evidence_of
+from sparring.gateway.dialects.fields import count_in, flag_in, noted_fields, optional, texts_in, typed
 from sparring.gateway.dialects.handles import handle_of
 from sparring.gateway.dialects.message_blocks import conversation_in, system_in, tools_in
-from sparring.gateway.dialects.reply_format import format_in
-from sparring.gateway.dialects.tool_choice import forced_call
 from sparring.generation import Constraint
 from sparring.record.identity import shown_arguments
 from sparring.reply import ReplyHead, SampledReply, calls_shown, pieces_of
@@ -97,10 +91,8 @@ class Messages:
         return {"type": "error", "error": {"type": KINDS.get(error.status, other), "message": text}}
 
 
-class EventWriter:
-    """Writer of a streamed answer as events, block by block. Implements `AnswerWriter`."""
-
-    content_type = EVENTS
+class EventWriter(AnswerWriter):
+    """Writer of a streamed answer as events, block by block."""
 
     def __init__(self, client_request: ClientRequest) -> None:
         self._client_request = client_request
@@ -109,14 +101,12 @@ class EventWriter:
         self._handle = ""
 
     def begin(self, head: ReplyHead) -> bytes:
-        """Write the head of the message. The number of cached tokens follows at its end."""
         self._handle = handle_of(head.id)
-        usage = {"input_tokens": head.prompt_tokens, "output_tokens": 1}
+        usage = {"input_tokens": head.prompt_tokens, "output_tokens": 1}  # the cached ones are known at the end
         head_sent = {**_head(self._client_request, head.id), "content": [], "stop_reason": None}
         return _event("message_start", {"message": {**head_sent, "usage": {**NOT_CACHED, **usage}}})
 
     def piece(self, sample: int, piece: ReplyPiece) -> bytes:
-        """Write a piece of the reply into its block."""
         if piece.call is not None:
             call = piece.call
             empty = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
@@ -130,22 +120,15 @@ class EventWriter:
         return begun + self._delta({"type": "text_delta", "text": piece.text})
 
     def end(self, sample: int, reply: SampledReply) -> bytes:
-        """Write the end of the last block, the stop reason and the usage."""
         empty = b"" if self._num_blocks else self._open_block("text", {"type": "text", "text": ""})
         ended = {"stop_reason": _reason(reply), "stop_sequence": reply.stop}
         last = _event("message_delta", {"delta": ended, "usage": _usage(reply)})
         return empty + self._close_block() + last + _event("message_stop", {})
 
-    def close(self) -> bytes:
-        """Write nothing: the end of the only reply ends the answer."""
-        return b""
-
     def fail(self, error: ClientError) -> bytes:
-        """Write an error after the answer has begun."""
-        return _event("error", Messages().error(error))
+        return event(Messages().error(error))
 
     def ping(self) -> bytes:
-        """Write a keep-alive event."""
         return _event("ping", {})
 
     def _open_block(self, kind: str, empty: dict[str, Any]) -> bytes:
@@ -160,7 +143,6 @@ class EventWriter:
         return _event("content_block_delta", {"index": self._num_blocks - 1, "delta": delta})
 
     def _close_block(self) -> bytes:
-        """End the open block."""
         kind, self._open = self._open, ""
         if not kind:
             return b""
@@ -193,7 +175,6 @@ def _may_call(choice: Any) -> bool:
 
 
 def _constraint(body: Mapping[str, Any]) -> Constraint | None:
-    """Return the constraint on the text of the reply."""
     config = optional(body, "output_config", dict, "settings of the output", {})
     if config.get("format") is not None:
         return format_in(config["format"], "output_config.format", kinds=("json_schema",))
@@ -247,4 +228,4 @@ def _usage(reply: SampledReply) -> dict[str, Any]:
 
 
 def _event(name: str, data: Mapping[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), to_json({"type": name, **data}))
+    return event({"type": name, **data})

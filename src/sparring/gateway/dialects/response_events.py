@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sparring.gateway.dialects.dialect import EVENTS, BytesOf, ClientError, ClientRequest, to_json
+from sparring.gateway.dialects.dialect import AnswerWriter, BytesOf, ClientError, ClientRequest, event
 from sparring.gateway.dialects.handles import EMPTY, handle_of
+from sparring.gateway.dialects.openai import write_logprobs
 from sparring.gateway.dialects.response_tools import write_call
-from sparring.gateway.dialects.sampled_ids import write_logprobs
 from sparring.reply import ReplyHead, SampledReply, pieces_of
 from sparring.types import ReplyPiece
 
@@ -26,14 +26,12 @@ def response_of(client_request: ClientRequest, reply: SampledReply, bytes_of: By
     return writer.response(reply)
 
 
-class ResponseWriter:
-    """Writer of a streamed response, item by item. Implements `AnswerWriter`.
+class ResponseWriter(AnswerWriter):
+    """Writer of a streamed response, item by item.
 
     Log-probabilities of all tokens, calls included, belong to the message item and are complete at the end of the
     reply. If a client wants them, calls wait for that end, after a message item that is empty if the reply has no text.
     """
-
-    content_type = EVENTS
 
     def __init__(self, client_request: ClientRequest, bytes_of: BytesOf) -> None:
         self._client_request = client_request
@@ -49,13 +47,11 @@ class ResponseWriter:
         self._id = "failed"  # until the reply begins
 
     def begin(self, head: ReplyHead) -> bytes:
-        """Write that the response is in progress."""
         self._handle, self._id = handle_of(head.id), head.id
         begun = _response(self._client_request, head.id, status="in_progress")
         return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
 
     def piece(self, sample: int, piece: ReplyPiece) -> bytes:
-        """Write a piece of the reply into its item."""
         if piece.call is not None:
             call = write_call(piece.call, self._client_request.echo["forms"])
             if not self._client_request.logprobs:
@@ -67,24 +63,14 @@ class ResponseWriter:
         return begun + self._part_event("delta", delta=piece.text)
 
     def end(self, sample: int, reply: SampledReply) -> bytes:
-        """Write the end of the last item and the complete response."""
         events = self._end_items(reply)
         response = self.response(reply)
         return events + self._event(f"response.{response['status']}", response=response)
 
-    def close(self) -> bytes:
-        """Write nothing: the end of the only reply ends the answer."""
-        return b""
-
     def fail(self, error: ClientError) -> bytes:
-        """Write that the response failed."""
         code = "server_error" if error.status >= 500 else "invalid_prompt"
         failed = _response(self._client_request, self._id, status="failed")
         return self._event("response.failed", response={**failed, "error": {"code": code, "message": error.message}})
-
-    def ping(self) -> bytes:
-        """Write a comment, which clients ignore."""
-        return b": ping\n\n"
 
     def response(self, reply: SampledReply) -> dict[str, Any]:
         """Return the complete response."""
@@ -173,13 +159,7 @@ class ResponseWriter:
         return event({"type": type, "sequence_number": self._sequence_number - 1, **values})
 
 
-def event(data: Mapping[str, Any]) -> bytes:
-    """Return a server-sent event."""
-    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), to_json(data))
-
-
 def _part(kind: str, text: str) -> dict[str, Any]:
-    """Return the only part of an item."""
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

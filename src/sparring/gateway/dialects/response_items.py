@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialects.dialect import Placed, text_in, typed
-from sparring.gateway.dialects.freeform import UNREADABLE
+from sparring.gateway.dialects.dialect import Placed, ReplyParts
+from sparring.gateway.dialects.fields import objects_in, text_field, typed
 from sparring.gateway.dialects.handles import EMPTY, reply_named
+from sparring.gateway.dialects.openai import UNREADABLE, read_text
 from sparring.gateway.dialects.response_tools import read_call, write_call
 from sparring.reply import pieces_of
-from sparring.types import Message, ToolCall
+from sparring.types import Message
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-TEXT_PARTS = ("input_text", "output_text", "text")
 CALLS = ("function_call", "custom_tool_call")
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
@@ -24,27 +23,7 @@ Recall = Callable[[str], Sequence[Message] | None]
 """Function from a reply id to the conversation up to that reply, itself included; None for an unknown id."""
 
 
-@dataclass(kw_only=True, slots=True)
-class _Reply:
-    """Reply under construction, from the items read so far."""
-
-    where: str
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)
-
-    def placed(self) -> Placed:
-        """Return the reply, with the place of its first item."""
-        message = Message(
-            role="assistant",
-            content="".join(self.texts),
-            reasoning="".join(self.thoughts) or None,
-            tool_calls=tuple(self.calls),
-        )
-        return Placed(self.where, message)
-
-
-def conversation_in(items: Sequence[Any], recall: Recall, where: str = "input") -> tuple[list[Placed], str]:
+def conversation_in(items: Sequence[Any], recall: Recall) -> tuple[list[Placed], str]:
     """Read the items of a conversation.
 
     Successive items of one reply become one message, and so does a call that a client placed after the output of
@@ -53,7 +32,6 @@ def conversation_in(items: Sequence[Any], recall: Recall, where: str = "input") 
     Args:
         items: items of the request.
         recall: function from a reply id to the conversation up to that reply, for items that are references.
-        where: place of the items.
 
     Returns:
         Messages, and the id of the last reply that an item's handle names; empty if no item names a reply.
@@ -61,12 +39,11 @@ def conversation_in(items: Sequence[Any], recall: Recall, where: str = "input") 
     Raises:
         BadInput: an item is malformed or has a type that the model cannot read.
     """
-    conversation: list[Placed | _Reply] = []
-    reply: _Reply | None = None  # last reply, while items may still belong to it
+    conversation: list[Placed | tuple[str, ReplyParts]] = []
+    reply: ReplyParts | None = None  # last reply, while items may still belong to it
     handle = ""
-    for at, item in enumerate(items):
-        place = f"{where}[{at}]"
-        if typed(item, place, dict, "an item").get("type") == "item_reference":
+    for place, item in objects_in(items, "input", "text or a list of items", "an item"):
+        if item.get("type") == "item_reference":
             item = _resolve_reference(item, recall, place)
         kind = item.get("type") or "message"
         handle = reply_named(item.get("encrypted_content")) or _reply_of_item(item.get("id")) or handle
@@ -78,23 +55,23 @@ def conversation_in(items: Sequence[Any], recall: Recall, where: str = "input") 
             last = conversation[-1] if conversation else None
             behind = isinstance(last, Placed) and last.message.role == "tool"
             if reply is None or behind and not (reply.calls and _one_reply(reply.calls[-1].id, call.id)):
-                conversation.append(reply := _Reply(where=place))
+                conversation.append((place, reply := ReplyParts()))
             reply.calls.append(call)
             continue
         role = _role(item, kind, place)
         if role != "assistant":
             reply = None
-            text = _text(item.get("content"), f"{place}.content")
+            text = read_text(item.get("content"), f"{place}.content")
             conversation.append(Placed(place, Message(role="user" if role == "user" else "system", content=text)))
             continue
         second = kind == "message" and reply is not None and bool(reply.texts)
-        if reply is None or second or not isinstance(conversation[-1], _Reply):
-            conversation.append(reply := _Reply(where=place))
+        if reply is None or second or isinstance(conversation[-1], Placed):
+            conversation.append((place, reply := ReplyParts()))
         if kind == "reasoning":
             reply.thoughts.append(_read_thoughts(item, place))
         else:
-            reply.texts.append(_text(item.get("content"), f"{place}.content"))
-    return [each if isinstance(each, Placed) else each.placed() for each in conversation], handle
+            reply.texts.append(read_text(item.get("content"), f"{place}.content"))
+    return [each if isinstance(each, Placed) else Placed(each[0], each[1].message()) for each in conversation], handle
 
 
 def replies_referenced(items: Sequence[Any]) -> frozenset[str]:
@@ -146,36 +123,15 @@ def _role(item: Mapping[str, Any], kind: Any, where: str) -> str:
 
 
 def _read_output(item: Mapping[str, Any], where: str) -> Message:
-    id = text_in(typed(item.get("call_id"), f"{where}.call_id", str, "the id of a call"), where)
-    content = _text(item.get("output"), f"{where}.output")
+    id = text_field(item, "call_id", where, "the id of a call")
+    content = read_text(item.get("output"), f"{where}.output")
     return Message(role="tool", content=content, tool_call_id=id.removeprefix(UNREADABLE))
-
-
-def _text(content: Any, where: str) -> str:
-    """Return the text of a content, which may be a list of parts."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return text_in(content, where)
-    texts = []
-    for at, part in enumerate(typed(content, where, list, "text, or a list of parts")):
-        place = f"{where}[{at}]"
-        kind = typed(part, place, dict, "a part").get("type")
-        if kind not in (*TEXT_PARTS, "refusal"):
-            raise refusal(place, "a part that is text", repr(kind), "this model reads text alone")
-        name = "refusal" if kind == "refusal" else "text"
-        texts.append(text_in(typed(part.get(name), f"{place}.{name}", str, "text"), place))
-    return "".join(texts)
 
 
 def _read_thoughts(item: Mapping[str, Any], where: str) -> str:
     """Return the thoughts of a reasoning item; empty if the client kept only its handle."""
-    texts = []
-    for at, part in enumerate(typed(item.get("content") or [], f"{where}.content", list, "a list of parts")):
-        place = f"{where}.content[{at}]"
-        text = typed(part, place, dict, "a part").get("text")
-        texts.append(text_in(typed(text, f"{place}.text", str, "text"), place))
-    return "".join(texts)
+    parts = objects_in(item.get("content") or [], f"{where}.content", "a list of parts", "a part")
+    return "".join([text_field(part, "text", place) for place, part in parts])
 
 
 def _reply_of_item(id: object) -> str:

@@ -4,21 +4,23 @@ gets a call in the form of its tool."""
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sparring.errors import refusal
-from sparring.gateway.dialects.dialect import (
+from sparring.gateway.dialects.dialect import is_left_out
+from sparring.gateway.dialects.fields import (
     arguments_of,
     call_of,
-    is_left_out,
     name_in,
+    objects_in,
     optional,
+    text_field,
     text_in,
     typed,
 )
-from sparring.gateway.dialects.freeform import NO_PARAMETERS, freeform_call, freeform_input, freeform_tool
+from sparring.gateway.dialects.openai import NO_PARAMETERS, freeform_call, freeform_input, freeform_tool
 from sparring.types import ToolCall, ToolSpec
 
 HOSTED = frozenset(
@@ -44,15 +46,12 @@ class ToolForm:
     namespace: str | None = None
 
 
-def tools_in(
-    tools: Any, leave_out: Collection[str], where: str = "tools"
-) -> tuple[tuple[ToolSpec, ...], dict[str, ToolForm]]:
+def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[tuple[ToolSpec, ...], dict[str, ToolForm]]:
     """Read the tools of a request.
 
     Args:
         tools: field of the request.
         leave_out: types of tools that are dropped.
-        where: place of the field.
 
     Returns:
         Tools as the model sees them, and the form of each by the model's name for it.
@@ -62,9 +61,8 @@ def tools_in(
     """
     specs: list[ToolSpec] = []
     forms: dict[str, ToolForm] = {}
-    for at, tool in enumerate(typed([] if tools is None else tools, where, list, "a list of tools")):
-        place = f"{where}[{at}]"
-        kind = typed(tool, place, dict, "a tool").get("type")
+    for place, tool in objects_in([] if tools is None else tools, "tools", "a list of tools", "a tool"):
+        kind = tool.get("type")
         if kind == "namespace":
             namespace = typed(tool.get("name"), f"{place}.name", str, "a name")
             inner = typed(tool.get("tools"), f"{place}.tools", list, "a list of tools")
@@ -101,11 +99,8 @@ def read_call(item: Mapping[str, Any], where: str) -> ToolCall:
     Raises:
         BadInput: the call is malformed.
     """
-    namespace = item.get("namespace")
-    if namespace is not None:
-        typed(namespace, f"{where}.namespace", str, "a name")
-    name = model_name(typed(item.get("name"), f"{where}.name", str, "a name"), namespace)
-    id = text_in(typed(item.get("call_id"), f"{where}.call_id", str, "an id"), where)
+    name = model_name(text_field(item, "name", where, "a name"), _namespace(item, where))
+    id = text_field(item, "call_id", where, "an id")
     if item.get("type") == "function_call":
         arguments = optional(item, "arguments", str, "JSON as text", "", f"{where}.")
         return call_of(id, text_in(name, where), text_in(arguments, where))
@@ -144,21 +139,19 @@ def _description(tool: Mapping[str, Any], where: str) -> str:
     return text_in(typed(tool.get("description") or "", f"{where}.description", str, "text"), where)
 
 
-def names_of(forms: Mapping[str, ToolForm], chosen: Sequence[Mapping[str, Any]], where: str) -> list[str]:
-    """Return the model's names for tools that a client names.
+def name_of(forms: Mapping[str, ToolForm], tool: Mapping[str, Any], where: str) -> str:
+    """Return the model's name for a tool that a client names.
 
     Raises:
         BadInput: the request has no such tool.
     """
-    names = []
-    for at, tool in enumerate(chosen):
-        place = f"{where}[{at}]"
-        name = typed(typed(tool, place, dict, "a tool").get("name"), f"{place}.name", str, "the name of a tool")
-        namespace = tool.get("namespace")
-        if namespace is not None:
-            typed(namespace, f"{place}.namespace", str, "a name")
-        shown = model_name(name, namespace)
-        if shown not in forms:
-            raise refusal(place, "a tool of the request", json.dumps(name), "name one that is there")
-        names.append(shown)
-    return names
+    name = text_field(tool, "name", where, "the name of a tool")
+    shown = model_name(name, _namespace(tool, where))
+    if shown not in forms:
+        raise refusal(where, "a tool of the request", json.dumps(name), "name one that is there")
+    return shown
+
+
+def _namespace(item: Mapping[str, Any], where: str) -> str | None:
+    namespace: str | None = optional(item, "namespace", str, "a name", None, f"{where}.")
+    return namespace

@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialects.dialect import (
-    BytesOf,
-    ClientCall,
-    ClientError,
-    ClientRequest,
-    Placed,
-    count_in,
-    flag_in,
-    noted_fields,
-    optional,
-    order_answers,
-    text_in,
-    typed,
-)
+from sparring.gateway.dialects.constraints import format_in
+from sparring.gateway.dialects.dialect import BytesOf, ClientCall, ClientError, ClientRequest, Placed, order_answers
 from sparring.gateway.dialects.evidence import evidence_of
+from sparring.gateway.dialects.fields import count_in, flag_in, noted_fields, optional, text_in, typed
 from sparring.gateway.dialects.handles import reply_named
-from sparring.gateway.dialects.openai_errors import REQUEST_ID, write_error
-from sparring.gateway.dialects.reply_format import format_in
+from sparring.gateway.dialects.openai import REQUEST_ID, read_choice, without_parallel, write_error
 from sparring.gateway.dialects.response_events import ResponseWriter, response_of
 from sparring.gateway.dialects.response_items import conversation_in, replies_referenced
-from sparring.gateway.dialects.response_tools import ToolForm, names_of, tools_in
-from sparring.gateway.dialects.tool_choice import PARALLEL, allowed_calls, forced_call, without_parallel
-from sparring.generation import Constraint
+from sparring.gateway.dialects.response_tools import name_of, tools_in
 from sparring.reply import SampledReply
-from sparring.types import Message, ToolSpec
+from sparring.types import Message
 
 OBEYED = frozenset(
     "model input instructions tools tool_choice max_output_tokens stream text include previous_response_id store"
@@ -69,7 +56,7 @@ class Responses:
         instructions = text_in(optional(body, "instructions", str, "text", ""), "instructions")
         conversation, handle = _conversation(call, anew=bool(instructions))
         tools, forms = tools_in(body.get("tools"), call.leave_out)
-        forced, allowed = _choice(body, tools, forms)
+        forced, allowed = read_choice(body, tools, partial(name_of, forms))
         noted = without_parallel(noted, forced or allowed)
         text = optional(body, "text", dict, "settings of the text", {})
         include = _include_values(body)
@@ -145,7 +132,6 @@ def _previous_reply(id: object) -> frozenset[str]:
 
 
 def _unchecked_messages(conversation: Sequence[Placed], instructions: str) -> tuple[Message, ...]:
-    """Return the messages of a request that asks for no reply."""
     system = [Message(role="system", content=instructions)] if instructions else []
     return (*system, *(placed.message for placed in conversation))
 
@@ -176,28 +162,3 @@ def _conversation(call: ClientCall, anew: bool) -> tuple[list[Placed], str]:
     items = [] if input is None and previous is not None else typed(input, "input", list, "text or a list of items")
     new, handle = conversation_in(items, call.conversation)
     return [*conversation, *new], handle or before
-
-
-def _choice(
-    body: Mapping[str, Any], tools: Sequence[ToolSpec], forms: Mapping[str, ToolForm]
-) -> tuple[Constraint | None, Constraint | None]:
-    """Return the constraint of a reply that must call, and the constraint of a reply that may only call some tools;
-    each None if it does not apply."""
-    choice = body.get("tool_choice")
-    if choice in (None, "auto", "none"):
-        return None, None
-    parallel = body.get(PARALLEL) is not False
-    if choice == "required":
-        return forced_call(tools, parallel=parallel), None
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    if kind in ("function", "custom"):
-        return forced_call(tools, names_of(forms, [choice], "tool_choice"), parallel=parallel), None
-    if kind == "allowed_tools" and choice.get("mode") in ("auto", "required"):
-        where = "tool_choice.tools"
-        listed = typed(choice.get("tools"), where, list, "a list of tools")
-        names = names_of(forms, listed, where)
-        if choice["mode"] == "required":
-            return forced_call(tools, names, parallel=parallel, where=where), None
-        return None, allowed_calls(tools, names, parallel=parallel, where=where)
-    expected = '"auto", "none", "required", a tool, or allowed_tools'
-    raise refusal("tool_choice", expected, json.dumps(choice), "leave tool_choice out: the policy decides")

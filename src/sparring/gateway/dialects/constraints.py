@@ -1,17 +1,59 @@
-"""Choices of a client that force calls or restrict them to some tools, as a constraint on the reply."""
+"""Constraints on replies: response formats that a client asks for, and choices that force or restrict calls."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialects.dialect import typed
+from sparring.gateway.dialects.fields import typed
 from sparring.generation import Constraint
 from sparring.types import ToolSpec
 
-PARALLEL = "parallel_tool_calls"
-"""Field of OpenAI's clients that allows at most one call per reply. It only has an effect on constrained calls."""
+JSON_OBJECT = Constraint(kind="json_schema", source='{"type":"object"}')
+"""Constraint of a reply that is any JSON object."""
+
+KINDS = ("text", "json_object", "json_schema")
+"""Types of response formats in OpenAI's APIs."""
+
+
+def format_in(format: Any, where: str, *, kinds: Sequence[str] = KINDS, inside: str = "") -> Constraint | None:
+    """Return the constraint of a response format, or None if the reply is free text.
+
+    Args:
+        format: field of the request; None if the request has no such field.
+        where: place of the field.
+        kinds: types that this API has.
+        inside: field of the format that contains the schema; empty if the format itself has the schema.
+
+    Raises:
+        BadInput: the format is malformed or has another type.
+    """
+    if format is None:
+        return None
+    kind = typed(format, where, dict, "a format").get("type")
+    if kind not in kinds:
+        raise refusal(f"{where}.type", " or ".join(kinds), repr(kind), "correct the request")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return JSON_OBJECT
+    if inside:
+        where = f"{where}.{inside}"
+        format = typed(format.get(inside), where, dict, "a schema with a name")
+        if format.get("schema") is None:
+            return JSON_OBJECT
+    return schema_in(format.get("schema"), f"{where}.schema")
+
+
+def schema_in(schema: Any, where: str) -> Constraint:
+    """Return the constraint of a JSON schema.
+
+    Raises:
+        BadInput: it is not an object.
+    """
+    return Constraint(kind="json_schema", source=json.dumps(typed(schema, where, dict, "a JSON schema")))
 
 
 def forced_call(
@@ -59,7 +101,6 @@ def allowed_calls(
 
 
 def _choose(tools: Sequence[ToolSpec], names: Sequence[str] | None, where: str) -> list[ToolSpec]:
-    """Return the tools with these names; None: all."""
     by_name = {tool.name: tool for tool in tools}
     for name in names or ():
         if typed(name, where, str, "the name of a tool") not in by_name:
@@ -74,8 +115,3 @@ def _choose(tools: Sequence[ToolSpec], names: Sequence[str] | None, where: str) 
 def _constraint(tools: Sequence[ToolSpec], parallel: bool, text: bool) -> Constraint:
     listed = [{"name": tool.name, "parameters": dict(tool.parameters)} for tool in tools]
     return Constraint(kind="tool_call", source=json.dumps({"tools": listed, "parallel": parallel, "text": text}))
-
-
-def without_parallel(noted: Sequence[str], constraint: Constraint | None) -> tuple[str, ...]:
-    """Remove `PARALLEL` from the noted fields if a constraint obeys it."""
-    return tuple(name for name in noted if constraint is None or name != PARALLEL)

@@ -1,0 +1,227 @@
+"""Readers for the fields of requests, which refuse a field of the wrong type by its place."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from sparring.errors import refusal
+from sparring.types import ToolCall
+
+PlacedObjects = Iterable[tuple[str, Mapping[str, Any]]]
+
+COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+"""Content codings by their first bytes, for the refusal of compressed bodies."""
+
+_ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Escape of half of a surrogate pair, with or without the other half."""
+
+
+def to_json(data: Any) -> bytes:
+    """Encode plain data as JSON in UTF-8; integers may have any size."""
+    try:
+        return msgspec.json.encode(data)
+    except OverflowError:
+        return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def body_of(data: bytes) -> dict[str, Any]:
+    """Read the body of a request.
+
+    Raises:
+        BadInput: the body is not a JSON object in UTF-8; NaN and infinities are not JSON.
+    """
+    try:
+        body = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        body = _decode_slowly(data)
+    if not isinstance(body, dict):
+        raise refusal("body", "a JSON object", type(body).__name__, "correct the request")
+    return body
+
+
+def _decode_slowly(data: bytes) -> Any:
+    """Read a body that the fast decoder refused, because a number exceeds a double or because the body is invalid.
+
+    Raises:
+        BadInput: see `body_of`.
+    """
+    try:
+        body = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+        if _ESCAPED_HALF.search(data) is not None:
+            _check_surrogates(body)
+    except UnicodeEncodeError as error:
+        raise refusal(
+            "body", "text", f"half of a surrogate pair: {error.object[error.start]!r}", "correct it"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        coding = next((name for begun, name in COMPRESSED.items() if data.startswith(begun)), "")
+        if coding:
+            do = "send the body as it is"
+            raise refusal("content-encoding", "a body that is not compressed", coding, do) from None
+        raise refusal("body", "a JSON object in UTF-8", str(error), "correct the request") from None
+    return body
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
+def _check_surrogates(value: Any) -> None:
+    """Raise UnicodeEncodeError for data with half of a surrogate pair."""
+    json.dumps(value, ensure_ascii=False).encode()
+
+
+def typed(data: Any, where: str, kind: type | tuple[type, ...], expected: str) -> Any:
+    """Return a value of a request after a check of its type.
+
+    Raises:
+        BadInput: the value has another type.
+    """
+    if not isinstance(data, kind) or isinstance(data, bool) and kind is int:
+        got = "nothing" if data is None else type(data).__name__
+        raise refusal(where, expected, got, "correct the request")
+    return data
+
+
+def objects_in(values: Any, where: str, expected: str, one: str) -> PlacedObjects:
+    """Yield the objects of a list, each with its place.
+
+    Args:
+        values: list of a request.
+        where: place of the list.
+        expected: description of the list, for the refusal.
+        one: description of an object.
+
+    Raises:
+        BadInput: the value is not a list of objects.
+    """
+    for at, value in enumerate(typed(values, where, list, expected)):
+        place = f"{where}[{at}]"
+        yield place, typed(value, place, dict, one)
+
+
+def optional(values: Mapping[str, Any], name: str, kind: type, expected: str, default: Any, before: str = "") -> Any:
+    """Return an optional value of a request, or the default.
+
+    Args:
+        values: values by name.
+        name: name of the value.
+        kind: required type.
+        expected: description of the type, for the refusal.
+        default: value if the request has none, or null.
+        before: place of `values` in the request, with a dot at the end.
+
+    Raises:
+        BadInput: the value has another type.
+    """
+    value = values.get(name)
+    return default if value is None else typed(value, f"{before}{name}", kind, expected)
+
+
+def flag_in(values: Mapping[str, Any], name: str, before: str = "") -> bool:
+    """Return an optional boolean of a request; the default is False.
+
+    Raises:
+        BadInput: the value is not a boolean.
+    """
+    return bool(optional(values, name, bool, "true or false", False, before))
+
+
+def count_in(values: Mapping[str, Any], name: str, before: str = "") -> int | None:
+    """Return an optional positive integer of a request.
+
+    Raises:
+        BadInput: the value is not an integer, or less than 1.
+    """
+    count: int | None = optional(values, name, int, "a whole number", None, before)
+    if count is not None and count < 1:
+        raise refusal(f"{before}{name}", "at least 1", str(count), "raise it")
+    return count
+
+
+def texts_in(texts: Any, where: str) -> tuple[str, ...]:
+    """Return an optional list of non-empty texts of a request.
+
+    Raises:
+        BadInput: the value is not such a list.
+    """
+    for text in typed([] if texts is None else texts, where, list, "a list of texts"):
+        if not text_in(typed(text, where, str, "a list of texts"), where):
+            raise refusal(where, "texts that are not empty", '""', "leave it out")
+    return tuple(texts or ())
+
+
+def text_in(value: str, where: str) -> str:
+    """Return a text if UTF-8 can encode it.
+
+    Raises:
+        BadInput: the text has half of a surrogate pair.
+    """
+    if value.isascii():  # a flag of the string, checked in constant time
+        return value
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise refusal(where, "text", f"half of a surrogate pair at {error.start}", "correct the request") from None
+    return value
+
+
+def text_field(values: Mapping[str, Any], name: str, where: str, expected: str = "text") -> str:
+    """Return a required text of an object at the place `where`.
+
+    Raises:
+        BadInput: the value is not a text that UTF-8 can encode.
+    """
+    return text_in(typed(values.get(name), f"{where}.{name}", str, expected), f"{where}.{name}")
+
+
+def name_in(value: Any, where: str) -> str:
+    """Return the name of a tool.
+
+    Raises:
+        BadInput: the value is not a string, or empty.
+    """
+    if not typed(value, where, str, "a name"):
+        raise refusal(where, "a name", '""', "name it")
+    return text_in(value, where)
+
+
+def noted_fields(
+    values: Mapping[str, Any], obeyed: frozenset[str], noted: frozenset[str], before: str = ""
+) -> tuple[str, ...]:
+    """Return the names of the fields that have no effect, each after the prefix `before`.
+
+    Raises:
+        BadInput: a field is in neither `obeyed` nor `noted`.
+    """
+    for name in sorted(values.keys() - obeyed - noted):
+        if values[name] is not None:
+            do = "leave it out; docs/harnesses.md says which fields have an effect"
+            raise refusal(f"{before}{name}", "a field that can be obeyed", "one that cannot", do)
+    return tuple(sorted(f"{before}{name}" for name in values.keys() & noted if values[name] is not None))
+
+
+def call_of(id: str, name: str, arguments: str) -> ToolCall:
+    """Return a call with arguments as JSON text. Arguments that do not parse make a malformed call. Empty text means no
+    arguments, as in servers of this API."""
+    if not arguments.strip():
+        return ToolCall(id=id, name=name, arguments={})
+    try:
+        parsed = json.loads(arguments, parse_constant=_refuse_constant)
+        if _ESCAPED_HALF.search(arguments.encode()) is not None:
+            _check_surrogates(parsed)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        return ToolCall(id=id, name=name, arguments=None, raw=arguments)
+    return ToolCall(id=id, name=name, arguments=parsed)
+
+
+def arguments_of(call: ToolCall) -> str:
+    """Return the arguments of a call as JSON; for a malformed call, the sampled text."""
+    return call.raw if call.arguments is None else json.dumps(dict(call.arguments), ensure_ascii=False)
