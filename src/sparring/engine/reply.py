@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Any
 
@@ -48,7 +48,7 @@ class Reply:
         """Wait for the result and return it, or raise its error."""
         return await self._future
 
-    async def pieces(self) -> AsyncIterator[Delta | Completion]:
+    async def pieces(self) -> AsyncGenerator[Delta | Completion, None]:
         """Yield deltas as they arrive and finally the Completion. An error is raised after the tokens sampled before
         it."""
         while self._tokens or not self._future.done():

@@ -19,11 +19,9 @@ from typing import Literal, NamedTuple
 
 import xxhash
 
-from sparring.engine.kv_counts import Allocation, KvCounts, LostTokens
-from sparring.engine.pages import PagePool
-
-Weights = int | str
-"""Weights that computed keys and values: a version number of the model, or the name of an adapter's load."""
+from sparring.engine.cache.counts import Allocation, KvCounts, LostTokens
+from sparring.engine.cache.pages import PagePool
+from sparring.engine.served import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,6 @@ class KvCache:
     """Page pool and parked conversations.
 
     Args:
-        num_pages: size of the cache.
         page_size: tokens per page.
         share_prefixes: whether full pages are found by their contents.
         host_pages: pages in host memory for evicted conversations.
@@ -268,7 +265,7 @@ class KvCache:
             shared, fresh = self.pool.hole, self.take(count - len(pages) - holes, spare)
         if fresh is None:
             # only the conversation's own pages: the step being planned may still have to fill the others
-            if num_parked:
+            if num_parked and conversation is not None:
                 self.park(conversation, tokens[:num_parked], pages[: self.pages_for(num_parked)], version)
             self.drop(pages)
             digests.clear()
@@ -304,7 +301,7 @@ class KvCache:
         """Take over the parked pages of a conversation that hold a prefix of `tokens`; return the pages and the number
         of tokens in them."""
         parked = self._here.get(conversation)
-        if parked is None:
+        if parked is None or conversation is None:
             return [], 0
         num_cached = self._common(parked, tokens, version, self.pool)
         pages = parked.pages[: self.pages_for(num_cached)]
