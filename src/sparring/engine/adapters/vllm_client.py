@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import httpx
@@ -34,7 +34,7 @@ class VllmClient:
             raise EngineError(f"vLLM {address}: expected status 200, got {answer.status_code}: {answer.text[:500]}")
         return answer.json() if answer.content else None
 
-    async def events(self, address: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def events(self, address: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the pieces of a streamed answer.
 
         Raises:
