@@ -135,8 +135,6 @@ def build_model(module: nn.Module, where: str, *, numerics: str, gradient_checkp
 
     Args:
         where: name of the model in refusals.
-        numerics: numerics of `load`.
-        gradient_checkpointing: setting of `load`.
 
     Raises:
         BadInput: the model cannot run with these numerics.
@@ -193,7 +191,6 @@ def refuse_incomplete(where: str, missing: Iterable[str], mismatched: Iterable[S
 
     Args:
         where: the checkpoint.
-        missing: names of missing parameters.
         mismatched: (name, its shape, the model's shape) of each parameter that does not fit.
 
     Raises:
