@@ -40,9 +40,9 @@ def test_an_update_serves_what_was_published(run, weights):
     async def scenario(engine):
         before = await scores(engine)
         await engine.pull(weights[1].at(5))
-        await engine.verify(weights[1].ref.probe, "again")
+        await engine.weights.verify(weights[1].ref.probe, "again")
         with pytest.raises(WeightsError, match="difference of"):
-            await engine.verify(weights[0].ref.probe, "the old ones")
+            await engine.weights.verify(weights[0].ref.probe, "the old ones")
         answer = await engine.generate(turn(tokens=(*PROMPT, *range(60))))
         await engine.pull(weights[1].at(5))  # whoever asks again is acknowledged again
         return before, await scores(engine), answer, engine.version
@@ -62,9 +62,9 @@ def test_vllms_own_reload_leaves_the_old_head_and_verification_sees_it(run, weig
             WeightsError,
             match="expected the publisher's log-probabilities on its probe within 0.01, got a difference of",
         ):
-            await engine.verify(weights[1].ref.probe, "after vLLM's own reload")
+            await engine.weights.verify(weights[1].ref.probe, "after vLLM's own reload")
         await engine.pull(weights[1].at(5))  # ours repacks the head
-        await engine.verify(weights[1].ref.probe, "after ours")
+        await engine.weights.verify(weights[1].ref.probe, "after ours")
 
     run(scenario)
 

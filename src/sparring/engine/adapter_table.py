@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sparring.engine.kv import Weights
 from sparring.engine.runner import Runner
-from sparring.engine.served_adapter import ServedAdapter
+from sparring.engine.served import ServedWeights, Weights
 from sparring.engine.update import OLD_STAYS, verify, where
 from sparring.errors import EngineError, WeightsError, boundary
 from sparring.model.causal import CausalModel
@@ -19,45 +18,39 @@ class AdapterTable:
 
     Args:
         model: served model; its adapter for all rows, if any, becomes the engine's own.
-        runner: runner that computes probes.
-        name: name of the engine.
-        version: version of the weights that `model` holds.
-        forget: called with weights, named as in `ServedAdapter.weights`, that are no longer served.
+        base: weights of the base model.
+        forget: called with weights, named as in `ServedWeights.key`, that are no longer served.
     """
 
     def __init__(
-        self, model: CausalModel, runner: Runner, name: str, version: int, forget: Callable[[Weights], None]
+        self, model: CausalModel, runner: Runner, name: str, base: ServedWeights, forget: Callable[[Weights], object]
     ) -> None:
-        self._model, self._runner, self._name, self._forget = model, runner, name, forget
-        self._served: dict[str, ServedAdapter] = {}
-        self._leaving: list[ServedAdapter] = []
+        self._model, self._runner, self._name, self._base, self._forget = model, runner, name, base, forget
+        self._served: dict[str, ServedWeights] = {}
+        self._leaving: list[ServedWeights] = []
         self._loads = 0
         own, model.adapters.everywhere = model.adapters.everywhere, None
         if own is not None:
-            self._put(name, own, version, None)
+            self._put(name, own, base.version, None)
 
     def __len__(self) -> int:
         return len(self._served) + len(self._leaving)
 
-    def version(self, base: int) -> int:
-        """Return the version of the engine's own adapter; `base` without one."""
-        own = self._served.get(self._name)
-        return base if own is None else own.version
-
-    def find(self, name: str | None) -> ServedAdapter | None:
-        """Return the adapter of a request with `adapter = name`; None for the base model.
+    def find(self, name: str | None) -> ServedWeights:
+        """Return the weights of a request with `adapter = name`: without a name the engine's own adapter, or the base
+        model's.
 
         Raises:
             EngineError: no adapter with this name is loaded.
         """
         if name is None:
-            return self._served.get(self._name)
+            return self._served.get(self._name, self._base)
         if name not in self._served:
             loaded = ", ".join(sorted(self._served)) or "none"
             raise EngineError(f"adapter {name}: expected a loaded adapter, got another name; loaded: {loaded}")
         return self._served[name]
 
-    def commit(self, ref: WeightRef, adapter: Adapter) -> ServedAdapter | None:
+    def commit(self, ref: WeightRef, adapter: Adapter) -> ServedWeights | None:
         """Load a staged adapter, or replace its older version, and verify it by the reference's probe. On failure the
         old version, which stays untouched, remains in service.
 
@@ -94,23 +87,23 @@ class AdapterTable:
         self.find(name)
         self._leaving.append(self._served.pop(name))
 
-    def sweep(self, used: Iterable[ServedAdapter | None]) -> None:
+    def sweep(self, used: Iterable[ServedWeights]) -> None:
         """Unload dropped adapters that no request in `used` needs."""
         if self._leaving:
             still = set(used)
             for served in self._leaving:
                 if served not in still:
                     self._model.adapters.take(served.number)
-                    self._forget(served.weights)
+                    self._forget(served.key)
             self._leaving = [served for served in self._leaving if served in still]
 
-    def _put(self, name: str, adapter: Adapter, version: int, checksum: str | None) -> ServedAdapter:
+    def _put(self, name: str, adapter: Adapter, version: int, checksum: str | None) -> ServedWeights:
         self._loads += 1
         served = self._served.get(name)
         if served is None:
-            served = self._served[name] = ServedAdapter(name, self._free(), version, checksum, self._loads)
+            served = self._served[name] = ServedWeights(version=version, number=self._free())
         else:
-            self._forget(served.weights)
+            self._forget(served.key)
         served.version, served.checksum, served.serial = version, checksum, self._loads
         self._model.adapters.put(served.number, adapter)
         return served

@@ -110,22 +110,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """
         return max(1, (self.kv_tokens or self.kv_bytes // token_bytes) // PAGE_SIZE) * PAGE_SIZE
 
-    def states(self, state_bytes: int) -> int:
-        """Return the number of recurrent states that are stored besides the cache, at least one.
-
-        Args:
-            state_bytes: bytes of one sequence's state in all layers.
-        """
-        return max(1, self.kv_bytes // state_bytes)
-
-    def idle_pages(self, page_bytes: int) -> int | None:
-        """Return the most pages that idle conversations may occupy; None for no limit."""
-        return self.idle_kv_bytes // page_bytes if self.idle_kv_bytes else None
-
-    def host_pages(self, page_bytes: int) -> int:
-        """Return the number of pages in host memory."""
-        return self.offload_bytes // page_bytes if self.kv_across_turns == "offload" else 0
-
     def __post_init__(self) -> None:
         if (self.kind in ("remote", "openai")) != bool(self.url):
             raise ValueError(

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 BOUNDS_S = tuple(base * 10.0**exponent for exponent in range(-4, 3) for base in (1.0, 2.5, 5.0))
 """Upper bounds of the buckets of a latency: 0.1 ms to 500 s."""
 
 
 class Histogram:
-    """Counts of values per bucket. One thread observes; others may read, and miss at most the newest value.
+    """Counts of values per bucket, with bounds `BOUNDS_S`. One thread observes; others may read, and miss at most the
+    newest value."""
 
-    Args:
-        bounds: upper bounds of the buckets, ascending.
-    """
-
-    def __init__(self, bounds: Iterable[float] = BOUNDS_S) -> None:
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)
         self.total = 0.0
 
     def observe(self, value: float) -> None:
         """Count a value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
+        self.counts[bisect_left(BOUNDS_S, value)] += 1
         self.total += value
 
     def lines(self, name: str) -> Iterator[str]:
         """Write the histogram's series; each bucket includes the smaller ones."""
         below = 0
-        for bound, count in zip((*self.bounds, float("inf")), list(self.counts), strict=True):
+        for bound, count in zip((*BOUNDS_S, float("inf")), list(self.counts), strict=True):
             below += count
             yield f'{name}_bucket{{le="{"+Inf" if bound == float("inf") else f"{bound:g}"}"}} {below}'
         yield f"{name}_sum {self.total!r}"
@@ -46,7 +42,6 @@ def exposition(
 
     Args:
         metrics: metrics of the engine by name: counts, except levels, which end in `_now` or begin with `max_`.
-        latencies: latency histograms of the engine by name.
         requests: number of requests by endpoint and outcome.
     """
     lines = ["# TYPE sparring_weights_version gauge", f"sparring_weights_version {version}"]

@@ -15,7 +15,7 @@ from operator import add
 import numpy as np
 import torch
 
-from sparring.engine.kv import PageCopy
+from sparring.engine.cache.kv import PageCopy
 from sparring.engine.scheduler import Chunk
 from sparring.engine.sequence import Sequence
 from sparring.engine.sizes import Sizes
@@ -93,7 +93,7 @@ class Runner:
                 self._host.get(self._pages, source, target)
         return time.perf_counter() - started if copies else 0.0
 
-    def copy_states(self, slots: list[tuple[int, int]]) -> None:
+    def copy_states(self, slots: Rows[tuple[int, int]]) -> None:
         """Copy recurrent states, given as (from, to) slots, in this order."""
         for source, target in slots:
             assert self._states is not None  # slots are those of its states
@@ -180,7 +180,7 @@ class Runner:
             slots.top_k[slot], slots.top_p[slot] = sampling.top_k, sampling.top_p
             slots.seeds[slot] = sampling.seed & MASK_64
             slots.tops[slot] = sampling.top_logprobs
-            slots.adapters[slot] = -1 if sequence.adapter is None else sequence.adapter.number
+            slots.adapters[slot] = sequence.served.number
             slots.limit(slot, None)
             slots.states[slot] = sequence.state or 0
             stops_banned = sequence.stop if sampling.min_tokens else ()

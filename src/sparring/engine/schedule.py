@@ -1,18 +1,16 @@
-"""Recorded weight versions of a request that is replayed, token by token. Torch-free."""
+"""Replay of requests: their tokens wait for the weight versions that sampled them before. Torch-free."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import accumulate
 
-from sparring.generation import Recorded, Runs
+from sparring.engine.sequence import Sequence
+from sparring.generation import GenerateRequest, Recorded, Runs
 
 
 class Schedule:
-    """Weight versions under which a request was sampled before, token by token.
-
-    Args:
-        recorded: versions of the recorded completion.
-    """
+    """Weight versions under which a request was sampled before, token by token."""
 
     __slots__ = ("_bounds", "_kv_bounds", "_kv_values", "_stops", "_values")
 
@@ -34,6 +32,60 @@ class Schedule:
         """Return True if keys and values were recomputed before the next token; `oldest` is their oldest version
         now."""
         return _value_at(self._kv_bounds, self._kv_values, num_sampled) > oldest
+
+
+class Replays:
+    """Schedules of the requests that are replayed. Without any it costs a step nothing.
+
+    Attributes:
+        all_wait: whether every request waits for newer weights.
+    """
+
+    def __init__(self) -> None:
+        self._schedules: dict[Sequence, Schedule] = {}
+        self.all_wait = False
+
+    def add(self, sequence: Sequence) -> None:
+        """Record a new request."""
+        self.all_wait = False
+        if isinstance(sequence.request, GenerateRequest) and sequence.request.recorded is not None:
+            self._schedules[sequence] = Schedule(sequence.request.recorded)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Drop a request that is over."""
+        self._schedules.pop(sequence, None)
+        self.all_wait = False
+
+    def ready(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Return the requests whose next token can be sampled now."""
+        if not self._schedules:
+            return sequences
+        return [sequence for sequence in sequences if not self._waits(sequence)]
+
+    def outdated(self, running: list[Sequence]) -> list[Sequence]:
+        """Return the running requests whose keys and values were recomputed before the next token."""
+        return [
+            sequence
+            for sequence in (running if self._schedules else ())
+            if (schedule := self._schedules.get(sequence)) is not None
+            and sequence.oldest is not None
+            and schedule.reads_again(len(sequence.logprobs), sequence.oldest)
+        ]
+
+    def steps(self, sequences: Iterable[Sequence], most: int) -> int:
+        """Return the number of steps, at most `most`, before the recorded versions of a request change."""
+        for sequence in sequences if self._schedules else ():
+            if (schedule := self._schedules.get(sequence)) is not None:
+                most = min(most, schedule.steps(len(sequence.logprobs)) or most)
+        return most
+
+    def planned(self, sequences: Iterable[Sequence]) -> None:
+        """Note after a plan whether all of these requests wait."""
+        self.all_wait = bool(self._schedules) and all(self._waits(sequence) for sequence in sequences)
+
+    def _waits(self, sequence: Sequence) -> bool:
+        schedule = self._schedules.get(sequence)
+        return schedule is not None and schedule.waits(len(sequence.logprobs), sequence.served.version)
 
 
 def _bounds(runs: Runs) -> tuple[list[int], tuple[int, ...]]:

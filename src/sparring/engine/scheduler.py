@@ -13,12 +13,10 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from sparring.engine.kv import KvCache, Weights
-from sparring.engine.kv_counts import Allocation
+from sparring.engine.cache.memory import PagedMemory
+from sparring.engine.schedule import Replays
 from sparring.engine.sequence import Sequence
-from sparring.engine.served_adapter import ServedAdapter
-from sparring.engine.shared_prefill import PrefillSharing
-from sparring.engine.states import Prefix, StateSlots, prefix_of
+from sparring.engine.served import ServedWeights
 
 
 class Chunk(NamedTuple):
@@ -27,35 +25,31 @@ class Chunk(NamedTuple):
 
     sequence: Sequence
     begin: int
-    count: int  # type: ignore[assignment]  # instead of tuple's method, which nobody calls here
+    count: int  # type: ignore[assignment]
     samples: bool
 
 
 class StepScheduler:
-    """Waiting and running requests and their pages; for a recurrent model also the slots of `states`.
+    """Waiting and running requests, and their memory.
 
     Attributes:
         draining: whether only requests that have begun are served: those that run or have sampled tokens.
     """
 
-    def __init__(
-        self, cache: KvCache, *, max_running: int, max_batch_tokens: int, states: StateSlots | None = None
-    ) -> None:
-        self.cache, self.states = cache, states
-        self._sharing = PrefillSharing(states, cache) if states is not None and cache.share_prefixes else None
+    def __init__(self, memory: PagedMemory, *, max_running: int, max_batch_tokens: int) -> None:
+        self.memory, self.cache, self._sharing = memory, memory.cache, memory.sharing
+        self._replays = Replays()
         self._max_batch_tokens = max_batch_tokens
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._slots = list(range(max_running))[::-1]
         self.num_preempted = 0
         self.draining = False
-        self._scheduled: set[Sequence] = set()
-        self._all_wait = False
 
     @property
     def busy(self) -> bool:
         """True while there is a request that the served weights can continue."""
-        return bool(self._waiting or self._running) and not self._all_wait
+        return bool(self._waiting or self._running) and not self._replays.all_wait
 
     @property
     def load(self) -> tuple[int, int]:
@@ -68,11 +62,6 @@ class StepScheduler:
         return bool(self._running) or any(sequence.logprobs for sequence in self._waiting)
 
     @property
-    def num_running(self) -> int:
-        """Number of requests that hold pages."""
-        return len(self._running)
-
-    @property
     def sequences(self) -> Iterator[Sequence]:
         """Iterator over all running and waiting requests."""
         return chain(self._running, self._waiting)
@@ -80,66 +69,21 @@ class StepScheduler:
     def add(self, sequence: Sequence) -> None:
         """Add a new request to the waiting ones."""
         insort(self._waiting, sequence, key=_rank)
-        self._all_wait = False
-        if sequence.schedule is not None:
-            self._scheduled.add(sequence)
-        if self._sharing is not None:
-            self._sharing.add(sequence)
+        self._replays.add(sequence)
+        self._sharing.add(sequence)
 
-    def plan(self, version: int) -> list[Chunk]:
-        """Choose the chunks of the next step under weights `version`; their tokens count as computed from now on."""
+    def plan(self) -> list[Chunk]:
+        """Choose the chunks of the next step; their tokens count as computed from now on."""
         self.cache.trim()
-        if self._sharing is not None:
-            self._sharing.begin_step(self._waiting, version)
+        self._sharing.begin_step(self._waiting)
         self._make_way()
-        preempted, page_size = self.num_preempted, self.cache.page_size
-        if self._scheduled:
-            self._read_again()
-        running = [(sequence, sequence.pending) for sequence in self._running]
-        if self._scheduled:
-            running = [(sequence, pending) for sequence, pending in running if not sequence.waits(version)]
-        budget = self._max_batch_tokens - sum(pending == 1 for _, pending in running)
-        chunks: list[Chunk] = []
-        # better ranks first: a preempted request has a worse rank and is not in the plan yet
-        for sequence, pending in running:
-            if sequence.slot < 0:
-                continue
-            gone = self.cache.num_unread(sequence.computed)
-            if gone > sequence.gone:
-                self.cache.drop_unread(sequence.pages, sequence.gone, gone)
-                sequence.gone = gone
-            count = (
-                1
-                if pending == 1
-                else min(pending, budget, sequence.share_at - sequence.computed if sequence.share_at else pending)
-            )
-            # a token within a page in use needs no other page
-            if (pending == 1 and sequence.computed % page_size) or (
-                count and self._grow(sequence, sequence.computed + count)
-            ):
-                budget -= count if pending > 1 else 0
-                chunks.append(self._chunk(sequence, count, version))
-        entering = [sequence for sequence in self._waiting if sequence.logprobs] if self.draining else self._waiting[:]
-        if self._scheduled:
-            entering = [sequence for sequence in entering if not sequence.waits(version)]
-        for sequence in entering:
-            if not (self._slots and budget > 0 and self.num_preempted == preempted):
-                break
-            if self._sharing is not None and self._sharing.must_wait(sequence):
-                continue
-            if not self._admit(sequence, version):
-                break
-            self._waiting.remove(sequence)
-            if self._sharing is not None:
-                self._sharing.admit(sequence)
-            count = min(
-                sequence.pending,
-                budget,
-                sequence.share_at - sequence.computed if sequence.share_at else sequence.pending,
-            )
-            budget -= count
-            chunks.append(self._chunk(sequence, count, version))
-        self._all_wait = bool(self._scheduled) and all(sequence.waits(version) for sequence in self.sequences)
+        for sequence in self._replays.outdated(self._running):
+            self._suspend(sequence)
+        preempted = self.num_preempted
+        chunks, budget = self._continue()
+        if self.num_preempted == preempted:
+            chunks += self._begin(budget)
+        self._replays.planned(self.sequences)
         chunks.sort(key=_adapter)  # adjacent rows of one adapter are one product
         return chunks
 
@@ -150,9 +94,7 @@ class StepScheduler:
         if most == 1 or any(count > 1 or not samples for _, _, count, samples in chunks):
             return 1
         steps = min([most, *(sequence.max_new - len(sequence.logprobs) for sequence, *_ in chunks)])
-        for sequence, *_ in chunks if self._scheduled else ():
-            if sequence.schedule is not None:
-                steps = min(steps, sequence.schedule.steps(len(sequence.logprobs)) or steps)
+        steps = self._replays.steps((sequence for sequence, *_ in chunks), steps)
         for sequence, *_ in chunks:
             missing = self.cache.pages_for(sequence.computed + steps - 1) - len(sequence.pages)
             if missing > 0 and self.cache.num_available >= missing + len(self._running):
@@ -160,78 +102,70 @@ class StepScheduler:
             steps = min(steps, len(sequence.pages) * self.cache.page_size - sequence.computed + 1)
         return steps
 
-    def advance(self, sequence: Sequence, count: int, version: int) -> None:
-        """Record that `count` more tokens than planned have keys and values, all computed by weights `version`."""
+    def advance(self, sequence: Sequence, count: int) -> None:
+        """Record that `count` more tokens than planned have keys and values, all computed by the served weights."""
         pages_before = sequence.computed // self.cache.page_size
         sequence.computed += count
         if sequence.computed // self.cache.page_size > pages_before:
-            self._publish(sequence, version)
+            self._publish(sequence)
 
-    def finish(self, sequence: Sequence, version: int) -> None:
-        """Remove a finished request, and park its pages for its conversation if `version` computed them completely."""
+    def finish(self, sequence: Sequence) -> None:
+        """Remove a finished request, and park its memory for its conversation if the served weights computed all of
+        it."""
         self._leave(sequence)
-        self._over(sequence)
+        self._replays.remove(sequence)
         conversation = sequence.conversation
-        if sequence.keep and conversation is not None and sequence.oldest == sequence.version_under(version):
-            self.cache.park(conversation, *self._held(sequence), sequence.weights_under(version))
-            if self.states is not None and sequence.state is not None:
-                self.states.park(conversation, sequence.state, _begun(sequence, sequence.computed, version))
-                sequence.state = None
-        self._give_back(sequence)
+        if sequence.keep and conversation is not None and sequence.oldest == sequence.served.version:
+            self.memory.park(sequence, conversation)
+        self.memory.give_back(sequence)
 
-    def recompute(self, adapter: ServedAdapter | None, *, all_of_them: bool) -> None:
-        """Make the requests of an adapter (None: those without one) recompute their keys and values after an update.
+    def recompute(self, served: ServedWeights, *, all_of_them: bool) -> None:
+        """Make the requests of these weights recompute their keys and values after an update.
 
         Args:
-            adapter: adapter that was updated; None for the base model.
             all_of_them: whether all requests recompute. Otherwise only requests in prefill do, so that one version
                 reads everything before the first token sampled since, and requests to score, whose result must be of
                 one version.
         """
-        self._all_wait = False
+        self._replays.all_wait = False
         for sequence in self._running[:]:
-            if sequence.adapter is adapter and (all_of_them or sequence.reads):
+            if sequence.served is served and (all_of_them or sequence.reads):
                 self._suspend(sequence)
 
     def find(self, request: str) -> list[Sequence]:
         """Return all running and waiting requests with this id."""
         return [sequence for sequence in self.sequences if sequence.request.id == request]
 
-    def abort(self, request: str, version: int) -> list[Sequence]:
+    def abort(self, request: str) -> list[Sequence]:
         """Remove all requests with this id and return them. Running ones are finished, so that their conversations keep
         the pages computed so far."""
         sequences = self.find(request)
         for sequence in sequences:
             if sequence in self._running:
-                self.finish(sequence, version)
+                self.finish(sequence)
             else:
                 self.remove(sequence)
         return sequences
 
-    def fork(self, sequence: Sequence, conversations: Iterable[str], version: int) -> None:
-        """Park the pages of a request computed so far for other conversations, if `version` computed them
-        completely."""
-        if sequence.oldest == sequence.version_under(version):
+    def fork(self, sequence: Sequence, conversations: Iterable[str]) -> None:
+        """Park the memory of a request for other conversations, if the served weights computed all of it."""
+        if sequence.oldest == sequence.served.version:
             for conversation in conversations:
-                self.cache.park(conversation, *self._held(sequence), sequence.weights_under(version))
-                if self.states is not None and sequence.state is not None:
-                    self.states.park_copy(conversation, sequence.state, _begun(sequence, sequence.computed, version))
+                self.memory.park_copy(sequence, conversation)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a waiting or running request; unknown ones are ignored."""
-        self._over(sequence)
+        self._replays.remove(sequence)
         if sequence in self._waiting:
             self._waiting.remove(sequence)
         elif sequence in self._running:
             self._leave(sequence)
-            self._give_back(sequence)
+            self.memory.give_back(sequence)
 
     def discard(self, chunks: list[Chunk]) -> list[Sequence]:
         """Remove the requests of a failed step and return them: the contents of their pages and of pending copies are
         unknown."""
-        self.cache.invalidate()
-        if self.states is not None:
-            self.states.invalidate()
+        self.memory.invalidate()
         for chunk in chunks:
             for page in chunk.sequence.pages:
                 self.cache.pool.forget(page)
@@ -240,24 +174,11 @@ class StepScheduler:
 
     def release(self, conversation: str) -> None:
         """Drop a parked conversation, and do not park it again when its running request ends."""
-        self.cache.release(conversation)
+        self.memory.release(conversation)
         self.cache.lost.forget(conversation)
-        if self.states is not None:
-            self.states.release(conversation)
         for sequence in self.sequences:
             if sequence.conversation == conversation:
                 sequence.keep = False
-
-    def forget(self, weights: Weights) -> None:
-        """Release the parked conversations that were computed by weights which are no longer served. If these are the
-        base model's, no adapter is loaded, so free pages hold nothing useful."""
-        conversations = self.cache.release_weights(weights)
-        if isinstance(weights, int):
-            self.cache.pool.renew()
-        if self.states is not None:
-            for conversation in conversations:
-                self.states.release(conversation)
-            self.states.release_weights(weights)
 
     def clear(self) -> list[Sequence]:
         """Remove all requests and return them."""
@@ -272,7 +193,7 @@ class StepScheduler:
         for sequence in () if self.draining else tuple(self._waiting):
             if not self._running or not _above(sequence, self._running[-1]):
                 return
-            if self._sharing is not None and self._sharing.must_wait(sequence):
+            if self._sharing.must_wait(sequence):
                 continue
             slots, pages = slots + 1, pages + self.cache.pages_for(len(sequence.tokens))
             while self._running and _above(sequence, self._running[-1]):
@@ -280,20 +201,58 @@ class StepScheduler:
                     break
                 self._preempt(self._running[-1])
 
-    def _read_again(self) -> None:
-        """Replay: drop and recompute keys and values of requests at the recorded points."""
-        for sequence in self._running[:]:
-            schedule, oldest = sequence.schedule, sequence.oldest
-            if schedule is not None and oldest is not None and schedule.reads_again(len(sequence.logprobs), oldest):
-                self._suspend(sequence)
+    def _continue(self) -> tuple[list[Chunk], int]:
+        """Plan the running requests: a token of each that generates, chunks of prompts within the budget.
 
-    def _chunk(self, sequence: Sequence, count: int, version: int) -> Chunk:
+        Returns:
+            The chunks, and the rest of the budget.
+        """
+        running = [(sequence, sequence.pending) for sequence in self._replays.ready(self._running)]
+        budget = self._max_batch_tokens - sum(pending == 1 for _, pending in running)
+        chunks: list[Chunk] = []
+        page_size = self.cache.page_size
+        # better ranks first: a preempted request has a worse rank and is not in the plan yet
+        for sequence, pending in running:
+            if sequence.slot < 0:
+                continue
+            gone = self.cache.num_unread(sequence.computed)
+            if gone > sequence.gone:
+                self.cache.drop_unread(sequence.pages, sequence.gone, gone)
+                sequence.gone = gone
+            count = 1 if pending == 1 else min(budget, sequence.readable)
+            # a token within a page in use needs no other page
+            if (pending == 1 and sequence.computed % page_size) or (
+                count and self._grow(sequence, sequence.computed + count)
+            ):
+                budget -= count if pending > 1 else 0
+                chunks.append(self._chunk(sequence, count))
+        return chunks, budget
+
+    def _begin(self, budget: int) -> list[Chunk]:
+        """Admit waiting requests while there are slots, memory and budget, and plan chunks of their prompts."""
+        chunks: list[Chunk] = []
+        entering = [sequence for sequence in self._waiting if sequence.logprobs] if self.draining else self._waiting[:]
+        for sequence in self._replays.ready(entering):
+            if not self._slots or budget <= 0:
+                break
+            if self._sharing.must_wait(sequence):
+                continue
+            if not self._admit(sequence):
+                break
+            self._waiting.remove(sequence)
+            self._sharing.admit(sequence)
+            count = min(budget, sequence.readable)
+            budget -= count
+            chunks.append(self._chunk(sequence, count))
+        return chunks
+
+    def _chunk(self, sequence: Sequence, count: int) -> Chunk:
         begin, end = sequence.computed, sequence.computed + count
-        sequence.computed, now = end, sequence.version_under(version)
+        sequence.computed, now = end, sequence.served.version
         if sequence.oldest is None or now < sequence.oldest:
             sequence.oldest = now
         if count > 1 or end % self.cache.page_size == 0:
-            self._publish(sequence, version)
+            self._publish(sequence)
         return Chunk(sequence, begin, count, end == len(sequence.tokens) and sequence.scored_from is None)
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -311,18 +270,15 @@ class StepScheduler:
                 return False
         return True
 
-    def _admit(self, sequence: Sequence, version: int) -> bool:
-        allocation = (
-            self._pages_for(sequence, version)
-            if self.states is None
-            else self._pages_and_state_for(sequence, version, self.states)
-        )
+    def _admit(self, sequence: Sequence) -> bool:
+        # leave a page for every running request, or this one would soon be preempted for them
+        allocation = self.memory.allocate(sequence, len(self._running))
         if allocation is None:
             return False
         sequence.pages, sequence.computed = allocation.pages, allocation.num_cached
         sequence.table_length, sequence.stale, sequence.gone = 0, True, 0
         sequence.read_at = len(sequence.logprobs)
-        sequence.oldest = sequence.version_under(version) if allocation.num_cached else None
+        sequence.oldest = sequence.served.version if allocation.num_cached else None
         # a preempted request finds its own pages again: not counted as cached
         if not sequence.admitted:
             sequence.admitted, sequence.cached_tokens = True, allocation.num_cached
@@ -334,50 +290,10 @@ class StepScheduler:
         insort(self._running, sequence, key=_rank)
         return True
 
-    def _pages_for(
-        self, sequence: Sequence, version: int, most: int | None = None, tail: bytes | None = None
-    ) -> Allocation | None:
-        """Allocate pages, reusing at most the first `most` tokens; the last one may be a copy of the page shared under
-        `tail`."""
-        cache, wanted, count = self.cache, sequence.reusable, self.cache.pages_for(len(sequence.tokens))
-        wanted = wanted if most is None else wanted[: most + 1]
-        weights = sequence.weights_under(version)
-        # leave a page for every running request, or this one would soon be preempted for them
-        return cache.allocate(sequence.conversation, wanted, count, weights, sequence.digests, len(self._running), tail)
-
-    def _pages_and_state_for(self, sequence: Sequence, version: int, states: StateSlots) -> Allocation | None:
-        """Allocate pages and a state slot. Cached pages are reusable only if the recurrent state after exactly their
-        tokens is cached too."""
-        if not states.available:
-            return None
-        own = [sequence.conversation] if sequence.conversation and states.num_tokens(sequence.conversation) else []
-        for owner in (
-            *own,
-            *(self._sharing.cached_prefixes(sequence, version) if self._sharing is not None else ()),
-            None,
-        ):
-            tail = owner.key if isinstance(owner, Prefix) else None
-            allocation = self._pages_for(sequence, version, states.num_tokens(owner), tail)
-            if allocation is not None:
-                all_of_it = isinstance(owner, Prefix) and allocation.num_cached == owner.num_tokens
-                cached = owner if all_of_it else _begun(sequence, allocation.num_cached, version)
-                sequence.state = states.take() if owner is None else states.resume(owner, cached)
-            if allocation is None or sequence.state is not None:
-                break
-            self.cache.drop(allocation.pages)
-            sequence.digests.clear()
-            if isinstance(owner, Prefix):
-                states.release(owner)  # its pages are gone
-            elif owner is not None:
-                self.cache.release(owner)  # its state is
-        if allocation is not None and sequence.conversation is not None:  # a copy in host memory has no state any more
-            self.cache.release(sequence.conversation)
-        return allocation
-
-    def _publish(self, sequence: Sequence, version: int) -> None:
+    def _publish(self, sequence: Sequence) -> None:
         """Register the computed pages for other requests, if the served weights computed them completely."""
-        if sequence.oldest == sequence.version_under(version):
-            weights = sequence.weights_under(version)
+        if sequence.oldest == sequence.served.version:
+            weights = sequence.served.key
             self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, weights, sequence.digests)
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -387,40 +303,18 @@ class StepScheduler:
 
     def _suspend(self, sequence: Sequence) -> None:
         self._leave(sequence)
-        self._give_back(sequence)
+        self.memory.give_back(sequence)
         sequence.scores.clear()
         insort(self._waiting, sequence, key=_rank)
-
-    def _over(self, sequence: Sequence) -> None:
-        """Clear the wait state after a request ends."""
-        self._scheduled.discard(sequence)
-        self._all_wait = False
 
     def _leave(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
         self._slots.append(sequence.slot)
         sequence.slot = -1
 
-    def _held(self, sequence: Sequence) -> tuple[list[int], list[int]]:
-        """Return the computed tokens and their pages."""
-        return sequence.tokens[: sequence.computed], sequence.pages[: self.cache.pages_for(sequence.computed)]
-
-    def _give_back(self, sequence: Sequence) -> None:
-        self.cache.drop(sequence.pages)
-        if self.states is not None:
-            self.states.drop(sequence.state)
-        sequence.pages, sequence.digests, sequence.computed, sequence.oldest = [], [], 0, None
-        sequence.state, sequence.share_at = None, 0
-
 
 def _adapter(chunk: Chunk) -> int:
-    adapter = chunk.sequence.adapter
-    return -1 if adapter is None else adapter.number
-
-
-def _begun(sequence: Sequence, count: int, version: int) -> Prefix:
-    """Return the first `count` tokens of a sequence as a prefix."""
-    return prefix_of(sequence.tokens[:count], sequence.weights_under(version))
+    return chunk.sequence.served.number
 
 
 def _above(sequence: Sequence, other: Sequence) -> bool:

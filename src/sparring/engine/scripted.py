@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import xxhash
 
+from sparring.engine.derived import branch_of
 from sparring.errors import EngineError, WeightsError
 from sparring.generation import Completion, Delta, FinishReason, GenerateRequest, Runs, ScoreRequest, Scores
 from sparring.types import WeightRef
@@ -77,21 +78,11 @@ class ScriptedEngine:
         return {"generated_tokens": float(self._num_sampled)}
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Return the scripted reply after the engine's latency.
-
-        Raises:
-            EngineError: the engine is closed, or `fail_on` has this request.
-        """
         *_, completion = [piece async for piece in self.stream(request)]
         assert isinstance(completion, Completion)
         return completion
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """Yield the scripted reply token by token.
-
-        Raises:
-            EngineError: as for `generate`.
-        """
         if self._closed:
             raise EngineError("the scripted engine is closed")
         self.requests.append(request)
@@ -119,47 +110,25 @@ class ScriptedEngine:
             turn.aborted |= turn.request.id == request
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Refuse: a script has one token and no distribution.
-
-        Raises:
-            EngineError: always.
-        """
+        """Refuse: a script has one token and no distribution."""
         raise EngineError(
             f"score {request.id}: expected a model's distribution, got a scripted engine; ask a native one"
         )
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Return requests that continue one in flight from the tokens sampled so far.
-
-        Raises:
-            EngineError: not exactly one request of this id is in flight, or the engine is closed.
-        """
         turns = [turn for turn in self._live if turn.request.id == request]
         if self._closed or len(turns) != 1:
             raise EngineError(f"fork of {request}: expected one request of this id in flight, got {len(turns)}")
         [turn] = turns
-        tokens, sampling = (*turn.request.tokens, *turn.sampled), turn.request.sampling
-        self.held.update(dict.fromkeys(seeds, tokens))
-        return tuple(
-            replace(
-                turn.request,
-                id=name,
-                tokens=tokens,
-                sampling=replace(sampling, seed=seed, max_tokens=sampling.max_tokens - len(turn.sampled)),
-                conversation=name,
-            )
-            for name, seed in seeds.items()
-        )
+        self.held.update(dict.fromkeys(seeds, (*turn.request.tokens, *turn.sampled)))
+        max_new = turn.request.sampling.max_tokens
+        return tuple(branch_of(turn.request, turn.sampled, max_new, *branch) for branch in seeds.items())
 
     async def release(self, conversation: str) -> None:
         self.held.pop(conversation, None)
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve another version; KV of the old one is dropped (law 4).
-
-        Raises:
-            WeightsError: `refuse_on` has this update.
-        """
+        """Serve another version, unless `refuse_on` has this update; KV of the old one is dropped (law 4)."""
         self._updates += 1
         if self._updates in self._refuse_on:
             raise WeightsError(f"update {self._updates} was chosen to be refused")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
 
-from sparring.engine.kv import Weights
 from sparring.engine.reply import Reply
-from sparring.engine.schedule import Schedule
-from sparring.engine.served_adapter import ServedAdapter
+from sparring.engine.served import ServedWeights
 from sparring.generation import (
     Completion,
     FinishReason,
@@ -47,22 +45,22 @@ class Sequence:
         slot: row in the runner's tables while the request runs, otherwise -1.
         table_length: number of pages in that row; `stale` if more were allocated since.
         read_at: number of sampled tokens at its last admission; until it samples another, it is being prefilled.
-        schedule: recorded versions that its tokens wait for; None without a recording.
+        served: weights that compute it, set when it is added to the waiting requests.
         origins: (first token, sampling version, oldest version of keys and values) for each change of versions.
         scored_from: first token that predicts one to score; None for a request that generates.
         scores: results of the rows scored so far.
     """
 
     request: GenerateRequest | ScoreRequest
-    sampling: Sampling
-    conversation: str | None
     arrival: int
-    max_new: int
     reply: Reply
     tokens: list[int]
     num_prompt: int
-    stop: frozenset[int]
-    keep: bool
+    sampling: Sampling
+    conversation: str | None = None
+    max_new: int = 0
+    stop: frozenset[int] = frozenset()
+    keep: bool = False
     computed: int = 0
     lost: int = 0
     pages: list[int] = field(default_factory=list)
@@ -74,7 +72,6 @@ class Sequence:
     prompt_digests: list[bytes] | None = None
     admitted: bool = False
     read_at: int = 0
-    schedule: Schedule | None = None
     cached_tokens: int = 0
     slot: int = -1
     table_length: int = 0
@@ -90,7 +87,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     scored_from: int | None = None
     scores: list[ScoredRows] = field(default_factory=list)
-    adapter: ServedAdapter | None = None
+    served: ServedWeights = field(init=False)
 
     @staticmethod
     def of(request: GenerateRequest, reply: Reply, *, arrival: int, max_new: int, keep: bool) -> Sequence:
@@ -108,7 +105,6 @@ class Sequence:
             keep=keep and request.conversation is not None,
             tops=[] if request.sampling.top_logprobs else None,
             kept=[] if _truncates(request) else None,
-            schedule=None if request.recorded is None else Schedule(request.recorded),
         )
 
     @staticmethod
@@ -117,37 +113,24 @@ class Sequence:
         return Sequence(
             request=request,
             sampling=Sampling(),
-            conversation=None,
             arrival=arrival,
-            max_new=0,
             reply=reply,
             tokens=list(request.tokens[:-1]),
             num_prompt=len(request.tokens) - 1,
-            stop=frozenset(),
-            keep=False,
             scored_from=request.first - 1,
         )
-
-    @property
-    def generated(self) -> GenerateRequest:
-        """The request, of a sequence that is sampled."""
-        assert isinstance(self.request, GenerateRequest)
-        return self.request
-
-    def version_under(self, version: int) -> int:
-        """Return the version of the weights that compute this request: its adapter's, or `version` of the base
-        model."""
-        return version if self.adapter is None else self.adapter.version
-
-    def weights_under(self, version: int) -> Weights:
-        """Name the weights that compute its keys and values: its adapter, or `version` of the base model."""
-        return version if self.adapter is None else self.adapter.weights
 
     @property
     def reusable(self) -> list[int]:
         """Tokens whose keys and values may be found in the cache, and one more, which is always computed, as are rows
         to score."""
         return self.tokens if self.scored_from is None else self.tokens[: self.scored_from + 1]
+
+    @property
+    def generated(self) -> GenerateRequest:
+        """The request, of a sequence that is sampled."""
+        assert isinstance(self.request, GenerateRequest)
+        return self.request
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -161,13 +144,14 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     @property
+    def readable(self) -> int:
+        """Number of pending tokens that one step may compute: those up to the point at which its state is copied."""
+        return self.share_at - self.computed if self.share_at else self.pending
+
+    @property
     def reads(self) -> bool:
         """True from its admission, or its readmission after a preemption, until it samples a token."""
         return len(self.logprobs) == self.read_at
-
-    def waits(self, version: int) -> bool:
-        """Return True if its next token waits for newer weights; `version` is the base model's."""
-        return self.schedule is not None and self.schedule.waits(len(self.logprobs), self.version_under(version))
 
     def extend(
         self,
@@ -206,27 +190,6 @@ class Sequence:
             top_logprobs=tuple(map(tuple, chain.from_iterable(tops))),
             version=version,
             cached_tokens=self.cached_tokens,
-        )
-
-    def branch(self, name: str, seed: int) -> GenerateRequest:
-        """Return a request that continues this one from here with another seed."""
-        request, sampled = self.generated, self.tokens[self.num_prompt :]
-        sampling = replace(
-            request.sampling,
-            seed=seed,
-            max_tokens=self.max_new - len(sampled),
-            min_tokens=max(0, request.sampling.min_tokens - len(sampled)),
-        )
-        allowed, ends = request.allowed, request.ends
-        return replace(
-            request,
-            id=name,
-            tokens=tuple(self.tokens),
-            sampling=sampling,
-            conversation=name,
-            # `allowed` and `ends` also see the tokens sampled before the branch
-            allowed=None if allowed is None else lambda tokens: allowed([*sampled, *tokens]),
-            ends=None if ends is None else lambda tokens, new: _less(ends([*sampled, *tokens], new), len(sampled)),
         )
 
     def _end(self, new: list[int]) -> int | None:
@@ -291,7 +254,3 @@ def _joined(lengths: list[int], values: tuple[int, ...]) -> Runs:
     pieces = groupby(zip(values, lengths, strict=True), itemgetter(0))
     runs = [(value, sum(length for _, length in same)) for value, same in pieces]
     return Runs(lengths=tuple(length for _, length in runs), values=tuple(value for value, _ in runs))
-
-
-def _less(count: int | None, by: int) -> int | None:
-    return None if count is None else count - by

@@ -17,12 +17,14 @@ class Sizes(NamedTuple):
         num_pages: pages of the cache.
         page_bytes: bytes of a page.
         host_pages: pages in host memory.
+        idle_pages: most pages that conversations between their turns may occupy.
         num_states: slots of recurrent state; 0 without recurrent layers.
     """
 
     num_pages: int
     page_bytes: int
     host_pages: int
+    idle_pages: int
     num_states: int
 
     @staticmethod
@@ -30,8 +32,12 @@ class Sizes(NamedTuple):
         """Compute the sizes: at most as many pages as all running requests of full length could use; states for all
         running requests and the same number of parked ones."""
         most = config.max_running * -(-model.max_positions // PAGE_SIZE)
-        states = min(2 * config.max_running, config.states(state_bytes(model.recurrent))) if model.recurrent else 0
+        states = 0
+        if model.recurrent:
+            states = min(2 * config.max_running, max(1, config.kv_bytes // state_bytes(model.recurrent)))
         size = token_bytes(model.kv_heads, model.dtype)
         page_bytes = PAGE_SIZE * size
         num_pages = min(config.cache_tokens(size) // PAGE_SIZE, most)
-        return Sizes(num_pages, page_bytes, config.host_pages(page_bytes), states)
+        host_pages = config.offload_bytes // page_bytes if config.kv_across_turns == "offload" else 0
+        idle_pages = config.idle_kv_bytes // page_bytes if config.idle_kv_bytes else num_pages
+        return Sizes(num_pages, page_bytes, host_pages, idle_pages, states)

@@ -7,6 +7,7 @@ from threading import Lock
 
 from sparring.engine.reply import Reply
 from sparring.engine.runner import Runner
+from sparring.engine.served import ServedWeights
 from sparring.errors import BadInput, EngineError, SparringError, WeightsError, boundary
 from sparring.model.causal import CausalModel
 from sparring.model.lora import Adapter
@@ -42,6 +43,18 @@ def where(ref: WeightRef) -> str:
     return f"{'weights' if ref.adapter is None else f'adapter {ref.adapter}'} of {ref.model} version {ref.version}"
 
 
+def check_model(ref: WeightRef, name: str) -> None:
+    """Refuse an update of another model than `name`.
+
+    Raises:
+        WeightsError: it is of another model.
+    """
+    if ref.model != name:
+        raise WeightsError(
+            f"{where(ref)}: expected model {name!r}, got {ref.model!r}; publish to the engine that serves it"
+        )
+
+
 def stage(model: CausalModel, ref: WeightRef) -> StagedWeights | Adapter:
     """Copy and pack the verified tensors of a model's or an adapter's reference for `model`. It takes long and writes
     nothing that a step reads, so it runs in parallel to the engine's thread.
@@ -66,20 +79,18 @@ class BaseWeights:
     the engine's thread alone.
 
     Args:
-        runner: runner that computes with the weights.
         engine: name of the engine, for messages.
         version: version of the weights that the runner's model holds.
 
     Attributes:
-        version: version of the served weights.
+        served: weights that are served.
         broken: error for all requests after an update failed and the old weights could not be restored; otherwise None.
     """
 
     def __init__(self, runner: Runner, engine: str, version: int) -> None:
         self._runner, self._engine = runner, engine
-        self.version = version
+        self.served = ServedWeights(version=version)
         self.broken: EngineError | None = None
-        self._checksum: str | None = None
         self._probe: Probe | None = None
 
     def commit(self, ref: WeightRef, staged: StagedWeights, *, has_adapters: bool) -> bool:
@@ -87,8 +98,6 @@ class BaseWeights:
         restored.
 
         Args:
-            ref: the update.
-            staged: prepared copy of its weights.
             has_adapters: whether adapters are served, which belong to the old weights.
 
         Returns:
@@ -99,19 +108,21 @@ class BaseWeights:
                 the publisher's, the swap failed, or the old weights could not be restored, in which case `broken` is
                 set.
         """
-        same = (ref.version, ref.checksum) == (self.version, self._checksum)
+        served = self.served
+        same = (ref.version, ref.checksum) == (served.version, served.checksum)
         if same and self.broken is None:
             return False
-        if ref.version <= self.version and not same:  # a reused number would make old KV look current
+        if ref.version <= served.version and not same:  # a reused number would make old KV look current
             got = f"{ref.version}; publish every change of the weights under a new version number"
-            raise WeightsError(f"{where(ref)}: expected a version above the served {self.version}, got {got}")
+            raise WeightsError(f"{where(ref)}: expected a version above the served {served.version}, got {got}")
         if has_adapters:
             raise WeightsError(f"{where(ref)}: expected an adapter, got base weights; drop the loaded adapters first")
         if self.broken is not None and ref.probe is None:
             why = "because a failed update left unknown weights"
             raise WeightsError(f"{where(ref)}: expected a probe, {why}, got none; publish with one")
         self._exchange(ref, staged)
-        self.version, self._checksum, self._probe, self.broken = ref.version, ref.checksum, ref.probe, None
+        served.version, served.checksum = ref.version, ref.checksum
+        self._probe, self.broken = ref.probe, None
         return True
 
     def _exchange(self, ref: WeightRef, staged: StagedWeights) -> None:
@@ -142,7 +153,6 @@ def verify(runner: Runner, what: str, probe: Probe | None, adapter: int = -1) ->
     products and no pointers.
 
     Args:
-        runner: runner that computes the probe.
         what: name of the weights, for messages.
         probe: tokens and expected log-probabilities; None verifies nothing.
         adapter: number of the adapter, -1 for none.

@@ -101,7 +101,6 @@ def attend(
         q: [N, H, d].
         k: [N, G, d].
         v: [N, G, d].
-        attention: layout of the tokens.
         layer: index of the layer, for the pages.
         form: scale, window and cap of the scores.
         sinks: [H], an additional logit per head without a value.

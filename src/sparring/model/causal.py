@@ -96,7 +96,6 @@ class CausalModel:
         Args:
             tokens: [N] int64.
             positions: [N] int64, position of each token in its own sequence.
-            attention: layout of the tokens.
             rows: [M] int64, indices of the tokens whose states are returned, in this order, repeats allowed; None for
                 all.
 

@@ -29,10 +29,7 @@ def create(
     in the order of their names, norms are one and biases zero (the initialisation of the Qwen3 family).
 
     Args:
-        init: shape of the model.
-        vocab_size: number of token ids.
         out_path: folder to write; created if missing.
-        seed: seed of the weights.
         eos_token_id: id or ids that end a turn, for the generation config.
         pad_token_id: id for padding, which only other tools use.
         bos_token_id: id that begins a text, if the tokenizer has one.

@@ -128,10 +128,8 @@ class Layer:
         """Compute a layer: residual stream x[N, D] and the pending term y[N, D] -> both after this layer.
 
         Args:
-            x: residual stream.
             y: output of the previous layer, added to x inside the first norm; None in the first layer.
             angles: cosines and sines, [N, d].
-            attention: layout of the tokens.
             rows: [M] indices of the tokens that are computed after the attention; None for all.
         """
         x, h = add_and_norm(x, y, self.input_norm)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from sparring.model.causal import CausalModel
 from sparring.model.head import TargetRows, add_bias, sampling_logits
 from sparring.protocols import Divergence
 
@@ -23,17 +23,10 @@ LEAST_REST = 2.0**-24
 """Least probability of the tokens outside a teacher's top K: float32 log-probabilities cannot resolve less."""
 
 
-class Head(Protocol):
-    """Function from a model's output [M, D] to logits [M, V]; a `CausalModel` is one."""
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits [M, V] of hidden[M, D]."""
-
-
 def from_teacher(
-    model: Head,
+    model: CausalModel,
     hidden: torch.Tensor,
-    teacher: Head,
+    teacher: CausalModel,
     teacher_hidden: torch.Tensor,
     targets: TargetRows,
     form: Divergence,
@@ -47,12 +40,10 @@ def from_teacher(
     the ids that both have.
 
     Args:
-        model: model whose head is applied to `hidden`.
         hidden: [M, D].
         teacher: model whose head is applied to `teacher_hidden`.
         teacher_hidden: [M, E], no gradient.
         targets: sampling distribution of each of the M tokens.
-        form: kind of divergence.
 
     Returns:
         [M], with gradient for the model.
@@ -73,7 +64,7 @@ def from_teacher(
 
 
 def from_tops(
-    model: Head,
+    model: CausalModel,
     hidden: torch.Tensor,
     temperature: torch.Tensor,
     tops: tuple[torch.Tensor, torch.Tensor],
@@ -82,11 +73,9 @@ def from_tops(
     """Compute the divergence over a teacher's most likely tokens and one outcome for all other tokens. See `outcomes`.
 
     Args:
-        model: model whose head is applied to `hidden`.
         hidden: [M, D].
         temperature: [M] float32, above 0; the teacher's log-probabilities are at the same temperature.
         tops: ids [M, K] int64 and log-probabilities [M, K], padded with -1 and minus infinity.
-        form: kind of divergence.
 
     Returns:
         [M], with gradient; 0 in a row without a token.

@@ -67,7 +67,6 @@ def token_quantities(
     ids: log-probability, entropy, and sum of squared probabilities.
 
     Args:
-        model: model whose head is applied.
         hidden: [M, D].
         targets: [M] int64.
         temperature: [M] float32; 0 means greedy sampling, as in `Sampling`.
@@ -163,7 +162,6 @@ def score_tokens(
     likely tokens of each row, best first, ties by id. A token has the same log-probability as target and as top token.
 
     Args:
-        model: model whose head is applied.
         hidden: [M, D].
         targets: [M] int64.
         temperature: [M] float32.

@@ -140,8 +140,6 @@ def build_model(
 
     Args:
         where: name of the model in refusals.
-        numerics: numerics of `load`.
-        gradient_checkpointing: setting of `load`.
 
     Raises:
         BadInput: the model cannot run with these numerics.
@@ -198,7 +196,6 @@ def refuse_incomplete(where: str, missing: Iterable[str], mismatched: Iterable[t
 
     Args:
         where: the checkpoint.
-        missing: names of missing parameters.
         mismatched: (name, its shape, the model's shape) of each parameter that does not fit.
 
     Raises:

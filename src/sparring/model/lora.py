@@ -50,7 +50,6 @@ class Adapter:
     Args:
         state: `<layer>.lora_A.weight` [R, K], `<layer>.lora_B.weight` [M, R] and the float64 number `lora_scale`; for
             stacked experts [E, R, K] and [E, M, R]. Copied.
-        dtype: dtype of the model.
 
     Raises:
         BadInput: a factor lacks its partner, or their ranks differ.
@@ -458,7 +457,6 @@ def fresh_state(
         names: names from `targeted`.
         rank: rank of the factors, R.
         scale: factor on B (A x).
-        seed: seed of A.
     """
     generator = torch.Generator().manual_seed(seed)
     state = {SCALE: torch.tensor(scale, dtype=torch.float64)}

@@ -189,7 +189,6 @@ def write(state: Mapping[str, torch.Tensor], config: LoraConfig, base: str | Pat
 
     Args:
         state: state of a `model.lora.Adapter`.
-        config: rank and scale of the adapter.
         base: checkpoint (a folder or a hub name) that the adapter was trained on.
         out: folder to write; created if missing.
     """

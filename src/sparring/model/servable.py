@@ -31,9 +31,6 @@ def check_servable(
 
     Args:
         path: checkpoint folder, or an adapter's.
-        dtype: dtype of `load`.
-        device: device of `load`.
-        numerics: numerics of `load`.
         small_bytes: most bytes of files that are loaded completely.
 
     Returns:

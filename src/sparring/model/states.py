@@ -61,7 +61,6 @@ class RecurrentStates:
 
     Args:
         recurrent: recurrent layers of the model, from `split`.
-        num_slots: number of slots, S.
     """
 
     def __init__(self, recurrent: RecurrentLayers, num_slots: int) -> None:

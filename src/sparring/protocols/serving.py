@@ -25,22 +25,36 @@ class Engine(Protocol):
         """Counters since the start and current levels; empty if the engine reports none."""
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample a completion."""
+        """Sample a completion. Cancelling the awaiting task drops the request; `abort` ends it with the tokens sampled
+        so far.
+
+        Raises:
+            RequestRefused: the request can never be served.
+            EngineError: the engine failed, is unreachable or was closed.
+        """
 
     def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """Sample in pieces: deltas as tokens are sampled, then the `Completion`. Leaving the iterator drops the
-        request."""
+        """Sample in pieces: deltas as tokens are sampled, then the `Completion`. Closing the iterator drops the
+        request.
+
+        Raises:
+            EngineError: as for `generate`, at the first piece or after the tokens sampled until then.
+        """
 
     async def abort(self, request: str) -> None:
-        """End a request with the tokens sampled so far (finish reason "abort"). A new request for its prompt followed
-        by these tokens, with the same seed, continues it."""
+        """End all requests of this id with the tokens sampled so far (finish reason "abort"); unknown ones are ignored.
+        A new request for the prompt followed by these tokens, with the same seed, continues such a request."""
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Compute scores of given tokens."""
+        """Compute scores of given tokens. Raises as `generate` does."""
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
         """Return one request per name in `seeds`, to continue a running request from its current token. Its KV cache is
-        kept for them until their conversations are released."""
+        kept for them until their conversations are released, whether or not the branches are generated.
+
+        Raises:
+            EngineError: not exactly one request of this id is running, or the engine was closed.
+        """
 
     async def release(self, conversation: str) -> None:
         """Free the KV cache that is kept for a conversation."""
@@ -53,7 +67,7 @@ class Engine(Protocol):
         """
 
     async def close(self) -> None:
-        """Fail pending requests and shut down."""
+        """Fail pending requests and shut down. Safe to call twice."""
 
 
 class Store(Protocol):

@@ -57,7 +57,6 @@ def demonstration_tokens(
 
     Args:
         renderer: renderer of the model that imitates.
-        messages: the conversation.
         imitated: indices of the replies to train on; None for all after the first prompt.
         prompt: number of messages in the first prompt, which may contain replies of earlier conversations; None for all
             messages before the first reply.

@@ -28,6 +28,8 @@ does, except in a conversation in which the template would drop a thought."""
 
 DECIDING = 32
 """Number of recorded prompts that decide the form."""
+AROUND = 40
+"""Characters of two texts that are shown before and after the place where they part."""
 SWITCH = "enable_thinking"
 """Variable that tells a template whether the model thinks."""
 MARK = "sparring-mark-7f3b"
@@ -110,8 +112,6 @@ class Prompt:
 
     Attributes:
         name: name of the turn, for messages; empty for a made-up prompt.
-        messages: the conversation.
-        tokens: ids of the prompt.
     """
 
     name: str
@@ -232,11 +232,11 @@ def written(template: ChatTemplate, prompt: Prompt) -> str | None:
         return None
 
 
-def parting(left: str, right: str, around: int = 40) -> tuple[str, str]:
+def parting(left: str, right: str) -> tuple[str, str]:
     """Return two texts around the first character in which they differ."""
     at = next((n for n, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), 0)
-    start = max(0, min(at, len(left), len(right)) - around)
-    return left[start : at + around], right[start : at + around]
+    start, end = max(0, min(at, len(left), len(right)) - AROUND), at + AROUND
+    return left[start:end], right[start:end]
 
 
 def _render_whole(renderer: Renderer, prompt: Prompt) -> str | None:

@@ -43,7 +43,6 @@ class LibraryRenderer:
     """Adapter of one hand-written renderer of the library. Implements `Renderer`.
 
     Args:
-        library: renderer of the library.
         name: the library's name of the renderer.
         escaper: marks control tokens in the text of messages.
         keeps_thoughts: whether thoughts of earlier replies stay in the prompt even if the format drops them.

@@ -61,7 +61,6 @@ class LibraryParser:
     Args:
         library: renderer of the library.
         name: the library's name of the format.
-        stop_ids: ids that end a turn.
     """
 
     def __init__(self, library: Any, tokenizer: FileTokenizer, name: str, stop_ids: Sequence[int]) -> None:

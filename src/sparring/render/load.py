@@ -68,13 +68,16 @@ def load_renderer(
             "neither",
             "add the template of the model this tokenizer belongs to, or name its renderer",
         )
+    ends = _end_ids(Path(path), tokenizer)
+    if tokenizer.eos_token_id is not None:
+        ends.append(tokenizer.eos_token_id)
     return TemplateRenderer(
         template,
         tokenizer,
         escaper,
         thinking=thinking,
         keeps_thoughts=thoughts == "kept",
-        stop_ids=(*_end_ids(Path(path), tokenizer), *_eos(tokenizer)),
+        stop_ids=ends,
     )
 
 
@@ -154,10 +157,6 @@ def _end_ids(folder: Path, tokenizer: FileTokenizer) -> list[int]:
     inner = config.get("text_config")
     named = [*_ids(config), *(_ids(inner) if isinstance(inner, Mapping) else ())]
     return [*_ids(read_json(folder / "generation_config.json")), *(id for id in named if id in added)]
-
-
-def _eos(tokenizer: FileTokenizer) -> list[int]:
-    return [id for id in (tokenizer.eos_token_id,) if isinstance(id, int)]
 
 
 def _ids(config: Mapping[str, Any]) -> list[int]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from sparring.errors import BadInput, refusal
 from sparring.types import Message, ToolSpec
@@ -27,16 +27,9 @@ _REMINDER = "<system-reminder>\n{text}\n</system-reminder>"
 """A system message inside a user's message, in the form that claude-code uses."""
 
 
-class Written(Protocol):
-    """Function that writes a conversation as text.
-
-    Raises:
-        BadInput: the template refuses the conversation.
-    """
-
-    def __call__(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> str:
-        """Return the text of a conversation."""
-        ...
+Written = Callable[[list[dict[str, Any]], list[dict[str, Any]], bool], str]
+"""Function that writes messages, with tools and, if asked, a generation prompt, as text. It raises BadInput if the
+template refuses the conversation."""
 
 
 class TemplatePlaces:

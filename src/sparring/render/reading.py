@@ -7,10 +7,14 @@ of a text, the beginning of a tag, an incomplete character, a call without its e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from sparring.render.hermes import CLOSE, OPEN, THINK, THINK_END, call_in
 from sparring.render.tags import Marks
 from sparring.types import ReplyPiece, ToolCall
+
+TextKind = Literal["reasoning", "text"]
+"""Kind of a piece of text."""
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _FEW = 8
@@ -90,7 +94,6 @@ class TaggedReader:
     """Reader of a format whose tags are single ids. Implements `ReplyReader`.
 
     Args:
-        marks: ids of the format's tags.
         decode: ids -> text, for a byte-level tokenizer.
         parse: parses a call, given its ids with tags and the number of earlier calls.
         thinking: whether the prompt ended inside a thought.
@@ -114,7 +117,10 @@ class TaggedReader:
         self._tags = {tag for tag in single if tag is not None} | marks.opens | marks.ends
         self._parse = parse
         self._decoding = Decoding(decode)
-        self._texts = {"reasoning": StrippedText(), "text": StrippedText(marks.tags.blanks)}
+        self._texts: dict[TextKind, StrippedText] = {
+            "reasoning": StrippedText(),
+            "text": StrippedText(marks.tags.blanks),
+        }
         self._state = "thought" if thinking else "start"
         self._may_call = thinking  # whether a call may still end a thought that the prompt began
         self._num_ids = 0
@@ -237,7 +243,7 @@ class TaggedReader:
         else:
             self._add([token], pieces)
 
-    def _end_run(self, kind: str, pieces: list[ReplyPiece]) -> None:
+    def _end_run(self, kind: TextKind, pieces: list[ReplyPiece]) -> None:
         text = self._decoding.rest()
         if self._state == "start":
             text, self._beginning = self._beginning + text, ""
@@ -265,7 +271,7 @@ class TaggedReader:
             return text
         return ""
 
-    def _show(self, kind: str, text: str, pieces: list[ReplyPiece]) -> None:
+    def _show(self, kind: TextKind, text: str, pieces: list[ReplyPiece]) -> None:
         if self._state == "held":
             return
         spelled = self._marks.tags.spelled
@@ -286,10 +292,10 @@ class TaggedReader:
             text, self._waiting = text[:at], text[at:]
         self._piece(kind, text, pieces)
 
-    def _piece(self, kind: str, text: str, pieces: list[ReplyPiece]) -> None:
+    def _piece(self, kind: TextKind, text: str, pieces: list[ReplyPiece]) -> None:
         piece_text = self._texts[kind].add(text)
         if piece_text:
-            pieces.append(ReplyPiece(kind="reasoning" if kind == "reasoning" else "text", text=piece_text))
+            pieces.append(ReplyPiece(kind=kind, text=piece_text))
 
 
 class TextReader:
@@ -354,7 +360,7 @@ class TextReader:
             self._state = "text"
         return True
 
-    def _until(self, tag: str | None, kind: str, state: str, pieces: list[ReplyPiece]) -> bool:
+    def _until(self, tag: str | None, kind: TextKind, state: str, pieces: list[ReplyPiece]) -> bool:
         """Emit the text before a tag, except for an end that may begin the tag; without a tag, emit all text."""
         text, ended, rest = (self._text, "", "") if tag is None else self._text.partition(tag)
         if tag is not None and not ended:
@@ -363,7 +369,7 @@ class TextReader:
         self._text = rest
         piece_text = self._stripped.add(text)
         if piece_text:
-            pieces.append(ReplyPiece(kind="reasoning" if kind == "reasoning" else "text", text=piece_text))
+            pieces.append(ReplyPiece(kind=kind, text=piece_text))
         if ended:
             self._state, self._stripped = state, StrippedText()
         return bool(ended)

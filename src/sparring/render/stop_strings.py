@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from sparring.errors import refusal
+from sparring.render.tokenizer import FileTokenizer
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _SLACK = 4
 """Most tokens that one character takes: a decoded window may begin in the middle of a character."""
-
-
-class TextDecoder(Protocol):
-    """Part of a tokenizer that decodes ids."""
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of ids."""
-        ...
 
 
 class StopStrings:
@@ -27,14 +19,13 @@ class StopStrings:
     are decoded, as many as the longest string has bytes, since every text token holds at least one byte.
 
     Args:
-        tokenizer: tokenizer of the model that generates.
         strings: stop strings, each non-empty.
 
     Raises:
         BadInput: `strings` is empty or contains an empty string.
     """
 
-    def __init__(self, tokenizer: TextDecoder, strings: Sequence[str]) -> None:
+    def __init__(self, tokenizer: FileTokenizer, strings: Sequence[str]) -> None:
         if not strings or not all(strings):
             raise refusal(
                 "stop strings", "at least one, none of them empty", repr(list(strings)), "leave the empty ones out"

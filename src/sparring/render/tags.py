@@ -148,7 +148,6 @@ class Marks:
         Args:
             ids: ids of the reply, without the id that ended it.
             thinking: whether the prompt ended inside a thought.
-            decode: ids -> text.
         """
         if self.think is None:
             return None
@@ -177,7 +176,6 @@ class Marks:
         closing tag is there.
 
         Args:
-            ids: ids of the reply.
             first: index at which the text ends.
         """
         begin = None
@@ -212,7 +210,6 @@ def marks_of(name: str, added: Mapping[str, int], stop: Sequence[int]) -> Marks 
     Args:
         name: the library's name of the format.
         added: added tokens of the tokenizer, text -> id.
-        stop: ids that end a turn.
     """
     tags = FORMAT_TAGS.get(name)
     if tags is None:

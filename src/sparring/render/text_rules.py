@@ -17,8 +17,6 @@ class TextRules:
     """Binding of requests to one tokenizer.
 
     Args:
-        tokenizer: tokenizer of the model that generates.
-        stop_ids: ids that end a turn.
         renderer: renderer that writes the calls of tools; without one, a constraint to calls is refused.
     """
 

@@ -8,33 +8,18 @@ from typing import Protocol
 
 from sparring.errors import BadInput
 from sparring.generation import Rendered
+from sparring.protocols import Renderer
 from sparring.types import Message, ToolCall, ToolSpec
 
 _QUESTION = Message(role="user", content="?")
 _THOUGHT = "sparring thinks 7f3a"
 
 
-class Format(Protocol):
-    """Format of conversations: its render of a whole conversation, and its bridge."""
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        """Return the ids that end a turn."""
-        ...
+class Format(Renderer, Protocol):
+    """Renderer that can also render a conversation as its format alone says."""
 
     def plain(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
-        """Render a conversation as the format does."""
-        ...
-
-    def bridge(
-        self, prompt: Sequence[int], completion: Sequence[int], new: Sequence[Message], tools: Sequence[ToolSpec]
-    ) -> tuple[int, ...] | None:
-        """Return the next prompt; see `Renderer.bridge`."""
-        ...
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of ids."""
-        ...
+        """Render a conversation as the format does, without keeping thoughts. Raises as `render` does."""
 
 
 def drops_thoughts(format: Format) -> bool:
@@ -66,7 +51,6 @@ def last_stop(tokens: Sequence[int], stop_ids: Sequence[int]) -> tuple[int, ...]
 
     Args:
         tokens: ids of the reply and of the messages after it.
-        stop_ids: ids that end a turn.
     """
     return tuple([token for token in tokens if token in stop_ids][-1:])
 

@@ -19,16 +19,13 @@ _REPLY = Message(role="assistant", content="Me.")
 Place = tuple[str, list[Message], list[ToolSpec]]
 
 
-def unforgeable(
-    renderer: Renderer, tools: Sequence[ToolSpec] = (), control_tokens: Sequence[str] = (), text: str | None = None
-) -> str:
+def unforgeable(renderer: Renderer, tools: Sequence[ToolSpec] = (), control_tokens: Sequence[str] = ()) -> str:
     """Write control tokens into every quoted text of a conversation, and compare the number of control tokens in the
     prompt and in a bridge with the number for a harmless word.
 
     Args:
         tools: tools that the run offers; without any, quotes of tools are not tried.
         control_tokens: roles that may write control tokens before the first reply; these places are not tried.
-        text: text to quote; without it, all control tokens of the renderer, one after the other.
 
     Returns:
         The fact that was proved, in one sentence.
@@ -36,8 +33,7 @@ def unforgeable(
     Raises:
         BadInput: a quoted text became a control token; the message names the place and the token.
     """
-    if text is None:
-        text = " ".join(("x", *renderer.control_ids, "x"))
+    text = " ".join(("x", *renderer.control_ids, "x"))
     messages = _conversation(renderer, tools)
     pairs = zip(_places(messages, tools, text), _places(messages, tools, "word"), strict=True)
     for (where, forged, schemas), (_, plain, plain_schemas) in pairs:

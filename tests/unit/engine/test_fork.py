@@ -73,7 +73,7 @@ async def free_after_release(engine, branches):
     for branch in branches:
         await engine.release(branch.conversation)
     await engine.generate(request(0, max_tokens=1))
-    return engine._scheduler.cache.pool.num_free == engine._scheduler.cache.pool.num_pages
+    return engine._worker.scheduler.cache.pool.num_free == engine._worker.scheduler.cache.pool.num_pages
 
 
 @pytest.mark.parametrize("seen", [1, 11, 40])
@@ -161,7 +161,7 @@ def test_released_branches_return_their_pages(serve, model_path):
         item = request(2)
         stream, branches = await forked(engine, item, 20, 4)
         await ended(engine, stream, item)
-        held = engine._scheduler.cache.pool.num_pages - engine._scheduler.cache.pool.num_free
+        held = engine._worker.scheduler.cache.pool.num_pages - engine._worker.scheduler.cache.pool.num_free
         return held, len(branches[0].tokens), await free_after_release(engine, branches)
 
     held, length, free = serve(scenario, path=model_path)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from sparring.engine.config import EngineConfig
-from sparring.engine.native import NativeEngine, steps_at
+from sparring.engine.native import NativeEngine
+from sparring.engine.worker import steps_at
 from sparring.errors import EngineError
 from sparring.generation import Completion, GenerateRequest, Sampling
 from sparring.model.load import load
@@ -69,7 +70,7 @@ def content(completion):
 
 
 def all_free(engine):
-    pool = engine._scheduler.cache.pool
+    pool = engine._worker.scheduler.cache.pool
     return pool.num_free == pool.num_pages
 
 
@@ -234,7 +235,7 @@ def test_leaving_a_stream_drops_the_request(serve, model_path):
         await anext(stream)
         await stream.aclose()
         await engine.generate(request(2, max_tokens=1))
-        return all_free(engine), engine._scheduler.busy, engine.metrics["generated_tokens"]
+        return all_free(engine), engine._worker.scheduler.busy, engine.metrics["generated_tokens"]
 
     free, busy, generated = serve(scenario, path=model_path)
     assert free and not busy and generated < 8000

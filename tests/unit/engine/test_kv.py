@@ -3,8 +3,8 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from sparring.engine.kv import KvCache, PageCopy
-from sparring.engine.pages import PagePool
+from sparring.engine.cache.kv import KvCache, PageCopy
+from sparring.engine.cache.pages import PagePool
 
 PAGE = 4
 

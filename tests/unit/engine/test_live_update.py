@@ -40,7 +40,7 @@ def content(completion):
 
 async def until_held(engine):
     """Until an update waits for the requests under way."""
-    while not engine._scheduler.draining and engine._scheduler.busy:
+    while not engine._worker.scheduler.draining and engine._worker.scheduler.busy:
         await asyncio.sleep(0)
 
 
@@ -110,7 +110,7 @@ def test_drain_waits_for_running_requests_and_admits_no_others(serve, model_path
         await engine.abort("0")
         *_, answer = [piece async for piece in stream]
         await pull
-        return answer, await late, engine.version, engine._scheduler.draining
+        return answer, await late, engine.version, engine._worker.scheduler.draining
 
     answer, late, version, held = serve(scenario, path=model_path, live_kv="drain")
     assert (answer.versions.values, answer.kv_versions.values, answer.finish_reason) == ((0,), (0,), "abort")

@@ -6,10 +6,12 @@ from concurrent.futures import Future
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.engine.kv import KvCache, kv_metrics
-from sparring.engine.kv_counts import MOST, LostTokens
+from sparring.engine.cache.counts import MOST, LostTokens
+from sparring.engine.cache.kv import KvCache, kv_metrics
+from sparring.engine.cache.memory import PagedMemory
 from sparring.engine.scheduler import StepScheduler
 from sparring.engine.sequence import Sequence
+from sparring.engine.served import ServedWeights
 from sparring.generation import GenerateRequest, Sampling
 
 PAGE = 4
@@ -19,7 +21,9 @@ def turn(number, conversation, tokens, max_new):
     request = GenerateRequest(
         id=str(number), tokens=tuple(tokens), sampling=Sampling(max_tokens=max_new), conversation=conversation
     )
-    return Sequence.of(request, Future(), arrival=number, max_new=max_new, keep=True)
+    one = Sequence.of(request, Future(), arrival=number, max_new=max_new, keep=True)
+    one.served = ServedWeights(version=0)
+    return one
 
 
 @settings(max_examples=60, deadline=None)
@@ -27,7 +31,7 @@ def turn(number, conversation, tokens, max_new):
 def test_lost_tokens_are_those_computed_twice(seed, pages, host_pages):
     draw = random.Random(seed)
     cache = KvCache(pages, PAGE, share_prefixes=False, host_pages=host_pages)
-    work = StepScheduler(cache, max_running=4, max_batch_tokens=16)
+    work = StepScheduler(PagedMemory(cache), max_running=4, max_batch_tokens=16)
     talks = {name: [*range(100)][: draw.randint(1, 9)] for name in "abcde"}
     turns, number = dict.fromkeys(talks, 3), 0
     computed, twice = set(), 0
@@ -38,7 +42,7 @@ def test_lost_tokens_are_those_computed_twice(seed, pages, host_pages):
                 turns[name], number = turns[name] - 1, number + 1
                 under_way[name] = turn(number, name, talks[name], draw.randint(1, 6))
                 work.add(under_way[name])
-        for chunk in work.plan(0):
+        for chunk in work.plan():
             name = chunk.sequence.conversation
             for position in range(chunk.begin, chunk.begin + chunk.count):
                 twice += (name, position) in computed
@@ -46,7 +50,7 @@ def test_lost_tokens_are_those_computed_twice(seed, pages, host_pages):
             if chunk.samples:
                 chunk.sequence.extend([7], [-1.0], 0)
                 if chunk.sequence.finish_reason:
-                    work.finish(chunk.sequence, 0)
+                    work.finish(chunk.sequence)
                     talks[name] = [*chunk.sequence.tokens, 1, 2]
                     del under_way[name]
         cache.take_copies()

@@ -180,8 +180,8 @@ def test_cancelling_frees_the_request(serve):
         await engine.score(PAIR)
         return (
             results,
-            engine._scheduler.busy,
-            engine._scheduler.cache.pool.num_free == engine._scheduler.cache.pool.num_pages,
+            engine._worker.scheduler.busy,
+            engine._worker.scheduler.cache.pool.num_free == engine._worker.scheduler.cache.pool.num_pages,
         )
 
     results, busy, all_free = serve(scenario)
@@ -347,7 +347,7 @@ def test_a_watcher_that_breaks_fails_its_own_request(serve, said):
         answers = await asyncio.gather(
             engine.generate(replace(request(1), ends=broken)), engine.generate(request(2)), return_exceptions=True
         )
-        return answers, engine._scheduler.busy, content(await engine.generate(request(2)))
+        return answers, engine._worker.scheduler.busy, content(await engine.generate(request(2)))
 
     (failed, fine), busy, again = serve(scenario)
     assert isinstance(failed, EngineError) and "its stop function `ends`" in str(failed)
@@ -397,7 +397,7 @@ def test_a_limit_that_leaves_nothing_fails_its_own_request(serve, answer):
         answers = await asyncio.gather(engine.generate(bad), engine.generate(request(2)), return_exceptions=True)
         with pytest.raises(EngineError, match="min_tokens 0 with a constraint, got 2"):
             await engine.generate(replace(request(3, min_tokens=2), allowed=lambda tokens: bytes([255] * 10)))
-        return answers, engine._scheduler.busy, content(await engine.generate(request(2)))
+        return answers, engine._worker.scheduler.busy, content(await engine.generate(request(2)))
 
     (failed, fine), busy, again = serve(scenario)
     assert isinstance(failed, EngineError) and "its constraint `allowed`" in str(failed)

@@ -184,7 +184,7 @@ def test_a_waiting_replay_that_is_dropped_frees_its_slot(serve, model_path):
         await engine.generate(requests()[3])
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        return len((await engine.generate(requests()[4])).tokens), engine._scheduler.load
+        return len((await engine.generate(requests()[4])).tokens), engine._worker.scheduler.load
 
     tokens, load = serve(scenario, path=model_path, max_running=1)
     assert tokens == 400 and load == (0, 0)

@@ -78,7 +78,7 @@ def test_scores_equal_the_training_forward_beside_generation(serve, model, setti
         again = await asyncio.gather(*map(engine.score, judged))
         answers = [(a.tokens, a.logprobs) for a in await asyncio.gather(*answers)]
         await engine.generate(sample(0, max_tokens=1))
-        pool = engine._scheduler.cache.pool
+        pool = engine._worker.scheduler.cache.pool
         return scores, again, answers, pool.num_free == pool.num_pages, engine.metrics
 
     async def alone(engine):
@@ -207,7 +207,7 @@ def test_an_aborted_score_says_so_and_a_cancelled_one_is_dropped(serve, model):
         results = await asyncio.gather(*scoring, return_exceptions=True)
         await long
         await engine.score(item(3))
-        pool = engine._scheduler.cache.pool
+        pool = engine._worker.scheduler.cache.pool
         return results, pool.num_free == pool.num_pages
 
     (aborted, cancelled), free = serve(scenario, path=path, dtype=dtype, max_running=1)

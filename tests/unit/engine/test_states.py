@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import hypothesis.strategies as st
 from hypothesis import example, given, settings
-from test_scheduler import PAGE, sequence, step
+from test_scheduler import PAGE, SERVED, sequence, step
 
-from sparring.engine.kv import KvCache, chain_digests
+from sparring.engine.cache.kv import KvCache, chain_digests
+from sparring.engine.cache.memory import RecurrentMemory
+from sparring.engine.cache.states import StateSlots, prefix_of
 from sparring.engine.scheduler import StepScheduler
-from sparring.engine.states import StateSlots, prefix_of
 
 
 def tokens(count, weights=0):
@@ -97,10 +98,10 @@ def alike(arrival, shared, prompt=18, new=3, conversation=None):
 
 
 def sharing(num_slots=12, max_batch_tokens=64, max_running=8):
+    SERVED.version = 0
     cache = KvCache(64 + 16 * num_slots, PAGE, share_prefixes=True)
-    return StepScheduler(
-        cache, max_running=max_running, max_batch_tokens=max_batch_tokens, states=StateSlots(num_slots, cache.evict)
-    )
+    memory = RecurrentMemory(cache, num_slots)
+    return StepScheduler(memory, max_running=max_running, max_batch_tokens=max_batch_tokens)
 
 
 def counts(plan):
@@ -111,19 +112,19 @@ def test_a_group_computes_its_prompt_once_and_waits_for_it() -> None:
     work = sharing()
     for arrival in range(4):
         work.add(alike(arrival, 18))
-    first = work.plan(0)
+    first = work.plan()
     assert counts(first) == {0: (0, 17)} and not first[0].samples, "cut before the last token"
-    second = work.plan(0)
+    second = work.plan()
     assert counts(second) == {arrival: (17, 1) for arrival in range(4)} and all(chunk.samples for chunk in second)
     leader = second[0].sequence.state
-    copies = work.states.take_copies()
+    copies = work.memory.states.take_copies()
     assert copies[0][0] == leader and {source for source, _ in copies[1:]} == {copies[0][1]}, (
         "from the leader, then to the others"
     )
     assert work.cache.counts.shared_tokens == 3 * 17 and work.cache.counts.kept_tokens == 0
     step(second, work)
     work.add(alike(9, 18))
-    assert counts(work.plan(0))[9] == (17, 1), "who comes later finds it too"
+    assert counts(work.plan())[9] == (17, 1), "who comes later finds it too"
 
 
 def test_common_prefixes_of_groups_and_within_groups_are_computed_once() -> None:
@@ -133,31 +134,32 @@ def test_common_prefixes_of_groups_and_within_groups_are_computed_once() -> None
         second.tokens[:26] = first.tokens[:26]
         work.add(first)
         work.add(second)
-    assert [counts(work.plan(0)) for _ in range(2)] == [{0: (0, 8)}, {0: (8, 16), 2: (8, 16)}]
-    assert counts(work.plan(0)) == {arrival: (24, 6) for arrival in range(4)}
+    assert [counts(work.plan()) for _ in range(2)] == [{0: (0, 8)}, {0: (8, 16), 2: (8, 16)}]
+    assert counts(work.plan()) == {arrival: (24, 6) for arrival in range(4)}
 
 
 def test_a_request_that_waits_for_a_removed_one_becomes_the_leader() -> None:
     work = sharing()
     for arrival in range(3):
         work.add(alike(arrival, 18))
-    work.plan(0)
-    work.abort("0", 0)
-    assert counts(work.plan(0)) == {1: (0, 17)}
-    assert counts(work.plan(0)) == {1: (17, 1), 2: (17, 1)}
+    work.plan()
+    work.abort("0")
+    assert counts(work.plan()) == {1: (0, 17)}
+    assert counts(work.plan()) == {1: (17, 1), 2: (17, 1)}
 
 
 def test_a_state_of_other_weights_is_not_resumed() -> None:
     work = sharing()
     for arrival in range(2):
         work.add(alike(arrival, 18))
-    work.plan(0)
-    assert counts(work.plan(1)) == {0: (17, 1), 1: (0, 17)}, "the state of the first is behind tokens of the old ones"
+    work.plan()
+    SERVED.version = 1
+    assert counts(work.plan()) == {0: (17, 1), 1: (0, 17)}, "the state of the first is behind tokens of the old ones"
     work.add(alike(2, 18))
-    assert counts(work.plan(1))[2] == (17, 1)
-    work.forget(1)
+    assert counts(work.plan())[2] == (17, 1)
+    work.memory.forget(1)
     work.add(alike(3, 18))
-    assert counts(work.plan(1))[3] == (0, 17)
+    assert counts(work.plan())[3] == (0, 17)
 
 
 def test_a_page_is_lent_with_the_state_of_its_own_weights() -> None:
@@ -167,8 +169,9 @@ def test_a_page_is_lent_with_the_state_of_its_own_weights() -> None:
         work.add(alike(2 * version, 18))
         work.add(alike(2 * version + 1, 18))
         work.cache.take_copies()
-        step(work.plan(version), work, version)
-        plan = work.plan(version)
+        SERVED.version = version
+        step(work.plan(), work)
+        plan = work.plan()
         [leader, follower] = [
             chunk.sequence for chunk in plan if chunk.begin == 17 and chunk.sequence.arrival >= 2 * version
         ]
@@ -179,26 +182,27 @@ def test_a_longer_prompt_goes_on_from_where_a_whole_one_was_cut() -> None:
     work = sharing()
     for arrival in range(2):
         work.add(alike(arrival, 18))
-    step(work.plan(0), work)
-    step(work.plan(0), work)
+    step(work.plan(), work)
+    step(work.plan(), work)
     longer = alike(2, 18, 27)
     work.add(longer)
-    assert counts(work.plan(0))[2] == (17, 10)
+    assert counts(work.plan())[2] == (17, 10)
     work.add(alike(3, 17, 27))
-    assert counts(work.plan(0))[3] == (17, 10), "with another token behind it too"
+    assert counts(work.plan())[3] == (17, 10), "with another token behind it too"
     work.add(alike(4, 16, 27))
-    assert counts(work.plan(0))[4] == (0, 16), "not with another one before it"
+    assert counts(work.plan())[4] == (0, 16), "not with another one before it"
 
 
 def test_a_lent_page_stays_where_conversations_may_keep_none() -> None:
     """The rest of a group finds it though its leader has left; it goes when room is needed."""
     cache = KvCache(14, PAGE, share_prefixes=True, idle_pages=0)
-    work = StepScheduler(cache, max_running=1, max_batch_tokens=64, states=StateSlots(4, cache.evict))
+    SERVED.version = 0
+    work = StepScheduler(RecurrentMemory(cache, 4), max_running=1, max_batch_tokens=64)
     for arrival in range(3):
         work.add(alike(arrival, 18))
     computed = []
     while work.busy:
-        plan = work.plan(0)
+        plan = work.plan()
         computed += [(chunk.sequence.arrival, chunk.begin, chunk.count) for chunk in plan]
         step(plan, work)
     assert [chunk for chunk in computed if chunk[2] > 1] == [(0, 0, 17)]
@@ -209,10 +213,10 @@ def test_a_lent_page_stays_where_conversations_may_keep_none() -> None:
 def test_who_comes_while_its_prompt_is_read_waits_for_the_rest() -> None:
     work = sharing(max_batch_tokens=8)
     work.add(alike(0, 30, 30))
-    assert counts(work.plan(0)) == {0: (0, 8)}
+    assert counts(work.plan()) == {0: (0, 8)}
     work.add(alike(1, 30, 30))
-    assert [counts(work.plan(0)) for _ in range(3)] == [{0: (8, 8)}, {0: (16, 8)}, {0: (24, 5)}]
-    assert counts(work.plan(0)) == {0: (29, 1), 1: (29, 1)}
+    assert [counts(work.plan()) for _ in range(3)] == [{0: (8, 8)}, {0: (16, 8)}, {0: (24, 5)}]
+    assert counts(work.plan()) == {0: (29, 1), 1: (29, 1)}
 
 
 def test_who_comes_later_goes_on_from_what_the_second_learned() -> None:
@@ -222,7 +226,7 @@ def test_who_comes_later_goes_on_from_what_the_second_learned() -> None:
         work.add(one)
         found = []
         while work.busy:
-            plan = work.plan(0)
+            plan = work.plan()
             found.append(counts(plan)[arrival])
             step(plan, work)
         assert found == expected
@@ -232,13 +236,13 @@ def test_who_has_a_state_of_its_own_waits_for_nobody() -> None:
     work = sharing()
     work.add(alike(0, 18, conversation="talk"))
     for _ in range(3):
-        step(work.plan(0), work)
-    assert not work.busy and work.states.num_tokens("talk") == 20
+        step(work.plan(), work)
+    assert not work.busy and work.memory.states.num_tokens("talk") == 20
     again = alike(1, 18, 24, conversation="talk")
     again.tokens[18:21] = [7, 7, 7]
     for one in (alike(2, 18), alike(3, 18), again):
         work.add(one)
-    assert counts(work.plan(0)) == {2: (0, 17), 1: (20, 4)}
+    assert counts(work.plan()) == {2: (0, 17), 1: (20, 4)}
 
 
 def test_nobody_gives_way_to_one_that_waits_for_a_prompt_all_the_same() -> None:
@@ -249,10 +253,10 @@ def test_nobody_gives_way_to_one_that_waits_for_a_prompt_all_the_same() -> None:
         one.request = replace(one.request, priority=priority)
     for one in (other, leader, urgent):
         work.add(one)
-        step(work.plan(0), work)
+        step(work.plan(), work)
     assert (leader.computed, urgent.computed, other.slot >= 0, work.num_preempted) == (14, 0, True, 0)
-    assert counts(work.plan(0)) == {0: (14, 3), 1: (5, 1)}
-    assert counts(work.plan(0)) == {0: (17, 1), 2: (17, 1)} and work.num_preempted == 1
+    assert counts(work.plan()) == {0: (14, 3), 1: (5, 1)}
+    assert counts(work.plan()) == {0: (17, 1), 2: (17, 1)} and work.num_preempted == 1
 
 
 shapes = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=10)
@@ -264,18 +268,18 @@ def test_a_conversation_is_not_its_own_predecessor() -> None:
     work, talks = sharing(num_slots=16), {f"c{i}": list(range(100 * i, 100 * i + 30)) for i in range(12)}
     arrival, computed = 0, []
     for turn in range(5):
-        version = int(turn >= 2)
+        SERVED.version = int(turn >= 2)
         computed.append(0)
         if turn == 2:
-            work.forget(0)
+            work.memory.forget(0)
         for name, text in talks.items():
             one, arrival = sequence(arrival, len(text), 2, conversation=name), arrival + 1
             one.tokens[:] = text
             work.add(one)
             while work.busy:
-                plan = work.plan(version)
+                plan = work.plan()
                 computed[-1] += sum(chunk.count for chunk in plan)
-                step(plan, work, version)
+                step(plan, work)
             text[:] = [*one.tokens, *range(7)]
     # after the update all is computed once more, and then again only what is new
     assert computed == [12 * (30 + 1), 12 * (1 + 7 + 1), 12 * (48 + 1), 12 * (1 + 7 + 1), 12 * (1 + 7 + 1)]
@@ -286,13 +290,13 @@ def test_where_the_pages_of_the_longest_beginning_are_gone_a_shorter_one_is_foun
     for arrival, shared in enumerate((9, 9, 30, 30, 30)):
         work.add(alike(arrival, shared, 30, new=1))
         while work.busy:
-            step(work.plan(0), work)
-    beginnings = [whose for whose in work.states._parked if not isinstance(whose, str)]
+            step(work.plan(), work)
+    beginnings = [whose for whose in work.memory.states._parked if not isinstance(whose, str)]
     assert [whose.num_tokens for whose in beginnings] == [8, 29]
     lost = alike(5, 30, 30)
     work.cache.pool.forget(work.cache.pool.find(chained(lost.tokens, 5)))
     work.add(lost)
-    assert counts(work.plan(0))[5][0] == 8 and not work.states.num_tokens(beginnings[1])
+    assert counts(work.plan())[5][0] == 8 and not work.memory.states.num_tokens(beginnings[1])
 
 
 def chained(text, pages):
@@ -308,9 +312,9 @@ def test_a_crowd_that_shares_nothing_is_not_cut() -> None:
         work.add(sequence(arrival, 9, 1))
     chunks = []
     while work.busy:
-        plan = work.plan(0)
+        plan = work.plan()
         chunks += [(chunk.begin, chunk.count) for chunk in plan]
-        assert not work.states.take_copies()
+        assert not work.memory.states.take_copies()
         step(plan, work)
     assert chunks == [(0, 9)] * 300
 
@@ -338,11 +342,12 @@ class Written:
 def test_a_page_that_is_lent_is_given_up_where_a_request_needs_the_whole_cache() -> None:
     """The prompt fills all five pages, one of which would be the lent one."""
     cache = KvCache(5, PAGE, share_prefixes=True)
-    work, began = StepScheduler(cache, max_running=4, max_batch_tokens=64, states=StateSlots(6, cache.evict)), []
+    SERVED.version = 0
+    work, began = StepScheduler(RecurrentMemory(cache, 6), max_running=4, max_batch_tokens=64), []
     for arrival in range(3):
         work.add(alike(arrival, 19, 19, new=1))
     while work.busy:
-        plan = work.plan(0)
+        plan = work.plan()
         assert plan, "somebody waits for ever"
         began += [chunk.sequence.arrival for chunk in plan]
         step(plan, work)
@@ -358,8 +363,9 @@ def test_every_request_goes_on_from_a_state_of_its_own(asked, num_pages, max_run
     exactly the tokens before it, nobody waits for ever, no pages are kept without the state behind them, and in the end
     all slots are free again."""
     cache = KvCache(num_pages, PAGE, share_prefixes=share, host_pages=host_pages)
-    slots, behind, pages = StateSlots(num_slots, cache.evict), {}, Written()
-    work = StepScheduler(cache, max_running=max_running, max_batch_tokens=16, states=slots)
+    memory, behind, pages = RecurrentMemory(cache, num_slots), {}, Written()
+    SERVED.version = 0
+    work, slots = StepScheduler(memory, max_running=max_running, max_batch_tokens=16), memory.states
     room = num_pages * PAGE
     waiting = [
         alike(i, (0, 6, 13, 20)[i % 4] if share else 0, min(prompt, room - new), new, str(name) if name else None)
@@ -369,9 +375,9 @@ def test_every_request_goes_on_from_a_state_of_its_own(asked, num_pages, max_run
     for turn in range(1000):
         if waiting and turn % 2 == 0:
             work.add(waiting.pop())
-        plan = work.plan(0)
+        plan = work.plan()
         held = [one.state for one in everyone if one.state is not None]
-        assert len(held) == len(set(held)) == work.num_running
+        assert len(held) == len(set(held)) == work.load[0]
         pages.copied(cache.take_copies())
         for source, target in slots.take_copies():
             behind[target] = behind[source]
@@ -381,14 +387,14 @@ def test_every_request_goes_on_from_a_state_of_its_own(asked, num_pages, max_run
             behind[one.state] = text
             pages.written(one, begin, count)
         if turn % 4 == 1 and plan:
-            work.fork(plan[0].sequence, ["1", "branch"], 0)
+            work.fork(plan[0].sequence, ["1", "branch"])
             branch = sequence(len(everyone), len(plan[0].sequence.tokens) + 1, 3, 0, "branch")
             branch.tokens[:-1] = plan[0].sequence.tokens
             if turn < 40 and len(branch.tokens) + 2 <= num_pages * PAGE:
                 everyone.append(branch)
                 waiting.append(branch)
         if turn % 7 == 6 and plan:
-            work.abort(plan[-1].sequence.request.id, 0)
+            work.abort(plan[-1].sequence.request.id)
         step([chunk for chunk in plan if chunk.sequence.state is not None], work)
         assert {*cache._here._idle, *cache._host._idle} <= slots._parked.keys()
         assert cache._tails.keys() <= {whose.key for whose in slots._parked if not isinstance(whose, str)}

@@ -179,7 +179,7 @@ def test_where_the_old_weights_are_not_what_they_were_nothing_is_served_until_an
         with pytest.raises(EngineError, match="refuses all requests"):
             await engine.generate(request(1))
         await engine.pull(trained)
-        pool = engine._scheduler.cache.pool
+        pool = engine._worker.scheduler.cache.pool
         return good, failed, await engine.generate(request(1)), engine.version, pool.num_free == pool.num_pages
 
     good, failed, healed, version, free = serve(scenario, path=path)

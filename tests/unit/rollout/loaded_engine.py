@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from sparring.engine.kv import KvCache, kv_metrics
+from sparring.engine.cache.kv import KvCache, kv_metrics
+from sparring.engine.cache.memory import PagedMemory
 from sparring.engine.reply import Reply
 from sparring.engine.scheduler import StepScheduler
 from sparring.engine.sequence import Sequence
+from sparring.engine.served import ServedWeights
 from sparring.generation import Completion, Delta, GenerateRequest
 from sparring.testing.scripted_engine import Script, ScriptedEngine
 
@@ -31,7 +33,9 @@ class LoadedEngine(ScriptedEngine):
         self, script: Script, *, pages: int, slots: int = 256, step_s: float = 0.02, prefill_s: float = 0.001
     ) -> None:
         super().__init__(script)
-        self._plans = StepScheduler(KvCache(pages, PAGE, share_prefixes=True), max_running=slots, max_batch_tokens=512)
+        self._plans = StepScheduler(
+            PagedMemory(KvCache(pages, PAGE, share_prefixes=True)), max_running=slots, max_batch_tokens=512
+        )
         self._step_s, self._prefill_s = step_s, prefill_s
         self._prefilled = 0
         self._ended: dict[Sequence, asyncio.Event] = {}
@@ -51,6 +55,7 @@ class LoadedEngine(ScriptedEngine):
         sequence = Sequence.of(
             request, Reply(), arrival=len(self.requests), max_new=len(self._script(request)) + 1, keep=True
         )
+        sequence.served = ServedWeights(version=self.version)
         self._ended[sequence] = ended = asyncio.Event()
         self._plans.add(sequence)
         if self._steps is None or self._steps.done():
@@ -72,7 +77,7 @@ class LoadedEngine(ScriptedEngine):
     async def _run(self) -> None:
         """Take steps as long as anything is asked."""
         while self._plans.busy:
-            chunks = self._plans.plan(self.version)
+            chunks = self._plans.plan()
             read = sum(chunk.count for chunk in chunks if chunk.count > 1)
             self._prefilled += read
             await asyncio.sleep(self._step_s + self._prefill_s * read)
@@ -82,5 +87,5 @@ class LoadedEngine(ScriptedEngine):
                 tokens = (*self._script(sequence.request), 0)
                 sequence.extend([tokens[len(sequence.logprobs)]], [0.0], self.version)
                 if sequence.finish_reason:
-                    self._plans.finish(sequence, self.version)
+                    self._plans.finish(sequence)
                     self._ended[sequence].set()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 
 from sparring.errors import refusal
-from sparring.generation import Completion
+from sparring.generation import Completion, Delta, ScoreRequest, Scores
 
 LATER = frozenset((408, 409, 429))
 """HTTP statuses below 500 that refuse a request only temporarily."""
@@ -37,6 +39,34 @@ class ClientCounts:
     def updated(self) -> None:
         """Count an update of the weights that the server acknowledged."""
         self.values["updates"] += 1
+
+
+async def completion_of(stream: AsyncIterator[Delta | Completion]) -> Completion:
+    """Read an engine's stream to its Completion."""
+    async with aclosing(stream) as pieces:  # type: ignore[type-var]
+        async for piece in pieces:
+            if isinstance(piece, Completion):
+                return piece
+    raise AssertionError("a stream ends with a completion or an error")
+
+
+def likeliest(logprobs: Mapping[int, float], count: int) -> tuple[tuple[int, float], ...]:
+    """Return the `count` most likely tokens, best first, ties by id."""
+    return tuple(sorted(logprobs.items(), key=lambda item: (-item[1], item[0]))[:count])
+
+
+def scores_of(
+    request: ScoreRequest, rows: Sequence[Mapping[int, float]], entropies: Iterable[float], version: int
+) -> Scores:
+    """Make the scores of a request from the log-probabilities by token id at each position."""
+    targets, tops = request.tokens[request.first :], [likeliest(row, request.top_k) for row in rows]
+    return Scores(
+        logprobs=tuple(row[token] for row, token in zip(rows, targets, strict=True)),
+        entropies=tuple(entropies),
+        top_ids=tuple(tuple(id for id, _ in top) for top in tops),
+        top_logprobs=tuple(tuple(value for _, value in top) for top in tops),
+        version=version,
+    )
 
 
 def read_api_key(variable: str) -> str:

@@ -18,7 +18,8 @@ from typing import Any
 import httpx
 import msgspec
 
-from sparring.engine.adapters.client import ClientCounts, authorization, is_refusal
+from sparring.engine.adapters.client import ClientCounts, authorization, completion_of, is_refusal, likeliest, scores_of
+from sparring.engine.derived import prompt_logprobs
 from sparring.errors import BadInput, EngineError, RequestRefused, WeightsError, boundary, refusal
 from sparring.generation import Completion, Delta, FinishReason, GenerateRequest, Runs, Sampling, ScoreRequest, Scores
 from sparring.types import WeightRef
@@ -109,27 +110,11 @@ class OpenAiEngine:
         return dict(self._counts.values)
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with the tokens that have
-        arrived.
-
-        Raises:
-            RequestRefused: the server does not support or accept it.
-            EngineError: the server failed or is unreachable.
-        """
-        async with aclosing(self.stream(request)) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, Completion):
-                    return piece
-        raise AssertionError("a stream ends with a completion or an error")
+        return await completion_of(self.stream(request))
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[Delta | Completion, None]:
-        """Sample one turn in pieces. Closing the iterator drops the request.
-
-        Raises:
-            EngineError: as for `generate`.
-        """
         where, body = f"engine at {self._url}: request {request.id}", self._body(request)
-        prompt_logprobs = await self._prompt_logprobs(request)
+        prompt = await prompt_logprobs(self, request)
         turn = _PartialTurn()
         self._live[request.id].append(turn)
         try:
@@ -158,22 +143,17 @@ class OpenAiEngine:
             versions=versions,
             kv_versions=versions,
             top_logprobs=tuple(turn.tops) if request.sampling.top_logprobs else None,
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=prompt,
         )
         yield self._counts.completed(completion)
 
     async def abort(self, request: str) -> None:
-        """End a request with the tokens that have arrived; unknown ones are fine."""
         for turn in self._live.get(request, ()):
             turn.aborted.set()
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Compute log-probabilities of given tokens at temperature 1. Entropies are unknown: they are NaN.
-
-        Raises:
-            RequestRefused: the server returns no prompt_logprobs, or the temperature is not 1.
-            EngineError: the server failed or is unreachable.
-        """
+        """Compute log-probabilities of given tokens. Another temperature than 1 is refused, and so is a server without
+        prompt_logprobs. Entropies are unknown: they are NaN."""
         where = f"score {request.id}"
         if request.temperature != 1:
             got = f"{request.temperature:g}; score with a native engine"
@@ -182,22 +162,10 @@ class OpenAiEngine:
             got = f"{request.first} of {len(request.tokens)}; the first token has no log-probability"
             raise RequestRefused(f"{where}: expected 1 <= first < number of tokens, got {got}")
         rows = (await self._judged(request.tokens, request.top_k, where))[request.first :]
-        targets = request.tokens[request.first :]
-        tops = [_likeliest(row, request.top_k) for row in rows]
-        return Scores(
-            logprobs=tuple(row[token] for row, token in zip(rows, targets, strict=True)),
-            entropies=(math.nan,) * len(targets),
-            top_ids=tuple(tuple(id for id, _ in top) for top in tops),
-            top_logprobs=tuple(tuple(value for _, value in top) for top in tops),
-            version=self._version,
-        )
+        return scores_of(request, rows, [math.nan] * len(rows), self._version)
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Refuse: such a server parks no conversations for branches.
-
-        Raises:
-            RequestRefused: always.
-        """
+        """Refuse: such a server parks no conversations for branches."""
         raise RequestRefused(
             f"fork of {request}: expected an engine that can fork, got an OpenAI-compatible server; send new requests"
         )
@@ -206,17 +174,12 @@ class OpenAiEngine:
         """Do nothing: nothing is parked."""
 
     async def pull(self, ref: WeightRef) -> None:
-        """Refuse: such a server takes no weight updates.
-
-        Raises:
-            WeightsError: always.
-        """
+        """Refuse: such a server takes no weight updates."""
         where = f"weights of {ref.model} version {ref.version}"
         got = "an OpenAI-compatible server; train with another"
         raise WeightsError(f"{where}: expected an engine that takes weight updates, got {got}")
 
     async def close(self) -> None:
-        """Drop running requests. Safe to call twice."""
         await self._client.aclose()
 
     def _find(self, client: httpx.Client, model: str) -> str:
@@ -333,12 +296,6 @@ class OpenAiEngine:
                             for choice in _decoded(data, where).choices:
                                 yield choice
 
-    async def _prompt_logprobs(self, request: GenerateRequest) -> tuple[float, ...] | None:
-        if not request.prompt_logprobs:
-            return None
-        score = ScoreRequest(id=f"{request.id}/prompt", tokens=request.tokens, temperature=request.sampling.temperature)
-        return (await self.score(score)).logprobs if len(request.tokens) > 1 else ()
-
     async def _judged(self, tokens: tuple[int, ...], top_k: int, where: str) -> list[dict[int, float]]:
         """Return the log-probabilities at each position of a prompt, by token id."""
         body = {"model": self._model, "prompt": list(tokens), "max_tokens": 1, "prompt_logprobs": top_k}
@@ -375,14 +332,10 @@ def _take(turn: _PartialTurn, choice: Choice, sampling: Sampling, where: str) ->
         if sampling.top_logprobs:
             row = (logprobs.top_logprobs or [])[at] or {}
             by_id = {int(id.removeprefix(PREFIX)): value for id, value in row.items()}
-            turn.tops.append(_likeliest(by_id, sampling.top_logprobs))
+            turn.tops.append(likeliest(by_id, sampling.top_logprobs))
         if token in sampling.stop:
             turn.finish_reason = "stop"
             return
-
-
-def _likeliest(row: Mapping[int, float], count: int) -> tuple[tuple[int, float], ...]:
-    return tuple(sorted(row.items(), key=lambda item: (-item[1], item[0]))[:count])
 
 
 def _decoded(data: bytes, where: str) -> Answer:

@@ -11,7 +11,8 @@ import torch
 
 from sparring.engine import wire
 from sparring.engine.adapters.remote_client import RemoteClient
-from sparring.errors import EngineError, WeightsError, boundary
+from sparring.engine.update import check_model
+from sparring.errors import EngineError, boundary
 from sparring.types import WeightRef
 from sparring.weights.fetch import fetch
 from sparring.weights.shared_memory import TRANSPORT, published
@@ -24,7 +25,6 @@ class RemoteEngine(RemoteClient):
         """Send weights that count as version 0 from now on, whatever number the server gives them. Blocks.
 
         Args:
-            state: weights of the model.
             adapter: weights of the adapter that the run trains, if any.
 
         Raises:
@@ -49,11 +49,7 @@ class RemoteEngine(RemoteClient):
             WeightsError: the update was refused; the engine keeps serving the old version.
             EngineError: the server did not answer; its version is unknown.
         """
-        where = f"weights of {ref.model} version {ref.version}"
-        if ref.model != self._name:
-            raise WeightsError(
-                f"{where}: expected model {self._name!r}, got {ref.model!r}; publish to the engine that serves it"
-            )
+        check_model(ref, self._name)
         adapter = self.served.model if ref.adapter == self._name else ref.adapter
         sent = replace(ref, model=self.served.model, version=ref.version + self._base, adapter=adapter)
         self._newest = max(self._newest or 0, sent.version)

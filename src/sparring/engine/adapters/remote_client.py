@@ -14,7 +14,7 @@ import httpx
 import msgspec
 
 from sparring.engine import wire
-from sparring.engine.adapters.client import ClientCounts, authorization
+from sparring.engine.adapters.client import ClientCounts, authorization, completion_of
 from sparring.engine.config import EngineConfig
 from sparring.errors import EngineError, boundary, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, Runs, ScoreRequest, Scores
@@ -111,57 +111,24 @@ class RemoteClient:
             raise refusal(where, f"a context of {room} tokens, as engine.kv_bytes allows", str(served.context), do)
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with the tokens sampled so
-        far.
-
-        Raises:
-            RequestRefused: the request can never be served.
-            EngineError: the server failed, was restarted or is unreachable.
-        """
-        async with aclosing(self._pieces(request, deltas=False)) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, Completion):
-                    return piece
-        raise AssertionError("pieces end with a completion or an error")
+        return await completion_of(self._pieces(request, deltas=False))
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """Sample one turn in the pieces that the server sends. Closing the iterator drops the request.
-
-        Raises:
-            EngineError: as for `generate`.
-        """
         async with aclosing(self._pieces(request, deltas=True)) as pieces:
             async for piece in pieces:
                 yield piece
 
     async def abort(self, request: str) -> None:
-        """End a request with the tokens sampled so far; unknown requests are ignored.
-
-        Raises:
-            EngineError: the server did not answer.
-        """
         for live in self._live.get(request, ()):
             await live.there.wait()
         await self._post("abort", wire.AbortForm(id=request))
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Return requests that continue a running one; the server parks its computed pages for them until they are
-        released.
-
-        Raises:
-            EngineError: not exactly one request of this id is running, or the server did not answer.
-        """
         answer = await self._post("fork", wire.ForkForm(id=request, seeds=dict(seeds)))
         forms = self._read(answer, tuple[wire.GenerateForm, ...], f"fork of {request}")
         return tuple(wire.generate_request(form) for form in forms)
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Compute log-probabilities of given tokens.
-
-        Raises:
-            RequestRefused: they can never be scored.
-            EngineError: the server failed, was restarted or is unreachable.
-        """
         answer = await self._post("score", request)
         scores = self._read(answer, Scores, f"score {request.id}")
         return replace(scores, version=scores.version - self._base)
@@ -178,7 +145,7 @@ class RemoteClient:
         await self._post("drop", wire.DropForm(adapter=self.served.model if adapter == self._name else adapter))
 
     async def close(self) -> None:
-        """Drop running requests. The server continues. Safe to call twice."""
+        """Drop running requests. The server continues."""
         await self._client.aclose()
 
     def _blocking(self, timeout_s: float | None) -> httpx.Client:

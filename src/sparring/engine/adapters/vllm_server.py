@@ -38,7 +38,6 @@ class VllmServer:
     Args:
         path: Hugging Face checkpoint folder.
         config: section `[engine]`.
-        dtype: dtype of the computation.
         threads: CPU threads of its worker.
 
     Raises:

@@ -12,6 +12,8 @@ from typing import Any
 
 from sparring.generation import Completion, FinishReason, GenerateRequest, KeptSets, Runs, Sampling
 
+GENERATE = "/inference/v1/generate"
+"""Address of the interface."""
 WHOLE_VOCABULARY = 4096
 """Largest vocabulary for which all log-probabilities of a token are requested: they are sent as text, about 60 bytes
 each."""
@@ -51,8 +53,6 @@ def generate_body(
 
     Args:
         name: unique id.
-        max_new: most tokens to sample.
-        vocab_size: size of the model's vocabulary.
         version: version served now; only requests with the same version find each other's prefixes (law 4).
     """
     sampling = request.sampling
@@ -104,9 +104,7 @@ class SampledTurn:
     """Tokens that a request has sampled so far, collected from vLLM's pieces.
 
     Args:
-        request: request that is answered.
         version: version served when the request was sent: the oldest of the keys and values that it may attend to.
-        vocab_size: size of the model's vocabulary.
         recomputes: whether an update makes running requests recompute their keys and values.
     """
 

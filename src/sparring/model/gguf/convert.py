@@ -39,7 +39,6 @@ def convert(file: Path, other: Path | None, out: Path) -> None:
     """Write the checkpoint folder of a GGUF file.
 
     Args:
-        file: the GGUF file.
         other: tokenizer.json that replaces the file's tokenizer; None for the file's own.
         out: an empty folder.
 

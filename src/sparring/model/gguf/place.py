@@ -71,7 +71,6 @@ def write(file: Path, folder: Path, seen: os.stat_result | None = None) -> None:
     """Convert a GGUF file into `folder`. The folder appears complete or not at all, even with concurrent writers.
 
     Args:
-        file: the GGUF file.
         seen: size and time of the file at its first inspection; None for now.
 
     Raises:

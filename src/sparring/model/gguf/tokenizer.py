@@ -37,7 +37,6 @@ def check_tokenizer(file: Path, fields: Mapping[str, Any], rows: int | None, oth
     """Refuse a file without a tokenizer in its head or next to it, or with one that does not fit its model.
 
     Args:
-        file: the GGUF file.
         rows: number of rows of the embedding.
         other: tokenizer.json that replaces the file's tokenizer.
 

@@ -149,7 +149,6 @@ class SampledTokens(NamedTuple):
     """Tokens and log-probabilities of the sequences that sample: [M] lists with one entry per step.
 
     Attributes:
-        tokens: sampled tokens.
         logprobs: their log-probabilities.
         kept: ids that each token was drawn from, empty without truncation (see `types.KeptSets`); None if no draw was
             truncated.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparring.render.calls.kinds import PYTHON_WORDS, value_of
@@ -54,14 +54,7 @@ _PARAMETER = Layout(
     tail=r"\s*(?:</function>)?\s*",
     newlines=True,
 )
-_PYTHON_PARAMETER = Layout(
-    head=_PARAMETER.head,
-    key=_PARAMETER.key,
-    close=_PARAMETER.close,
-    tail=_PARAMETER.tail,
-    newlines=True,
-    words=PYTHON_WORDS,
-)
+_PYTHON_PARAMETER = replace(_PARAMETER, words=PYTHON_WORDS)
 _INVOKE = Layout(
     head=r'\s*<invoke name="([^"]+)">',
     key=r'\s*<parameter name="([^"]+)">',
@@ -109,7 +102,6 @@ class TaggedCalls:
 
     Args:
         added: added tokens of the tokenizer, text -> id.
-        decode: ids -> text.
     """
 
     def __init__(self, layout: Layout, added: Mapping[str, int], decode: Callable[[Sequence[int]], str]) -> None:
@@ -123,7 +115,6 @@ class TaggedCalls:
         """Parse the ids between the tags of a call: one call, or several if the layout allows.
 
         Args:
-            ids: ids between the tags.
             before: number of earlier calls of the reply.
             closed: whether the closing tag follows; a call without it is malformed.
         """

@@ -43,7 +43,6 @@ def kinds_of(schema: Any, root: Any = None, depth: int = 0) -> frozenset[str]:
 
     Args:
         root: schema in which references are looked up.
-        depth: nesting depth of `schema`.
     """
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
@@ -85,7 +84,6 @@ def value_of(written: str, schema: Any, root: Any, words: Mapping[str, Any]) -> 
     value is JSON.
 
     Args:
-        written: text between the tags.
         root: schema in which references are looked up.
         words: literals of the format that are not JSON, with their values.
 

@@ -33,11 +33,7 @@ _DEEPEST = 4
 
 def sample_arguments(parameters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield distinct sets of arguments of a tool: all properties, with values of each type that the schema allows, and
-    the required properties alone. Limits such as `maxLength` are ignored, since no parser reads by them.
-
-    Args:
-        parameters: JSON schema of the arguments.
-    """
+    the required properties alone. Limits such as `maxLength` are ignored, since no parser reads by them."""
     properties = parameters.get("properties")
     if not isinstance(properties, Mapping):
         properties = {}

@@ -185,8 +185,6 @@ def call_id(format: str, name: str, number: int) -> str:
 
     Args:
         format: the library's name of the format.
-        name: name of the tool.
-        number: number of the call in its reply.
     """
     return WRITINGS.get(format, Writing()).id.format(name=name, number=number)
 
@@ -221,9 +219,7 @@ def reads_back(
     """Return whether written calls are parsed back with the same names and arguments.
 
     Args:
-        calls: name and arguments of each call.
         begun: text before the first name, and the thought in it; None for the first opening.
-        between: text between two calls.
     """
     opening, reasoning = begun or _leads(format)[0]
     written = between.join(

@@ -59,7 +59,6 @@ class Grammars:
     """Factory of grammars for one tokenizer.
 
     Args:
-        tokenizer: tokenizer of the model that generates.
         stop_ids: ids that end a turn, allowed wherever a grammar is complete.
         renderer: renderer that writes the calls of tools; without one, a constraint to calls is refused.
 
@@ -97,7 +96,6 @@ class Grammars:
         """Return the grammar of a reply of calls, in Lark's notation, over the ids of the tokenizer.
 
         Args:
-            source: source of the constraint.
             prompt: ids that the reply continues; they may end inside a thought.
 
         Raises:

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from sparring.errors import refusal
+from sparring.render.calls.kinds import kinds_of_value
 from sparring.render.grammars.call_format import CONTROL, CallFormat, quoted
 from sparring.render.grammars.value_grammar import may_be_empty, text_terminal
 
@@ -77,7 +78,7 @@ class QuotedValues:
 
     def _values(self, schema: Any) -> str:
         if schema is True or schema == {}:
-            return self._shared_rule("anything", lambda name: self._anything())
+            return self._shared_rule("anything", self._anything)
         if not isinstance(schema, Mapping):
             raise refusal("tool call", "a schema that allows a value", repr(schema), "change it")
         left_out = sorted(_LEFT_OUT & {key for key, value in schema.items() if value not in (False, [], {})})
@@ -105,14 +106,14 @@ class QuotedValues:
             raise refusal("tool call", expected, got, "write one schema, or leave the tool choice to the policy")
         if key == "$ref":
             pointer = str(schema["$ref"])
-            return self._shared_rule(pointer, lambda name: self._values(self._definition(pointer)))
+            return self._shared_rule(pointer, lambda: self._values(self._definition(pointer)))
         return " | ".join(self.rule(branch) for branch in branches)
 
-    def _shared_rule(self, what: str, made: Callable[[str], str]) -> str:
+    def _shared_rule(self, what: str, made: Callable[[], str]) -> str:
         """Return the name of a rule that is made once, and may refer to itself."""
         if what not in self._named:
             name = self._named[what] = f"{self._name}_of_{len(self._named)}"
-            self.rules.append(f"{name}: {made(name)}")
+            self.rules.append(f"{name}: {made()}")
         return self._named[what]
 
     def _definition(self, pointer: str) -> Any:
@@ -150,7 +151,8 @@ class QuotedValues:
         """Return an expression of the values of an enum, without those that the format cannot write."""
         types = schema.get("type", [])
         types = [types] if isinstance(types, str) else types
-        listed = [value for value in schema.get("enum", [schema.get("const")]) if not types or _is_of(value, types)]
+        listed = schema.get("enum", [schema.get("const")])
+        listed = [value for value in listed if not types or kinds_of_value(value) & {*types}]
         written = [value for value in listed if self._is_writable(value)]
         beside = sorted(schema.keys() - _NOTES - {"enum", "const", "type", "format"})
         if beside or not written:
@@ -204,12 +206,3 @@ class QuotedValues:
 
     def _anything(self) -> str:
         return " | ".join(self._values_of_type(type, {}) for type in _TYPES)
-
-
-def _is_of(value: Any, types: Sequence[str]) -> bool:
-    if isinstance(value, bool):
-        return "boolean" in types
-    if isinstance(value, int) or isinstance(value, float) and value.is_integer():
-        return bool({"integer", "number"} & set(types))
-    kinds = {str: "string", float: "number", list: "array", dict: "object", type(None): "null"}
-    return kinds[type(value)] in types

@@ -19,9 +19,9 @@ from collections.abc import Sequence as Several
 
 import xxhash
 
-from sparring.engine.kv import KvCache, Weights, chain_digests
+from sparring.engine.cache.kv import KvCache, chain_digests
+from sparring.engine.cache.states import Prefix, StateSlots
 from sparring.engine.sequence import Sequence
-from sparring.engine.states import Prefix, StateSlots
 
 MAX_SEEN = 1 << 16
 """Most digests of earlier prompts that are remembered."""
@@ -33,17 +33,28 @@ SEVERAL = ""
 """Owner of a digest that several conversations had."""
 
 
+class NoSharing:
+    """Sharing that is off: no request waits for the prefix of another. Implements `PrefillSharing`."""
+
+    def add(self, sequence: Sequence) -> None: ...
+
+    def begin_step(self, waiting: Several[Sequence]) -> None: ...
+
+    def admit(self, sequence: Sequence) -> None: ...
+
+    def must_wait(self, sequence: Sequence) -> bool:
+        return False
+
+    def cached_prefixes(self, sequence: Sequence) -> list[Prefix]:
+        return []
+
+
 class PrefillSharing:
     """Split points of running prompts: `Sequence.share_at` is the length up to which a running request computes for
     waiting ones.
 
     A prompt may be split at its ends: the ends of its full pages, and the token before its last. Each end has a digest
-    of all tokens up to it, so two prompts with the same digest at one end agree at all earlier ends.
-
-    Args:
-        states: slots of recurrent state.
-        cache: pages of keys and values.
-    """
+    of all tokens up to it, so two prompts with the same digest at one end agree at all earlier ends."""
 
     def __init__(self, states: StateSlots, cache: KvCache) -> None:
         self._states, self._cache, self._page_size = states, cache, cache.page_size
@@ -58,12 +69,11 @@ class PrefillSharing:
         """Record a request that has just begun to wait."""
         self._arrived.append(sequence)
 
-    def begin_step(self, waiting: Several[Sequence], version: int) -> None:
+    def begin_step(self, waiting: Several[Sequence]) -> None:
         """Copy the states of requests that have reached their split point, and choose new split points.
 
         Args:
             waiting: all waiting requests, next to be admitted first.
-            version: version of the base model's weights.
         """
         self._waiting, self._leaders, self._leader_ends = waiting, {}, set()
         prefilling, self._prefilling = self._prefilling, []
@@ -73,9 +83,9 @@ class PrefillSharing:
             if (
                 sequence.share_at
                 and sequence.computed == sequence.share_at
-                and sequence.oldest == sequence.version_under(version)
+                and sequence.oldest == sequence.served.version
             ):
-                self._cache_state(sequence, version)
+                self._cache_state(sequence)
             self._choose_split(sequence, seen, self._arrived if not sequence.share_at else waiting)
         self._arrived = []
 
@@ -103,17 +113,17 @@ class PrefillSharing:
                 return True
         return False
 
-    def cached_prefixes(self, sequence: Sequence, version: int) -> list[Prefix]:
+    def cached_prefixes(self, sequence: Sequence) -> list[Prefix]:
         """Return the prefixes of a request's prompt whose state is cached, longest first."""
         last = self._before_last(sequence)
         lengths = sorted((length for length in self._states.prefix_lengths if length <= last), reverse=True)
-        prefixes = (self._prefix(sequence, length, version) for length in lengths)
+        prefixes = (self._prefix(sequence, length) for length in lengths)
         return [prefix for prefix in prefixes if self._states.num_tokens(prefix)]
 
-    def _cache_state(self, sequence: Sequence, version: int) -> None:
+    def _cache_state(self, sequence: Sequence) -> None:
         """Cache a copy of the state of a running sequence, and share its last page if that is not full."""
         assert sequence.state is not None, "it runs"
-        prefix = self._prefix(sequence, sequence.computed, version)
+        prefix = self._prefix(sequence, sequence.computed)
         self._states.cache_prefix(prefix, sequence.state)
         if self._states.num_tokens(prefix) and sequence.computed % self._page_size:
             self._cache.share_tail(prefix.key, sequence.pages[sequence.computed // self._page_size])
@@ -146,7 +156,7 @@ class PrefillSharing:
         """Return the digests of the ends of a prompt, computed once."""
         if sequence.prompt_digests is None:
             sequence.prompt_digests, upto = [], self._before_last(sequence)
-            chain_digests(sequence.prompt_digests, sequence.tokens, upto, self._page_size, _adapter_of(sequence))
+            chain_digests(sequence.prompt_digests, sequence.tokens, upto, self._page_size, sequence.served.number)
             if upto % self._page_size:
                 sequence.prompt_digests.append(self._digest(sequence, upto))
         return sequence.prompt_digests
@@ -158,17 +168,12 @@ class PrefillSharing:
     def _digest(self, sequence: Sequence, length: int) -> bytes:
         pages, rest = divmod(length, self._page_size)
         digests = self._digests(sequence)
-        before = digests[pages - 1] if pages else str(_adapter_of(sequence)).encode()
+        before = digests[pages - 1] if pages else str(sequence.served.number).encode()
         tail = array("q", sequence.tokens[length - rest : length]).tobytes()
         return xxhash.xxh3_128_digest(before + tail) if rest else before
 
-    def _prefix(self, sequence: Sequence, length: int, version: int) -> Prefix:
-        return Prefix(length, sequence.weights_under(version), self._digest(sequence, length))
-
-
-def _adapter_of(sequence: Sequence) -> Weights:
-    """Name the adapter in a prompt's digests: equal prompts of different adapters are different."""
-    return "" if sequence.adapter is None else sequence.adapter.number
+    def _prefix(self, sequence: Sequence, length: int) -> Prefix:
+        return Prefix(length, sequence.served.key, self._digest(sequence, length))
 
 
 def _num_common(a: list[bytes], b: list[bytes]) -> int:

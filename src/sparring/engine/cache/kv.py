@@ -19,11 +19,9 @@ from typing import Literal, NamedTuple
 
 import xxhash
 
-from sparring.engine.kv_counts import Allocation, KvCounts, LostTokens
-from sparring.engine.pages import PagePool
-
-Weights = int | str
-"""Weights that computed keys and values: a version number of the model, or the name of an adapter's load."""
+from sparring.engine.cache.counts import Allocation, KvCounts, LostTokens
+from sparring.engine.cache.pages import PagePool
+from sparring.engine.served import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,6 @@ class KvCache:
     """Page pool and parked conversations.
 
     Args:
-        num_pages: size of the cache.
         page_size: tokens per page.
         share_prefixes: whether full pages are found by their contents.
         host_pages: pages in host memory for evicted conversations.
@@ -303,8 +300,8 @@ class KvCache:
     def _resume(self, conversation: str | None, tokens: list[int], version: Weights) -> tuple[list[int], int]:
         """Take over the parked pages of a conversation that hold a prefix of `tokens`; return the pages and the number
         of tokens in them."""
-        parked = None if conversation is None else self._here.get(conversation)
-        if conversation is None or parked is None:
+        parked = self._here.get(conversation)
+        if parked is None or conversation is None:
             return [], 0
         num_cached = self._common(parked, tokens, version, self.pool)
         pages = parked.pages[: self.pages_for(num_cached)]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from sparring.engine.kv import Weights
+from sparring.engine.served import Weights
 
 
 class Prefix(NamedTuple):
@@ -48,7 +48,6 @@ class StateSlots:
     the least recently used parked one is evicted.
 
     Args:
-        num_slots: size of the pool.
         on_evict: called with the conversation, or the key of the prefix, whose state was evicted: its pages can no
             longer be resumed from.
     """
@@ -118,7 +117,6 @@ class StateSlots:
         """Take over the state of a parked conversation, or a copy of the state of a cached prefix.
 
         Args:
-            owner: the conversation or prefix.
             cached: the tokens whose pages were found for the request.
 
         Returns:

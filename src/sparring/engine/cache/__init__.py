@@ -1,0 +1,1 @@
+"""What the native engine keeps between two steps: pages of keys and values, recurrent states. Torch-free."""

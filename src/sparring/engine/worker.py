@@ -1,0 +1,374 @@
+"""`EngineWorker`: the thread of the native engine, which does all tensor work."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import torch
+
+from sparring.engine.adapter_table import AdapterTable
+from sparring.engine.cache.kv import KvCache, kv_metrics
+from sparring.engine.cache.memory import PagedMemory, RecurrentMemory
+from sparring.engine.config import PAGE_SIZE, EngineConfig
+from sparring.engine.derived import branch_of
+from sparring.engine.metrics import Latencies, count_step
+from sparring.engine.reply import Delivery, Reply, deliver
+from sparring.engine.runner import Runner
+from sparring.engine.scheduler import Chunk, StepScheduler
+from sparring.engine.sequence import Sequence
+from sparring.engine.sizes import Sizes
+from sparring.engine.update import BaseWeights, Update, where
+from sparring.errors import EngineError, RequestRefused, SparringError, WeightsError, boundary
+from sparring.generation import GenerateRequest
+from sparring.model.causal import CausalModel
+from sparring.model.lora import Adapter
+from sparring.model.staging import StagedWeights
+from sparring.model.steps.rows import SampledTokens
+from sparring.types import WeightRef
+
+T = TypeVar("T")
+
+PIECE_S = 0.02
+"""Longest call into the kernels while a caller reads a stream, in seconds: tokens arrive 50 times a second, and the
+overhead of shorter calls stays below 1 %."""
+
+
+class EngineWorker:
+    """Daemon thread that takes new requests, plans a step, computes it, and wakes the event loop once for all requests
+    that finished. An error in a step fails the requests of that step; the thread goes on.
+
+    `ask`, `tell` and `call` pass functions to the thread; the methods below them run on the thread alone.
+
+    Args:
+        config: section `[engine]`.
+        version: version of the weights that `model` holds.
+        threads: CPU threads; 0 keeps torch's number.
+    """
+
+    def __init__(
+        self, model: CausalModel, config: EngineConfig, sizes: Sizes, *, name: str, version: int, threads: int
+    ) -> None:
+        self._name, self._live_kv, self._vocab_size = name, config.live_kv, model.vocab_size
+        self._page_bytes = sizes.page_bytes
+        cache = KvCache(
+            sizes.num_pages,
+            PAGE_SIZE,
+            share_prefixes=config.share_prefixes,
+            host_pages=sizes.host_pages,
+            idle_pages=sizes.idle_pages,
+            window=model.window,
+        )
+        memory = RecurrentMemory(cache, sizes.num_states) if model.recurrent else PagedMemory(cache)
+        self.scheduler = StepScheduler(memory, max_running=config.max_running, max_batch_tokens=config.max_batch_tokens)
+        self._runner = Runner(model, sizes, page_size=PAGE_SIZE, max_running=config.max_running)
+        self._base = BaseWeights(self._runner, name, version)
+        self._adapters = AdapterTable(model, self._runner, name, self._base.served, memory.forget)
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._deliveries: list[Delivery] = []
+        self._metrics: dict[str, float] = defaultdict(float)
+        self.latencies = Latencies()
+        self._updates: list[Update] = []
+        self._pace_s = PIECE_S
+        self._lock = threading.Lock()
+        self._closed = self._stopping = False
+        self._thread = threading.Thread(
+            target=self._run, args=(threads or torch.get_num_threads(),), name=f"engine-{name}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that serve requests without an adapter's name."""
+        return self._adapters.find(None).version
+
+    @property
+    def problem(self) -> EngineError | None:
+        """Error that every request would get; None while requests are answered."""
+        return (
+            EngineError(f"engine {self._name}: expected a running engine, got a closed one")
+            if self._closed
+            else self._base.broken
+        )
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the engine, as `NativeEngine.metrics` lists them."""
+        running, waiting = map(float, self.scheduler.load)
+        now = {"preemptions": float(self.scheduler.num_preempted), "running_now": running, "waiting_now": waiting}
+        return {**self._metrics, **now, **kv_metrics(self.scheduler.cache, self._page_bytes)}
+
+    def ask(self, action: Callable[[], None]) -> None:
+        """Run `action` on the thread between two steps. Thread-safe.
+
+        Raises:
+            EngineError: the engine is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise EngineError(f"engine {self._name}: expected a running engine, got a closed one; start another")
+            self._put(action)
+
+    def tell(self, action: Callable[[], None]) -> None:
+        """Run `action` on the thread between two steps, unless the engine is closed. Thread-safe."""
+        with self._lock:
+            if not self._closed:
+                self._put(action)
+
+    async def call(self, error: type[SparringError], where: str, function: Callable[[], T]) -> T:
+        """Run `function` on the thread between two steps and return its result.
+
+        Raises:
+            EngineError: the engine is closed.
+            SparringError: the function failed, with `error` at `where`.
+        """
+        reply = Reply()
+        self.ask(lambda: self._answer_with(reply, error, where, function))
+        result: T = await reply.result()
+        return result
+
+    def join(self) -> None:
+        """Wait for the end of the thread."""
+        self._thread.join()
+
+    def _put(self, action: Callable[[], None]) -> None:
+        self._inbox.put(action)
+        self._runner.interrupt(True)
+
+    # from here on: the thread
+
+    def add(self, sequence: Sequence) -> None:
+        """Admit a new request; one for an unknown adapter fails."""
+        try:
+            sequence.served = self._adapters.find(sequence.request.adapter)
+        except EngineError as error:
+            self._deliveries.append(sequence.reply.settle(error))
+        else:
+            self.scheduler.add(sequence)
+
+    def abort(self, request: str) -> None:
+        """End all requests with this id."""
+        for sequence in self.scheduler.abort(request):
+            aborted = (
+                sequence.completion() if sequence.scored_from is None else EngineError(f"score {request}: aborted")
+            )
+            self._deliveries.append(sequence.reply.settle(aborted))
+
+    def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
+        """Return requests that continue a running one, each with its own seed, and park its pages for them."""
+        running = [
+            (sequence, sequence.request)
+            for sequence in self.scheduler.find(request)
+            if isinstance(sequence.request, GenerateRequest)
+        ]
+        if len(running) != 1:
+            got = f"{len(running)}; send new requests"
+            raise RequestRefused(f"fork of {request}: expected one running request of this id, got {got}")
+        [(forked, asked)] = running
+        self.scheduler.fork(forked, seeds)
+        sampled = forked.tokens[forked.num_prompt :]
+        return tuple(branch_of(asked, sampled, forked.max_new, *branch) for branch in seeds.items())
+
+    def update(self, update: Update) -> None:
+        """Commit an update as soon as it is its turn."""
+        self._updates.append(update)
+
+    def drop(self, adapter: str) -> None:
+        """Serve no new request with an adapter."""
+        self._adapters.drop(adapter)
+
+    def stop(self) -> None:
+        """End the thread after this step."""
+        self._stopping = True
+
+    def _run(self, threads: int) -> None:
+        # OpenMP keeps its number of threads per calling thread
+        torch.set_num_threads(threads)
+        try:
+            with torch.inference_mode():
+                while not self._stopping:
+                    self._take_in()
+                    self._apply_updates()
+                    if self._base.broken is not None:
+                        self._deliveries += [
+                            sequence.reply.settle(self._base.broken) for sequence in self.scheduler.clear()
+                        ]
+                    if self.scheduler.busy and not self._stopping:
+                        self._step()
+                    self._wake()
+        finally:
+            self._end()
+
+    def _take_in(self) -> None:
+        # before the inbox is looked at: what comes in later interrupts the next call
+        self._runner.interrupt(False)
+        if not self.scheduler.busy and not self._updates:
+            self._inbox.get()()
+        while not self._inbox.empty():
+            self._inbox.get()()
+
+    def _step(self) -> None:
+        """Plan a step, compute it, and deliver what it sampled and scored."""
+        started = time.perf_counter()
+        chunks = self.scheduler.plan()
+        if not chunks:  # all requests wait for newer weights
+            return
+        constrained = [
+            one
+            for one, _, _, samples in chunks
+            if samples and one.generated.allowed
+        ]
+        steps = self.scheduler.steps_ahead(chunks, 1 if constrained else self._most_steps(chunks))
+        broken = self._constrain(constrained)
+        try:
+            sampled = self._compute(chunks, steps)
+        except EngineError as error:
+            self._metrics["failed_steps"] += 1
+            self._deliveries += [sequence.reply.settle(error) for sequence in self.scheduler.discard(chunks)]
+            return
+        count_step(self._metrics, chunks, sampled.tokens)
+        sampling = [sequence for sequence, _, _, samples in chunks if samples]
+        for index, sequence in enumerate(sampling):
+            if sequence in broken:
+                self._fail(sequence, broken[sequence])
+            else:
+                self._extend(sequence, index, sampled)
+        if len(sampling) < len(chunks):
+            self._deliver_scores(chunks)
+        taken_s = time.perf_counter() - started
+        self._metrics["busy_s"] += taken_s
+        self._pace_s = taken_s / max(map(len, sampled.tokens), default=1)
+
+    def _most_steps(self, chunks: list[Chunk]) -> int:
+        """Return the most steps of the next call; while a caller reads a stream, the number that fits into `PIECE_S` at
+        the last call's pace."""
+        most = self._runner.most_steps
+        if not any(chunk.sequence.reply.streams for chunk in chunks):
+            return most
+        return steps_at(self._pace_s, most)
+
+    def _constrain(self, sequences: list[Sequence]) -> dict[Sequence, SparringError]:
+        """Ask the constraint of each request for the tokens allowed next; return the errors by request. The failed
+        requests are still computed, because other requests may read their keys."""
+        broken = {}
+        for sequence in sequences:
+            try:
+                with boundary(EngineError, f"request {sequence.request.id}: its constraint `allowed`"):
+                    sequence.limit(self._vocab_size)
+            except SparringError as cause:
+                broken[sequence] = cause
+        return broken
+
+    def _compute(self, chunks: list[Chunk], steps: int) -> SampledTokens:
+        """Make the pending copies, compute the chunks and sample."""
+        try:
+            with boundary(EngineError, f"engine {self._name}: step"):
+                self._metrics["kv_copy_s"] += self._runner.copy(self.scheduler.cache.take_copies())
+                self._runner.copy_states(self.scheduler.memory.take_state_copies())
+                return self._runner.step(chunks, steps)
+        except SparringError as cause:
+            # a refusal by a kernel is a failure of the machinery too: the request itself was checked
+            raise cause if isinstance(cause, EngineError) else EngineError(str(cause)) from cause
+
+    def _extend(self, sequence: Sequence, index: int, sampled: SampledTokens) -> None:
+        """Append the sampled tokens of row `index` to its request; deliver them if it streams or has finished."""
+        before = len(sequence.logprobs)
+        kept = None if sampled.kept is None else sampled.kept[index]
+        tops = None if sampled.tops is None else sampled.tops[index]
+        try:
+            with boundary(EngineError, f"request {sequence.request.id}: its stop function `ends`"):
+                version = sequence.served.version
+                sequence.extend(sampled.tokens[index], sampled.logprobs[index], version, kept, tops)
+        except SparringError as cause:
+            self._fail(sequence, cause)
+            return
+        self.scheduler.advance(sequence, len(sequence.logprobs) - before - 1)
+        if not before:
+            self.latencies.began(sequence.reply)
+        if sequence.reply.streams:
+            at = before + sequence.num_prompt
+            self._deliveries.append(sequence.reply.extend(sequence.tokens[at:], sequence.logprobs[before:]))
+        if sequence.finish_reason:
+            self.latencies.ended(sequence.reply, len(sequence.logprobs))
+            self.scheduler.finish(sequence)
+            self._deliveries.append(sequence.reply.settle(sequence.completion()))
+
+    def _deliver_scores(self, chunks: list[Chunk]) -> None:
+        """Finish the requests to score whose last token was computed."""
+        for sequence, begin, count, _ in chunks:
+            if sequence.scored_from is not None and begin + count == len(sequence.tokens):
+                self.scheduler.finish(sequence)
+                self._deliveries.append(sequence.reply.settle(sequence.scored(sequence.served.version)))
+
+    def _fail(self, sequence: Sequence, cause: SparringError) -> None:
+        error = cause if isinstance(cause, EngineError) else EngineError(str(cause))
+        self.scheduler.remove(sequence)
+        self._deliveries.append(sequence.reply.settle(error))
+
+    def _apply_updates(self) -> None:
+        """Commit the updates whose turn it is. While an update waits for running requests, no new request begins."""
+        draining = self._live_kv == "drain"
+        self._updates = [update for update in self._updates if not update.claimed]
+        while self._updates and not (draining and self.scheduler.has_begun):
+            update = self._updates.pop(0)
+            if update.claim():
+                started = time.perf_counter()
+                self._answer_with(
+                    update.reply, WeightsError, where(update.ref), partial(self._commit, update.ref, update.staged)
+                )
+                stall_s = time.perf_counter() - started
+                self._metrics["update_s"] += stall_s
+                self._metrics["max_update_stall_s"] = max(self._metrics["max_update_stall_s"], stall_s)
+        self.scheduler.draining = bool(self._updates)
+
+    def _commit(self, ref: WeightRef, staged: StagedWeights | Adapter) -> None:
+        again = self._live_kv == "recompute"
+        if isinstance(staged, Adapter):
+            if self._base.broken is not None:
+                raise WeightsError(f"{where(ref)}: {self._base.broken}")
+            adapter = self._adapters.commit(ref, staged)
+            if adapter is not None:
+                self._metrics["updates"] += 1
+                self.scheduler.recompute(adapter, all_of_them=again)
+            return
+        before = self._base.served.key
+        if self._base.commit(ref, staged, has_adapters=bool(self._adapters)):
+            self.scheduler.memory.forget(before)
+            self._metrics["updates"] += 1
+            self.scheduler.recompute(self._base.served, all_of_them=again)
+
+    def _answer_with(self, reply: Reply, error: type[SparringError], where: str, function: Callable[[], Any]) -> None:
+        try:
+            with boundary(error, where):
+                self._deliveries.append(reply.settle(function()))
+        except SparringError as cause:
+            self._deliveries.append(reply.settle(cause if isinstance(cause, error) else error(str(cause))))
+
+    def _wake(self) -> None:
+        """Deliver all results of this step at once."""
+        self._adapters.sweep(sequence.served for sequence in self.scheduler.sequences)
+        if self._deliveries:
+            deliveries, self._deliveries = self._deliveries, []
+            deliver(deliveries)
+
+    def _end(self) -> None:
+        """Fail all pending calls when the thread ends."""
+        with self._lock:
+            self._closed = True
+        while not self._inbox.empty():
+            self._inbox.get()()
+        error = EngineError(f"engine {self._name}: closed before the request was finished")
+        self._deliveries += [update.reply.settle(error) for update in self._updates]
+        self._deliveries += [sequence.reply.settle(error) for sequence in self.scheduler.clear()]
+        self._wake()
+
+
+def steps_at(pace_s: float, most: int) -> int:
+    """Return the number of steps of `pace_s` for one call while a caller reads a stream: `PIECE_S` in all, at least 1,
+    at most `most`."""
+    return max(1, min(most, int(PIECE_S / pace_s)))
