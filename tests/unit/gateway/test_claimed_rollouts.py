@@ -28,7 +28,7 @@ KEYS = RunKeys(worker="wk-1", reward="rk-1")
 Work = Callable[[httpx.AsyncClient, str], Awaitable[None]]
 
 
-def played(
+def play_with_worker(
     work: Work, *replies: str, lease_s: float = 60.0, **settings: Any
 ) -> tuple[list[Finished], dict[str, float], Any]:
     """Play a rollout whose worker is a coroutine with a client of the run's server."""
@@ -81,7 +81,7 @@ def test_a_worker_plays_a_rollout_and_the_world_hears_its_answer() -> None:
             while True:  # the key dies with the rollout, which is being scored
                 await ask(rollout)
 
-    (finished,), _, engine = played(work, "A")
+    (finished,), _, engine = play_with_worker(work, "A")
     assert (finished.rollout.outcome.kind, finished.score is not None) == ("completed", True)
     assert len(engine.requests) == 1
 
@@ -99,7 +99,7 @@ def test_a_worker_that_failed_leaves_its_rollout_to_the_next_which_goes_on_where
         assert await ask(second) == "A", "recorded, not sampled again"
         assert await word(client, f"{second['id']}/finish", {"outcome": "completed"}) == (200, "")
 
-    (finished,), metrics, engine = played(work)
+    (finished,), metrics, engine = play_with_worker(work)
     assert finished.rollout.outcome.kind == "completed" and len(engine.requests) == 1
     (broken,) = finished.broken
     assert broken.outcome.failure is not None and "no disk" in broken.outcome.failure.message
@@ -117,11 +117,11 @@ def test_a_worker_that_shows_no_sign_of_life_loses_its_rollout() -> None:
         await ask(second)
         assert await word(client, f"{second['id']}/finish", {"outcome": "completed", "answer": "7"}) == (200, "")
 
-    (finished,), metrics, _ = played(work)
+    (finished,), metrics, _ = play_with_worker(work)
     assert finished.rollout.outcome.kind == "completed" and metrics["rollout/workers_lost"] == 1
 
 
-def test_what_is_no_word_of_a_worker_is_refused_and_changes_nothing() -> None:
+def test_an_invalid_request_of_a_worker_is_refused_and_changes_nothing() -> None:
     async def work(client: httpx.AsyncClient, url: str) -> None:
         for body in ({"wait_s": -1}, {"wait_s": "long"}, {"environments": "a"}, {"prize": 1}, b"[1]", b"{", b"\xff"):
             assert await word(client, "claim", body) == (400, "invalid_request"), body
@@ -153,7 +153,7 @@ def test_what_is_no_word_of_a_worker_is_refused_and_changes_nothing() -> None:
         assert await word(client, finish, {"outcome": "completed"}) == (200, "")
         assert await word(client, finish, {"outcome": "truncated"}) == (409, "conflict")
 
-    (finished,), _, _ = played(work)
+    (finished,), _, _ = play_with_worker(work)
     assert finished.rollout.outcome.kind == "completed" and not finished.broken
 
 
@@ -177,7 +177,7 @@ def test_the_key_that_samples_gives_no_rewards_and_the_runs_rewards_by_id() -> N
             assert answer.status_code == status, (body, answer.text)
         assert await word(client, f"{rollout['id']}/finish", {"outcome": "completed", "reward": 0.75}) == (200, "")
 
-    (finished,), _, _ = played(work, rewards_within_s=5.0)
+    (finished,), _, _ = play_with_worker(work, rewards_within_s=5.0)
     assert finished.score is not None and (finished.score.reward, finished.score.per_turn) == (0.75, (0.5,))
 
 
@@ -188,7 +188,7 @@ def test_a_recipe_may_let_the_key_that_samples_give_rewards() -> None:
         await asyncio.to_thread(send, url, rollout["key"], 0.5)
         assert await word(client, f"{rollout['id']}/finish", {"outcome": "completed"}) == (200, "")
 
-    (finished,), _, _ = played(work, rewards_within_s=5.0, rewards_under="any_key")
+    (finished,), _, _ = play_with_worker(work, rewards_within_s=5.0, rewards_under="any_key")
     assert finished.score is not None and finished.score.reward == 0.5
 
 
@@ -256,5 +256,5 @@ def test_claims_that_wait_when_a_run_breaks_are_told_to_come_again() -> None:
         return [(answer.status_code, answer.json()["error"]["message"]) for answer in answers]
 
     over, stopped = asyncio.run(main())
-    assert over[0] == 410 and "a run that is going on, got one that is over" in over[1]
+    assert over[0] == 410 and "a run that is going on" in over[1]
     assert stopped == (503, "the run has stopped; claim again when it goes on")
