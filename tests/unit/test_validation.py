@@ -12,7 +12,7 @@ import pytest
 
 from sparring.recipe.load import load
 from sparring.recipe.run_config import RunConfig
-from sparring.validation import InvalidValue, convert
+from sparring.validation import InvalidValue, convert, dotted
 
 ROOT = Path(__file__).resolve().parents[2]
 WRONG: tuple[Any, ...] = (None, True, 3, 2.5, "x", [], [1], {}, {"name": "none"}, {"odd": 1})
@@ -64,32 +64,49 @@ class Everything(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         {"shape": {"name": "square", "side": 2}, "kinds": ["a", 1], "by_name": {"k": {"x": 1, "y": 2}}, "rest": [None]},
     ],
 )
-def test_what_fits_becomes_what_msgspec_makes_of_it(data: dict[str, Any]) -> None:
+def test_valid_data_converts_as_with_msgspec(data: dict[str, Any]) -> None:
     assert convert(data, Everything) == msgspec.convert(data, Everything, strict=True)
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "where", "noun"),
     [
-        ({"shape": {"side": 2}}, 'shape.name: expected one of "square", "disc", got nothing'),
-        ({"shape": {"name": "line"}}, 'shape.name: expected one of "square", "disc", got "line"'),
-        ({"shape": {"name": "square"}}, "shape.side: expected a number, got nothing"),
-        ({"shape": {"name": "disc", "radius": 0}}, 'shape: expected radius must be above 0, got {"name": "disc", "radius": 0}'),
-        ({"place": {"at": {"x": "1"}, "note": "n"}}, 'place.at.x: expected an integer, got "1"'),
-        ({"place": {"at": {"x": 1}}}, "place.note: expected a string, got nothing"),
-        ({"pair": [1]}, "pair: expected a list, got [1]"),
+        ({"shape": {"side": 2}}, "shape.name", 'one of "square", "disc"'),
+        ({"shape": {"name": "line"}}, "shape.name", 'one of "square", "disc"'),
+        ({"shape": {"name": "square"}}, "shape.side", "a number"),
+        ({"shape": {"name": "disc", "radius": 0}}, "shape", "radius must be above 0"),
+        ({"place": {"at": {"x": "1"}, "note": "n"}}, "place.at.x", "an integer"),
+        ({"place": {"at": {"x": 1}}}, "place.note", "a string"),
+        ({"pair": [1]}, "pair", "a list"),
+        ({"names": ["a", 2]}, "names.1", "a string"),
+        ({"kinds": [True]}, "kinds.0", 'one of 1, "a"'),
+        ({"by_name": {"k": {"x": 1, "z": 2}}}, "by_name.k.z", "one of x, y"),
+        ({"changed": {"rat": 1}}, "changed.rat", "one of rate"),
+        ({"changed": {"rate": "x"}}, "changed.rate", "a number"),
+        ({"by_name": {"k": {"x": 1 << 63}}}, "by_name.k.x", "a finite number"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_at_its_place(data: dict[str, Any], where: str, noun: str) -> None:
+    with pytest.raises(InvalidValue) as refusal:
+        convert(data, Everything)
+    assert dotted(refusal.value.keys) == where and refusal.value.expected.startswith(noun)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
         ({"names": ["a", 2]}, "names.1: expected a string, got 2"),
         ({"kinds": [True]}, 'kinds.0: expected one of 1, "a", got true'),
-        ({"by_name": {"k": {"x": 1, "z": 2}}}, "by_name.k.z: expected one of x, y, got an unknown key"),
+        ({"shape": {"side": 2}}, 'shape.name: expected one of "square", "disc", got nothing'),
         ({"changed": {"rat": 1}}, "changed.rat: expected one of rate, got an unknown key"),
-        ({"changed": {"rate": "x"}}, 'changed.rate: expected a number, got "x"'),
-        ({"by_name": {"k": {"x": 1 << 63}}}, "by_name.k.x: expected a finite number of at most 64 bits, got 9223372036854775808"),
     ],
-)  # fmt: skip
-def test_what_does_not_fit_is_named_with_its_place(data: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidValue) as wrong:
+    ids=["value", "literal", "missing", "key"],
+)
+def test_the_text_of_a_refusal_names_place_expected_and_actual_value(data: dict[str, Any], text: str) -> None:
+    """The whole sentence: users read it as it is."""
+    with pytest.raises(InvalidValue) as refusal:
         convert(data, Everything)
-    assert str(wrong.value) == said
+    assert str(refusal.value) == text
 
 
 def places(data: Any, keys: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -98,7 +115,7 @@ def places(data: Any, keys: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [place for key, value in items for place in [(*keys, key), *places(value, (*keys, key))]]
 
 
-def spoilt(data: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+def spoil(data: dict[str, Any], chance: random.Random) -> dict[str, Any]:
     """Return a copy in which one value is another, or gone."""
     copied = copy.deepcopy(data)
     *path, last = chance.choice(places(copied))
@@ -129,7 +146,7 @@ def test_a_spoilt_recipe_is_refused_exactly_where_msgspec_refuses_it(recipe: str
     (whole["rl"]["critic"] or {}).pop("train", None)
     chance, refused = random.Random(recipe), 0
     for _ in range(1500):
-        data = spoilt(whole, chance)
+        data = spoil(whole, chance)
         expected = is_accepted(lambda d: msgspec.convert(d, RunConfig, strict=True), data)
         assert is_accepted(lambda d: convert(d, RunConfig), data) is expected, data
         refused += not expected

@@ -95,8 +95,7 @@ def test_a_preset_is_understood_and_sets_something(name):
         ({"gate": "vespo"}, 'ratio must be "product" with the gate "vespo"'),
         (
             {"gate": "clip", "ratio": "product"},
-            'ratio must be "token" or "sequence" or "turn" with the gate "clip", got "product"; gates that take "product": '
-            "vespo, topr",
+            'ratio must be "token" or "sequence" or "turn" with the gate "clip", .*: vespo, topr',
         ),
         ({"top_entropy": 0.0}, "top_entropy must lie above 0"),
         ({"correction": "tis", "anchor": "behaviour"}, 'anchor must be "proximal" with a correction'),
@@ -128,7 +127,7 @@ def test_a_preset_is_understood_and_sets_something(name):
         ),
         (
             {"correction": {"weight": "token", "bound": "none", "low": 0.5}},
-            'low must be 0 unless bound = "mask", got 0.5 with bound = "none"',
+            'low must be 0 unless bound = "mask"',
         ),
         ({"correction": {"bound": "none"}}, "bound must be left out unless weight is set"),
         ({"gate": {"name": "clip_cov", "clip_low": 1.5}}, "clip_low must lie above 0"),

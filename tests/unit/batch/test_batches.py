@@ -28,7 +28,7 @@ def given_tokens(index, parent, tokens):
     return Segment(index=index, parent=parent, source="tool", tokens=tokens)
 
 
-def sampled(index, parent, tokens, *, model="policy", version=0, **how):
+def policy_segment(index, parent, tokens, *, model="policy", version=0, **how):
     return Segment(
         index=index,
         parent=parent,
@@ -50,7 +50,7 @@ def make_rollout(id, index, segments, outcome=DONE, purpose="train"):
 def make_group(name, rewards, *, index=0, length=2, failed=0):
     """Rollouts of a prompt of two tokens and `length` sampled ones; `failed` more that an infrastructure failure
     took."""
-    segments = [given_tokens(0, None, (1, 2)), sampled(1, 0, tuple(range(3, 3 + length)))]
+    segments = [given_tokens(0, None, (1, 2)), policy_segment(1, 0, tuple(range(3, 3 + length)))]
     rollouts = tuple(make_rollout(f"{name}-{i}", i, segments) for i in range(len(rewards)))
     lost = tuple(make_rollout(f"{name}-lost{i}", i, segments, BROKEN) for i in range(failed))
     scores = tuple(Score(reward=reward) for reward in rewards)
@@ -93,21 +93,23 @@ def collect(groups, **options):
     return asyncio.run(run())
 
 
-def forked():
+def forked_trajectory():
     """A tree: prompt, a first turn shared by two branches, then an edit that makes another second turn."""
     return [
         given_tokens(0, None, (1, 2)),
-        sampled(1, 0, (3, 4)),
+        policy_segment(1, 0, (3, 4)),
         given_tokens(2, 1, (5,)),
-        sampled(3, 2, (6, 7)),
+        policy_segment(3, 2, (6, 7)),
         given_tokens(4, 1, (8,)),
-        sampled(5, 4, (9,)),
+        policy_segment(5, 4, (9,)),
         given_tokens(6, 1, (10,)),
     ]
 
 
 def test_a_forked_tree_trains_each_sampled_token_once():
-    group = Group(id="g", index=0, task=TASK, rollouts=(make_rollout("r", 0, forked()),), scores=(Score(reward=1.0),))
+    group = Group(
+        id="g", index=0, task=TASK, rollouts=(make_rollout("r", 0, forked_trajectory()),), scores=(Score(reward=1.0),)
+    )
     first, second = flatten(group, "policy")
     assert (first.id, second.id) == ("r#0", "r#1"), "the branch that ends in a tool's words alone is left out"
     assert first.tokens == (1, 2, 3, 4, 5, 6, 7)
@@ -120,7 +122,11 @@ def test_a_forked_tree_trains_each_sampled_token_once():
 
 
 def test_tokens_of_another_model_are_context():
-    segments = [given_tokens(0, None, (1,)), sampled(1, 0, (2,), model="judge"), sampled(2, 1, (3,), temperature=0.7)]
+    segments = [
+        given_tokens(0, None, (1,)),
+        policy_segment(1, 0, (2,), model="judge"),
+        policy_segment(2, 1, (3,), temperature=0.7),
+    ]
     group = Group(id="g", index=0, task=TASK, rollouts=(make_rollout("r", 0, segments),), scores=(Score(reward=1.0),))
     [row] = flatten(group, "policy")
     assert (row.weights["policy"], row.temperature) == ((0, 0, 1), 0.7)
@@ -131,8 +137,8 @@ def test_tokens_of_another_model_are_context():
 
 def test_a_logit_bias_follows_its_token():
     turns = [
-        sampled(1, 0, (2, 3, 4), stop=(8, 9), min_tokens=2, logit_bias=((5, 1.5),)),
-        sampled(2, 1, (6,), stop=(8,)),
+        policy_segment(1, 0, (2, 3, 4), stop=(8, 9), min_tokens=2, logit_bias=((5, 1.5),)),
+        policy_segment(2, 1, (6,), stop=(8,)),
     ]
     group = Group(
         id="g",
@@ -145,17 +151,21 @@ def test_a_logit_bias_follows_its_token():
     early, late = ((8, -math.inf), (9, -math.inf), (5, 1.5)), ((5, 1.5),)
     assert row.bias == ((), early, early, late, ())
     plain = replace(
-        group, rollouts=(make_rollout("r", 0, [given_tokens(0, None, (1,)), sampled(1, 0, (2,), stop=(8,))]),)
+        group, rollouts=(make_rollout("r", 0, [given_tokens(0, None, (1,)), policy_segment(1, 0, (2,), stop=(8,))]),)
     )
     assert flatten(plain, "policy")[0].bias is None
 
 
 def test_untrainable_rollouts_are_refused():
-    mixed = [given_tokens(0, None, (1,)), sampled(1, 0, (2,), temperature=1.0), sampled(2, 1, (3,), temperature=0.5)]
+    mixed = [
+        given_tokens(0, None, (1,)),
+        policy_segment(1, 0, (2,), temperature=1.0),
+        policy_segment(2, 1, (3,), temperature=0.5),
+    ]
     cases = {
         "one temperature": make_rollout("r", 0, mixed),
-        "first token": make_rollout("r", 0, [sampled(0, None, (1, 2))]),
-        "not for training": make_rollout("r", 0, forked(), purpose="eval"),
+        "first token": make_rollout("r", 0, [policy_segment(0, None, (1, 2))]),
+        "not for training": make_rollout("r", 0, forked_trajectory(), purpose="eval"),
     }
     for message, rollout in cases.items():
         with pytest.raises(ValueError, match=message):
@@ -198,9 +208,9 @@ def test_a_flat_group_counts_in_the_denominator_and_is_not_computed(preset):
     ]
     algo = msgspec.convert(named({"preset": preset}), AlgoConfig)
     trajectories = {"grpo": 12, "dr_grpo": 12, "gspo": 12, "rloo": 12, "maxrl": 12, "gmpo": 12, "vespo": 12}.get(preset)
-    assert _updated(groups, algo) == (["mixed-0#0", "mixed-1#0", "mixed-2#0", "mixed-3#0"], trajectories or 24)
+    assert _update_batch(groups, algo) == (["mixed-0#0", "mixed-1#0", "mixed-2#0", "mixed-3#0"], trajectories or 24)
     filtered = msgspec.structs.replace(algo, zero_variance_filter=True)
-    assert _updated(groups, filtered)[1] == (trajectories or 24) / 3, "the steps of DAPO are larger"
+    assert _update_batch(groups, filtered)[1] == (trajectories or 24) / 3, "the steps of DAPO are larger"
 
 
 @pytest.mark.parametrize(
@@ -209,10 +219,10 @@ def test_a_flat_group_counts_in_the_denominator_and_is_not_computed(preset):
 def test_a_flat_group_with_another_gradient_is_computed(more):
     groups = [make_group("flat", [1.0, 1.0]), make_group("mixed", [1.0, 0.0])]
     algo = msgspec.convert(named({"preset": "grpo", **more}), AlgoConfig)
-    assert _updated(groups, algo)[0] == ["flat-0#0", "flat-1#0", "mixed-0#0", "mixed-1#0"]
+    assert _update_batch(groups, algo)[0] == ["flat-0#0", "flat-1#0", "mixed-0#0", "mixed-1#0"]
 
 
-def _updated(groups, algo):
+def _update_batch(groups, algo):
     """Which rows of an update are computed, and what the policy term is divided by."""
     samples = [row for group in groups for row in flatten(group, "policy")]
     plan = Plan(idle_rows=algo.needs_idle_rows)
@@ -285,7 +295,7 @@ class Forgetful(Reference):
 
 
 def test_a_batch_with_only_some_rows_annotated_is_refused():
-    said = "row a-1#0: expected the annotations of row a-0#0 of the same batch, none, got reference; "
+    said = "row a-1#0: expected the annotations of row a-0#0"
     with pytest.raises(SparringError, match=said):
         collect([make_group("a", [1.0, 0.0])], steps=[1], annotators=[Forgetful()])
 
@@ -312,7 +322,7 @@ def test_every_pass_of_an_update_trains_each_token_once():
 
 
 def test_branches_of_one_trajectory_stay_in_one_minibatch():
-    rollouts = tuple(make_rollout(f"r{n}", 0, forked()) for n in range(4))
+    rollouts = tuple(make_rollout(f"r{n}", 0, forked_trajectory()) for n in range(4))
     group = Group(id="g", index=0, task=TASK, rollouts=rollouts, scores=tuple(Score(reward=n * n) for n in range(4)))
     credit = load_credit(AlgoConfig(), seed=0)
     found = [
@@ -329,7 +339,7 @@ def test_a_branch_without_advantage_is_computed_if_it_enters_anothers_ratio():
                 replace(row, advantages=(float(row.branch == 0 == row.id.find("a")),) * len(row.tokens)) for row in rows
             ]
 
-    rollouts = tuple(make_rollout(name, 0, forked()) for name in ("a", "b"))
+    rollouts = tuple(make_rollout(name, 0, forked_trajectory()) for name in ("a", "b"))
     group = Group(id="g", index=0, task=TASK, rollouts=rollouts, scores=(Score(reward=1.0), Score(reward=0.0)))
     for plan, expected in ((Plan(), ["a#0"]), (Plan(whole_trajectories=True), ["a#0", "a#1"])):
         [(batch, _)] = collect([group], steps=[1], groups_per_step=1, credit=FirstBranch(), plan=plan)
@@ -391,7 +401,7 @@ def test_a_critic_trains_on_the_same_rollouts_before_the_policy():
 
 def test_a_critic_without_targets_is_an_error():
     groups = [make_group("a", [0.0, 1.0])]
-    with pytest.raises(SparringError, match="expected the annotation 'value' for the critic, got none"):
+    with pytest.raises(SparringError, match="expected the annotation 'value' for the critic"):
         plan = Plan(learners={"critic": value_rows})
         assemble(groups, flatten(groups[0], "policy"), credit=Centred(), model="policy", step=1, plan=plan)
 

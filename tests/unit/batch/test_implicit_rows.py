@@ -13,7 +13,7 @@ from sparring.testing.groups import nouns, simple_group
 TOKENS = {"implicit": [-1.0, -2.0, -1.5], "reference": [-1.5, -1.0, -0.5]}
 
 
-def credited(rewards, **fields):
+def credited_group(rewards, **fields):
     """Two replies each, of two tokens and one; in the second member the second goes on from the prompt, a branch of its
     own."""
     given = {"tokens": [TOKENS] * len(rewards), "follows": [[-1, 0], [-1, -1], [-1, 0]][: len(rewards)], **fields}
@@ -22,7 +22,7 @@ def credited(rewards, **fields):
 
 
 def test_a_reply_of_a_right_rollout_is_wanted_and_weighs_one():
-    _, _, rows = credited([0.75, 0.25, 0.5])
+    _, _, rows = credited_group([0.75, 0.25, 0.5])
     taught = implicit_rows(rows)
     assert [row.label for row in taught] == [1.0, -1.0, -1.0, -1.0]
     assert len({row.group for row in taught}) == 3 and taught[1].group == taught[2].group
@@ -34,7 +34,7 @@ def test_a_reply_of_a_right_rollout_is_wanted_and_weighs_one():
 
 
 def test_the_scorers_success_overrides_the_reward():
-    groups, samples, _ = credited([0.75, 0.25])
+    groups, samples, _ = credited_group([0.75, 0.25])
     scores = tuple(
         replace(score, success=success) for score, success in zip(groups[0].scores, (False, True), strict=True)
     )
@@ -45,7 +45,7 @@ def test_the_scorers_success_overrides_the_reward():
 
 
 def test_the_reference_is_renormalised_over_the_kept_sets():
-    _, _, rows = credited([1.0, 0.0])
+    _, _, rows = credited_group([1.0, 0.0])
     kept = KeptSets(rows=(b"\x01\0\0\0",) * len(rows[0].tokens))
     first, *_ = implicit_rows(
         [replace(rows[0], temperature=0.5, kept=kept, bias=((),) * len(rows[0].tokens)), *rows[1:]]
@@ -54,8 +54,8 @@ def test_the_reference_is_renormalised_over_the_kept_sets():
 
 
 def test_rows_of_another_credit_are_an_error():
-    _, samples, rows = credited([1.0, 0.0])
-    with pytest.raises(SparringError, match="expected the annotation 'right' for the implicit reward model, got none"):
+    _, samples, rows = credited_group([1.0, 0.0])
+    with pytest.raises(SparringError, match="expected the annotation 'right'"):
         implicit_rows(samples[0])
     silent = replace(rows[0], weights={"policy": (0.0,) * len(rows[0].tokens)})
     assert implicit_rows([silent]) == []

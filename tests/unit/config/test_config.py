@@ -35,7 +35,7 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def _refused(recipe: Path, *overrides: str, text: str | None = None) -> str:
+def _refusal_of(recipe: Path, *overrides: str, text: str | None = None) -> str:
     if text is not None:
         recipe.write_text(text)
     with pytest.raises(BadInput) as refusal:
@@ -75,8 +75,8 @@ def test_an_override_sets_one_key(recipe: Path, override: str, path: tuple, valu
 def test_tools_cannot_be_let_write_control_tokens(recipe: Path) -> None:
     assert load(recipe, ['render.control_tokens=["system", "user"]']).render.control_tokens == ("system", "user")
     for role in ("tool", "assistant"):
-        said = _refused(recipe, f'render.control_tokens=["user", "{role}"]')
-        assert f'render.control_tokens.1: expected one of "system", "user", got "{role}"' in said
+        said = _refusal_of(recipe, f'render.control_tokens=["user", "{role}"]')
+        assert 'render.control_tokens.1: expected one of "system", "user"' in said
 
 
 def test_the_last_override_wins_and_the_file_stays(recipe: Path) -> None:
@@ -85,8 +85,8 @@ def test_the_last_override_wins_and_the_file_stays(recipe: Path) -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    message = _refused(tmp_path / "none.toml")
-    assert message.endswith("none.toml: expected a recipe file, got No such file or directory; check the path")
+    message = _refusal_of(tmp_path / "none.toml")
+    assert "none.toml: expected a recipe file, got No such file" in message
 
 
 def test_a_byte_order_mark_is_no_statement(recipe: Path) -> None:
@@ -96,26 +96,26 @@ def test_a_byte_order_mark_is_no_statement(recipe: Path) -> None:
 
 
 def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
-    assert "expected a recipe" in _refused(tmp_path)
+    assert "expected a recipe" in _refusal_of(tmp_path)
 
 
 def test_text_that_is_not_toml(recipe: Path) -> None:
-    assert "expected TOML" in _refused(recipe, text="[run\n")
-    assert "line 1" in _refused(recipe, text="[run\n")
+    assert "expected TOML" in _refusal_of(recipe, text="[run\n")
+    assert "line 1" in _refusal_of(recipe, text="[run\n")
 
 
 def test_an_unknown_key_names_its_place_and_the_likely_one(recipe: Path) -> None:
-    message = _refused(recipe, text=RECIPE + "\n[rollout]\ngroup_sizee = 4\n")
+    message = _refusal_of(recipe, text=RECIPE + "\n[rollout]\ngroup_sizee = 4\n")
     assert message.startswith(f"{recipe}: rollout.group_sizee: expected one of ")
-    assert message.endswith(", got an unknown key; do you mean rollout.group_size?")
+    assert message.endswith("do you mean rollout.group_size?")
 
 
 def test_a_key_of_another_section_is_pointed_there(recipe: Path) -> None:
-    assert _refused(recipe, "rl.group_size=4").endswith("do you mean rollout.group_size?")
+    assert _refusal_of(recipe, "rl.group_size=4").endswith("do you mean rollout.group_size?")
 
 
 def test_a_key_like_no_other_is_to_be_removed(recipe: Path) -> None:
-    assert _refused(recipe, "rl.zzzz=4").endswith("got an unknown key; remove it")
+    assert _refusal_of(recipe, "rl.zzzz=4").endswith("remove it")
 
 
 def test_a_run_that_recorded_keys_which_are_gone_is_read(recipe: Path) -> None:
@@ -131,8 +131,8 @@ def test_a_run_that_recorded_keys_which_are_gone_is_read(recipe: Path) -> None:
         ("rl.steps=ten", "rl.steps: expected an integer"),
         ("rl.steps=1.5", "rl.steps: expected an integer"),
         ("train.learning_rate=true", "train.learning_rate: expected a number"),
-        ("run.cluster=moon", "got an unknown key; leave it out: every run"),
-        ("engine.speculation=ngram", "got an unknown key; leave it out: the engine"),
+        ("run.cluster=moon", "leave it out: every run"),
+        ("engine.speculation=ngram", "leave it out: the engine"),
         ("run.name.0=x", "expected a table"),
         ('run.stages=["init", "zft"]', 'run.stages.1: expected one of "collect", "distill", "eval", '),
         ("run=3", "run: expected a table"),
@@ -153,38 +153,38 @@ def test_a_run_that_recorded_keys_which_are_gone_is_read(recipe: Path) -> None:
             "run.seed: expected a finite number",
         ),
         ("models.policy.init.rope_theta=nan", "models.policy.init.rope_theta: expected a finite number"),
-        ("models.policy.init.rope_theta=0", "rope_theta and initializer_range must be above 0, got 0.0 and "),
-        ("models.policy.init.max_positions=1000000000", "max_positions must be 2 to 16777216, got 1000000000"),
-        ("run.threads=5000", "threads must be 0 (all) to 1024, got 5000"),
+        ("models.policy.init.rope_theta=0", "rope_theta and initializer_range must be above 0"),
+        ("models.policy.init.max_positions=1000000000", "max_positions must be 2"),
+        ("run.threads=5000", "threads must be 0"),
         ("env.box.timeout_s=1e9", "timeout_s can be at most a million"),
         ("env.box.processes=9223372036854775807", "processes 4194304: no machine limits more"),
         ("rl.steps=0", "rl: expected steps"),
     ],
 )
-def test_what_an_override_gets_wrong_is_blamed_on_it(recipe: Path, override: str, said: str) -> None:
-    message = _refused(recipe, "rl.groups_per_step=2", override)
+def test_an_invalid_override_is_the_place_of_its_refusal(recipe: Path, override: str, said: str) -> None:
+    message = _refusal_of(recipe, "rl.groups_per_step=2", override)
     assert message.startswith(f"--set {override}: ")
     assert said in message
 
 
-def test_what_the_file_gets_wrong_is_blamed_on_the_file(recipe: Path) -> None:
-    message = _refused(recipe, "rl.steps=3", text=RECIPE + "[eval]\ntasks = true\n")
+def test_the_file_is_the_place_of_its_invalid_values(recipe: Path) -> None:
+    message = _refusal_of(recipe, "rl.steps=3", text=RECIPE + "[eval]\ntasks = true\n")
     assert message.startswith(f"{recipe}: eval.tasks: expected an integer")
 
 
 def test_a_wrong_table_of_many_is_found_by_name(recipe: Path) -> None:
     text = RECIPE + '[models.teacher]\npath = "x"\nnumerics = "rough"\n'
-    assert f"{recipe}: models.teacher.numerics: expected one of " in _refused(recipe, text=text)
+    assert f"{recipe}: models.teacher.numerics: expected one of " in _refusal_of(recipe, text=text)
 
 
 def test_a_missing_section_and_a_missing_key(recipe: Path) -> None:
-    assert "run: expected a table" in _refused(recipe, text="[env]\nname='x'\n")
-    message = _refused(recipe, text=RECIPE.replace('name = "first"', ""))
-    assert message == f"{recipe}: run.name: expected a string, got nothing; add name to [run]"
+    assert "run: expected a table" in _refusal_of(recipe, text="[env]\nname='x'\n")
+    message = _refusal_of(recipe, text=RECIPE.replace('name = "first"', ""))
+    assert message.startswith(f"{recipe}: run.name: expected a string, got nothing")
 
 
 def test_a_run_needs_a_policy(recipe: Path) -> None:
-    message = _refused(recipe, text=RECIPE.replace("models.policy", "models.other"))
+    message = _refusal_of(recipe, text=RECIPE.replace("models.policy", "models.other"))
     assert message.startswith(f"{recipe}: expected models")
 
 
@@ -203,7 +203,7 @@ def test_dump_loads_to_the_same_config_and_so_does_its_dump(recipe: Path, tmp_pa
     rate=st.floats(min_value=1e-300, max_value=1e300),
     args=st.dictionaries(st.text(), st.one_of(st.integers(), st.text(), st.booleans(), st.floats(allow_nan=False))),
 )
-def test_whatever_a_value_is_it_survives_the_dump(text: str, rate: float, args: dict) -> None:
+def test_any_value_survives_the_dump(text: str, rate: float, args: dict) -> None:
     data = {"run": {"name": text}, "models": {"policy": {"path": text}}, "env": {"name": "e", "args": args}}
     config = from_data({**data, "train": {"learning_rate": rate}}, "here")
     assert from_data(tomllib.loads(dump(config)), "there") == config

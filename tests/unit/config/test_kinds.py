@@ -9,21 +9,21 @@ from sparring.recipe.run_config import RunConfig, dump
 BASE = {"run": {"name": "x"}, "models": {"policy": {"path": "/x"}}, "env": {"name": "reasoning_gym"}}
 
 
-def made(**preference) -> RunConfig:
+def preference_config(**preference) -> RunConfig:
     return from_data({**BASE, "preference": preference}, "r")
 
 
-def test_a_kind_is_what_its_name_says_and_survives_a_dump():
+def test_a_named_loss_survives_a_dump():
     import tomllib
 
-    config = made(loss={"name": "ipo", "beta": 0.2})
+    config = preference_config(loss={"name": "ipo", "beta": 0.2})
     assert type(config.preference.loss).__name__ == "IpoConfig" and config.preference.loss.beta == 0.2
     assert from_data(tomllib.loads(dump(config)), "again") == config
 
 
 def test_a_name_alone_is_a_table_and_a_table_without_one_is_the_defaults():
-    assert made(loss="kto") == made(loss={"name": "kto"})
-    assert made(loss={"beta": 0.2}) == made(loss={"name": "dpo", "beta": 0.2})
+    assert preference_config(loss="kto") == preference_config(loss={"name": "kto"})
+    assert preference_config(loss={"beta": 0.2}) == preference_config(loss={"name": "dpo", "beta": 0.2})
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,11 @@ def test_a_name_alone_is_a_table_and_a_table_without_one_is_the_defaults():
     [
         (
             {"name": "zpo"},
-            'r: preference.loss.name: expected one of "dpo", "robust_dpo", "ipo", "kto", "simpo", "orpo", got "zpo"; write a value of that kind',
+            'r: preference.loss.name: expected one of "dpo", "robust_dpo", "ipo"',
         ),
         (
             "zpo",
-            'r: preference.loss.name: expected one of "dpo", "robust_dpo", "ipo", "kto", "simpo", "orpo", got "zpo"; write a value of that kind',
+            'r: preference.loss.name: expected one of "dpo", "robust_dpo", "ipo"',
         ),
         (
             {"name": "simpo", "gama": 1.0},
@@ -52,7 +52,7 @@ def test_a_name_alone_is_a_table_and_a_table_without_one_is_the_defaults():
     ],
     ids=["name", "alone", "typo", "type", "stranger"],
 )
-def test_what_is_wrong_is_said_of_its_kind(loss, message):
+def test_a_wrong_key_is_refused_at_its_place(loss, message):
     with pytest.raises(BadInput) as refused:
-        made(loss=loss)
+        preference_config(loss=loss)
     assert str(refused.value).startswith(message)

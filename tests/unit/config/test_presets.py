@@ -25,7 +25,7 @@ def test_ppo_has_one_lambda_and_vapo_two_that_know_the_length() -> None:
     assert ppo.aggregation == vapo.aggregation == "token_mean"
 
 
-def test_what_is_given_beside_a_preset_stays() -> None:
+def test_settings_beside_a_preset_stay() -> None:
     assert algo(preset="vapo", credit={"length_alpha": 0.1}).credit == Gae(lambda_value=1.0, length_alpha=0.1)
     assert algo(preset="ppo", gate="cispo").gate.__struct_config__.tag == "cispo"
 
@@ -49,7 +49,7 @@ def test_a_correction_by_name_replaces_that_of_a_preset_and_a_table_changes_it()
         ),
         (
             {"preset": "gpg", "credit": {"normalise": True}},
-            "a key of the credit 'gpg' of preset 'gpg': divide, epsilon, got 'normalise'",
+            "algo.credit.normalise: expected a key of the credit 'gpg'",
         ),
         (
             {"preset": "rloo", "gate": {"low": 0.1}},
@@ -65,9 +65,9 @@ def test_a_correction_by_name_replaces_that_of_a_preset_and_a_table_changes_it()
         ),
         (
             {"preset": "grpo", "max_tokens": 9},
-            'max_tokens must be 0 unless aggregation = "constant", got 9 with "sequence_mean"',
+            'max_tokens must be 0 unless aggregation = "constant"',
         ),
-        ({"preset": "gspoo", "gate": {"low": 0.1}}, "algo.preset: expected one of cispo, .* got 'gspoo'"),
+        ({"preset": "gspoo", "gate": {"low": 0.1}}, "algo.preset: expected one of cispo"),
     ],
 )
 def test_a_key_that_the_parts_of_a_preset_do_not_have_is_refused(given: dict[str, Any], said: str) -> None:
@@ -84,9 +84,9 @@ def test_a_key_of_another_rule_is_understood_where_that_rule_is_named() -> None:
     [
         (
             {"credit": {"name": "gdpo", "weights": {"a": 1.0}}, "kl_reward": {}},
-            "a credit that reads per-token rewards, got 'gdpo'",
+            "algo.kl_reward: expected a credit that reads per-token rewards",
         ),
-        ({"credit": "process", "kl_reward": {}}, "a credit that reads per-token rewards, got 'process'"),
+        ({"credit": "process", "kl_reward": {}}, "algo.kl_reward: expected a credit that reads per-token rewards"),
         ({"credit": "maxrl", "shaping": [{"name": "overlong"}]}, "rewards of at least 0 with 'maxrl'"),
         (
             {"shaping": [{"name": "overlong"}, {"name": "stop_properly"}]},
@@ -98,6 +98,6 @@ def test_a_key_of_another_rule_is_understood_where_that_rule_is_named() -> None:
         ),
     ],
 )
-def test_what_changes_rewards_changes_what_the_credit_reads(given: dict[str, Any], said: str) -> None:
+def test_shaping_that_the_credit_cannot_read_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         algo(**given).check(8, {"reference"})

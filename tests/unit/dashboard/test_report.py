@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from refusals import refused_at
 
 from sparring.dashboard.report import embedded_json, write_report
-from sparring.errors import BadInput
 from sparring.store.sqlite import SqliteStore
 
 
@@ -151,5 +151,5 @@ def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path, browse: Callable
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="expected a run's folder with store.sqlite, got none"):
+    with refused_at(str(tmp_path), "a run's folder"):
         write_report(tmp_path)

@@ -15,37 +15,40 @@ GOOD = GenerateRequest(id="good", tokens=(1, 2, 3, 4, 5), sampling=Sampling(max_
 CACHE = 192
 
 
-def changed(**sampling):
+def with_sampling(**sampling):
     return replace(GOOD, sampling=replace(GOOD.sampling, **sampling))
 
 
 BAD = {
-    "an empty prompt": (replace(GOOD, tokens=()), "at least one token, got none"),
-    "a prompt longer than the context": (replace(GOOD, tokens=(1,) * 256), "fewer than 256 tokens, got 256"),
+    "an empty prompt": (replace(GOOD, tokens=()), "at least one token"),
+    "a prompt longer than the context": (replace(GOOD, tokens=(1,) * 256), "fewer than 256 tokens"),
     "a token out of the vocabulary": (replace(GOOD, tokens=(1, VOCABULARY)), f"token ids below {VOCABULARY}"),
     "a negative token": (replace(GOOD, tokens=(-1, 2)), f"token ids below {VOCABULARY}"),
-    "a negative temperature": (changed(temperature=-0.5), "from 1e-06 to 1e+06, got -0.5"),
+    "a negative temperature": (with_sampling(temperature=-0.5), "a temperature of 0 or more"),
     "a temperature that is no number": (
-        changed(temperature=float("nan")),
-        "a temperature of 0 or more, if not 0 from 1e-06 to 1e+06, got nan",
+        with_sampling(temperature=float("nan")),
+        "a temperature of 0 or more",
     ),
-    "a temperature of endless heat": (changed(temperature=float("inf")), "from 1e-06 to 1e+06, got inf"),
-    "a temperature beyond float32": (changed(temperature=1e300), "from 1e-06 to 1e+06, got 1e+300"),
-    "a temperature below float32": (changed(temperature=1e-40), "from 1e-06 to 1e+06, got 1e-40"),
+    "a temperature of endless heat": (with_sampling(temperature=float("inf")), "a temperature of 0 or more"),
+    "a temperature beyond float32": (with_sampling(temperature=1e300), "a temperature of 0 or more"),
+    "a temperature below float32": (with_sampling(temperature=1e-40), "a temperature of 0 or more"),
     "a temperature beyond float32 for its prompt": (
-        replace(changed(temperature=1e300), prompt_logprobs=True),
-        "got 1e+300",
+        replace(with_sampling(temperature=1e300), prompt_logprobs=True),
+        "a temperature of 0 or more",
     ),
     "more than the cache holds": (
-        replace(changed(max_tokens=100), tokens=(7,) * 100),
-        f"within the cache of {CACHE} tokens, got 100",
+        replace(with_sampling(max_tokens=100), tokens=(7,) * 100),
+        f"within the cache of {CACHE} tokens",
     ),
-    "a stop string that nobody reads": (changed(stop_strings=("a",)), "bind the request"),
-    "a constraint that nobody reads": (changed(constraint=Constraint(kind="regex", source="a")), "bind the request"),
+    "a stop string that nobody reads": (with_sampling(stop_strings=("a",)), "bind the request"),
+    "a constraint that nobody reads": (
+        with_sampling(constraint=Constraint(kind="regex", source="a")),
+        "bind the request",
+    ),
 }
 
 
-async def beside(engine, bad):
+async def run_beside(engine, bad):
     """The answers of three requests, one of which is known to be under way when `bad` is called, and what came of
     that."""
     begun = asyncio.Event()
@@ -74,10 +77,10 @@ def test_a_request_that_can_never_be_served_fails_alone(serve, name, way):
                 return await engine.generate(request)
             return [piece async for piece in engine.stream(request)]
 
-        return await beside(engine, asked)
+        return await run_beside(engine, asked)
 
     answers, error, failed_steps = serve(scenario, kv_tokens=CACHE)
-    alone, _, _ = serve(lambda engine: beside(engine, None), kv_tokens=CACHE)
+    alone, _, _ = serve(lambda engine: run_beside(engine, None), kv_tokens=CACHE)
     assert isinstance(error, EngineError) and str(error).startswith("request bad: expected ") and says in str(error)
     assert (answers, failed_steps) == (alone, 0.0)
 
@@ -95,11 +98,11 @@ BAD_SCORES = {
 @pytest.mark.parametrize("name", BAD_SCORES)
 def test_scores_that_can_never_be_computed_fail_alone(serve, name):
     async def scenario(engine):
-        return await beside(engine, lambda: engine.score(ScoreRequest(id="bad", **BAD_SCORES[name])))
+        return await run_beside(engine, lambda: engine.score(ScoreRequest(id="bad", **BAD_SCORES[name])))
 
     answers, error, _ = serve(scenario, kv_tokens=CACHE)
     assert isinstance(error, EngineError) and str(error).startswith("score bad: expected ")
-    assert answers == serve(lambda engine: beside(engine, None), kv_tokens=CACHE)[0]
+    assert answers == serve(lambda engine: run_beside(engine, None), kv_tokens=CACHE)[0]
 
 
 @pytest.mark.parametrize(
@@ -107,14 +110,14 @@ def test_scores_that_can_never_be_computed_fail_alone(serve, name):
     [("json_schema", '{"type": "nothing"}'), ("json_schema", "{"), ("regex", "("), ("lark", "start: x")],
 )
 def test_a_schema_that_does_not_compile_fails_alone(serve, kind, source):
-    request = changed(constraint=Constraint(kind=kind, source=source))
+    request = with_sampling(constraint=Constraint(kind=kind, source=source))
 
     async def scenario(engine):
         async def asked():
             return await engine.generate(toy_renderer().bind(request))
 
-        return await beside(engine, asked)
+        return await run_beside(engine, asked)
 
     answers, error, _ = serve(scenario, kv_tokens=CACHE)
     assert isinstance(error, BadInput) and f"{kind.replace('_', ' ')}: expected one that compiles" in str(error)
-    assert answers == serve(lambda engine: beside(engine, None), kv_tokens=CACHE)[0]
+    assert answers == serve(lambda engine: run_beside(engine, None), kv_tokens=CACHE)[0]

@@ -34,7 +34,7 @@ def request(number, *, conversation=None, priority=0, tokens=None, **sampling):
     )
 
 
-def everyone():
+def all_requests():
     drawn = {
         "temperature": (1.0, 0.6, 0.0),
         "top_k": (0, 5),
@@ -48,22 +48,22 @@ def content(completion):
     return completion.tokens, completion.logprobs, completion.finish_reason
 
 
-async def together(engine):
-    return [content(answer) for answer in await asyncio.gather(*map(engine.generate, everyone()))]
+async def generate_together(engine):
+    return [content(answer) for answer in await asyncio.gather(*map(engine.generate, all_requests()))]
 
 
 @pytest.fixture
 def reference(model_path, kernel_path):
     """Every request by a naive loop: the whole sequence through the training forward for each token."""
-    return computed(model_path, kernel_path)
+    return recomputed_logprobs(model_path, kernel_path)
 
 
 @cache
-def computed(model_path, kernel_path):
+def recomputed_logprobs(model_path, kernel_path):
     model = load(model_path)
     answers = []
     with torch.inference_mode():
-        for item in everyone():
+        for item in all_requests():
             tokens, logprobs, sampling = list(item.tokens), [], item.sampling
             while True:
                 hidden = model.hidden(torch.tensor(tokens), torch.arange(len(tokens)), Packed.of([len(tokens)]))
@@ -98,13 +98,13 @@ def computed(model_path, kernel_path):
     ids=str,
 )
 def test_tokens_and_logprobs_are_those_of_full_recomputation(serve, reference, settings):
-    assert serve(together, **settings) == reference
+    assert serve(generate_together, **settings) == reference
     assert {answer[2] for answer in reference} == {"stop", "length"}
 
 
-def test_preemption_happens_and_does_not_show(serve, reference):
+def test_preemption_changes_no_bit(serve, reference):
     async def scenario(engine):
-        return await together(engine), engine.metrics["preemptions"]
+        return await generate_together(engine), engine.metrics["preemptions"]
 
     answers, preemptions = serve(scenario, kv_tokens=192, max_running=8)
     assert answers == reference
@@ -113,14 +113,14 @@ def test_preemption_happens_and_does_not_show(serve, reference):
 
 def test_alone_one_by_one(serve, reference):
     async def scenario(engine):
-        return [content(await engine.generate(item)) for item in everyone()[:8]]
+        return [content(await engine.generate(item)) for item in all_requests()[:8]]
 
     assert serve(scenario) == reference[:8]
 
 
 def test_more_stops_than_a_call_of_several_steps_knows(serve, reference):
     async def scenario(engine):
-        many = [replace(item, sampling=replace(item.sampling, stop=(*range(-12, 0), 3))) for item in everyone()]
+        many = [replace(item, sampling=replace(item.sampling, stop=(*range(-12, 0), 3))) for item in all_requests()]
         return [content(answer) for answer in await asyncio.gather(*map(engine.generate, many))]
 
     assert serve(scenario) == reference
@@ -198,9 +198,9 @@ def test_cancelling_frees_the_request(serve):
         ({"max_tokens": 0}, "max_tokens of at least 1"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
-        ({"top_p": 0.0}, "top_p above 0 and at most 1, got 0.0"),
+        ({"top_p": 0.0}, "top_p above 0"),
         ({"top_p": 1.5}, "top_p"),
-        ({"min_p": -0.1}, "min_p from 0 to 1, got -0.1"),
+        ({"min_p": -0.1}, "min_p from 0"),
         ({"min_p": 1.1}, "min_p"),
         ({"top_k": -1}, "top_k"),
         ({"top_k": 1 << 70}, "top_k"),
@@ -395,7 +395,7 @@ def test_a_limit_that_leaves_nothing_fails_its_own_request(serve, answer):
     async def scenario(engine):
         bad = replace(request(1), allowed=lambda tokens: bytes([255] * 10) if len(tokens) < 2 else answer)
         answers = await asyncio.gather(engine.generate(bad), engine.generate(request(2)), return_exceptions=True)
-        with pytest.raises(EngineError, match="min_tokens 0 with a constraint, got 2"):
+        with pytest.raises(EngineError, match="min_tokens 0 with a constraint"):
             await engine.generate(replace(request(3, min_tokens=2), allowed=lambda tokens: bytes([255] * 10)))
         return answers, engine._worker.scheduler.busy, content(await engine.generate(request(2)))
 

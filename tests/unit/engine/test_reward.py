@@ -29,7 +29,7 @@ def scalar_path(model_path, tmp_path_factory):
     return save(model.state(), model_path, tmp_path_factory.mktemp("reward") / "scalar")
 
 
-def served(path, work, **settings):
+def on_reward_engine(path, work, **settings):
     async def main():
         model = RewardModel(load(path, head="scalar"), **settings)
         try:
@@ -59,18 +59,18 @@ def test_the_bits_are_the_trainers_in_any_company(scalar_path):
 
     expected = asyncio.run(trained())
     assert len(set(expected)) == len(expected)
-    assert served(scalar_path, lambda model: model.values(texts())) == expected
+    assert on_reward_engine(scalar_path, lambda model: model.values(texts())) == expected
 
     async def one_by_one(model):
         return [(await model.values([text]))[0] for text in texts()]
 
-    assert served(scalar_path, one_by_one, token_budget=7, threads=2) == expected
+    assert on_reward_engine(scalar_path, one_by_one, token_budget=7, threads=2) == expected
 
 
 def test_texts_that_cannot_be_scored_are_refused(scalar_path):
     for text in ([], [1] * 257):
-        with pytest.raises(EngineError, match=f"expected a text of 1 to 256 tokens, got {len(text)}"):
-            served(scalar_path, lambda model, text=text: model.values([[1], text]))
+        with pytest.raises(EngineError, match=f"a text of 1 to 256 tokens, got {len(text)}"):
+            on_reward_engine(scalar_path, lambda model, text=text: model.values([[1], text]))
 
 
 def test_a_group_is_scored_by_what_was_sampled(scalar_path):
@@ -91,6 +91,6 @@ def test_a_group_is_scored_by_what_was_sampled(scalar_path):
             task, rollouts, scores
         )
 
-    (first, second), found = served(scalar_path, scored)
+    (first, second), found = on_reward_engine(scalar_path, scored)
     assert found[0] == Score(reward=0.5 * first, parts={"reward_model": first})
     assert found[1] == Score(reward=1.0 + 0.5 * second, parts={"format": 1.0, "reward_model": second}, success=True)

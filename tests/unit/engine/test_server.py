@@ -12,6 +12,7 @@ from itertools import chain
 import httpx
 import pytest
 import torch
+from refusals import refused_at
 
 from sparring.engine.adapters.remote import RemoteEngine
 from sparring.engine.config import EngineConfig
@@ -263,7 +264,7 @@ def test_metrics_count_what_happened(http):
     assert len(kinds) == len({name for name, _ in kinds}) and ["sparring_running", "gauge"] in kinds
 
 
-def trained(path):
+def trained_weights(path):
     model = load(path)
     with torch.no_grad():
         for name, parameter in model.state().items():
@@ -273,7 +274,7 @@ def trained(path):
 
 
 def test_an_update_crosses_and_leaves_nothing_behind(server, model_path, serve):
-    state = trained(model_path)
+    state = trained_weights(model_path)
 
     async def local(engine):
         await engine.pull(publish("policy", 3, state))
@@ -290,7 +291,7 @@ def test_an_update_crosses_and_leaves_nothing_behind(server, model_path, serve):
 
 
 def test_a_bad_update_is_a_conflict_and_the_old_version_serves_on(server, http, model_path):
-    state = trained(model_path)
+    state = trained_weights(model_path)
     wrong_probe = ((1, 2, 3), (-1.0, -2.0))
 
     async def scenario(engine):
@@ -317,11 +318,11 @@ def test_a_bad_update_is_a_conflict_and_the_old_version_serves_on(server, http, 
 def test_a_run_that_begins_counts_its_versions_from_zero(server, model_path):
     async def whole(engine):
         original = await engine.generate(ask())
-        await engine.pull(publish("policy", 7, trained(model_path)))
+        await engine.pull(publish("policy", 7, trained_weights(model_path)))
         again = RemoteEngine(server.url)
         again.begin(load(model_path).state())
         begun, first = again.version, await again.generate(ask())
-        await again.pull(publish("policy", 1, trained(model_path)))
+        await again.pull(publish("policy", 1, trained_weights(model_path)))
         second = await again.generate(ask())
         with pytest.raises(EngineError, match="use one server per run"):
             await engine.generate(ask())
@@ -338,21 +339,16 @@ def test_a_server_that_does_not_fit_the_run_is_refused(server, model_path):
     path = ops.path_name()
 
     async def scenario(engine):
-        with pytest.raises(BadInput, match="a model in bfloat16, as in models.policy.dtype, got float32"):
+        with refused_at(f"engine at {server.url}", "a model in bfloat16"):
             engine.check("bfloat16", path, EngineConfig())
-        with pytest.raises(BadInput, match="numerics fast, as in models.policy.numerics, got exact-"):
+        with refused_at(f"engine at {server.url}", "numerics fast"):
             engine.check("float32", "fast", EngineConfig())
-        with pytest.raises(
-            BadInput,
-            match=f"expected kernel path exact-of-another, as in this process, got {path}; serve it on a processor",
-        ):
+        with refused_at(f"engine at {server.url}", "kernel path exact-of-another"):
             engine.check("float32", "exact-of-another", EngineConfig())
         engine.check("float32", path, EngineConfig())
 
     async def small(engine):
-        with pytest.raises(
-            BadInput, match=f"a context of {LONG + 8} tokens, as engine.kv_bytes allows, got 64; serve it with a larger"
-        ):
+        with pytest.raises(BadInput, match=f"a context of {LONG + 8} tokens"):
             engine.check("float32", path, EngineConfig())
         engine.check("float32", path, EngineConfig(kv_tokens=64))
 
@@ -365,14 +361,14 @@ def test_a_server_that_does_not_fit_the_run_is_refused(server, model_path):
 
 
 def test_no_server_and_another_server_are_refused(server):
-    with pytest.raises(BadInput, match="a running `sparring serve`, got ConnectError"):
+    with pytest.raises(BadInput, match="engine at http://127.0.0.1:1: expected a running `sparring serve`"):
         RemoteEngine("http://127.0.0.1:1")
     with pytest.raises(BadInput, match="another server, status 404"):
         RemoteEngine(f"{server.url}/elsewhere")
 
 
 @pytest.mark.parametrize("turn", range(4))
-def test_requests_that_arrive_while_a_server_stops_are_answered(server, turn):
+def test_connections_are_answered_or_closed_while_a_server_stops(server, turn):
     """A connection is refused, answered or closed: also one that is accepted in the moment in which the server
     closes."""
     host, port = httpx.URL(server.url).host, httpx.URL(server.url).port
@@ -392,6 +388,7 @@ def test_requests_that_arrive_while_a_server_stops_are_answered(server, turn):
     many.wait()
     server.stop()
     knocking.join()
+    assert len(opened) >= 50
     for one in opened:
         one.settimeout(GUARD_S)
         with one, suppress(ConnectionError):

@@ -31,7 +31,7 @@ def piece(tokens, *, spans=None, finish=None, tops=None):
     return {"choices": [{"logprobs": {"content": content}, "weight_versions": versions, "finish_reason": finish}]}
 
 
-def sampled(*pieces, recomputes=False, version=4, **sampling):
+def sampled_turn(*pieces, recomputes=False, version=4, **sampling):
     made = SampledTurn(request(**sampling), version, vocab_size=VOCABULARY, recomputes=recomputes)
     for one in pieces:
         made.take(one)
@@ -72,16 +72,14 @@ def test_a_constraint_is_refused_by_its_kind_with_what_to_do():
     call = Constraint(kind="tool_call", source="{}")
     bound = replace(request(constraint=call), allowed=lambda tokens: b"", grammar="start: /a/")
     said = problem_for_vllm(bound, VOCABULARY)
-    assert said.startswith(
-        "no constraint (`allowed`), got a tool_call; vLLM takes no token masks from its caller: leave"
-    )
+    assert said.startswith("no constraint (`allowed`), got a tool_call")
     assert 'set engine.kind to "native" or "remote"' in said
     assert "got a function" in problem_for_vllm(replace(request(), allowed=lambda tokens: b""), VOCABULARY)
 
 
 @pytest.mark.parametrize(("recomputes", "oldest"), [(False, ((3,), (4,))), (True, ((2, 1), (4, 5)))])
 def test_spans_become_versions_and_the_oldest_keys_are_those_of_the_sending(recomputes, oldest):
-    made = sampled(
+    made = sampled_turn(
         piece([10]), piece([11]), piece([12], spans=[(0, 2, "4"), (2, 3, "5")], finish="length"), recomputes=recomputes
     )
     answer = made.completion(None)
@@ -91,7 +89,7 @@ def test_spans_become_versions_and_the_oldest_keys_are_those_of_the_sending(reco
 
 
 def test_a_cut_turn_is_shorter_in_every_column():
-    made = sampled(
+    made = sampled_turn(
         piece([10, 11, 12], tops={10: -0.5, 11: -1.0, 12: -9999.0}, spans=[(0, 1, "4"), (1, 3, "5")]),
         top_k=3,
         top_logprobs=1,
@@ -104,12 +102,12 @@ def test_a_cut_turn_is_shorter_in_every_column():
 
 
 def test_no_kept_set_without_truncation():
-    answer = sampled(piece([3], tops={token: -4.0 for token in range(VOCABULARY)}), top_p=0.99).completion(None)
+    answer = sampled_turn(piece([3], tops={token: -4.0 for token in range(VOCABULARY)}), top_p=0.99).completion(None)
     assert answer.kept is None
 
 
 def test_an_abort_before_the_first_token_is_empty():
-    answer = sampled(piece([], finish="abort")).completion(None)
+    answer = sampled_turn(piece([], finish="abort")).completion(None)
     assert answer.finish_reason == "abort" and answer.tokens == () and answer.versions == answer.kv_versions == Runs()
 
 

@@ -73,13 +73,13 @@ def test_a_changed_neighbour_is_run_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [("import sys\nsys.exit(0)", "got SystemExit: 0; correct it; what ends the process belongs under"), ("exit('no')", "got SystemExit: no"),
-     ("import missing_thing", "got ModuleNotFoundError: No module named 'missing_thing'"), ("x = (", "SyntaxError"),
+    [("import sys\nsys.exit(0)", "what ends the process belongs under"), ("exit('no')", "got SystemExit: no"),
+     ("import missing_thing", "ModuleNotFoundError"), ("x = (", "SyntaxError"),
      ("import broken", "got ZeroDivisionError"), ("from . import helpers", "ImportError")],
 )  # fmt: skip
 def test_a_file_that_does_not_run_is_refused(tmp_path: Path, code: str, said: str) -> None:
     (tmp_path / "world.py").write_text(code)
     (tmp_path / "broken.py").write_text("1 / 0")
-    with pytest.raises(BadInput, match="env.name: expected a Python file .*world.py that runs, ") as refused:
+    with pytest.raises(BadInput, match="env.name: expected a Python file .*world.py that runs") as refused:
         named(f"{tmp_path}/world.py:World", "env.name")
     assert said in str(refused.value)

@@ -164,7 +164,7 @@ def test_a_task_is_a_question_and_four_plain_values() -> None:
     assert drain(factory({"name": "gcd"}).tasks("train", 8), 3)[2].messages != task.messages
 
 
-def scored(world: ReasoningGym, task: Task, text: str) -> tuple[float | None, bool | None]:
+def score_of(world: ReasoningGym, task: Task, text: str) -> tuple[float | None, bool | None]:
     async def run() -> tuple[float | None, bool | None]:
         env = world.make()
         await env.open(task, None)
@@ -185,12 +185,12 @@ def test_scores_are_binary_or_the_librarys_own() -> None:
     binary = factory({"name": "fraction_simplification"})
     task = drain(binary.tasks("train", 0), 1)[0]
     right = entry_of(task)["answer"]
-    assert scored(binary, task, right) == (1.0, True)
-    assert scored(binary, task, f"It is <answer> {right}</answer>, I think.") == (1.0, True)
-    assert scored(binary, task, "1/0") == (0.0, False)
+    assert score_of(binary, task, right) == (1.0, True)
+    assert score_of(binary, task, f"It is <answer> {right}</answer>, I think.") == (1.0, True)
+    assert score_of(binary, task, "1/0") == (0.0, False)
     partial = factory({"name": "fraction_simplification"}, binary=False)
-    assert scored(partial, task, "1/0") == (0.05, False)
-    assert scored(partial, task, "") == (0.0, False)
+    assert score_of(partial, task, "1/0") == (0.05, False)
+    assert score_of(partial, task, "") == (0.0, False)
 
 
 def test_without_the_tool_there_is_neither_tool_nor_box_nor_expert() -> None:
@@ -205,7 +205,7 @@ def test_without_the_tool_there_is_neither_tool_nor_box_nor_expert() -> None:
         ({"name": "gdc"}, r"env.args.datasets.0.name: expected one of ab"),
         (
             {"name": "gcd", "params": {"max": 3}},
-            r"datasets.0.params: expected parameters of gcd \(min_numbers, .*got 'max'",
+            "datasets.0.params: expected parameters of gcd",
         ),
         (
             {"name": "gcd", "params": {"min_value": -1}},
@@ -216,9 +216,9 @@ def test_without_the_tool_there_is_neither_tool_nor_box_nor_expert() -> None:
             {"name": "sudoku", "demonstrations": 3},
             "datasets.0.demonstrations: expected 0",
         ),
-        ({"name": "gcd", "coverage": "full"}, "env.args: .* got datasets.0.coverage: expected one of .*, got"),
+        ({"name": "gcd", "coverage": "full"}, "env.args: .* got datasets.0.coverage: expected one of"),
         ({"name": "gcd", "weight": 0}, "at least one dataset must have a weight above 0"),
-        ({"name": "gcd", "tool_share": 1.5}, "tool_share must be between 0 and 1, got 1.5"),
+        ({"name": "gcd", "tool_share": 1.5}, "tool_share must be between 0 and 1"),
     ],
 )
 def test_bad_settings_are_refused(dataset: dict[str, Any], said: str) -> None:
@@ -239,7 +239,7 @@ def test_a_dataset_that_follows_the_hash_seed_needs_a_fixed_one() -> None:
     )
     free = {k: v for k, v in os.environ.items() if k != "PYTHONHASHSEED"}
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=free)
-    assert "PYTHONHASHSEED in the environment, got none" in ran.stderr
+    assert "PYTHONHASHSEED in the environment" in ran.stderr
 
 
 def test_the_expert_uses_its_tool_as_often_as_the_dataset_says() -> None:

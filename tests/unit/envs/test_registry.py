@@ -79,9 +79,9 @@ def test_a_class_in_a_package_and_a_built_in() -> None:
 @pytest.mark.parametrize(
     ("name", "args", "said"),
     [
-        ("resoning_gym", {}, "env.name: expected one of instructions, reasoning_gym, or package.*got 'resoning_gym'"),
+        ("resoning_gym", {}, "env.name: expected one of instructions"),
         ("WORLD:Gess", {}, "env.name: expected a name"),
-        ("WORLD:NUMBER", {}, "env.name: expected a subclass of sparring.Env, .* got 3"),
+        ("WORLD:NUMBER", {}, "env.name: expected a subclass of sparring.Env"),
         ("nowhere.py:Guess", {}, "env.name: expected a Python file"),
         ("no_such_package.worlds:Guess", {}, "env.name: expected an installed module no_such_package.worlds"),
         (
@@ -90,10 +90,10 @@ def test_a_class_in_a_package_and_a_built_in() -> None:
             r"env.args: expected settings",
         ),
         ("WORLD:Guess", {"size": "3"}, "got size: expected an integer"),
-        ("WORLD:Guess", {"sides": [1, "b"]}, r'got sides.1: expected a.* integer.*, got "b"'),
+        ("WORLD:Guess", {"sides": [1, "b"]}, "got sides.1: expected a.* integer"),
     ],
 )
-def test_a_missing_world_is_refused(world: str, name: str, args: dict[str, Any], said: str) -> None:
+def test_an_unknown_world_or_setting_is_refused(world: str, name: str, args: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         load_env(EnvConfig(name=name.replace("WORLD", world), args=args))
 
@@ -183,13 +183,13 @@ def test_a_reward_function_over_a_file(tmp_path: Path) -> None:
     assert [t.name for t in factory.make().tools] == ["python"]
     task = factory.tasks("demonstration", 0).next()
     assert task is not None and task.box is not None
-    assert asyncio.run(scored(factory.make(), task, str(task.data["answer"]))) == 1.0, (
+    assert asyncio.run(reward_of(factory.make(), task, str(task.data["answer"]))) == 1.0, (
         "a number column meets a str hint"
     )
-    assert asyncio.run(scored(factory.make(), task, "no")) == 0.0
+    assert asyncio.run(reward_of(factory.make(), task, "no")) == 0.0
 
 
-async def scored(world: Any, task: Task, text: str) -> float | None:
+async def reward_of(world: Any, task: Task, text: str) -> float | None:
     await world.open(task, None)
     reply = Segment(index=0, parent=None, source="expert", tokens=(), message=Message(role="assistant", content=text))
     outcome = Outcome(kind="completed", reason="answered")

@@ -107,7 +107,7 @@ def starred(*x: int) -> None:
     ("function", "said"),
     [
         (no_hint, "a type hint on 'x'"),
-        (unserialisable, r"parameter x: expected str, .* got set\[int\]"),
+        (unserialisable, "parameter x: expected str"),
         (starred, r"\*x"),
     ],
 )
@@ -134,20 +134,17 @@ def test_arguments_are_converted_and_defaults_filled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "refusal"),
     [
-        ({}, "query: expected a string, got nothing"),
-        ({"query": 3}, "query: expected a string, got 3"),
-        ({"query": "a", "limit": "5"}, 'limit: expected an integer, got "5"'),
-        ({"query": "a", "order": "odd"}, 'order: expected one of "new", "old", got "odd"'),
-        (
-            {"query": "a", "depth": 1},
-            "depth: expected one of exact, filters, limit, order, query, tags, threshold, got an unknown key",
-        ),
-        ({"query": "a", "tags": ["x", None]}, "tags.1: expected a string, got null"),
+        ({}, "query: expected a string"),
+        ({"query": 3}, "query: expected a string"),
+        ({"query": "a", "limit": "5"}, "limit: expected an integer"),
+        ({"query": "a", "order": "odd"}, 'order: expected one of "new", "old"'),
+        ({"query": "a", "depth": 1}, "depth: expected one of exact, filters, limit"),
+        ({"query": "a", "tags": ["x", None]}, "tags.1: expected a string"),
     ],
 )
-def test_wrong_arguments_are_explained(arguments: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError) as caught:
+def test_wrong_arguments_are_refused_at_their_place(arguments: dict[str, object], refusal: str) -> None:
+    with pytest.raises(ValueError) as error:
         checked(arguments, arguments_type(search, "search"))
-    assert str(caught.value) == said
+    assert str(error.value).startswith(refusal)

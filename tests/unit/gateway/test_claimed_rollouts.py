@@ -28,7 +28,7 @@ KEYS = RunKeys(worker="wk-1", reward="rk-1")
 Work = Callable[[httpx.AsyncClient, str], Awaitable[None]]
 
 
-def played(
+def play_with_worker(
     work: Work, *replies: str, lease_s: float = 60.0, **settings: Any
 ) -> tuple[list[Finished], dict[str, float], Any]:
     """Play a rollout whose worker is a coroutine with a client of the run's server."""
@@ -81,7 +81,7 @@ def test_a_worker_plays_a_rollout_and_the_world_gets_its_answer() -> None:
             while True:  # the key dies with the rollout, which is being scored
                 await ask(rollout)
 
-    (finished,), _, engine = played(work, "A")
+    (finished,), _, engine = play_with_worker(work, "A")
     assert (finished.rollout.outcome.kind, finished.score is not None) == ("completed", True)
     assert len(engine.requests) == 1
 
@@ -99,7 +99,7 @@ def test_the_next_worker_resumes_the_rollout_of_a_failed_one() -> None:
         assert await ask(second) == "A", "recorded, not sampled again"
         assert await word(client, f"{second['id']}/finish", {"outcome": "completed"}) == (200, "")
 
-    (finished,), metrics, engine = played(work)
+    (finished,), metrics, engine = play_with_worker(work)
     assert finished.rollout.outcome.kind == "completed" and len(engine.requests) == 1
     (broken,) = finished.broken
     assert broken.outcome.failure is not None and "no disk" in broken.outcome.failure.message
@@ -117,7 +117,7 @@ def test_a_silent_worker_loses_its_rollout() -> None:
         await ask(second)
         assert await word(client, f"{second['id']}/finish", {"outcome": "completed", "answer": "7"}) == (200, "")
 
-    (finished,), metrics, _ = played(work)
+    (finished,), metrics, _ = play_with_worker(work)
     assert finished.rollout.outcome.kind == "completed" and metrics["rollout/workers_lost"] == 1
 
 
@@ -153,7 +153,7 @@ def test_invalid_requests_of_workers_are_refused_without_effect() -> None:
         assert await word(client, finish, {"outcome": "completed"}) == (200, "")
         assert await word(client, finish, {"outcome": "truncated"}) == (409, "conflict")
 
-    (finished,), _, _ = played(work)
+    (finished,), _, _ = play_with_worker(work)
     assert finished.rollout.outcome.kind == "completed" and not finished.broken
 
 
@@ -177,7 +177,7 @@ def test_the_sampling_key_gives_no_rewards_and_the_runs_key_gives_them_by_id() -
             assert answer.status_code == status, (body, answer.text)
         assert await word(client, f"{rollout['id']}/finish", {"outcome": "completed", "reward": 0.75}) == (200, "")
 
-    (finished,), _, _ = played(work, rewards_within_s=5.0)
+    (finished,), _, _ = play_with_worker(work, rewards_within_s=5.0)
     assert finished.score is not None and (finished.score.reward, finished.score.per_turn) == (0.75, (0.5,))
 
 
@@ -188,7 +188,7 @@ def test_a_recipe_may_allow_rewards_under_the_sampling_key() -> None:
         await asyncio.to_thread(send, url, rollout["key"], 0.5)
         assert await word(client, f"{rollout['id']}/finish", {"outcome": "completed"}) == (200, "")
 
-    (finished,), _, _ = played(work, rewards_within_s=5.0, rewards_under="any_key")
+    (finished,), _, _ = play_with_worker(work, rewards_within_s=5.0, rewards_under="any_key")
     assert finished.score is not None and finished.score.reward == 0.5
 
 
@@ -256,5 +256,5 @@ def test_waiting_claims_are_told_to_retry_when_a_run_stops() -> None:
         return [(answer.status_code, answer.json()["error"]["message"]) for answer in answers]
 
     over, stopped = asyncio.run(main())
-    assert over[0] == 410 and "a run that is going on, got one that is over" in over[1]
+    assert over[0] == 410 and "a run that is going on" in over[1]
     assert stopped == (503, "the run has stopped; claim again when it goes on")

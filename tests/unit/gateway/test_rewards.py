@@ -14,9 +14,10 @@ import httpx
 import msgspec
 import numpy
 import pytest
+from refusals import refused_at
 from sessions import RENDERER, opened, said, says
 
-from sparring.errors import BadInput, StoreError
+from sparring.errors import StoreError
 from sparring.gateway.rewards import reply_id
 from sparring.gateway.server import Door, open_door
 from sparring.harness.load import CallableHarness
@@ -87,7 +88,7 @@ async def give(client: httpx.AsyncClient, body: Any) -> tuple[int, str]:
     return answer.status_code, answer.json().get("error", {}).get("type", "")
 
 
-def scored(talk: Talk, **settings: Any) -> Finished:
+def run_to_score(talk: Talk, **settings: Any) -> Finished:
     """Run a rollout to its score."""
     return asyncio.run(Outside(talk, **settings).run())
 
@@ -97,7 +98,7 @@ def test_a_reward_for_the_rollout_replaces_the_worlds() -> None:
         await ask(client)
         assert await give(client, {"reward": 0.25, "parts": {"style": 0.5}}) == (200, "")
 
-    finished = scored(talk)
+    finished = run_to_score(talk)
     assert finished.score is not None
     assert (finished.score.reward, finished.score.per_turn) == (0.25, None)
     assert finished.score.parts["style"] == 0.5
@@ -109,7 +110,7 @@ def test_rewards_of_turns_are_summed_without_a_reward_for_the_rollout() -> None:
         assert await give(client, {"reward": 1, "of": first}) == (200, "")
         assert await give(client, {"reward": -0.5, "of": second, "final": True}) == (200, "")
 
-    score = scored(talk).score
+    score = run_to_score(talk).score
     assert score is not None and (score.reward, score.per_turn) == (0.5, (1.0, -0.5))
 
 
@@ -124,7 +125,7 @@ def test_a_reward_of_a_branch_counts_at_its_end() -> None:
         assert await give(client, {"reward": 2.0, "of": first["id"], "branch": True}) == (200, "")
         assert await give(client, {"reward": 3.0}) == (200, "")
 
-    score = scored(talk).score
+    score = run_to_score(talk).score
     assert score is not None and (score.reward, score.per_turn) == (3.0, (0.0, 0.0, 2.0))
 
 
@@ -170,7 +171,7 @@ def test_invalid_rewards_are_refused_without_effect(body: Any, status: int, kind
         assert await give(client, body) == (status, kind)
         assert await give(client, {"reward": 0.5}) == (200, "")
 
-    score = scored(talk).score
+    score = run_to_score(talk).score
     assert score is not None and (score.reward, score.parts.get("style")) == (0.5, None)
 
 
@@ -183,7 +184,7 @@ def test_a_reply_needs_a_number_and_a_wrong_key_gives_no_reward() -> None:
         assert refused.value.status == 401 and not refused.value.expired
         await give(client, {"reward": 0.5})
 
-    score = scored(talk).score
+    score = run_to_score(talk).score
     assert score is not None and score.reward == 0.5
 
 
@@ -193,7 +194,7 @@ def test_a_reward_of_none_leaves_the_rollout_unscored() -> None:
         await give(client, {"reward": 1.0, "of": id})
         await asyncio.to_thread(send, f"{door.url}/v1", door.reward_key, None)
 
-    score = scored(talk).score
+    score = run_to_score(talk).score
     assert score is not None and (score.reward, score.per_turn) == (None, None)
 
 
@@ -206,7 +207,7 @@ def test_a_repeated_reward_counts_once_and_the_latest_of_a_target_counts() -> No
         assert await give(client, first) == (200, ""), "sent again: it came before the other"
         assert await give(client, {**first, "reward": 0.6}) == (409, "conflict")
 
-    score = scored(talk).score
+    score = run_to_score(talk).score
     assert score is not None and score.reward == 0.75
 
 
@@ -260,7 +261,7 @@ def test_a_run_that_takes_no_rewards_refuses_them() -> None:
         await ask(client)
         assert await give(client, {"reward": 1.0}) == (403, "no_rewards")
 
-    score = scored(talk, within_s=None).score
+    score = run_to_score(talk, within_s=None).score
     assert score is not None and score.reward == 0.0
 
 
@@ -342,7 +343,7 @@ def test_a_world_of_several_roles_is_refused() -> None:
     config = RolloutConfig(rewards_within_s=1.0, retries=0)
     recorder = Recorder(says(), RENDERER, max_context=3000)
     runner = RolloutRunner(TwoWorld(), NoBoxes(), recorder, CallableHarness(agent, "agent"), config)
-    with pytest.raises(BadInput, match="an environment of one role, got 2"):
+    with refused_at("rollout.rewards_within_s", "an environment of one role"):
         asyncio.run(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=7))
 
 

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from refusals import refused_at
 
-from sparring.errors import BadInput
 from sparring.gateway.server import open_door
 from sparring.harness.load import load_harness
 from sparring.record.recorder import Recorder
@@ -47,6 +47,5 @@ def test_a_function_is_handed_a_ready_client_and_the_address(file: str) -> None:
 
 
 def test_a_parameter_that_is_no_client_is_refused(file: str) -> None:
-    expected = "parameters of the names door, openai_client, anthropic_client, google_client, got .*'database'"
-    with pytest.raises(BadInput, match=expected):
+    with refused_at("rollout.harness", "with the parameter 'database'"):
         load_harness(f"{file}:wants_more", ("policy",), open_door)

@@ -210,9 +210,7 @@ def test_nothing_that_a_program_started_outlives_it(bench: Bench) -> None:
 def test_a_missing_program_is_refused_with_the_way_to_install_it(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text('command = ["no-such-program"]\ninstall = "npm:@some/agent"\n')
-    with pytest.raises(
-        BadInput, match="the program no-such-program, got none in .* npm install --prefix .* @some/agent"
-    ):
+    with pytest.raises(BadInput, match="the program no-such-program, .* npm install --prefix .* @some/agent"):
         load_harness(str(path), ("policy",), open_door, tmp_path)
 
 

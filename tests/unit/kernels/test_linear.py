@@ -64,11 +64,11 @@ def test_rows_of_several_weights_in_one_call_are_those_of_each(
 def test_rows_that_do_not_fit_several_weights_are_refused() -> None:
     packed, x, counts = ops.PackedStack([random(5, 8), random(5, 8, seed=1)]), random(3, 8), torch.tensor([1, 2])
     for odd in (random(3, 7), random(3, 8, dtype=torch.bfloat16)):
-        with pytest.raises(BadInput, match=r"x\[N, 8\] torch.float32, got \(3, "):
+        with pytest.raises(BadInput, match=r"x\[N, 8\] torch.float32"):
             ops.linear_groups(odd, packed, None, counts)
     with pytest.raises(BadInput, match="matrices of one shape and dtype"):
         ops.PackedStack([random(5, 8), random(6, 8)])
-    with pytest.raises(BadInput, match=r"biases \[2, 5\], got \(5,\)"):
+    with pytest.raises(BadInput, match=r"biases \[2, 5\]"):
         ops.linear_groups(x, packed, random(5), counts)
     for odd in (
         torch.tensor([1, 3]),

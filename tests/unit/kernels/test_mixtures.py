@@ -3,6 +3,7 @@ the softmax's."""
 
 import pytest
 import torch
+from refusals import refused_at
 
 from sparring.errors import BadInput
 from sparring.kernels import ops
@@ -148,21 +149,21 @@ def test_mixture_shapes_that_do_not_fit_are_refused(path: str) -> None:
     x, chosen, shares = random(4, 8), torch.zeros(4, 2, dtype=torch.int32), torch.ones(4, 2)
     ops.mixture(x, gate_up, down, chosen, shares)
     for odd, match in (
-        ((random(4, 7), gate_up, down, chosen, shares), r"x\[N, 8\] torch.float32, got \(4, 7\)"),
+        ((random(4, 7), gate_up, down, chosen, shares), r"x\[N, 8\] torch.float32"),
         ((x, gate_up, gate_up, chosen, shares), r"3 weights \[8, 10\]"),
         ((x, gate_up, ops.PackedStack([random(8, 10)] * 2), chosen, shares), r"got \[2, 8, 10\]"),
         ((x, gate_up, down, chosen[:3], shares), r"chosen \[4, k\] int32"),
         ((x, gate_up, down, chosen.long(), shares), r"chosen \[4, k\] int32"),
         ((x, gate_up, down, chosen, shares[:, :1]), r"chosen \[4, k\] int32"),
-        ((x, gate_up, down, chosen + 3, shares), "experts below 3, got 3 to 3"),
-        ((x, gate_up, down, chosen - 1, shares), "experts below 3, got -1 to -1"),
+        ((x, gate_up, down, chosen + 3, shares), "experts below 3"),
+        ((x, gate_up, down, chosen - 1, shares), "experts below 3"),
     ):
         with pytest.raises(BadInput, match=match):
             ops.mixture(*odd)
     for count in (0, 7):
-        with pytest.raises(BadInput, match=f"1 to 6 experts of a row, got {count}"):
+        with refused_at("route", "1 to 6 experts of a row"):
             ops.route(random(4, 6), count, renormalised=True)
-    with pytest.raises(BadInput, match="route: expected logits"):
+    with refused_at("route", "logits"):
         ops.route(random(4, 6).double(), 2, renormalised=True)
 
 
@@ -170,5 +171,5 @@ def test_mixture_shapes_that_do_not_fit_are_refused(path: str) -> None:
 def test_without_compiled_kernels_a_mixture_is_refused(path: str) -> None:
     stacks = [ops.PackedStack([random(*shape)] * 3) for shape in ((20, 8), (8, 10))]
     ops.use("exact-torch")
-    with pytest.raises(BadInput, match="mixture: expected the compiled kernels"):
+    with refused_at("mixture", "the compiled kernels"):
         ops.mixture(random(4, 8), *stacks, torch.zeros(4, 2, dtype=torch.int32), torch.ones(4, 2))

@@ -103,7 +103,7 @@ def test_we_read_what_the_library_writes_of_all_linear_layers(base, tmp_path):
 def test_routers_that_the_library_adapts_are_refused(base, tmp_path):
     """It means them too by all-linear."""
     written_by_the_library(base, tmp_path / "adapter", "all-linear")
-    with pytest.raises(BadInput, match="target_parameters that end in gate_up_proj or down_proj, got 'gate.weight'"):
+    with pytest.raises(BadInput, match="target_parameters that end in .*'gate.weight'"):
         load(tmp_path / "adapter")
 
 
@@ -176,9 +176,7 @@ def test_ranks_may_differ_where_the_scale_is_one(tmp_path):
     assert torch.equal(logits(again), logits(theirs))
     settings = json.loads((tmp_path / "again" / CONFIG).read_text())
     (tmp_path / "again" / CONFIG).write_text(json.dumps({**settings, "alpha_pattern": {}}))
-    with pytest.raises(
-        BadInput, match="of one scale, 1.4, got rank 10 and alpha 7 for model.layers.0.mlp.experts.gate_up_proj"
-    ):
+    with pytest.raises(BadInput, match="alpha_pattern of one scale, 1.4, .*layers.0.mlp.experts.gate_up_proj"):
         read(tmp_path / "again")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refused_at
 from safetensors.torch import load_file, save_file
 
 from sparring.errors import BadInput
@@ -19,7 +20,7 @@ sizes = pytest.mark.parametrize("small_bytes", [SMALL_BYTES, 0], ids=["loaded", 
 Q = "model.layers.1.self_attn.q_proj.weight"
 
 
-def checked(path: Path, small_bytes: int, numerics: str = "exact") -> str:
+def checked_path(path: Path, small_bytes: int, numerics: str = "exact") -> str:
     return check_servable(path, dtype="float32", device="cpu", numerics=numerics, small_bytes=small_bytes).path_name
 
 
@@ -36,24 +37,24 @@ def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> No
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_whole_checkpoint_passes(tmp_path: Path, small_bytes: int, family: str, tied: bool) -> None:
     path = tiny_model(family, tmp_path, tied=tied)
-    assert checked(path, small_bytes).startswith("exact-")
-    assert checked(path, small_bytes, "fast") == "fast"
+    assert checked_path(path, small_bytes).startswith("exact-")
+    assert checked_path(path, small_bytes, "fast") == "fast"
 
 
 @sizes
 def test_weights_that_are_missing(tmp_path: Path, small_bytes: int) -> None:
     path = tiny_model("qwen3", tmp_path)
     rewrite(path, lambda tensors: tensors.pop(Q))
-    with pytest.raises(BadInput, match=rf"expected all weights of its config, got none for {Q} \(1 in all\); take"):
-        checked(path, small_bytes)
+    with refused_at(str(path), f"all weights of its config, got none for {Q} (1 in all)"):
+        checked_path(path, small_bytes)
 
 
 @sizes
 def test_weights_of_another_shape(tmp_path: Path, small_bytes: int) -> None:
     path = tiny_model("llama", tmp_path)
     rewrite(path, lambda tensors: tensors.update({Q: tensors[Q][:24].clone()}))
-    with pytest.raises(BadInput, match=rf"expected {Q} of shape \[48, 48\], as its config says, got \[24, 48\]; take"):
-        checked(path, small_bytes)
+    with refused_at(str(path), f"{Q} of shape [48, 48]"):
+        checked_path(path, small_bytes)
 
 
 @sizes
@@ -61,8 +62,8 @@ def test_files_cut_short(tmp_path: Path, small_bytes: int) -> None:
     path = tiny_model("qwen3", tmp_path)
     file = path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(BadInput, match="expected .*, got SafetensorError: .*; "):
-        checked(path, small_bytes)
+    with pytest.raises(BadInput, match="got SafetensorError"):
+        checked_path(path, small_bytes)
 
 
 @sizes
@@ -71,25 +72,24 @@ def test_an_architecture_that_is_not_exact(tmp_path: Path, small_bytes: int) -> 
     with pytest.raises(
         BadInput, match='MiniMaxM3VLForCausalLM, whose logits may; .*row by row: grouped_mm, .*numerics = "fast"'
     ):
-        checked(path, small_bytes)
-    assert checked(path, small_bytes, "fast") == "fast"
+        checked_path(path, small_bytes)
+    assert checked_path(path, small_bytes, "fast") == "fast"
 
 
 @sizes
 def test_an_architecture_that_cannot_be_served_at_all(tmp_path: Path, small_bytes: int) -> None:
     path = tiny_model("modernbert-decoder", tmp_path)
     with pytest.raises(BadInput, match="ModernBertDecoderForCausalLM, whose logits differ"):
-        checked(path, small_bytes, "fast")
+        checked_path(path, small_bytes, "fast")
 
 
 @sizes
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h"])
 def test_layers_with_recurrent_state(tmp_path: Path, small_bytes: int, family: str) -> None:
     path = tiny_model(family, tmp_path)
-    got = f"expected full or sliding attention in every layer, got a {family} model, with linear_attention layers"
-    with pytest.raises(BadInput, match=f'{got}; set numerics = "fast" for this model'):
-        checked(path, small_bytes)
-    assert checked(path, small_bytes, "fast") == "fast"
+    with refused_at(str(path), f"got a {family} model, with linear_attention layers"):
+        checked_path(path, small_bytes)
+    assert checked_path(path, small_bytes, "fast") == "fast"
 
 
 @sizes
@@ -98,10 +98,8 @@ def test_attention_in_chunks(tmp_path: Path, small_bytes: int) -> None:
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "layer_types": ["linear_attention", "chunked_attention"]}))
     for numerics in ("exact", "fast"):
-        with pytest.raises(
-            BadInput, match="got a qwen3 model, with chunked_attention layers; choose a model without them"
-        ):
-            checked(path, small_bytes, numerics)
+        with refused_at(str(path), "got a qwen3 model, with chunked_attention layers"):
+            checked_path(path, small_bytes, numerics)
 
 
 def test_per_layer_configs_are_shortened_by_kind(tmp_path: Path) -> None:

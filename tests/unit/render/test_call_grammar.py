@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from refusals import refused_at
 from short_formats import SHORT
 
 from sparring.errors import BadInput
@@ -151,7 +152,7 @@ def judge(reply: Message, *, text: bool = False) -> set[Any]:
     )
 
 
-def walked(name: str, thinking: bool, held: Constraint, walks: int) -> set[Any]:
+def walk_grammar(name: str, thinking: bool, held: Constraint, walks: int) -> set[Any]:
     renderer = renderer_of(name, thinking)
     prompt = renderer.render([QUESTION], TOOLS).tokens
     seen: set[Any] = set()
@@ -169,7 +170,7 @@ def test_the_short_suite_has_a_format_of_every_writing() -> None:
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", PROVEN)
 def test_random_walks_through_a_grammar_parse_as_calls(name: str, thinking: bool) -> None:
-    seen = walked(name, thinking, constraint(*ALLOWED.values()), 5)
+    seen = walk_grammar(name, thinking, constraint(*ALLOWED.values()), 5)
     assert 0 not in seen and len(seen & ALLOWED.keys()) > 1
 
 
@@ -179,7 +180,7 @@ def test_random_walks_through_a_grammar_parse_as_calls(name: str, thinking: bool
 @pytest.mark.parametrize("name", SMALL)
 def test_many_random_walks_parse_as_calls(name: str, thinking: bool, parallel: bool) -> None:
     format = call_format(renderer_of(name, thinking), renderer_of(name, thinking).tokenizer)
-    seen = walked(name, thinking, constraint(*ALLOWED.values(), parallel=parallel), 150)
+    seen = walk_grammar(name, thinking, constraint(*ALLOWED.values(), parallel=parallel), 150)
     assert ALLOWED.keys() | {1, "text"} <= seen
     assert (2 in seen) == (parallel and bool(format.between))
     assert (("thought", True) in seen) == (format.thought is not None)
@@ -188,14 +189,14 @@ def test_many_random_walks_parse_as_calls(name: str, thinking: bool, parallel: b
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", [name for name in PROVEN if name not in TEXT_MAY_CALL])
 def test_random_walks_parse_as_text_or_allowed_calls(name: str, thinking: bool) -> None:
-    assert ("text", True) in walked(name, thinking, constraint(*ALLOWED.values(), text=True), 5)
+    assert ("text", True) in walk_grammar(name, thinking, constraint(*ALLOWED.values(), text=True), 5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", [name for name in SMALL if name not in TEXT_MAY_CALL])
 def test_many_random_walks_parse_as_text_or_allowed_calls(name: str, thinking: bool) -> None:
-    seen = walked(name, thinking, constraint(*ALLOWED.values(), text=True), 150)
+    seen = walk_grammar(name, thinking, constraint(*ALLOWED.values(), text=True), 150)
     assert {0, 1, ("text", True), ("text", False)} <= seen and len(seen & ALLOWED.keys()) > 1
 
 
@@ -288,11 +289,11 @@ def spec(name: str = "a", **parameters: Any) -> ToolSpec:
 @pytest.mark.parametrize(
     ("format", "held", "message"),
     [
-        ("qwen3", constraint(), "a tool to call, got none"),
+        ("qwen3", constraint(), "a tool to call"),
         ("qwen3", constraint(spec('a"b')), "tools with plain names"),
         ("qwen3", constraint(spec(properties={"b": {"type": "no"}})), "compiles"),
         ("qwen3", Constraint(kind="tool_call", source="{}"), "compiles"),
-        ("kimi-k2", constraint(spec("a:b")), r"names that the format reads as they are written, got \['a:b'\]"),
+        ("kimi-k2", constraint(spec("a:b")), "names that the format reads"),
         ("qwen3.5", constraint(spec("a>b")), "names that the format reads"),
         ("qwen3.5", constraint(spec(properties={"a>b": TEXT})), "names that the format reads"),
         ("qwen3.5", constraint(spec(anyOf=[])), "told apart by their names, got anyOf"),
@@ -308,7 +309,7 @@ def spec(name: str = "a", **parameters: Any) -> ToolSpec:
         ("gemma4", constraint(spec(properties={"b": {"$ref": "#/c"}})), "a reference into the tool's own schema"),
         ("gemma4", constraint(spec(properties={"b": {"oneOf": [TEXT, TEXT]}})), "exclude each other, got oneOf of 2"),
         ("gemma4", constraint(spec(properties={"b": {**TEXT, "anyOf": [{}]}})), "got anyOf beside type"),
-        ("gemma4", constraint(spec(properties={"b": False})), "a schema that allows a value, got False"),
+        ("gemma4", constraint(spec(properties={"b": False})), "a schema that allows a value"),
         ("gemma4", constraint(spec(properties={"b": {"type": "no"}})), "a type of JSON"),
         ("llama-3", constraint(LOOK, text=True), "a format in which a token of its own begins a call"),
     ],
@@ -320,7 +321,7 @@ def test_invalid_tools_are_refused(format: str, held: Constraint, message: str) 
 
 @pytest.mark.parametrize("name", NO_TOOLS)
 def test_a_format_that_has_no_place_for_tools_is_refused_by_name(name: str) -> None:
-    with pytest.raises(BadInput, match=f"tool call: expected a format whose calls are known .*, got '{name}'"):
+    with refused_at("tool call", "a format whose calls are known"):
         rule(format_renderer(name), constraint(LOOK))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused_at
 from tokenizers import AddedToken, Tokenizer
 
 from sparring.errors import BadInput
@@ -94,7 +95,7 @@ def test_named_renderers_of_the_library_are_proven(tmp_path, name, tokens, think
 
 def test_a_template_that_ignores_tools_is_refused(tmp_path):
     renderer = load_renderer(with_template(tmp_path, DEAF))
-    with pytest.raises(BadInput, match="tools: expected a chat template"):
+    with refused_at("tools", "a chat template"):
         check_round_trip(renderer, (TOOL,))
     with pytest.raises(BadInput, match="no place for python"):
         renderer.render([user("Hi")], (TOOL,))

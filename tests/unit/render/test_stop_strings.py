@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused_at
 
-from sparring.errors import BadInput
 from sparring.render.stop_strings import StopStrings
 from sparring.testing.toy import toy_renderer
 
@@ -49,5 +49,5 @@ def test_a_string_across_tokens_and_one_that_was_there_before() -> None:
 
 @pytest.mark.parametrize("strings", [[], [""], ["a", ""]])
 def test_no_string_and_an_empty_one_are_refused(strings: list[str]) -> None:
-    with pytest.raises(BadInput, match="stop strings: expected at least one"):
+    with refused_at("stop strings", "at least one"):
         StopStrings(tokenizer(), strings)

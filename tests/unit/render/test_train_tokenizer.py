@@ -7,8 +7,8 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused_at
 
-from sparring.errors import BadInput
 from sparring.render.dialect import message_dicts, tool_dicts
 from sparring.render.load import load_renderer
 from sparring.render.tokenizer import load_tokenizer
@@ -22,7 +22,7 @@ TEXTS = ["What is 12 + 34? It is 46.", "def f(x):\n    return x + 1\n", "the cat
 def test_the_vocabulary_has_exactly_the_asked_size(tmp_path):
     for size in (MIN_VOCAB_SIZE, MIN_VOCAB_SIZE + 7, 2000):  # 2000 is more than these texts can fill
         assert load_tokenizer(train_tokenizer(TEXTS, size, tmp_path / str(size))).vocab_size == size
-    with pytest.raises(BadInput, match="vocab_size: expected at least"):
+    with refused_at("vocab_size", "at least"):
         train_tokenizer(TEXTS, MIN_VOCAB_SIZE - 1, tmp_path / "small")
 
 

@@ -56,6 +56,7 @@ def test_its_score_stands_beside_the_group_and_no_rollout_among_its_members() ->
 
 def test_one_that_breaks_is_among_the_failed() -> None:
     groups = grouped(Fates(open=lambda number: SandboxError(f"box: failure {number}")))
+    assert len(groups) == 2
     for group in groups:
         assert group.baselines == () and len(group.rollouts) == 3
         assert {r.purpose for r in group.failed} == {"baseline"} and len(group.failed) >= 4

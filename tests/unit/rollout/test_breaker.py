@@ -75,9 +75,7 @@ def test_an_outage_that_does_not_end_ends_the_run_by_name() -> None:
 
     async def main() -> list[Group]:
         groups = []
-        with pytest.raises(
-            Outage, match="environment toy: expected a rollout .* within 300 s, got sandbox: gone; mend it"
-        ):
+        with pytest.raises(Outage, match="environment toy: expected a rollout .* within 300 s, got sandbox: gone"):
             async for group in scheduled(stack, 100).groups():
                 groups.append(group)
         assert len(asyncio.all_tasks()) == 1
@@ -145,7 +143,7 @@ def test_steps_without_any_rollout_are_told_and_end_the_run() -> None:
         steps.add(next(groups))
     assert [line.split(":")[0] for line in told] == ["step 1 trains on nothing", "step 2 trains on nothing"]
     steps.add(next(groups))
-    with pytest.raises(Outage, match="steps 1 to 3: expected rollouts to train, got none of 6 groups"):
+    with pytest.raises(Outage, match="steps 1 to 3: expected rollouts to train"):
         steps.add(next(groups))
 
 

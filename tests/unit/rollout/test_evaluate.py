@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from fates import Fates, make_stack
+from refusals import refused_at
 
-from sparring.errors import BadInput, JudgeError, SandboxError, StoreError
+from sparring.errors import JudgeError, SandboxError, StoreError
 from sparring.observe.evaluation import Evaluation
 from sparring.observe.metrics import Metrics
 from sparring.observe.statistics import wilson
@@ -141,7 +142,7 @@ def test_what_infrastructure_broke_is_run_again(tmp_path: Path) -> None:
 def test_a_record_of_other_tasks_is_refused(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.sqlite")
     run(make_stack(store=store), TASKS[:3], store=store)
-    with pytest.raises(BadInput, match="recorded rollout eval/0: expected eval-1"):
+    with refused_at("recorded rollout eval/0", "eval-1"):
         run(make_stack(store=store), TASKS[1:4], store=store)
     store.close()
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from fates import make_stack
+from refusals import refused_at
 
-from sparring.errors import BadInput
 from sparring.harness.chat import ChatHarness
 from sparring.rollout.feed import MOST_LEFT_OUT, TaskFeed, problem_of
 from sparring.rollout.runner import RolloutRunner
@@ -63,7 +63,7 @@ def run(source: Any, steps: int = 2, **config: Any) -> tuple[list[Group], Schedu
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-def test_an_odd_task_costs_itself_alone(odd: Any) -> None:
+def test_an_invalid_task_is_left_out_alone(odd: Any) -> None:
     groups, scheduler, told = run(Spoilt(odd))
     assert [group.task.id for group in groups] == [f"train-{number}" for number in (0, 1, 3, 4, 5, 6)]
     assert all(len(group.rollouts) == 2 for group in groups)
@@ -91,12 +91,12 @@ def test_a_task_that_is_in_flight_twice_is_rolled_out_twice() -> None:
     assert groups[2].task == other and all(len(group.rollouts) == 2 for group in groups)
 
 
-def test_nothing_but_odd_tasks_ends_the_run() -> None:
+def test_a_source_of_invalid_tasks_ends_the_run() -> None:
     class Nothing(ToyTasks):
         def next(self) -> Task | None:
             return "nothing"  # type: ignore[return-value]
 
-    with pytest.raises(BadInput, match=f"got {MOST_LEFT_OUT} in a row that cannot .expected a Task"):
+    with refused_at("tasks", f"{MOST_LEFT_OUT} in a row that cannot (expected a Task"):
         run(Nothing("train", None))
 
 
@@ -108,12 +108,12 @@ def test_a_source_that_ends_within_a_step_leaves_a_smaller_one(max_lag: int) -> 
     runner = RolloutRunner(ToyWorld(), boxes, stack.recorder, ChatHarness(), stack.config, report=told.append)
     window = Window(3, max_lag, 9)
 
-    def made(window: Window) -> Scheduler:
+    def scheduler_of(window: Window) -> Scheduler:
         version = partial(getattr, window, "released_steps")
         return Scheduler(runner, ToyTasks("train", 7), window, run_seed=0, engine_version=version)
 
     async def main() -> None:
-        scheduler = made(window)
+        scheduler = scheduler_of(window)
         indices = []
         async for group in scheduler.groups():
             indices.append(group.index)
@@ -124,7 +124,7 @@ def test_a_source_that_ends_within_a_step_leaves_a_smaller_one(max_lag: int) -> 
         ]
         window.release(3)
         state = scheduler.state(3)
-        resumed = made(Window(3, max_lag, 9))
+        resumed = scheduler_of(Window(3, max_lag, 9))
         resumed.restore(state)
         assert [group.index async for group in resumed.groups()] == []
 
@@ -193,7 +193,7 @@ def fails(error: BaseException) -> Callable[[], Task | None]:
 
 
 @pytest.mark.parametrize("error", [OSError("the data file is gone"), TimeoutError("too slow")])
-def test_what_a_source_raises_is_raised(error: Exception) -> None:
+def test_an_error_of_a_source_is_raised(error: Exception) -> None:
     class Dead(ToyTasks):
         next = staticmethod(fails(error))  # type: ignore[assignment]
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from refusals import refused_at
 
-from sparring.errors import BadInput, SparringError
+from sparring.errors import SparringError
 from sparring.rollout.group_log import GroupLog
 from sparring.rollout.runner import Finished
 from sparring.store.sqlite import SqliteStore
@@ -92,7 +92,7 @@ def test_a_task_that_is_not_the_recorded_one_is_refused_by_name(tmp_path: Path) 
             (toy_task(8), "task train-8"),
             (None, "the end"),
         ):
-            with pytest.raises(BadInput, match=f"group rl/3: expected task train-7 as it was .*, got {got}.*; give"):
+            with refused_at("group rl/3", f"got {got}"):
                 log.check(3, admission, task)
 
 
@@ -106,7 +106,7 @@ def test_a_task_that_is_not_the_recorded_one_is_refused_by_name(tmp_path: Path) 
         ({"other": "y.data (b)"}, toy_task(8), "give [env] the data of when"),
     ],
 )
-def test_the_file_whose_contents_have_changed_is_named(
+def test_the_refusal_names_the_files_that_may_have_changed(
     tmp_path: Path, files: dict[str, str], task: Task | None, advice: str
 ) -> None:
     with closing(SqliteStore(tmp_path / "store.sqlite")) as store:
@@ -114,7 +114,7 @@ def test_the_file_whose_contents_have_changed_is_named(
         log.admit(3, toy_task(7), version=0, observed=0)
         admission = log.admission(3)
         assert admission is not None
-        with pytest.raises(BadInput, match=re.escape(f"; {advice} this run was begun, or start a new run folder")):
+        with refused_at("group rl/3", f"; {advice} this run was begun"):
             log.check(3, admission, task)
 
 

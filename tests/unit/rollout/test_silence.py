@@ -40,7 +40,7 @@ CHAT = "/v1/chat/completions"
 ANSWERED = Outcome(kind="completed", reason="answered")
 
 
-def made(agent: object, env: type = ToyEnv, **settings: object) -> RolloutRunner:
+def runner_of(agent: object, env: type = ToyEnv, **settings: object) -> RolloutRunner:
     """A runner of this harness, with a policy that says a long sentence."""
     stack = make_stack(retries=0)
     engine = ScriptedEngine(lambda request: RENDERER.tokenizer.encode("I say this and that."))
@@ -55,8 +55,8 @@ def made(agent: object, env: type = ToyEnv, **settings: object) -> RolloutRunner
     return RolloutRunner(World(), FatedBoxes(Fates()), recorder, harness, config, log=stack.runner.log)
 
 
-def played(agent: object, env: type = ToyEnv, task: Task = toy_task(), **settings: object) -> Finished:
-    return asyncio.run(made(agent, env, **settings).run(task, rollout_id="rl/0/0", index=0, seed=1))
+def run_rollout(agent: object, env: type = ToyEnv, task: Task = toy_task(), **settings: object) -> Finished:
+    return asyncio.run(runner_of(agent, env, **settings).run(task, rollout_id="rl/0/0", index=0, seed=1))
 
 
 async def asks_nothing(episode: Episode) -> None:
@@ -110,10 +110,8 @@ class SpoiltEnv(ToyEnv):
         (ChatHarness(), SpoiltEnv, "notes.txt is a pipe"),
     ],
 )
-def test_a_harness_that_was_answered_nothing_is_a_failure_that_says_what_it_was_told(
-    agent: object, env: type, told: str
-) -> None:
-    done = played(agent, env)
+def test_a_harness_without_a_reply_fails_with_the_last_refusal(agent: object, env: type, told: str) -> None:
+    done = run_rollout(agent, env)
     outcome = done.rollout.outcome
     assert (outcome.kind, done.score) == ("infra_failed", None)
     assert outcome.failure is not None and outcome.failure.error == "Unanswered" and told in outcome.failure.message
@@ -127,8 +125,8 @@ def test_a_harness_that_was_answered_nothing_is_a_failure_that_says_what_it_was_
         ("", {"n": 0}, (CHAT,), "refused every request, the last for: n: expected"),
         ("", {"model": "gpt-9"}, (CHAT,), "refused every request, the last for: model: expected"),
         ("", {"messages": 7}, (CHAT,), "refused every request, the last for: messages: expected"),
-        ("", {}, ("/chat/completions",), "got '/chat/completions'; end the client's base URL with /v1"),
-        ("", {}, ("/k/{key}/v1/v1/messages",), "got '/v1/v1/messages'; leave /v1 out"),
+        ("", {}, ("/chat/completions",), "end the client's base URL with /v1"),
+        ("", {}, ("/k/{key}/v1/v1/messages",), "leave /v1 out"),
         ("", {}, ("/v1/models",), "refused every request, the last for: method: expected GET"),
         (
             "",
@@ -139,7 +137,7 @@ def test_a_harness_that_was_answered_nothing_is_a_failure_that_says_what_it_was_
         ("", {"n": 0}, ("/v1/telemetry", CHAT, "/v1/telemetry"), "refused every request, the last for: n: expected"),
     ],
 )
-def test_what_the_gateway_refuses_is_told(
+def test_the_failure_of_a_harness_names_the_gateways_refusal(
     key: str, fields: dict[str, object], paths: tuple[str, ...], told: str
 ) -> None:
     """A wrong path or method too, where no request for a reply was refused: agents ask for more than replies."""
@@ -152,7 +150,7 @@ def test_what_the_gateway_refuses_is_told(
                 answer = await http.post(path.format(key=door.key), json=body, headers=shown)
                 assert answer.status_code >= 400
 
-    runner = made(client)
+    runner = runner_of(client)
     failure = asyncio.run(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1)).rollout.outcome.failure
     assert failure is not None and told in failure.message
 
@@ -173,24 +171,24 @@ def asking(*prompts: Message, raises: bool = False) -> Callable[[Episode], Await
 
 def test_a_first_prompt_that_does_not_fit_truncates_its_rollout_and_is_not_scored() -> None:
     for agent in (asking(LONG), asking(LONG, LONG), asking(LONG, raises=True)):
-        done = played(agent)
+        done = run_rollout(agent)
         assert (done.rollout.outcome, done.score, done.broken) == (FULL, None, ())
-    assert played(ChatHarness(), task=replace(toy_task(), messages=(LONG,))).score is None
-    later = played(asking(SHORT, LONG))
+    assert run_rollout(ChatHarness(), task=replace(toy_task(), messages=(LONG,))).score is None
+    later = run_rollout(asking(SHORT, LONG))
     assert later.rollout.outcome == FULL and later.score is not None, "the policy had a turn"
 
 
 def test_the_latest_request_decides_the_outcome() -> None:
     """One reply that was cut short, or a prompt that was too long, is no end of a rollout that goes on."""
-    assert played(asking(LONG, SHORT)).rollout.outcome == ANSWERED
-    assert played(asking(SHORT, SHORT), most=3).rollout.outcome == Outcome(kind="truncated", reason="max_tokens")
-    cut = played(asking(*[SHORT] * 5), most=3, max_turns=2).rollout.outcome
+    assert run_rollout(asking(LONG, SHORT)).rollout.outcome == ANSWERED
+    assert run_rollout(asking(SHORT, SHORT), most=3).rollout.outcome == Outcome(kind="truncated", reason="max_tokens")
+    cut = run_rollout(asking(*[SHORT] * 5), most=3, max_turns=2).rollout.outcome
     assert cut == Outcome(kind="truncated", reason="max_turns")
 
     async def cut_by_itself(episode: Episode) -> None:
         await whole_reply(episode.session().reply(ReplyRequest([SHORT], max_tokens=2)))
 
-    assert played(cut_by_itself).rollout.outcome == ANSWERED
+    assert run_rollout(cut_by_itself).rollout.outcome == ANSWERED
 
 
 class TwoRoles(ToyEnv):
@@ -217,11 +215,11 @@ def saying(**prompts: Message) -> Callable[[Episode], Awaitable[None]]:
 def test_of_several_roles_those_of_the_policy_count() -> None:
     """What another model says is no turn of the policy; a role that was cut before its first turn is no member."""
     others = {"roles": {"user": "simulator"}}
-    done = played(saying(user=SHORT, policy=LONG), TwoRoles, **others)
+    done = run_rollout(saying(user=SHORT, policy=LONG), TwoRoles, **others)
     assert (done.rollout.outcome, done.score) == (FULL, None)
-    failure = played(saying(user=SHORT), TwoRoles, **others).rollout.outcome.failure
+    failure = run_rollout(saying(user=SHORT), TwoRoles, **others).rollout.outcome.failure
     assert failure is not None and failure.message == "requested no reply"
-    done = played(saying(user=SHORT, policy=SHORT, critic=LONG), TwoRoles, **others)
+    done = run_rollout(saying(user=SHORT, policy=SHORT, critic=LONG), TwoRoles, **others)
     ended = {trajectory.role: trajectory.outcome for trajectory in done.rollout.trajectories}
     assert ended == {"user": ANSWERED, "policy": ANSWERED, "critic": FULL} and done.score is not None
     group = Group(id="rl/0", index=0, task=toy_task(), rollouts=(done.rollout,), scores=(done.score,))
@@ -229,7 +227,7 @@ def test_of_several_roles_those_of_the_policy_count() -> None:
 
 
 def test_a_group_of_prompts_that_do_not_fit_is_no_failure_and_does_not_come_again() -> None:
-    silent = played(asking(LONG)).rollout
+    silent = run_rollout(asking(LONG)).rollout
     group = Group(id="rl/0", index=0, task=toy_task(), rollouts=(), scores=(), failed=(silent,))
     metrics = Metrics()
     measure(metrics, group, lag=0)
@@ -256,7 +254,7 @@ def test_an_evaluation_leaves_a_prompt_that_does_not_fit_out_of_its_figures_for_
     plan = EvalPlan(tasks=[toy_task(), long], run_seed=1)
 
     async def evaluated(store: SqliteStore) -> dict[int, Finding]:
-        return await evaluate(made(ChatHarness()), plan, max_concurrent_rollouts=1, store=store)
+        return await evaluate(runner_of(ChatHarness()), plan, max_concurrent_rollouts=1, store=store)
 
     with closing(SqliteStore(tmp_path / "store.sqlite")) as store:
         findings = asyncio.run(evaluated(store))

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from refusals import refused_at
 
-from sparring.errors import BadInput
 from sparring.generation import Runs
 from sparring.rollout.scorers.turn_scorer import TurnScorer
 from sparring.types import Outcome, Rollout, Score, Segment, Task, Trajectory
@@ -109,11 +109,11 @@ def test_who_never_spoke_earned_nothing() -> None:
 
 
 def test_rewards_of_other_turns_than_were_sampled_are_the_worlds_mistake() -> None:
-    with pytest.raises(BadInput, match="rollout r: expected rewards"):
+    with refused_at("rollout r", "rewards"):
         scored([rollout((context(0, None, 1), turn(1, 0, 2)))], [Score(reward=0.0, per_turn=(0.0, 1.0))])
 
 
 def test_turns_of_several_roles_are_refused() -> None:
     both = ((context(0, None, 1), turn(1, 0, 2)),) * 2
-    with pytest.raises(BadInput, match="rl.reward_by: expected a world"):
+    with refused_at("rl.reward_by", "a world"):
         scored([rollout(*both)], [Score(reward=0.0)])

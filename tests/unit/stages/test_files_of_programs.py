@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from refusals import refused_at
 
 from sparring.errors import BadInput
 from sparring.stages.preflight.harness import files_of, within_files
@@ -12,7 +13,7 @@ from sparring.stages.preflight.harness import files_of, within_files
 def test_as_many_as_they_need_are_enough_and_one_less_is_refused(places: int) -> None:
     wanted = files_of(places)
     assert f"within {wanted} open files" in within_files(places, wanted)
-    with pytest.raises(BadInput, match=f"open files: expected {wanted} for {places} programs"):
+    with refused_at("open files", f"{wanted} for {places} programs"):
         within_files(places, wanted - 1)
 
 

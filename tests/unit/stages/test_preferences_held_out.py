@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from refusals import refused_at
 
 from sparring.errors import BadInput
 from sparring.render.load import load_renderer
@@ -36,11 +37,11 @@ def test_a_prompt_is_on_one_side_whatever_its_order():
         row.where for row in held
     }
     assert split_held_out(rows, 0, seed=1, section="preference") == (rows, [])
-    with pytest.raises(BadInput, match="preference.held_out: expected prompts left"):
+    with refused_at("preference.held_out", "prompts left"):
         split_held_out(rows, 28, seed=1, section="preference")
 
 
-def test_only_the_reply_is_the_reply(renderer):
+def test_earlier_replies_of_the_prompt_are_not_the_reply(renderer):
     """Not what the assistant said in the prompt, and not what a tool answered."""
     prompt = (user("one"), say("two"), user("three"))
     reply = (call("1 + 2"), answer("3"), say("it is 3"))
@@ -49,13 +50,11 @@ def test_only_the_reply_is_the_reply(renderer):
     assert "1 + 2" in said and "it is 3" in said and "two" not in said and "tool_response" not in said
     whole = renderer.decode(tokens)
     assert "two" in whole and whole.index("two") < whole.index("it is 3")
-    with pytest.raises(
-        BadInput, match=f"row 1: expected at most 20 tokens, the positions of the model, got {len(tokens)} tokens"
-    ):
+    with refused_at("row 1", f"at most 20 tokens, the positions of the model, got {len(tokens)}"):
         render_reply(renderer, (TOOL,), "row 1", prompt, reply, 20)
 
 
-def test_what_was_sampled_is_divided_as_the_rows_are(renderer):
+def test_sampled_replies_are_split_into_steps_like_rows(renderer):
     steps = ["1 + 2 = 3", "step by step", "ü 数 🙂"]
     texts = ["\n".join(steps[: count + 1]) for count in range(3)]
     tokens, ours = render_reply(renderer, (), "row", (user("one"),), (say(texts[-1]),), 1000)

@@ -77,9 +77,7 @@ def test_a_refused_update_is_tried_again_and_the_window_stays_shut() -> None:
 
 def test_after_the_retries_the_run_ends_by_name_with_its_step_finished() -> None:
     life = Life(refuse_on=range(1, 100))
-    with pytest.raises(
-        WeightsError, match="weights of policy version 1: expected an update within 4 tries, got update 4"
-    ):
+    with pytest.raises(WeightsError, match="weights of policy version 1: expected an update within 4 tries"):
         run_virtual(life.run())
     assert life.finished == [1] and life.window.released_steps == 0 and life.engine.version == 0
     assert len(life.admitted_at) == 1, "nothing was admitted behind the shut window"

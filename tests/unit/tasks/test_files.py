@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+from refusals import refused_at
 
 from sparring.errors import BadInput
 from sparring.tasks.files import read_conversations, read_rows
@@ -207,7 +208,7 @@ def test_a_hub_name_says_what_it_needs() -> None:
     with pytest.raises(BadInput, match="openai/gsm8k:main:train: expected .*(datasets package|a data set on the hub)"):
         read_rows("openai/gsm8k:main:train")
     for path in ("openai/gsm8k.jsonl", "tests/none", "/nowhere/rows"):
-        with pytest.raises(BadInput, match="got nothing there"):
+        with refused_at(path, "a data file"):
             read_rows(path)
 
 
@@ -229,13 +230,13 @@ def test_files_of_another_format_than_their_suffix_are_refused(tmp_path: Path) -
     (Path(folder) / "data-00001-of-00002.arrow").write_bytes(b"no")
     for path, said in [
         ("a.parquet", "expected a Parquet file"),
-        ("a.xlsx", "expected a .jsonl, .json, .csv, .tsv .* file, a datasets folder or a hub name, got a .xlsx file"),
-        ("b.jsonl.gz", "b.jsonl.gz: expected a .gz file that can be read, got Not a gzipped file"),
+        ("a.xlsx", "a .jsonl, .json, .* a datasets folder or a hub name, got a .xlsx file"),
+        ("b.jsonl.gz", "b.jsonl.gz: expected a .gz file"),
         ("c.csv", "c.csv: expected text in UTF-8"),
-        ("d.csv", "d.csv:3: expected 2 cells, as many as names, got 1 cells"),
-        ("e.csv", "e.csv:1: expected columns of different names, got 'a' twice"),
-        ("dict", r"expected one split, got a folder of splits \(train, test\); name one"),
-        ("missing.jsonl", "expected a data file, a datasets folder or a hub name, got nothing there"),
+        ("d.csv", "d.csv:3: expected 2 cells"),
+        ("e.csv", "e.csv:1: expected columns of different names"),
+        ("dict", "dict: expected one split"),
+        ("missing.jsonl", "missing.jsonl: expected a data file"),
         ("", "expected a folder with state.json"),
         ("saved", "data-00001-of-00002.arrow: expected an Arrow stream file"),
     ]:

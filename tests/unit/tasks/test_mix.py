@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from random import Random
 
 import pytest
+from refusals import refused_at
 
 from sparring.envs.splits import Stream, listed
-from sparring.errors import BadInput
 from sparring.tasks.mix import Mix, trained_part
 from sparring.types import Failure, Group, Message, Outcome, Rollout, Score, Task, Trajectory
 
@@ -126,13 +126,13 @@ def test_a_resume_draws_what_an_uninterrupted_run_draws() -> None:
 @pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [1.0, float("nan")], [1.0, float("inf")]])
 def test_weights_that_do_not_fit_are_refused(weights: list[float]) -> None:
     sources = {"a": finite("a", 1), "b": finite("b", 1)}
-    with pytest.raises(BadInput, match="mix: expected a weight of 0 or more for each of a, b, one above 0"):
+    with refused_at("mix", "a weight of 0 or more for each of a, b, one above 0"):
         Mix(sources, dict(zip("ab", weights, strict=False)))
 
 
 def test_the_state_of_another_mixture_is_refused() -> None:
     state = mixed(finite("a", 1), weights=[1]).state()
-    with pytest.raises(BadInput, match="mix: expected the state"):
+    with refused_at("mix", "the state"):
         mixed(finite("a", 1), finite("b", 1), weights=[1, 1]).restore(state)
 
 

@@ -9,7 +9,7 @@ from sparring.tasks.preferences import read_preferences, read_solutions, read_tu
 from sparring.types import Message
 
 
-def written(tmp_path, *rows):
+def write_rows(tmp_path, *rows):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
@@ -39,13 +39,13 @@ YES, NO, ASKED = (
     ids=["texts", "messages", "both", "conversations"],
 )
 def test_every_form_of_a_preference_row_reads_the_same(tmp_path, row):
-    (found,) = read_preferences(written(tmp_path, {**row, "margin": 2}))
+    (found,) = read_preferences(write_rows(tmp_path, {**row, "margin": 2}))
     assert (found.prompt, found.chosen, found.rejected, found.margin) == ((ASKED,), (YES,), (NO,), 2.0)
     assert found.where.endswith("rows.jsonl:1")
 
 
 def test_single_replies_are_desirable_or_not(tmp_path):
-    path = written(
+    path = write_rows(
         tmp_path,
         {"prompt": "ok?", "completion": "yes", "label": True},
         {"prompt": "ok?", "completion": "no", "label": False},
@@ -61,7 +61,9 @@ def test_single_replies_are_desirable_or_not(tmp_path):
 
 
 def test_steps_have_labels(tmp_path):
-    (found,) = read_solutions(written(tmp_path, {"prompt": "ok?", "steps": ["a", "b", "c"], "labels": [True, 0.25, 0]}))
+    (found,) = read_solutions(
+        write_rows(tmp_path, {"prompt": "ok?", "steps": ["a", "b", "c"], "labels": [True, 0.25, 0]})
+    )
     assert (found.prompt, found.steps, found.labels) == ((ASKED,), ("a", "b", "c"), (1.0, 0.25, 0.0))
 
 
@@ -79,7 +81,7 @@ def test_steps_have_labels(tmp_path):
 )
 def test_a_solution_that_does_not_parse_is_refused(tmp_path, row, message):
     with pytest.raises(BadInput, match=message):
-        read_solutions(written(tmp_path, row))
+        read_solutions(write_rows(tmp_path, row))
 
 
 @pytest.mark.parametrize(
@@ -108,27 +110,27 @@ def test_a_solution_that_does_not_parse_is_refused(tmp_path, row, message):
 )
 def test_a_comparison_that_does_not_parse_is_refused(tmp_path, row, message):
     with pytest.raises(BadInput, match=message):
-        read_preferences(written(tmp_path, row), single=True)
+        read_preferences(write_rows(tmp_path, row), single=True)
 
 
 def test_an_unwanted_reply_may_be_empty(tmp_path):
     rows = [{"prompt": "a", "chosen": "c", "rejected": ""}, {"prompt": "a", "completion": "", "label": False}]
-    assert [row.rejected[0].content for row in read_preferences(written(tmp_path, *rows), single=True)] == ["", ""]
+    assert [row.rejected[0].content for row in read_preferences(write_rows(tmp_path, *rows), single=True)] == ["", ""]
 
 
 def test_a_file_without_rows_is_refused(tmp_path):
     for read in (read_preferences, read_solutions):
         with pytest.raises(BadInput, match="expected at least one"):
-            read(written(tmp_path))
+            read(write_rows(tmp_path))
 
 
-def spoken(*roles):
+def turns_of(*roles):
     return [{"role": role, "content": f"{role} {number}"} for number, role in enumerate(roles)]
 
 
 def test_turns_have_labels(tmp_path):
-    messages = spoken("system", "user", "assistant", "user", "assistant", "user", "assistant")
-    (found,) = read_turns(written(tmp_path, {"messages": messages, "labels": [True, None, 0.25]}))
+    messages = turns_of("system", "user", "assistant", "user", "assistant", "user", "assistant")
+    (found,) = read_turns(write_rows(tmp_path, {"messages": messages, "labels": [True, None, 0.25]}))
     assert [message.content for message in found.prompt] == ["system 0", "user 1"]
     assert [message.content for message in found.reply][::4] == ["assistant 2", "assistant 6"] and len(found.reply) == 5
     assert found.labels == (1.0, None, 0.25)
@@ -139,28 +141,28 @@ def test_turns_have_labels(tmp_path):
     [
         ({"labels": [1]}, "expected a column"),
         (
-            {"messages": spoken("user"), "labels": []},
+            {"messages": turns_of("user"), "labels": []},
             "messages: expected a question, and a conversation that ends with the assistant",
         ),
         (
-            {"messages": spoken("assistant"), "labels": [1]},
-            "got one that begins with the assistant or ends with another",
+            {"messages": turns_of("assistant"), "labels": [1]},
+            "got one that begins with the assistant",
         ),
         (
-            {"messages": spoken("user", "assistant", "user"), "labels": [1]},
-            "got one that begins with the assistant or ends",
+            {"messages": turns_of("user", "assistant", "user"), "labels": [1]},
+            "got one that begins with the assistant",
         ),
         (
-            {"messages": spoken("user", "assistant"), "labels": [1, 0]},
+            {"messages": turns_of("user", "assistant"), "labels": [1, 0]},
             "labels: expected 1 of them, one for each message of the assist",
         ),
-        ({"messages": spoken("user", "assistant"), "labels": [None]}, "not all null, got"),
+        ({"messages": turns_of("user", "assistant"), "labels": [None]}, "not all null, got"),
         (
-            {"messages": spoken("user", "assistant"), "labels": [2]},
+            {"messages": turns_of("user", "assistant"), "labels": [2]},
             "labels: expected true, false, null or numbers from 0 to 1",
         ),
     ],
 )
 def test_turns_that_do_not_parse_are_refused(tmp_path, row, message):
     with pytest.raises(BadInput, match=message):
-        read_turns(written(tmp_path, row))
+        read_turns(write_rows(tmp_path, row))

@@ -70,11 +70,11 @@ def once(model, batch, *, teachers=None, budget=10_000, kl=Kl(coefficient=COEFFI
     return run(trainer, trainer.forward_backward(batch))
 
 
-def compared(batch, name="there"):
+def with_teacher(batch, name="there"):
     return replace(batch, rows=tuple(replace(row, teacher=name) for row in batch.rows))
 
 
-def narrowed(batch, seed=2):
+def with_kept_sets(batch, seed=2):
     """The batch as it would be under truncated sampling and a bias: kept sets with the sampled token in them."""
     draw = random.Random(seed)
     rows = []
@@ -110,7 +110,7 @@ def by_equation(model, reference, batch):
 
 @pytest.mark.parametrize("narrow", [False, True])
 def test_the_divergence_is_equal_under_any_token_budget_and_sharing(make_model, other, narrow):
-    batch = compared(narrowed(make_forest(3)) if narrow else make_forest(3))
+    batch = with_teacher(with_kept_sets(make_forest(3)) if narrow else make_forest(3))
     whole, split = make_model(), make_model()
     together = once(whole, batch, teachers={"there": other})
     apart = once(split, batch, teachers={"there": other}, budget=1)
@@ -129,7 +129,7 @@ def test_the_divergence_is_equal_under_any_token_budget_and_sharing(make_model, 
 
 def test_each_row_is_compared_with_the_model_that_it_names(make_model, other):
     """Also where only some of the rows were sampled from kept sets: in one micro-batch."""
-    batch = narrowed(make_forest(4))
+    batch = with_kept_sets(make_forest(4))
     rows = [replace(row, teacher="there" if place % 2 else "self") for place, row in enumerate(batch.rows)]
     rows = [row if place % 3 else replace(row, kept=None, bias=None) for place, row in enumerate(rows)]
     trainer = make_trainer(make_model(), teachers={"there": other, "self": make_model()})
@@ -153,7 +153,7 @@ def test_a_survey_computes_no_reference(make_model, other):
         threads=1,
         teachers={"there": counted},
     )
-    batch = compared(make_forest(3))
+    batch = with_teacher(make_forest(3))
     found = run(trainer, trainer.forward_backward(batch))
     assert found["reference_kl"] == pytest.approx(by_equation(make_model(), other, batch), rel=1e-5)
     assert counted.tokens == found["tokens_forward"]
@@ -162,7 +162,7 @@ def test_a_survey_computes_no_reference(make_model, other):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("narrow", [False, True])
 def test_at_equal_weights_the_divergence_is_exactly_zero(make_model, dtype, narrow):
-    batch = compared(narrowed(make_forest(1)) if narrow else make_forest(1))
+    batch = with_teacher(with_kept_sets(make_forest(1)) if narrow else make_forest(1))
     model, alone = make_model(), make_model()
     assert once(make_model(dtype), batch, teachers={"there": make_model(dtype)})["reference_kl"] == 0.0
     once(model, batch, teachers={"there": make_model()})
@@ -174,7 +174,7 @@ def test_at_equal_weights_the_divergence_is_exactly_zero(make_model, dtype, narr
 
 @pytest.mark.parametrize("narrow", [False, True])
 def test_a_reference_equals_a_trainer_of_its_own_at_sampled_tokens(make_model, other, narrow):
-    batch = compared(narrowed(make_forest(5)) if narrow else make_forest(5))
+    batch = with_teacher(with_kept_sets(make_forest(5)) if narrow else make_forest(5))
 
     def said(trainer, name):
         return [values[name] for values in run(trainer, trainer.forward(batch.rows, {name}))]
@@ -210,7 +210,7 @@ def test_the_trainer_scores_given_tokens_like_an_engine(make_model, other, name)
         assert replace(ours, cached_tokens=engines.cached_tokens) == engines
 
 
-def trained(model, batches, teacher, *, kl=None, restore=None, save=None):
+def train_with_average(model, batches, teacher, *, kl=None, restore=None, save=None):
     """What is trained after every update, the average after the last, and each update's metrics; saved to `save` after
     the third."""
     teachers = {"average": teacher}
@@ -224,7 +224,7 @@ def trained(model, batches, teacher, *, kl=None, restore=None, save=None):
         if restore is not None:
             await trainer.restore(restore)
         for batch in batches:
-            metrics.append(await trainer.forward_backward(compared(batch, "average")))
+            metrics.append(await trainer.forward_backward(with_teacher(batch, "average")))
             await trainer.step()
             found.append({name: value.clone() for name, value in trainer._optimiser.masters.items()})
             if save is not None and batch.step == 3:
@@ -248,7 +248,7 @@ def test_the_average_follows_what_is_trained(make, make_batch):
     """As its equation says, in float32; what it computes with is that average, and the first update is compared with
     the start."""
     teacher, start = Average(make(), 0.7), Average(make(), 0.7).state()
-    weights, found, metrics, _ = trained(make(), [make_batch(step) for step in range(1, 5)], teacher)
+    weights, found, metrics, _ = train_with_average(make(), [make_batch(step) for step in range(1, 5)], teacher)
     moved = 0.0
     for name, value in weights[-1].items():
         expected = average(0.7, start[name].double().numpy(), [update[name].double().numpy() for update in weights])[-1]
@@ -268,7 +268,7 @@ def test_the_average_moves_per_update_not_per_optimiser_step(make, make_batch):
 
     async def work():
         for ends in (False, True):
-            await trainer.forward_backward(compared(make_batch(), "average"))
+            await trainer.forward_backward(with_teacher(make_batch(), "average"))
             await trainer.step(ends_update=ends)
             moved.append(any(not torch.equal(before[name], value) for name, value in teacher.state().items()))
 
@@ -277,25 +277,25 @@ def test_the_average_moves_per_update_not_per_optimiser_step(make, make_batch):
 
 
 def test_an_average_of_decay_0_is_the_previous_update(make, make_batch):
-    weights, found, *_ = trained(make(), [make_batch(step) for step in (1, 2)], Average(make(), 0.0))
+    weights, found, *_ = train_with_average(make(), [make_batch(step) for step in (1, 2)], Average(make(), 0.0))
     assert all(torch.equal(found[name], value) for name, value in weights[-1].items())
 
 
 def test_the_average_keeps_its_bits_while_weights_do_not_change(make, make_batch):
     start = Average(make(), 0.9).state()
-    _, found, *_ = trained(make(), [make_batch(step, rows=0) for step in range(1, 4)], Average(make(), 0.9))
+    _, found, *_ = train_with_average(make(), [make_batch(step, rows=0) for step in range(1, 4)], Average(make(), 0.9))
     assert all(torch.equal(found[name], value) for name, value in start.items())
 
 
 def test_a_resume_goes_on_to_the_same_bits(make, make_batch, tmp_path):
     batches = [make_batch(step) for step in range(1, 7)]
-    weights, found, metrics, ref = trained(make(), batches, Average(make(), 0.7), save=tmp_path / "c")
-    again, found_again, metrics_again, _ = trained(make(), batches[3:], Average(make(), 0.7), restore=ref)
+    weights, found, metrics, ref = train_with_average(make(), batches, Average(make(), 0.7), save=tmp_path / "c")
+    again, found_again, metrics_again, _ = train_with_average(make(), batches[3:], Average(make(), 0.7), restore=ref)
     assert all(torch.equal(weights[-1][name], value) for name, value in again[-1].items())
     assert all(torch.equal(found[name], value) for name, value in found_again.items())
     assert [step["reference_kl"] for step in metrics[3:]] == [step["reference_kl"] for step in metrics_again]
-    with pytest.raises(BadInput, match="settings and moving averages that it was written with, got different"):
-        trained(make(), [], Average(make(), 0.6), restore=ref)
+    with pytest.raises(BadInput, match="checkpoint .*: expected the .train. settings and moving averages"):
+        train_with_average(make(), [], Average(make(), 0.6), restore=ref)
 
 
 def test_an_average_of_another_model_is_refused(make, other):

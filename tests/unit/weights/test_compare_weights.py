@@ -74,5 +74,5 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     content = file.read_bytes()
     for length in range(len(content)):
         file.write_bytes(content[:length])
-        with pytest.raises(BadInput, match=r"expected a .*safetensors file, got .*; restore it"):
+        with pytest.raises(BadInput, match=r"expected a .*safetensors file"):
             stored_tensors(file)

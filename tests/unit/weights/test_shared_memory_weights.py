@@ -55,7 +55,7 @@ def test_a_segment_is_removed_when_its_context_ends():
         assert (FOLDER / ref.location["segment"]).stat().st_mode & 0o777 == 0o600
         raise KeyError
     assert not (FOLDER / ref.location["segment"]).exists()
-    with pytest.raises(WeightsError, match="its publisher has removed it or has ended; publish them again"):
+    with pytest.raises(WeightsError, match="its publisher has removed it"):
         fetch(ref)
 
 
@@ -116,7 +116,7 @@ def test_sweep_removes_files_of_dead_publishers_only():
 def test_full_shared_memory_is_reported():
     enormous = torch.zeros(1).expand(1 << 44)
     with (
-        pytest.raises(WeightsError, match=r"free bytes in /dev/shm, got OSError: .*; free some space there"),
+        pytest.raises(WeightsError, match="free bytes in /dev/shm"),
         published("policy", 1, {"a": enormous}),
     ):
         pass

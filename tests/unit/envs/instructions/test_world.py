@@ -45,7 +45,9 @@ def test_the_expert_solves_every_drawn_task() -> None:
 
 
 def test_no_task_contradicts_itself() -> None:
-    for task in take(world(min_instructions=3, max_instructions=4).tasks("train", 1), 60):
+    tasks = take(world(min_instructions=3, max_instructions=4).tasks("train", 1), 60)
+    assert len(tasks) == 60
+    for task in tasks:
         kinds = [KINDS[each["kind"]] for each in task.data["instructions"]]
         assert len(kinds) >= 3 and all(agree(a, b) for a in kinds for b in kinds if a is not b)
 

@@ -41,7 +41,7 @@ def boxes(runner: asyncio.Runner) -> Iterator[BubblewrapBoxes]:
     runner.run(boxes.close())
 
 
-async def worth(boxes: BubblewrapBoxes, completion: str, tests: Any, **part: Any) -> float:
+async def reward_of(boxes: BubblewrapBoxes, completion: str, tests: Any, **part: Any) -> float:
     box = await boxes.take(BOX)
     try:
         return await ProgramTests(Code(**part)).value(completion, task(tests), box)
@@ -72,8 +72,8 @@ def test_programs(
     runner: asyncio.Runner, boxes: BubblewrapBoxes, completion: str, tests: Any, all_of_it: float, share: float
 ) -> None:
     """What the program does to itself, its limits included, is its failure."""
-    assert runner.run(worth(boxes, completion, tests)) == all_of_it
-    assert runner.run(worth(boxes, completion, tests, partial=True)) == share
+    assert runner.run(reward_of(boxes, completion, tests)) == all_of_it
+    assert runner.run(reward_of(boxes, completion, tests, partial=True)) == share
 
 
 def test_a_broken_box_is_no_reward(runner: asyncio.Runner, boxes: BubblewrapBoxes) -> None:
@@ -199,18 +199,18 @@ async def failure(boxes: BubblewrapBoxes, program: str, tests: Any, shared: bool
         (
             "def double(x): return iter([x])",
             ASSERTS,
-            "got test 1: line 1: the result of double cannot cross: a value of type list_iterator;",
+            "test 1: line 1: the result of double cannot cross",
         ),
         (
             "def double(x): return x",
             "double(print)",
             "line 1: an argument of double cannot cross: a value of type builtin_function",
         ),
-        ("def twice(x): return x", ASSERTS, "got test 1: NameError: name 'double' is not defined;"),
-        ("double =", ASSERTS, "got test 1: the program did not run to its end: the other end has ended;"),
-        ("while True: pass", ASSERTS, "got test 1: the program did not run to its end: the other end has ended;"),
-        ("print(5)", CASES, "got test 2: it printed '5\\n';"),
-        ("print(int(input()))", CASES, "got test 1: ValueError: invalid literal for int() with base 10: '2 3';"),
+        ("def twice(x): return x", ASSERTS, "test 1: NameError"),
+        ("double =", ASSERTS, "test 1: the program did not run to its end"),
+        ("while True: pass", ASSERTS, "test 1: the program did not run to its end"),
+        ("print(5)", CASES, "test 2: it printed"),
+        ("print(int(input()))", CASES, "test 1: ValueError"),
     ],
 )
 def test_a_right_answer_that_fails_is_refused_with_the_reason(
@@ -257,7 +257,7 @@ def test_tests_that_pytest_and_unittest_would_find_are_run(
         ("assert double(2) is None", "fails whose functions return nothing"),
         (ANY, "fails whose functions return nothing"),
         ("try: assert double(2)\nexcept NotImplementedError: pass", "fails whose functions raise an error"),
-        ("import pytest\ndef test(): assert double(2) == 4", "a test of what boxes have, got ModuleNotFoundError"),
+        ("import pytest\ndef test(): assert double(2) == 4", "a test of what boxes have"),
     ],
 )
 def test_tests_that_an_idle_program_passes_are_refused(

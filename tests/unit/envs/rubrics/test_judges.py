@@ -52,7 +52,7 @@ def part(kind: str = "judge", **given: Any) -> Any:
     return msgspec.convert({"kind": kind, "model": "m", **defaults, **given}, Part)
 
 
-async def judged(asked: Judges, completion: str, **given: Any) -> Score:
+async def score_of(asked: Judges, completion: str, **given: Any) -> Score:
     return await Rubric({"j": part(**given)}, judges=asked).score(completion, TASK)
 
 
@@ -107,16 +107,16 @@ def test_every_reply_under_the_constraint_is_a_verdict(given: dict[str, Any]) ->
     """The constraint compiles for a tokenizer, and its first words lead somewhere."""
     judge = msgspec.convert({"kind": "judge", "model": "m", "prompt": "{completion}", **given}, Part)
     assert isinstance(judge, Judge)
-    assert walked(verdict_constraint(judge), reader(judge))
+    assert shortest_walk_is_read(verdict_constraint(judge), reader(judge))
 
 
 def test_every_reply_under_a_rankings_constraint_is_a_list_of_numbers() -> None:
     ranking = msgspec.convert({"kind": "ranking", "model": "m", "prompt": "{answers}"}, Part)
     assert isinstance(ranking, Ranking)
-    assert walked(order_constraint(1), order_reader(ranking, 1))
+    assert shortest_walk_is_read(order_constraint(1), order_reader(ranking, 1))
 
 
-def walked(constraint: Any, read: Callable[[str], Any]) -> bool:
+def shortest_walk_is_read(constraint: Any, read: Callable[[str], Any]) -> bool:
     """Whether the shortest walk of tokens that the constraint allows is read as a verdict."""
     from sparring.generation import Sampling
 
@@ -138,7 +138,7 @@ def walked(constraint: Any, read: Callable[[str], Any]) -> bool:
 def test_the_question_is_the_prompt_filled_in_once() -> None:
     engine = scripted(lambda asked: "7")
     prompt = "Q: {prompt} A: {completion} Right: {answer}"
-    score = asyncio.run(judged(judges(engine), "{answer} is it", prompt=prompt, system="Be just."))
+    score = asyncio.run(score_of(judges(engine), "{answer} is it", prompt=prompt, system="Be just."))
     assert score == Score(reward=0.7, parts={"j": 0.7}, success=False)
     text = toy_renderer().decode(engine.requests[0].tokens)
     assert "Be just." in text and "Q: Say {it}. A: {answer} is it Right: 4" in text
@@ -153,7 +153,7 @@ def test_a_prompt_with_a_name_that_no_row_has_is_refused() -> None:
 def test_samples_differ_in_their_seeds_and_their_mean_counts() -> None:
     said = iter(["1", "2", "6"])
     engine = scripted(lambda asked: next(said))
-    score = asyncio.run(judged(judges(engine), "x", samples=3, temperature=1.0))
+    score = asyncio.run(score_of(judges(engine), "x", samples=3, temperature=1.0))
     assert score.reward == pytest.approx(0.3)
     assert len({request.sampling.seed for request in engine.requests}) == 3
 
@@ -164,8 +164,8 @@ def test_a_question_is_asked_once() -> None:
     asked = judges(engine)
 
     async def twice() -> list[Score]:
-        first = await asyncio.gather(*(judged(asked, text) for text in ("ab", "ab", "abc")))
-        return [*first, await judged(asked, "abc")]
+        first = await asyncio.gather(*(score_of(asked, text) for text in ("ab", "ab", "abc")))
+        return [*first, await score_of(asked, "abc")]
 
     assert [score.reward for score in run_virtual(twice())[0]] == [0.2, 0.2, 0.3, 0.3]
     assert len(engine.requests) == 2
@@ -173,20 +173,20 @@ def test_a_question_is_asked_once() -> None:
     assert metrics["judge/questions"] == 4 and metrics["judge/cache_hits"] == 0.5 and metrics["judge/reply_s"] == 1.0
     assert asked.metrics() == {}
     again = scripted(lambda asked: str(len(asked)))
-    asyncio.run(judged(judges(again), "ab"))
+    asyncio.run(score_of(judges(again), "ab"))
     assert again.requests[0].sampling.seed == engine.requests[0].sampling.seed
 
 
 def failing(engine: Engine, **given: Any) -> tuple[str, dict[str, float]]:
     asked = judges(engine)
     with pytest.raises(JudgeError) as failed:
-        run_virtual(judged(asked, "x", **given))
+        run_virtual(score_of(asked, "x", **given))
     return str(failed.value), asked.metrics()
 
 
 def test_an_engine_that_fails_is_asked_again_within_a_budget() -> None:
     engine = scripted(lambda asked: "5", fail_on=(1, 2))
-    assert run_virtual(judged(judges(engine), "x"))[0].reward == 0.5
+    assert run_virtual(score_of(judges(engine), "x"))[0].reward == 0.5
     said, metrics = failing(scripted(lambda asked: "5", fail_on=(1, 2, 3)))
     assert said.startswith("env.rubric.j: expected a verdict") and "was chosen to fail" in said
     assert metrics["judge/failures"] == 3
@@ -200,7 +200,7 @@ def test_a_late_reply_is_a_failure() -> None:
 def test_a_sampled_reply_without_a_verdict_is_sampled_again() -> None:
     replies = iter(["good", "5"])
     engine = scripted(lambda asked: next(replies))
-    assert run_virtual(judged(judges(engine), "x", temperature=1.0))[0].reward == 0.5
+    assert run_virtual(score_of(judges(engine), "x", temperature=1.0))[0].reward == 0.5
     said, metrics = failing(scripted(lambda asked: "good"), temperature=1.0)
     assert "got the reply 'good'" in said and metrics["judge/unread"] == 3
     said, metrics = failing(scripted(lambda asked: "good"))
@@ -214,8 +214,8 @@ def test_a_failed_request_is_not_cached() -> None:
 
     async def twice() -> Score:
         with pytest.raises(JudgeError):
-            await judged(asked, "x", retries=0)
-        return await judged(asked, "x", retries=0)
+            await score_of(asked, "x", retries=0)
+        return await score_of(asked, "x", retries=0)
 
     assert run_virtual(twice())[0].reward == 0.5
 
@@ -233,7 +233,9 @@ def rollout(index: int, text: str) -> Rollout:
     return Rollout(id=f"r/{index}", task=TASK, index=index, attempt=0, purpose="train", trajectories=(trajectory,))
 
 
-def compared(engine: Engine, parts: dict[str, Any], texts: Sequence[str], gated: Collection[int] = ()) -> list[Score]:
+def group_scores(
+    engine: Engine, parts: dict[str, Any], texts: Sequence[str], gated: Collection[int] = ()
+) -> list[Score]:
     """The group's scores. Each has 0.5 by itself, and those of `gated` a closed gate."""
     gate = {"kind": "regex", "pattern": "x", "gate": 1.0, "weight": 0.0}
     rubric = Rubric(msgspec.convert({"g": gate} | parts, dict[str, Part]), judges=judges(engine))
@@ -243,43 +245,43 @@ def compared(engine: Engine, parts: dict[str, Any], texts: Sequence[str], gated:
     return list(run_virtual(scorer.score(TASK, [rollout(i, text) for i, text in enumerate(texts)], scores))[0])
 
 
-def longer(asked: str) -> str:
+def prefer_longer(asked: str) -> str:
     """Prefers the longer answer."""
     first, second = asked.removesuffix("?").split(" or ")
     return "first" if len(first) > len(second) else "second"
 
 
 def test_pairs_are_compared_in_both_orders() -> None:
-    engine = scripted(longer)
-    scores = compared(engine, {"p": {"model": "m", "weight": 2.0, **PAIR}}, ["a", "bbb", "cc"])
+    engine = scripted(prefer_longer)
+    scores = group_scores(engine, {"p": {"model": "m", "weight": 2.0, **PAIR}}, ["a", "bbb", "cc"])
     assert [score.reward for score in scores] == [0.5, 2.5, 1.5]
     assert [score.parts for score in scores] == [{"g": 1, "p": 0}, {"g": 1, "p": 1}, {"g": 1, "p": 0.5}]
     assert len(engine.requests) == 6
 
 
 def test_a_judge_that_prefers_a_position_has_no_effect() -> None:
-    scores = compared(scripted(lambda asked: "first"), {"p": {"model": "m", **PAIR}}, ["a", "bbb", "cc"])
+    scores = group_scores(scripted(lambda asked: "first"), {"p": {"model": "m", **PAIR}}, ["a", "bbb", "cc"])
     assert [score.parts["p"] for score in scores] == [0.5, 0.5, 0.5]
 
 
 def test_equal_answers_tie_without_a_request() -> None:
-    engine = scripted(longer)
-    scores = compared(engine, {"p": {"model": "m", **PAIR}}, ["a", "bbb", "a"])
+    engine = scripted(prefer_longer)
+    scores = group_scores(engine, {"p": {"model": "m", **PAIR}}, ["a", "bbb", "a"])
     assert [score.parts["p"] for score in scores] == [0.25, 1.0, 0.25]
     assert len(engine.requests) == 2
 
 
 def test_empty_and_gated_answers_lose_without_a_request() -> None:
-    engine = scripted(longer)
-    scores = compared(engine, {"p": {"model": "m", **PAIR}}, ["a", "", "ccc", "dddd"], gated=(3,))
+    engine = scripted(prefer_longer)
+    scores = group_scores(engine, {"p": {"model": "m", **PAIR}}, ["a", "", "ccc", "dddd"], gated=(3,))
     assert [score.parts["p"] for score in scores] == [pytest.approx(2 / 3), 0, 1, 0]
     assert [score.reward for score in scores] == [pytest.approx(0.5 + 2 / 3), 0.5, 1.5, 0]
     assert len(engine.requests) == 2
 
 
 def test_the_number_of_opponents_is_limited() -> None:
-    engine = scripted(longer)
-    scores = compared(engine, {"p": {"model": "m", "opponents": 1, **PAIR}}, ["a", "bb", "ccc", "dddd"])
+    engine = scripted(prefer_longer)
+    scores = group_scores(engine, {"p": {"model": "m", "opponents": 1, **PAIR}}, ["a", "bb", "ccc", "dddd"])
     assert [score.parts["p"] for score in scores] == [0, 0.5, 0.5, 1], "a ring: 4 pairs, 8 questions"
     assert len(engine.requests) == 8
 
@@ -291,27 +293,27 @@ def ranks(asked: str, key: Callable[[str], Any] = len) -> str:
 
 def test_a_ranking_is_asked_in_an_order_and_in_its_reverse() -> None:
     engine = scripted(ranks)
-    scores = compared(engine, {"r": {"model": "m", **RANK}}, ["a", "bbb", "cc"])
+    scores = group_scores(engine, {"r": {"model": "m", **RANK}}, ["a", "bbb", "cc"])
     assert [score.parts["r"] for score in scores] == [0, 1, 0.5]
     assert len(engine.requests) == 2
-    placed = compared(
+    placed = group_scores(
         scripted(lambda asked: ranks(asked, key=lambda text: 0)), {"r": {"model": "m", **RANK}}, ["a", "bbb", "cc"]
     )
     assert [score.parts["r"] for score in placed] == [0.5, 0.5, 0.5], "the order in which they are shown tells nothing"
 
 
 def test_a_group_of_one_is_unchanged() -> None:
-    engine = scripted(longer)
-    assert compared(engine, {"p": {"model": "m", **PAIR}}, ["a"]) == [Score(reward=0.5, parts={"g": 1.0})]
+    engine = scripted(prefer_longer)
+    assert group_scores(engine, {"p": {"model": "m", **PAIR}}, ["a"]) == [Score(reward=0.5, parts={"g": 1.0})]
     assert not engine.requests
 
 
 def test_a_rubric_of_relative_parts_gives_no_score_of_its_own() -> None:
     parts = {"p": part(**{"model": "m", **PAIR})}
-    score = asyncio.run(Rubric(parts, judges=judges(scripted(longer))).score("a", TASK))
+    score = asyncio.run(Rubric(parts, judges=judges(scripted(prefer_longer))).score("a", TASK))
     assert score.reward is None and replace(score, reward=0.0) == Score(reward=0.0)
 
 
 def test_a_comparison_without_verdict_is_the_judges_failure() -> None:
-    with pytest.raises(JudgeError, match=r"env.rubric.p: expected a verdict of m, got the reply 'neither'"):
-        compared(scripted(lambda asked: "neither"), {"p": {"model": "m", **PAIR}}, ["a", "bb"])
+    with pytest.raises(JudgeError, match="env.rubric.p: expected a verdict .*'neither'"):
+        group_scores(scripted(lambda asked: "neither"), {"p": {"model": "m", **PAIR}}, ["a", "bb"])

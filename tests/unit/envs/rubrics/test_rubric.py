@@ -54,56 +54,58 @@ def workers() -> Workers:
     return Workers(1)
 
 
-def scored(workers: Workers, parts: dict[str, Any], completion: str, **data: Any) -> Score:
+def score_of(workers: Workers, parts: dict[str, Any], completion: str, **data: Any) -> Score:
     rubric = Rubric(msgspec.convert(parts, dict[str, Part]), workers=workers)
     return asyncio.run(rubric.score(completion, Task(id="t", env="e", messages=(), data={"answer": "ok", **data})))
 
 
 def test_the_reward_is_the_weighted_sum_and_says_its_parts(workers: Workers) -> None:
     parts = {"right": RIGHT, "marked": MARKED, "long": LONG}
-    assert scored(workers, parts, "ok") == Score(reward=1.5, parts={"right": 1, "marked": 1, "long": 0}, success=True)
-    assert scored(workers, parts, "ok but long") == Score(
+    assert score_of(workers, parts, "ok") == Score(reward=1.5, parts={"right": 1, "marked": 1, "long": 0}, success=True)
+    assert score_of(workers, parts, "ok but long") == Score(
         reward=0.25, parts={"right": 0, "marked": 1, "long": 1}, success=False
     )
-    assert scored(workers, {"right": RIGHT, "marked": MARKED | {"decides": True}}, "ok.").success is True
-    assert scored(workers, {"long": LONG}, "x").success is None, "nothing decides"
+    assert score_of(workers, {"right": RIGHT, "marked": MARKED | {"decides": True}}, "ok.").success is True
+    assert score_of(workers, {"long": LONG}, "x").success is None, "nothing decides"
 
 
 def test_an_empty_answer_is_worth_nothing(workers: Workers) -> None:
     absent = {"kind": "regex", "pattern": "^(?!.*no)"}
-    assert scored(workers, {"absent": absent}, "x").reward == 1
-    assert scored(workers, {"absent": absent, "long": LONG}, "").reward == 0
+    assert score_of(workers, {"absent": absent}, "x").reward == 1
+    assert score_of(workers, {"absent": absent, "long": LONG}, "").reward == 0
 
 
 def test_a_failed_gate_ends_scoring_or_caps_the_reward(workers: Workers, tmp_path: Path) -> None:
     (tmp_path / "f.py").write_text(FUNCTIONS)
     broken = {"kind": "function", "function": f"{tmp_path}/f.py:broken"}
     gate = {"kind": "regex", "pattern": "^<", "gate": 1.0, "weight": 0.0}
-    assert scored(workers, {"broken": broken, "gate": gate}, "ok") == Score(
+    assert score_of(workers, {"broken": broken, "gate": gate}, "ok") == Score(
         reward=0.0, parts={"gate": 0.0}, success=False
     )
     with pytest.raises(JudgeError, match="env.rubric.broken: KeyError: '<ok'"):
-        scored(workers, {"broken": broken, "gate": gate}, "<ok")
+        score_of(workers, {"broken": broken, "gate": gate}, "<ok")
     capped = {"right": RIGHT, "gate": gate | {"cap": 0.3}}
-    assert scored(workers, capped, "ok") == Score(reward=0.3, parts={"right": 1, "gate": 0}, success=False)
-    assert scored(workers, capped, "<").reward == 0
+    assert score_of(workers, capped, "ok") == Score(reward=0.3, parts={"right": 1, "gate": 0}, success=False)
+    assert score_of(workers, capped, "<").reward == 0
     worse = {"long": LONG, "gate": gate | {"cap": 0.3}}
-    assert scored(workers, worse, "very long text").reward == -0.25, "a cap raises nothing"
+    assert score_of(workers, worse, "very long text").reward == -0.25, "a cap raises nothing"
 
 
 def test_rows_are_routed_by_their_domain(workers: Workers) -> None:
     parts = {"right": RIGHT | {"domains": ["words"]}, "same": {"kind": "number", "domains": ["sums"]}, "marked": MARKED}
-    assert scored(workers, parts, "ok", domain="words").parts == {"right": 1, "marked": 1}
-    assert scored(workers, parts, "ok 5", domain="sums", answer=5) == Score(
+    assert score_of(workers, parts, "ok", domain="words").parts == {"right": 1, "marked": 1}
+    assert score_of(workers, parts, "ok 5", domain="sums", answer=5) == Score(
         reward=1.5, parts={"same": 1, "marked": 1}, success=True
     )
-    assert scored(workers, parts, "ok", domain="other").parts == {"marked": 1}
+    assert score_of(workers, parts, "ok", domain="other").parts == {"marked": 1}
 
 
 def test_functions_are_called_by_the_names_of_their_parameters(workers: Workers, tmp_path: Path) -> None:
     (tmp_path / "f.py").write_text(FUNCTIONS)
     parts = {name: {"kind": "function", "function": f"{tmp_path}/f.py:{name}"} for name in ("length", "double")}
-    assert scored(workers, parts, "abc", answer=7) == Score(reward=5.0, parts={"length": 3, "double": 2}, success=True)
+    assert score_of(workers, parts, "abc", answer=7) == Score(
+        reward=5.0, parts={"length": 3, "double": 2}, success=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_a_function_that_fails_is_no_reward(workers: Workers, tmp_path: Path, na
     (tmp_path / "f.py").write_text(FUNCTIONS)
     part = {"kind": "function", "function": f"{tmp_path}/f.py:{name}", "timeout_s": 0.01 if name == "slow" else 60.0}
     with pytest.raises(JudgeError, match=said):
-        scored(workers, {"f": part}, "x")
+        score_of(workers, {"f": part}, "x")
 
 
 @pytest.mark.parametrize(
@@ -221,9 +223,7 @@ def test_a_world_of_rows(tmp_path: Path) -> None:
         ({"kind": "function", "function": "nowhere.py:f"}, "env.rubric.x.function: expected a Python file nowhere.py"),
     ],
 )
-def test_an_unscorable_row_is_refused_before_the_run(
-    tmp_path: Path, part: dict[str, Any], said: str
-) -> None:
+def test_an_unscorable_row_is_refused_before_the_run(tmp_path: Path, part: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput) as refused:
         load_env(config(tmp_path, ROWS, {"x": part}, columns={"prompt": "question"}), read_rows)
     assert said in str(refused.value)
@@ -260,6 +260,6 @@ def test_a_right_answer_read_in_part_is_refused_with_file_and_row(tmp_path: Path
 
     with pytest.raises(BadInput, match=r"rows.jsonl, row 4: .*env.rubric.right: column answer: expected a number"):
         world("number", "12 34")
-    with pytest.raises(BadInput, match=r"rows.jsonl, row 4: .*reads whole, got '1_000'"):
+    with pytest.raises(BadInput, match="rows.jsonl, row 4: .*reads whole"):
         asyncio.run(world("math", "1_000").prove(boxes))
     assert asyncio.run(world("math", r"\$1{,}000").prove(boxes)) == (0, 0)

@@ -1,0 +1,26 @@
+"""Assertion of a refusal by its place and one noun, whatever the sentence around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sparring.errors import BadInput
+
+
+@contextmanager
+def refused_at(where: str, noun: str) -> Iterator[None]:
+    """Expect the body to be refused.
+
+    Args:
+        where: place of the refusal in full: `BadInput.where`, or what its message names before "expected" where the
+            error carries no place (`errors.boundary`).
+        noun: words of its message behind the place that tell it from other refusals at that place.
+    """
+    with pytest.raises(BadInput) as refusal:
+        yield
+    message = str(refusal.value)
+    assert (refusal.value.where or message.partition(": expected ")[0]) == where, message
+    assert noun in message.partition(f"{where}: ")[2], message
