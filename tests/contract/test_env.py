@@ -224,7 +224,9 @@ def conversation(factory: EnvFactory, task: Task, replies: list[Message]) -> tup
 
 
 def test_a_task_survives_being_written_down(factory: EnvFactory) -> None:
-    for task in take(factory.tasks("train", 1), 3):
+    tasks = take(factory.tasks("train", 1), 3)
+    assert len(tasks) == 3
+    for task in tasks:
         assert task.env in factory.name.split(", ") and task.messages[-1].role == "user"
         assert json.loads(json.dumps(task.data)) == task.data
 
@@ -246,7 +248,9 @@ def test_an_unknown_tool_is_answered_and_not_raised(factory: EnvFactory) -> None
 def test_the_expert_is_rewarded(tmp_path: Path) -> None:
     write(tmp_path)
     world = generated(tmp_path)
-    for task in take(world.tasks("demonstration", 1), 5):
+    tasks = take(world.tasks("demonstration", 1), 5)
+    assert len(tasks) == 5
+    for task in tasks:
         expert = world.expert(task)
         assert expert is not None
         call = expert(task.messages)

@@ -175,7 +175,7 @@ def test_experts_that_a_stage_would_refuse_are_refused_before(whole, tmp_path, c
     _, recipe = mixture("nemotron_h", whole, tmp_path)
     settings = ('models.policy.lora.target_parameters=["experts.down_proj"]', 'models.policy.numerics="fast"')
     assert main(["check", *arguments(tmp_path, 'run.stages=["rl"]', *settings, recipe=recipe)[1:]]) == 2
-    assert "experts that our own layers compute, got the library's layers" in "".join(capsys.readouterr())
+    assert "experts that our own layers compute" in "".join(capsys.readouterr())
 
 
 def own_logits(model):
@@ -193,9 +193,9 @@ def library_logits(module):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("models.policy.lora.rank=0", "rank must be at least 1, got 0"),
+        ("models.policy.lora.rank=0", "rank must be at least 1"),
         ("models.policy.lora.alpha=0", "alpha must be above 0"),
-        ('models.policy.lora.target_modules="attention"', "a list of names, all-linear or default, got 'attention'"),
+        ('models.policy.lora.target_modules="attention"', "a list of names, all-linear or default"),
         ("models.policy.lora.target_modules=[]", "at least one linear layer"),
         ('models.policy.lora.target_modules=["q_proj", "lm_head"]', "expected linear layers of the model: down_proj"),
         ("models.policy.lora.dropout=0.1", "dropout"),

@@ -302,6 +302,7 @@ class SilentWorld(ToyWorld):
 
 def test_a_second_pass_scores_what_the_world_left_open() -> None:
     ((taken,), _) = run_virtual(make_run(SilentWorld(), scorer=Ranks()).steps(1, 1))
+    assert len(taken) == 3
     for group in taken:
         assert [s.reward for s in group.scores] == [1.0, 0.0]
         assert [(r.index, r.outcome.kind) for r in group.failed] == [(2, "judge_failed")]
@@ -322,6 +323,7 @@ class Fallen:
 def test_a_second_pass_that_fails_is_no_reward(error: Exception) -> None:
     """The run goes on; the rollouts leave with what failed."""
     ((taken,), _) = run_virtual(make_run(ToyWorld(), scorer=Fallen(error)).steps(1, 1))
+    assert len(taken) == 3
     for group in taken:
         assert not group.rollouts and len(group.failed) == 3
         assert {r.outcome.kind for r in group.failed} == {"judge_failed"}
@@ -330,7 +332,7 @@ def test_a_second_pass_that_fails_is_no_reward(error: Exception) -> None:
 
 def test_what_nobody_scores_leaves_the_group() -> None:
     ((taken,), _) = run_virtual(make_run(SilentWorld()).steps(1, 1))
-    assert all(not g.rollouts and len(g.failed) == 3 for g in taken)
+    assert len(taken) == 3 and all(not g.rollouts and len(g.failed) == 3 for g in taken)
 
 
 class Curriculum(ToyTasks):

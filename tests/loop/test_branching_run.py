@@ -175,7 +175,9 @@ def generalised(
 
 def test_a_trajectory_is_recorded_as_its_agents_asked(given: Path) -> None:
     run = trained(given, "rl.steps=1")
-    for trajectory, reward in trajectories(run.groups):
+    recorded = list(trajectories(run.groups))
+    assert recorded
+    for trajectory, reward in recorded:
         turns = trajectory.turns
         texts = [turn.message.content for turn in turns if turn.message]
         assert len(turns) == NUM_TURNS and reward == pytest.approx(sum(map(worth, texts)) + len(texts[5]) / 10)

@@ -46,7 +46,7 @@ def copy(run: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
+def diff_lines(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
     """Runs the verb; the lines that it prints."""
 
     def lines(one: Path, other: Path, code: int = 1) -> list[str]:
@@ -82,18 +82,20 @@ def first_sampled(stored: StoredRollout):
     return next(segment for segment in stored.trajectories[0].segments if segment.model is not None)
 
 
-def test_the_same_recipe_is_the_same_run(run: Path, tmp_path: Path, told: Callable[..., list[str]]) -> None:
+def test_the_same_recipe_is_the_same_run(run: Path, tmp_path: Path, diff_lines: Callable[..., list[str]]) -> None:
     again = begin(tmp_path, "again", "rl.train.save_every=2")
-    assert told(run, again, code=0) == [
+    assert diff_lines(run, again, code=0) == [
         "settings that differ: rl.train.save_every (1 -> 2)",
         "the same: init, sft, rl",
         "equal, bit for bit",
     ]
 
 
-def test_another_seed_begins_with_other_weights(run: Path, tmp_path: Path, told: Callable[..., list[str]]) -> None:
+def test_another_seed_begins_with_other_weights(
+    run: Path, tmp_path: Path, diff_lines: Callable[..., list[str]]
+) -> None:
     other = begin(tmp_path, "other", "run.seed=4", 'run.stages=["init"]')
-    lines = told(run, other)
+    lines = diff_lines(run, other)
     assert lines[0].startswith("settings that differ: run.seed (3 -> 4), run.stages (")
     assert lines[1].startswith(
         f"init, the weights in {run}/init/model and {other}/init/model: model.embed_tokens.weight, "
@@ -101,7 +103,7 @@ def test_another_seed_begins_with_other_weights(run: Path, tmp_path: Path, told:
     assert "value at (0, 0): " in lines[1] and lines[2] == "DIFFERENT"
 
 
-def test_a_changed_token_is_named(run: Path, copy: Path, told: Callable[..., list[str]]) -> None:
+def test_a_changed_token_is_named(run: Path, copy: Path, diff_lines: Callable[..., list[str]]) -> None:
     tokens: list[int] = []
 
     def change(stored: StoredRollout) -> StoredRollout:
@@ -109,21 +111,23 @@ def test_a_changed_token_is_named(run: Path, copy: Path, told: Callable[..., lis
         return with_segment(stored, tokens=(*tokens[:1], tokens[1] + 1, *tokens[2:]))
 
     change_rollout(copy, "rl/3/1", change)
-    *_, line, end = told(run, copy)
+    *_, line, end = diff_lines(run, copy)
     values = f"{tokens[1]} in {run}; {tokens[1] + 1} in {copy}"
     assert (line, end) == (f"rl step 2, rl/3/1 turn 1: sampled token 1: {values}", "DIFFERENT")
 
 
-def test_a_changed_bit_of_a_logprob_is_named(run: Path, copy: Path, told: Callable[..., list[str]]) -> None:
+def test_a_changed_bit_of_a_logprob_is_named(run: Path, copy: Path, diff_lines: Callable[..., list[str]]) -> None:
     def change(stored: StoredRollout) -> StoredRollout:
         first, *rest = first_sampled(stored).logprobs or ()
         return with_segment(stored, logprobs=(math.nextafter(first, 0), *rest))
 
     change_rollout(copy, "rl/0/2", change)
-    assert told(run, copy)[-2].startswith("rl step 1, rl/0/2 turn 1: log-probability of sampled token 0: -")
+    assert diff_lines(run, copy)[-2].startswith("rl step 1, rl/0/2 turn 1: log-probability of sampled token 0: -")
 
 
-def test_the_published_tensor_that_differs_is_named(run: Path, copy: Path, told: Callable[..., list[str]]) -> None:
+def test_the_published_tensor_that_differs_is_named(
+    run: Path, copy: Path, diff_lines: Callable[..., list[str]]
+) -> None:
     with closing(sqlite3.connect(copy / "store.sqlite")) as store, store:
         where = "WHERE kind = 'published' AND name = 'rl@2'"
         ((data,),) = store.execute(f"SELECT data FROM log {where}").fetchall()
@@ -132,7 +136,7 @@ def test_the_published_tensor_that_differs_is_named(run: Path, copy: Path, told:
         digests[8 * 3] ^= 1
         changed = encode({"checksum": "0" * 32, "digests": bytes(digests)})
         store.execute(f"UPDATE log SET data = ? {where}", (changed,))
-    *_, line, tensor, _ = told(run, copy)
+    *_, line, tensor, _ = diff_lines(run, copy)
     expected = f"rl step 2: checksum of the published weights: {entry['checksum']} in {run}; {'0' * 32} in {copy}"
     assert (line, tensor) == (
         expected,
@@ -142,20 +146,20 @@ def test_the_published_tensor_that_differs_is_named(run: Path, copy: Path, told:
 
 @pytest.mark.parametrize("stage", ["sft", "rl"])
 def test_one_byte_of_a_stages_weights_is_named(
-    run: Path, copy: Path, told: Callable[..., list[str]], stage: str
+    run: Path, copy: Path, diff_lines: Callable[..., list[str]], stage: str
 ) -> None:
     file = copy / stage / "model/model.safetensors"
     content = bytearray(file.read_bytes())
     content[-4] ^= 1  # of the last tensor's last value
     file.write_bytes(content)
-    before, line, _ = told(run, copy)
+    before, line, _ = diff_lines(run, copy)
     assert before == f"the same: {'init' if stage == 'sft' else 'init, sft'}"
     folders = f"{run}/{stage}/model and {copy}/{stage}/model"
     assert line.startswith(f"{stage}, the weights in {folders}: model.norm.weight, value at (31): ")
 
 
 def test_a_run_that_was_stopped_is_a_beginning_of_the_other(
-    run: Path, copy: Path, told: Callable[..., list[str]]
+    run: Path, copy: Path, diff_lines: Callable[..., list[str]]
 ) -> None:
     with closing(sqlite3.connect(copy / "store.sqlite")) as store, store:
         for table, column in (("groups", "number >= 2"), ("metrics", "stage = 'rl' AND step >= 2")):
@@ -163,11 +167,13 @@ def test_a_run_that_was_stopped_is_a_beginning_of_the_other(
         store.execute("DELETE FROM log WHERE name LIKE 'rl/2%' OR name LIKE 'rl/3%' OR name = 'rl@2'")
         store.execute("DELETE FROM pairs WHERE key = 'stage/rl'")
     line = f"{copy} ends in stage rl after step 1; the same until then"
-    assert told(run, copy)[-2:] == told(copy, run)[-2:] == [line, "DIFFERENT"]
-    assert told(copy, copy, code=0)[-1] == "equal, bit for bit"
+    assert diff_lines(run, copy)[-2:] == diff_lines(copy, run)[-2:] == [line, "DIFFERENT"]
+    assert diff_lines(copy, copy, code=0)[-1] == "equal, bit for bit"
 
 
-def test_evaluations_are_compared_too(run: Path, copy: Path, tmp_path: Path, told: Callable[..., list[str]]) -> None:
+def test_evaluations_are_compared_too(
+    run: Path, copy: Path, tmp_path: Path, diff_lines: Callable[..., list[str]]
+) -> None:
     """As `sparring eval` leaves them, in folders of their own."""
     config = (copy / "config.toml").read_text()
     start, _, rest = config.partition("stages = [")
@@ -176,17 +182,17 @@ def test_evaluations_are_compared_too(run: Path, copy: Path, tmp_path: Path, tol
         store.execute("UPDATE groups SET stage = 'eval'")
         store.execute("DELETE FROM pairs WHERE key LIKE 'stage/%'")
     other = Path(shutil.copytree(copy, tmp_path / "other"))
-    assert told(copy, other, code=0) == ["the same: eval", "equal, bit for bit"]
+    assert diff_lines(copy, other, code=0) == ["the same: eval", "equal, bit for bit"]
     change_rollout(other, "rl/1/0", lambda stored: with_segment(stored, tokens=first_sampled(stored).tokens[::-1]))
-    assert told(copy, other)[0].startswith("eval, rl/1/0 turn 1: sampled token 0: ")
+    assert diff_lines(copy, other)[0].startswith("eval, rl/1/0 turn 1: sampled token 0: ")
     with closing(sqlite3.connect(other / "store.sqlite")) as store, store:
         store.execute("DELETE FROM groups WHERE number > 0")
-    assert told(copy, other)[0] == f"{other} ends in stage eval after rl/0; the same until then"
+    assert diff_lines(copy, other)[0] == f"{other} ends in stage eval after rl/0; the same until then"
 
 
-def test_what_is_no_run_is_refused(run: Path, tmp_path: Path, told: Callable[..., list[str]]) -> None:
-    (line,) = told(run, tmp_path / "none", code=2)
-    assert line == f"{tmp_path}/none: expected the folder of a run, got no folder; give one, like runs/quickstart"
+def test_a_folder_without_a_run_is_refused(run: Path, tmp_path: Path, diff_lines: Callable[..., list[str]]) -> None:
+    (line,) = diff_lines(run, tmp_path / "none", code=2)
+    assert line.startswith(f"{tmp_path}/none: expected the folder of a run")
     (tmp_path / "config.toml").write_text((run / "config.toml").read_text())
-    (line,) = told(tmp_path, run, code=2)
+    (line,) = diff_lines(tmp_path, run, code=2)
     assert line.startswith(f"{tmp_path}/store.sqlite: expected the store")

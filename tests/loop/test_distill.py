@@ -43,7 +43,7 @@ def words(*settings: str) -> list[str]:
     return [word for setting in (*basis, *settings) for word in ("--set", setting)]
 
 
-def distilled(
+def distill_metrics(
     given: Path, models: dict[str, Path], *settings: str, routes: str = '{ "*" = "teacher" }'
 ) -> list[dict[str, float]]:
     """Run the stage; the metrics of its steps."""
@@ -126,7 +126,7 @@ def test_a_student_gets_closer_to_a_trained_teacher(
     given: Path, teacher: Path, checkpoint: Path, bound: float, settings: tuple[str, ...]
 ) -> None:
     """Over states that stay the same; those that the student samples become harder as it learns how to get there."""
-    steps = distilled(given, {"teacher": teacher}, "distill.train={learning_rate=5e-3}", *settings)
+    steps = distill_metrics(given, {"teacher": teacher}, "distill.train={learning_rate=5e-3}", *settings)
     before, after = (gap(given, teacher, folder) for folder in (checkpoint, given.parent / "runs/tiny/distill/model"))
     assert after < bound * before
     assert all(step["logprob_max_abs_diff"] == 0.0 for step in steps if "logprob_max_abs_diff" in step)
@@ -144,7 +144,7 @@ def test_a_teacher_of_another_tongue_teaches(given: Path, teacher: Path, checkpo
         'distill.tokenizers="any"',
         "distill.observations=0.1",
     )
-    steps = distilled(
+    steps = distill_metrics(
         given, {"teacher": teacher, "other": other}, *settings, routes='{ even = "teacher", "*" = "other" }'
     )
     assert all(step["distill_gap"] > 0 for step in steps)
@@ -160,7 +160,7 @@ def test_the_policy_teaches_itself_what_a_success_tells(given: Path, teacher: Pa
         'distill.feedback="sibling"',
         'distill.over="top_k"',
     )
-    steps = distilled(given, {}, *settings, routes='{ "*" = "policy" }')
+    steps = distill_metrics(given, {}, *settings, routes='{ "*" = "policy" }')
     assert any(step["rollout/success"] > 0 for step in steps), "else nobody is told anything"
     assert any(step["divergence"] > 0 for step in steps)
 
@@ -200,7 +200,7 @@ def test_a_killed_run_ends_with_the_same_bits(given: Path, teacher: Path, name: 
 
 
 def test_it_is_evaluated_beside_its_training(given: Path, teacher: Path) -> None:
-    distilled(given, {"teacher": teacher}, "eval.every=3", "eval.every_tasks=6")
+    distill_metrics(given, {"teacher": teacher}, "eval.every=3", "eval.every_tasks=6")
     with closing(SqliteStore(given.parent / "runs/tiny/store.sqlite")) as store:
         found = dict(store.metrics("distill/eval"))
         groups = [len(list(store.groups(stage=f"distill/eval/{step}"))) for step in found]
@@ -212,7 +212,7 @@ def test_a_world_that_only_a_second_pass_scores_is_distilled(given: Path, checkp
     """Nothing leaves its group unscored, and the account says that all was trained."""
     world = Path(__file__).parent / "tiny_world.py:Compared"
     settings = (f"env.name={world}", "distill.steps=1", "distill.groups_per_step=1", "rollout.max_turn_tokens=4")
-    [step] = distilled(given, {"teacher": checkpoint}, *settings)
+    [step] = distill_metrics(given, {"teacher": checkpoint}, *settings)
     with closing(SqliteStore(given.parent / "runs/tiny/store.sqlite")) as store:
         groups, result = list(store.groups(stage="distill")), store.get("stage/distill")
     assert [[score.reward for score in group.scores] for group in groups] == [[0.0, 1.0, 2.0]]
@@ -256,7 +256,7 @@ def test_a_world_that_only_a_second_pass_scores_is_distilled(given: Path, checkp
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_contradicting_settings_are_refused(
     given: Path, checkpoint: Path, tmp_path: Path, settings: tuple[str, ...], said: str
 ) -> None:
     other = tmp_path / "bytes"
@@ -264,22 +264,22 @@ def test_what_makes_no_sense_is_refused(
     train_tokenizer([], MIN_VOCAB_SIZE, other)
     file = recipe(given, {"teacher": checkpoint, "bytes": other}, '{ "*" = "teacher" }')
 
-    async def checked() -> list[str]:
+    async def check_lines() -> list[str]:
         async with opened(resolve(read(file, words(*settings)[1::2]))) as context:
             return check_distill(context.config, context.factory)
 
     with pytest.raises(BadInput, match=re.escape(said)):
-        asyncio.run(checked())
+        asyncio.run(check_lines())
 
 
 def test_what_makes_sense_is_said(given: Path, checkpoint: Path) -> None:
     file = recipe(given, {"teacher": checkpoint}, '{ odd = "teacher" }')
 
-    async def checked() -> list[str]:
+    async def check_lines() -> list[str]:
         async with opened(resolve(read(file, words()[1::2]))) as context:
             return check_distill(context.config, context.factory)
 
-    assert asyncio.run(checked()) == ["distill: reverse over token; teachers: teacher for odd"]
+    assert asyncio.run(check_lines()) == ["distill: reverse over token; teachers: teacher for odd"]
 
 
 OTHER = (
@@ -306,9 +306,9 @@ def test_a_teacher_of_another_format_is_told(
     (other / "chat_template.jinja").write_text(OTHER)
     file = recipe(given, {"teacher": other}, '{ "*" = "teacher" }')
 
-    async def checked() -> list[str]:
+    async def check_lines() -> list[str]:
         async with opened(resolve(read(file, words(*settings)[1::2]))) as context:
             return check_distill(context.config, context.factory)
 
-    facts = asyncio.run(checked())
+    facts = asyncio.run(check_lines())
     assert said in facts[-1] and len(facts) == (2 if said else 1)

@@ -49,7 +49,7 @@ def several(given: Path) -> Path:
         ("[envs.chance]", "[envs.sums]", "expected TOML"),
         ("weight = 3", "weight = -1", "weight must be 0 or more"),
         ("places = 4", "places = 0", "places must be at least 1"),
-        ("[envs.chance]", '[envs."a/b"]', "names of letters, digits, _ and -, got 'a/b'"),
+        ("[envs.chance]", '[envs."a/b"]', "names of letters, digits, _ and -"),
         (
             "[envs.chance]",
             '[env]\nname = "x"\n[envs.chance]',
@@ -57,7 +57,7 @@ def several(given: Path) -> Path:
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(several: Path, old: str, new: str, message: str) -> None:
+def test_invalid_environment_tables_are_refused(several: Path, old: str, new: str, message: str) -> None:
     several.write_text(several.read_text().replace(old, new))
     with pytest.raises(BadInput, match=message):
         load(several)

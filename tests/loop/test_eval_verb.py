@@ -25,7 +25,7 @@ from sparring.testing.completions_server import CompletionsServer
 COMMAND = (sys.executable, "-m", "sparring.cli.main")
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 0) -> str:
+def output_of_eval(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 0) -> str:
     """What `sparring eval` prints, run in this process."""
     capsys.readouterr()
     assert main(["eval", *map(str, words)]) == code
@@ -42,7 +42,7 @@ def folder_of(given: Path) -> Path:
 def test_a_checkpoint_against_itself(given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = given.parent / "results.json"
     words = (given, checkpoint, checkpoint, "--samples", "3", "--k", "1,3", "--gate", "0.5", "--json", file)
-    out = said(capsys, *words)
+    out = output_of_eval(capsys, *words)
     results = json.loads(file.read_text())
     one, other = (evaluated["evaluation"] for evaluated in results["evaluations"])
     assert (
@@ -61,13 +61,13 @@ def test_a_checkpoint_against_itself(given: Path, checkpoint: Path, capsys: pyte
 def test_more_samples_go_on_from_fewer_and_an_earlier_file_is_a_baseline(
     given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said(capsys, given, checkpoint)
+    output_of_eval(capsys, given, checkpoint)
     before = folder_of(given) / "evaluation.json"
     kept = given.parent / "kept.json"
     kept.write_text(before.read_text())
     store = SqliteStore(folder_of(given) / "store.sqlite", read_only=True)
     first = {group.id: group.rollouts[0].trajectories[0].timing for group in store.groups(stage="eval")}
-    out = said(
+    out = output_of_eval(
         capsys, given, kept, checkpoint, "--samples", "2", "--gate", "0.02", "--figure", "reward", "--strict", code=1
     )
     assert "12 rollouts, 2 of each task" in out and "gate: reward may fall by 0.02: undecided" in out
@@ -77,31 +77,29 @@ def test_more_samples_go_on_from_fewer_and_an_earlier_file_is_a_baseline(
 
 
 def test_its_rollouts_can_be_replayed(given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said(capsys, given, checkpoint, "--samples", "2")
+    output_of_eval(capsys, given, checkpoint, "--samples", "2")
     assert main(["replay", str(folder_of(given)), "eval/8"]) == 0
     assert capsys.readouterr().out.endswith("identical, bit for bit\n")
 
 
 def test_a_regression_closes_the_gate(given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said(capsys, given, checkpoint)
+    output_of_eval(capsys, given, checkpoint)
     better = json.loads((folder_of(given) / "evaluation.json").read_text())
     for task in better["evaluations"][0]["evaluation"]["tasks"].values():
         task["solved"], task["rewards"] = [True], [1.0]
     file = given.parent / "better.json"
     file.write_text(json.dumps(better))
-    out = said(capsys, given, file, checkpoint, "--gate", "0.01", code=1)
+    out = output_of_eval(capsys, given, file, checkpoint, "--gate", "0.01", code=1)
     assert "gate: success may fall by 1.0 %: REGRESSED" in out
-    assert "gate: success may fall by 1.0 %: held" in said(capsys, given, checkpoint, file, "--gate", "0.01")
+    assert "gate: success may fall by 1.0 %: held" in output_of_eval(capsys, given, checkpoint, file, "--gate", "0.01")
 
 
-def test_an_endpoint_says_what_its_weights_say(
-    given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_endpoint_scores_like_its_weights(given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine = NativeEngine(load(checkpoint), EngineConfig(max_running=8, max_batch_tokens=256), threads=1)
     server = CompletionsServer(engine)
     file = given.parent / "results.json"
     try:
-        said(capsys, given, server.url, checkpoint, "--set", "rollout.temperature=0", "--json", file)
+        output_of_eval(capsys, given, server.url, checkpoint, "--set", "rollout.temperature=0", "--json", file)
     finally:
         server.stop()
     theirs, ours = json.loads(file.read_text())["evaluations"]
@@ -117,7 +115,7 @@ def test_another_environment(given: Path, checkpoint: Path, capsys: pytest.Captu
         "    def generate(self, random): return {'prompt': str(random.randint(0, 10**6)), 'answer': ''}\n"
         "    def reward(self, completion, task): return len(completion) / 100\n"
     )
-    out = said(capsys, given, checkpoint, "--env", f"{world}:Echo", "--set", "env.held_out=4", "--tasks", "4")
+    out = output_of_eval(capsys, given, checkpoint, "--env", f"{world}:Echo", "--set", "env.held_out=4", "--tasks", "4")
     assert " on Echo" in out and re.search(r"^reward +0.* 4$", out, re.MULTILINE)
 
 
@@ -143,10 +141,10 @@ def test_another_environment(given: Path, checkpoint: Path, capsys: pytest.Captu
         ),
     ],
 )
-def test_what_is_refused(
+def test_wrong_arguments_are_refused(
     given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
 ) -> None:
-    error = said(capsys, given, *(word.format(c=checkpoint) for word in words), code=2)
+    error = output_of_eval(capsys, given, *(word.format(c=checkpoint) for word in words), code=2)
     assert message in error and "; " in error
 
 
@@ -155,29 +153,29 @@ def test_a_figure_that_will_not_come_out_is_refused_before_anything_is_sampled(
     given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], figure: str
 ) -> None:
     words = (given, checkpoint, checkpoint, "--samples", "3", "--k", "1,3", "--gate", "0", "--figure", figure)
-    expected = f"--figure: expected one of success, reward, pass@1, pass@3, pass^1, pass^3, got {figure}; "
-    assert expected in said(capsys, *words, code=2)
+    expected = "--figure: expected one of success, reward, pass@1, pass@3, pass^1, pass^3"
+    assert expected in output_of_eval(capsys, *words, code=2)
     assert not (given.parent / "runs/tiny/evaluations").exists()
 
 
-def test_a_baseline_says_which_figures_there_are(
+def test_a_figure_that_the_baseline_lacks_is_refused(
     given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said(capsys, given, checkpoint)
+    output_of_eval(capsys, given, checkpoint)
     [before] = (given.parent / "runs/tiny/evaluations").glob("*/evaluation.json")
     kept = given.parent / "kept.json"
     before.rename(kept)
     words = (given, kept, checkpoint, "--samples", "2", "--k", "1,2", "--gate", "0", "--figure", "pass@2")
-    assert "--figure: expected one of success" in said(capsys, *words, code=2)
+    assert "--figure: expected one of success" in output_of_eval(capsys, *words, code=2)
     assert not before.exists(), "nothing was sampled"
 
 
 def test_evaluations_of_other_tasks_are_not_compared(
     given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said(capsys, given, checkpoint)
+    output_of_eval(capsys, given, checkpoint)
     file = folder_of(given) / "evaluation.json"
-    error = said(capsys, given, file, checkpoint, "--set", "run.seed=4", code=2)
+    error = output_of_eval(capsys, given, file, checkpoint, "--set", "run.seed=4", code=2)
     assert error.startswith("comparison: expected two evaluations")
 
 
@@ -194,11 +192,11 @@ def test_evaluations_of_other_tasks_are_not_compared(
         ),
         ("eval.every_tasks=13", "eval.every_tasks: expected at most 12"),
         ("eval.every=-1", "tasks, no_tool_tasks, every and every_tasks must be 0 or more"),
-        ("eval.max_lost=1.5", "max_lost must be a share from 0 to 1, got 1.5"),
-        ("eval.share=1.0", "share must be above 0 and below 1, got 1.0"),
+        ("eval.max_lost=1.5", "max_lost must be a share"),
+        ("eval.share=1.0", "share must be above 0"),
     ],
 )
-def test_evaluation_beside_training_that_cannot_be(
+def test_invalid_settings_of_evaluation_during_training_are_refused(
     given: Path, capsys: pytest.CaptureFixture[str], override: str, message: str
 ) -> None:
     assert main(["check", str(given), "--set", "eval.every=3", "--set", override]) == 2
@@ -225,7 +223,7 @@ def test_too_many_lost_rollouts_fail_it(given: Path, checkpoint: Path, capsys: p
         "EvaluationFailed: eval: expected at most 5.0% of rollouts broken by infrastructure or judge"
     )
     assert "got 4 of 4: eval/0 (JudgeError: judge: 503); " in error
-    out = said(capsys, given, checkpoint, *words, "--set", "eval.max_lost=1.0")
+    out = output_of_eval(capsys, given, checkpoint, *words, "--set", "eval.max_lost=1.0")
     assert "lost to infrastructure or judge, and in no figure: 4 of 4: eval/0 (JudgeError: judge: 503)" in out
 
 
@@ -265,7 +263,7 @@ def test_an_endpoint_of_ours_keeps_its_weights(
 ) -> None:
     file = given.parent / "results.json"
     with served(checkpoint) as (_, url):
-        said(capsys, given, url, checkpoint, "--json", file)
+        output_of_eval(capsys, given, url, checkpoint, "--json", file)
     theirs, ours = json.loads(file.read_text())["evaluations"]
     assert theirs["evaluation"] == ours["evaluation"]
 

@@ -112,7 +112,7 @@ def test_an_engine_is_opened_generates_and_closes(checkpoint: Path) -> None:
             with pytest.raises(BadInput, match=f"sparring.Engine.generate: expected {words}"):
                 engine.generate(*wrong[0], **wrong[1])
         for wrong, got in (([{"role": "user"}], "one of dict"), ([], "an empty one")):
-            with pytest.raises(BadInput, match=f"expected a text or a conversation, got {got}; "):
+            with pytest.raises(BadInput, match=f"expected a text or a conversation, got {got}"):
                 engine.generate(wrong)
         with pytest.raises(EngineError):
             engine.generate("one " * 600)

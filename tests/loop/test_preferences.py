@@ -14,11 +14,11 @@ from sparring.cli.main import main
 from sparring.store.sqlite import SqliteStore
 
 
-def finished(recipe: Path, *overrides: str) -> None:
+def run_tiny(recipe: Path, *overrides: str) -> None:
     assert main(["run", str(recipe), *(word for override in overrides for word in ("--set", override))]) == 0
 
 
-def recorded(tmp_path: Path, stage: str) -> dict:
+def stage_result(tmp_path: Path, stage: str) -> dict:
     store = SqliteStore(tmp_path / "runs/tiny/store.sqlite", read_only=True)
     result, metrics = store.get(f"stage/{stage}"), [values for _, values in store.metrics(stage)]
     store.close()
@@ -35,7 +35,7 @@ def pairs(count: int) -> list[dict[str, object]]:
     return rows
 
 
-def written(tmp_path: Path, rows: list[dict[str, object]]) -> Path:
+def write_rows(tmp_path: Path, rows: list[dict[str, object]]) -> Path:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -67,9 +67,9 @@ def settings(stage: str, data: Path, loss: dict[str, object], *, steps: int) -> 
     "name", ["dpo", *(pytest.param(name, marks=pytest.mark.slow) for name in LOSSES if name != "dpo")]
 )
 def test_the_policy_learns_to_prefer(given: Path, tmp_path: Path, name: str) -> None:
-    data = written(tmp_path, pairs(120))
-    finished(given, *settings("preference", data, {"name": name, **LOSSES[name]}, steps=12))
-    result = recorded(tmp_path, "preference")
+    data = write_rows(tmp_path, pairs(120))
+    run_tiny(given, *settings("preference", data, {"name": name, **LOSSES[name]}, steps=12))
+    result = stage_result(tmp_path, "preference")
     assert result["rows"] == 80 and result["held_out"]["count"] == (80 if name == "kto" else 40)
     assert result["held_out"]["accuracy"] > 0.9 and result["held_out"]["low"] > 0.8
     assert json.loads((tmp_path / "runs/tiny/summary.json").read_text())["held_out"] == {
@@ -85,9 +85,9 @@ def test_the_policy_learns_to_prefer(given: Path, tmp_path: Path, name: str) -> 
 
 @pytest.mark.slow
 def test_a_reward_model_learns_what_replies_are_worth(given: Path, tmp_path: Path) -> None:
-    data = written(tmp_path, pairs(120))
-    finished(given, *settings("reward_model", data, {"name": "bradley_terry", "centre": 0.01}, steps=12))
-    result = recorded(tmp_path, "reward_model")
+    data = write_rows(tmp_path, pairs(120))
+    run_tiny(given, *settings("reward_model", data, {"name": "bradley_terry", "centre": 0.01}, steps=12))
+    result = stage_result(tmp_path, "reward_model")
     assert (
         result["held_out"]["accuracy"] > 0.9 and result["held_out"]["low"] > 0.8 and result["held_out"]["count"] == 40
     )
@@ -110,9 +110,9 @@ def solutions(count: int) -> list[dict[str, object]]:
 
 @pytest.mark.slow
 def test_a_process_reward_model_learns_which_steps_are_right(given: Path, tmp_path: Path) -> None:
-    data = written(tmp_path, solutions(200))
-    finished(given, *settings("reward_model", data, {"name": "steps"}, steps=30))
-    result = recorded(tmp_path, "reward_model")
+    data = write_rows(tmp_path, solutions(200))
+    run_tiny(given, *settings("reward_model", data, {"name": "steps"}, steps=30))
+    result = stage_result(tmp_path, "reward_model")
     assert result["held_out"]["count"] == 120
     assert result["held_out"]["accuracy"] > 0.9
 
@@ -121,9 +121,9 @@ def test_a_process_reward_model_learns_which_steps_are_right(given: Path, tmp_pa
 @pytest.mark.parametrize("stage", ["preference", "reward_model"])
 def test_a_stage_that_was_stopped_goes_on_to_the_same_weights(given: Path, tmp_path: Path, stage: str) -> None:
     """Stopped where its third checkpoint cannot be written: a file stands where the folder is to be."""
-    data = written(tmp_path, pairs(20))
+    data = write_rows(tmp_path, pairs(20))
     overrides = [*settings(stage, data, {}, steps=6), f"{stage}.held_out=4", f"{stage}.train.save_every=2"]
-    finished(given, *overrides)
+    run_tiny(given, *overrides)
     whole = (tmp_path / f"runs/tiny/{stage}/model/model.safetensors").read_bytes()
     (tmp_path / "runs/tiny").rename(tmp_path / "runs/whole")
     (tmp_path / "runs/tiny").mkdir()
@@ -133,41 +133,41 @@ def test_a_stage_that_was_stopped_goes_on_to_the_same_weights(given: Path, tmp_p
     blocked.with_name(blocked.name + ".tmp").write_text("in the way")
     words = [word for override in overrides for word in ("--set", override)]
     assert main(["run", str(given), *words]) != 0
-    assert len(recorded(tmp_path, stage)["metrics"]) == 4
+    assert len(stage_result(tmp_path, stage)["metrics"]) == 4
     blocked.with_name(blocked.name + ".tmp").unlink()
-    finished(given, *overrides)
+    run_tiny(given, *overrides)
     assert (tmp_path / f"runs/tiny/{stage}/model/model.safetensors").read_bytes() == whole
 
 
 ONE = {"prompt": "a", "chosen": "b", "rejected": "c"}
 BAD_ROWS = [
-    ({"prompt": "a", "chosen": "b"}, "rows.jsonl:2: expected a column 'rejected', got 'prompt', 'chosen'"),
-    ({**ONE, "rejected": 3}, "rows.jsonl:2, rejected, messages: expected a list of {role, content}, got 3"),
-    ({**ONE, "rejected": "b"}, "rows.jsonl:2: expected two different replies, got the same one twice"),
-    ({"chosen": "b", "rejected": "c"}, "rows.jsonl:2: expected a prompt that waits for the assistant, got none"),
-    ({**ONE, "margin": "big"}, "rows.jsonl:2, margin: expected a number, got 'big'"),
+    ({"prompt": "a", "chosen": "b"}, "rows.jsonl:2: expected a column 'rejected'"),
+    ({**ONE, "rejected": 3}, "rows.jsonl:2, rejected, messages: expected a list"),
+    ({**ONE, "rejected": "b"}, "rows.jsonl:2: expected two different replies"),
+    ({"chosen": "b", "rejected": "c"}, "rows.jsonl:2: expected a prompt"),
+    ({**ONE, "margin": "big"}, "rows.jsonl:2, margin: expected a number"),
     ({**ONE, "prompt": "a" * 600}, "rows.jsonl:2: expected fewer tokens than the 512 positions of the model"),
 ]
 
 
 @pytest.mark.parametrize(("row", "message"), BAD_ROWS, ids=[message.split(": ")[1][:40] for _, message in BAD_ROWS])
 def test_a_row_that_cannot_be_trained_is_refused_first(given: Path, tmp_path: Path, capfd, row, message: str) -> None:
-    data = written(tmp_path, [ONE, row])
+    data = write_rows(tmp_path, [ONE, row])
     words = [word for override in settings("preference", data, {}, steps=1)[:2] for word in ("--set", override)]
     assert main(["check", str(given), *words]) == 2
     assert message in capfd.readouterr().err
 
 
-def test_what_makes_no_sense_is_refused_by_name(given: Path, tmp_path: Path, capfd) -> None:
-    data = written(tmp_path, [ONE, ONE])
+def test_contradicting_settings_are_refused(given: Path, tmp_path: Path, capfd) -> None:
+    data = write_rows(tmp_path, [ONE, ONE])
     for overrides, message in (
         (
             ["preference.held_out=2"],
-            "preference.held_out: expected prompts left to train on, got 2 of 2 rows, 1 prompts",
+            "preference.held_out: expected prompts left to train on",
         ),
         (
             ["preference.loss.name=kto"],
-            "preference.data: expected replies to at least two prompts with kto, got one prompt",
+            "preference.data: expected replies to at least two prompts",
         ),
         (["preference.loss.name=orpo", "preference.imitate=0"], "imitate must be above 0 with orpo"),
         (
@@ -188,10 +188,10 @@ def test_what_makes_no_sense_is_refused_by_name(given: Path, tmp_path: Path, cap
 @pytest.mark.slow
 def test_a_reward_model_of_the_run_scores_its_rollouts(given: Path, tmp_path: Path) -> None:
     """Preferences, then the reward model, then reinforcement learning on what it says."""
-    data = written(tmp_path, pairs(60))
+    data = write_rows(tmp_path, pairs(60))
     overrides = [*settings("reward_model", data, {}, steps=6), "run.stages=['reward_model', 'rl', 'eval']"]
     overrides += ["reward_model.held_out=4", "rl.reward_model=reward_model", "rl.reward_weight=2.0", "rl.steps=2"]
-    finished(given, *overrides)
+    run_tiny(given, *overrides)
     store = SqliteStore(tmp_path / "runs/tiny/store.sqlite", read_only=True)
     scores = [score for group in store.groups(stage="rl") for score in group.scores]
     held_out = store.get("eval/rl")
@@ -231,15 +231,15 @@ def judged_turns(count: int) -> list[dict[str, object]]:
 @pytest.mark.parametrize("credit", ["process", "turn_level"])
 def test_a_process_reward_model_of_the_run_scores_every_turn(given: Path, tmp_path: Path, credit: str) -> None:
     """Conversations with judged turns, then the reward model, then reinforcement learning on what it says of turns."""
-    data = written(tmp_path, judged_turns(160))
+    data = write_rows(tmp_path, judged_turns(160))
     overrides = [
         *settings("reward_model", data, {"name": "turns"}, steps=60),
         "run.stages=['reward_model', 'rl']",
         "rl.steps=2",
     ]
     overrides += ["rl.reward_model=reward_model", "rl.reward_by=turn", "rl.reward_weight=0.5", f"algo.credit={credit}"]
-    finished(given, *overrides)
-    judged, result = recorded(tmp_path, "reward_model"), recorded(tmp_path, "rl")
+    run_tiny(given, *overrides)
+    judged, result = stage_result(tmp_path, "reward_model"), stage_result(tmp_path, "rl")
     assert judged["held_out"]["count"] == 80 and judged["held_out"]["accuracy"] > 0.9
     store = SqliteStore(tmp_path / "runs/tiny/store.sqlite", read_only=True)
     members = [pair for group in store.groups(stage="rl") for pair in zip(group.rollouts, group.scores, strict=True)]
@@ -260,7 +260,7 @@ def test_a_process_reward_model_of_the_run_scores_every_turn(given: Path, tmp_pa
 def test_a_process_reward_model_of_the_run_scores_every_step(given: Path, tmp_path: Path, credit: str) -> None:
     """Solutions whose steps were judged, then reinforcement learning on what the model says of the steps inside each
     turn. What the tiny policy says has few lines: here a blank ends a step."""
-    data, stages = written(tmp_path, solutions(160)), "run.stages=['reward_model', 'rl']"
+    data, stages = write_rows(tmp_path, solutions(160)), "run.stages=['reward_model', 'rl']"
     overrides = [*settings("reward_model", data, {"name": "steps", "separator": '" "'}, steps=20), stages]
     overrides += [
         "rl.reward_model=reward_model",
@@ -269,7 +269,7 @@ def test_a_process_reward_model_of_the_run_scores_every_step(given: Path, tmp_pa
         f"algo.credit={credit}",
         "rl.reward_weight=0.5",
     ]
-    finished(given, *overrides)
+    run_tiny(given, *overrides)
     store = SqliteStore(tmp_path / "runs/tiny/store.sqlite", read_only=True)
     members = [pair for group in store.groups(stage="rl") for pair in zip(group.rollouts, group.scores, strict=True)]
     store.close()
@@ -280,12 +280,12 @@ def test_a_process_reward_model_of_the_run_scores_every_step(given: Path, tmp_pa
             assert all(0 < end <= length and 0.0 < reward < 0.5 for end, reward in steps)
             assert not steps or steps[-1][0] == length and earned == pytest.approx(sum(reward for _, reward in steps))
     assert max(len(steps) for _, score in members for steps in score.per_step or ()) > 1, "some turns have several"
-    result = recorded(tmp_path, "rl")
+    result = stage_result(tmp_path, "rl")
     assert result["account"]["trained"] > 0 and all(metrics["grad_norm"] > 0 for metrics in result["metrics"])
 
 
-def test_turns_that_nobody_could_judge_or_tell_apart_are_refused(given: Path, tmp_path: Path, capfd) -> None:
-    data = written(tmp_path, judged_turns(4))
+def test_turn_rewards_without_a_model_or_a_credit_for_them_are_refused(given: Path, tmp_path: Path, capfd) -> None:
+    data = write_rows(tmp_path, judged_turns(4))
     stages = [
         f"reward_model.data={data}",
         "run.stages=['reward_model', 'rl']",
@@ -299,17 +299,17 @@ def test_turns_that_nobody_could_judge_or_tell_apart_are_refused(given: Path, tm
         (["rl.reward_separator=;", *turns], 'reward_separator must be left out unless reward_by = "step"'),
         (
             [*turns, "rl.reward_by=step", "algo.credit=process"],
-            "expected a reward model trained on steps with \"step\", got 'turns'",
+            "rl.reward_by: expected a reward model trained on steps",
         ),
         (
             [*stages, "algo.credit=process"],
-            "rl.reward_by: expected a reward model trained on turns with \"turn\", got 'bradley_terry'",
+            "rl.reward_by: expected a reward model trained on turns",
         ),
         (
             turns,
-            f"rl.reward_by: expected a credit that reads turn rewards with \"turn\" ({rules}), got 'grpo'; choose one of these",
+            f'rl.reward_by: expected a credit that reads turn rewards with "turn" ({rules})',
         ),
-        ([*turns, "rl.preference=dpo"], "got rl.preference; choose one of these"),
+        ([*turns, "rl.preference=dpo"], "got rl.preference"),
     ):
         words = [word for override in overrides for word in ("--set", override)]
         assert main(["check", str(given), *words]) == 2
@@ -331,18 +331,18 @@ def test_a_reward_model_is_named_and_fits(given: Path, checkpoint: Path, tmp_pat
     for name, text in (("config.json", (checkpoint / "config.json").read_text()), ("tokenizer.json", "{}")):
         (tmp_path / "other" / name).write_text(text)
     for overrides, message in (
-        (["rl.reward_model=reward_model"], "rl.reward_model: expected a stage reward_model before rl, got ['rl']"),
+        (["rl.reward_model=reward_model"], "rl.reward_model: expected a stage reward_model before rl"),
         (
             ["rl.reward_model=judge"],
             "rl.reward_model: expected one of reward_model, got 'judge'",
         ),
         (
             ["rl.reward_model=judge", f"models.judge.path={tmp_path / 'other'}"],
-            "models.judge.path: expected the policy's tokenizer.json, got a different one or none",
+            "models.judge.path: expected the policy's tokenizer.json",
         ),
         (
             ["rl.reward_model=judge", f"models.judge.path={checkpoint}"],
-            "models.judge.path: expected a checkpoint with a scalar head (ForSequenceClassification), got Qwen3ForCausalLM",
+            "models.judge.path: expected a checkpoint with a scalar head",
         ),
     ):
         words = [word for override in ("run.stages=['rl']", *overrides) for word in ("--set", override)]
@@ -351,7 +351,7 @@ def test_a_reward_model_is_named_and_fits(given: Path, checkpoint: Path, tmp_pat
 
 
 @pytest.mark.parametrize("section", ["rl.reward_model=judge", "rl.critic.model=judge"])
-def test_what_reads_fewer_tokens_than_the_policy_says_is_refused_by_name(
+def test_an_auxiliary_model_with_a_shorter_context_is_refused(
     given: Path, checkpoint: Path, tmp_path: Path, capfd, section: str
 ) -> None:
     shutil.copytree(checkpoint, tmp_path / "short")
@@ -369,8 +369,8 @@ def test_rollouts_are_compared_online(given: Path, tmp_path: Path, name: str) ->
     """The world rewards by length: what is trained is the best of a group against its worst, and at the first step
     policy and reference agree to the bit."""
     overrides = ["run.stages=['rl']", f"rl.preference={name}", "rl.steps=4", "rollout.group_size=4"]
-    finished(given, *overrides)
-    result = recorded(tmp_path, "rl")
+    run_tiny(given, *overrides)
+    result = stage_result(tmp_path, "rl")
     first, last = result["metrics"][0], result["metrics"][-1]
     assert result["logprob_max_abs_diff"] == 0.0
     assert ("loss_policy" in first, "loss_preference" in first) == (False, True)
@@ -382,9 +382,9 @@ def test_rollouts_are_compared_online(given: Path, tmp_path: Path, name: str) ->
     assert last["loss_preference"] != first["loss_preference"]
 
 
-def test_online_comparisons_that_make_no_sense_are_refused(given: Path, capfd) -> None:
+def test_contradicting_settings_of_online_comparisons_are_refused(given: Path, capfd) -> None:
     for overrides, message in (
-        (["rl.preference=kto"], 'rl.preference.name: expected one of "dpo", "robust_dpo", "ipo", "simpo", got "kto"'),
+        (["rl.preference=kto"], 'rl.preference.name: expected one of "dpo", "robust_dpo", "ipo", "simpo"'),
         (
             ["rl.preference=dpo", "algo.kl.coefficient=0.1"],
             "[algo]: expected neither kl nor entropy_bonus with rl.preference",

@@ -57,6 +57,6 @@ def test_exact_numerics_are_refused_by_name_before_anything_starts(
     path = policy(checkpoint, tmp_path, family)
     for verb in ("check", "run"):
         assert main([verb, *words(given, path, 'run.stages=["rl"]')]) == 2
-        told = f'got a {family} model, with linear_attention layers; set numerics = "fast" for this model'
+        told = f"expected full or sliding attention in every layer, got a {family} model"
         assert told in capsys.readouterr().err
     assert not (tmp_path / "runs" / "tiny" / "rl").exists()

@@ -27,10 +27,10 @@ def words(*settings: str) -> list[str]:
 def run(recipe: Path, name: str, *settings: str) -> tuple[list[dict[str, float]], bytes]:
     """The metrics of each step, and the weights at the end."""
     assert main(["run", str(recipe), *words(f"run.name={name}", *settings)]) == 0
-    return told(recipe.parent / "runs" / name)
+    return losses_and_weights(recipe.parent / "runs" / name)
 
 
-def told(folder: Path) -> tuple[list[dict[str, float]], bytes]:
+def losses_and_weights(folder: Path) -> tuple[list[dict[str, float]], bytes]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [line["values"] for line in lines if line["stage"] == "rl" and "step" in line], told_weights(folder)
 
@@ -84,7 +84,7 @@ def told_weights(folder: Path) -> bytes:
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_contradicting_settings_are_refused(
     given: Path, checkpoint: Path, settings: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = [setting.replace("HERE", str(checkpoint)) for setting in settings]

@@ -88,7 +88,7 @@ class World(Env):
         (["init", "sft", "rl"], "leave this kind of task out of the demonstrations"),
     ],
 )
-def test_a_world_without_an_expert_is_told_what_that_would_be_for(
+def test_the_refusal_of_a_world_without_an_expert_names_the_ways_out(
     stages: list[str], do: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A fresh model's tokenizer, or what the sft stage imitates."""
@@ -97,8 +97,8 @@ def test_a_world_without_an_expert_is_told_what_that_would_be_for(
     folder = f"run.directory={tmp_path}"
     words = [word for setting in (*settings, folder) for word in ("--set", setting)]
     assert main(["check", str(Path(__file__).parent / "tiny.toml"), *words]) == 2
-    way = f"expected an expert, got none; write expert(self, task), or {do}, or set sft.data\n"
-    assert capsys.readouterr().err.endswith(way)
+    error = capsys.readouterr().err
+    assert "expected an expert" in error and f"write expert(self, task), or {do}, or" in error
 
 
 @pytest.mark.parametrize(
@@ -108,12 +108,12 @@ def test_a_world_without_an_expert_is_told_what_that_would_be_for(
         ("sft.train.learning_rat=1.0", "sft.train.learning_rat", "do you mean sft.train.learning_rate?"),
         ("rl.train.group_size=4", "rl.train.group_size", "do you mean rollout.group_size?"),
         ("rl.train.learning_rate=fast", "rl.train.learning_rate", "expected a number"),
-        ("rl.train.learning_rate=-1.0", "rl.train", "learning_rate must be above 0, got -1.0"),
+        ("rl.train.learning_rate=-1.0", "rl.train", "learning_rate must be above 0"),
         ("rl.steps=many", "rl.steps", "expected an integer"),
         ("eval.tasks=-1", "eval", "tasks, no_tool_tasks, every and every_tasks must be 0 or more"),
-        ("run.device=tpu", "run.device", 'expected one of "auto", "cpu", "cuda", got "tpu"'),
-        ("run.name=..", "run", "name must be one folder name, got '..'"),
-        ("run.name=", "run", "name must be one folder name, got ''"),
+        ("run.device=tpu", "run.device", 'expected one of "auto", "cpu", "cuda"'),
+        ("run.name=..", "run", "name must be one folder name"),
+        ("run.name=", "run", "name must be one folder name"),
         (
             "models.policy.init.digits=2",
             "models.policy",
@@ -206,7 +206,7 @@ def broken(checkpoint: Path, tmp_path: Path) -> Callable[..., str]:
 @pytest.mark.parametrize(
     ("without", "said"),
     [
-        ("config.json", "or a GGUF file, got a folder without config.json or GGUF file"),
+        ("config.json", "or a GGUF file, got a folder"),
         ("*.safetensors", "broken: expected weights"),
         (
             "tokenizer.json",
@@ -228,7 +228,7 @@ def test_weights_that_the_library_would_make_up(refused: Callable[..., str], bro
 
 def test_weights_of_another_shape(refused: Callable[..., str], broken: Callable[..., str]) -> None:
     folder = broken(config=lambda config: {**config, "intermediate_size": 48})
-    assert "mlp.down_proj.weight of shape [32, 48], as its config says, got [32, 64]; " in refused(folder)
+    assert "mlp.down_proj.weight of shape [32, 48]" in refused(folder)
 
 
 def test_a_tokenizer_with_more_ids_than_the_model(refused: Callable[..., str], broken: Callable[..., str]) -> None:
@@ -267,18 +267,18 @@ ANSWER = {"role": "assistant", "content": "2"}
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"messages": [', ":2: expected one JSON object on the line, got "),
-        ("[1, 2]", ":2: expected a JSON object, got list"),
-        (json.dumps({"messages": [QUESTION]}), ":2: expected an assistant message to learn, got none"),
+        ('{"messages": [', ":2: expected one JSON object on the line"),
+        ("[1, 2]", ":2: expected a JSON object"),
+        (json.dumps({"messages": [QUESTION]}), ":2: expected an assistant message to learn"),
         (json.dumps({"messages": [ANSWER, QUESTION]}), ":2, messages[0]: expected a question before the first reply"),
         (
             json.dumps({"messages": [QUESTION, {**ANSWER, "role": "bot"}]}),
             ":2, messages[1]: expected an object with role",
         ),
-        (json.dumps({"text": "2"}), ":2: expected a column 'prompt', got 'text'"),
+        (json.dumps({"text": "2"}), ":2: expected a column 'prompt'"),
         (
             json.dumps({"messages": [QUESTION, {**ANSWER, "content": "2" * 900}]}),
-            ", row 2: expected fewer tokens than the 512 positions of the model, got a demonstration of",
+            ", row 2: expected fewer tokens than the 512 positions of the model",
         ),
     ],
 )
@@ -321,12 +321,12 @@ def test_a_chat_that_asks_for_a_held_out_task(
     data.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
     message = refused(f"sft.data={data}")
     expected = "expected a task that is in no training data"
-    assert message == f"held-out task Sums/eval/4: {expected}, got {data}, row 2; take that row out of the file"
+    assert message.startswith(f"held-out task Sums/eval/4: {expected}, got {data}, row 2;")
     file = tmp_path / "pairs.jsonl"
     pairs = [{"prompt": text, "chosen": "2", "rejected": "3"} for text in (QUESTION["content"], held_out_prompts[0])]
     file.write_text("".join(json.dumps(row) + "\n" for row in pairs))
     message = refused(f"preference.data={file}", 'run.stages=["preference", "eval"]')
-    assert message == f"held-out task Sums/eval/0: {expected}, got {file}:2; take that row out of the file"
+    assert message.startswith(f"held-out task Sums/eval/0: {expected}, got {file}:2;")
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ def test_an_expert_that_fails_often(refused: Callable[..., str], tmp_path: Path)
         "        return lambda messages: Message(role='assistant', content=said)\n"
     )
     message = refused(f"env.name={world}:Tires", "env.demonstrations=40")
-    assert message.startswith("[env]: expected an expert that solves nine in ten tasks, got 10 of 40; ")
+    assert message.startswith("[env]: expected an expert that solves nine in ten tasks")
 
 
 @pytest.mark.parametrize("verb", short_of(["check", "run"], ["check"]))
@@ -459,7 +459,7 @@ def test_two_runs_in_one_folder(given: Path, capsys: pytest.CaptureFixture[str])
         first.close()
     message = capsys.readouterr().err.strip()
     assert REFUSAL.fullmatch(message)
-    assert message.startswith(f"{folder}: expected no other run in this folder, got pid {os.getpid()}; ")
+    assert message.startswith(f"{folder}: expected no other run in this folder, got pid {os.getpid()}")
 
 
 def test_a_refused_run_may_be_corrected_and_started_again(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -469,7 +469,7 @@ def test_a_refused_run_may_be_corrected_and_started_again(given: Path, capsys: p
     assert capsys.readouterr().err.splitlines()[1].startswith("rollout.group_size: ")
 
 
-PATHS = "a path that this machine computes (exact-torch), got exact-tiles: no C++ compiler was found (g++, or what CXX names)"
+PATHS = "a path that this machine computes (exact-torch), got exact-tiles: no C++ compiler"
 
 
 @pytest.mark.parametrize(
@@ -484,12 +484,12 @@ PATHS = "a path that this machine computes (exact-torch), got exact-tiles: no C+
         (
             "check",
             {"SPARRING_KERNELS": "tiles", "CXX": "nothing of that name"},
-            f"SPARRING_KERNELS=tiles: expected {PATHS}; ",
+            f"SPARRING_KERNELS=tiles: expected {PATHS}",
         ),
         pytest.param(
             "serve",
             {"SPARRING_KERNELS": "tiles", "CXX": "nothing of that name"},
-            f"SPARRING_KERNELS=tiles: expected {PATHS}; ",
+            f"SPARRING_KERNELS=tiles: expected {PATHS}",
             marks=pytest.mark.full,
         ),
     ],
@@ -534,6 +534,6 @@ def test_a_full_disk_loses_nothing(given: Path, tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["at"] and found["at"] != "30/30"
     assert found["code"] == 2, found["said"]
-    assert re.fullmatch(r"disk: expected room to write, got none \(.+\); free some space, .+\n", found["said"])
+    assert REFUSAL.fullmatch(found["said"].strip()) and found["said"].startswith("disk: expected room to write")
     assert found["again"] == 0
     assert found["weights"] == weights

@@ -122,22 +122,22 @@ def recipe(tmp_path: Path) -> Callable[..., object]:
         ("Paid", "expert 0, empty answer 0"),
     ],
 )
-def test_they_pass_the_preflight(recipe: Callable[..., object], world: str, fact: str) -> None:
+def test_right_worlds_pass_the_preflight(recipe: Callable[..., object], world: str, fact: str) -> None:
     assert f"env: {world}: {fact}" in check_recipe(recipe(world))
 
 
 @pytest.mark.parametrize(
-    ("world", "said"),
+    ("world", "where", "noun"),
     [
-        ("Hopeless", "or earns more than an empty answer, got reward -1.0 and -1 for an empty answer; "),
-        ("Unscored", "expected a reward"),
-        ("Drifting", "env Drifting: expected the same task"),
-        ("Lost", "or earns more than an empty answer, got reward 0.0 and 0 for an empty answer; "),
-        ("Keyless", "a new prompt for the eval split at task 1, got 1000 draws .* give it a method key"),
+        ("Hopeless", "task Hopeless/", "an expert"),
+        ("Unscored", "task Unscored/", "a reward of an answer"),
+        ("Drifting", "env Drifting", "the same task"),
+        ("Lost", "task Lost/", "an expert"),
+        ("Keyless", "env Keyless", "a new prompt for the eval split"),
     ],
 )
-def test_wrong_ones_do_not(recipe: Callable[..., object], world: str, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_wrong_worlds_are_refused(recipe: Callable[..., object], world: str, where: str, noun: str) -> None:
+    with pytest.raises(BadInput, match=f"^{where}.*: expected {noun}"):
         check_recipe(recipe(world))
 
 
@@ -154,7 +154,7 @@ def test_a_checkpoint_plays_a_game_of_one_prompt(given: Path, tmp_path: Path, re
     assert json.loads((folder / "summary.json").read_text())["eval_tasks"] == 6
 
 
-def test_what_is_held_out_is_not_trained_on(recipe: Callable[..., object]) -> None:
+def test_held_out_tasks_are_not_trained_on(recipe: Callable[..., object]) -> None:
     folder = run_recipe(recipe("Nim", "rl.steps=3"))
     with closing(SqliteStore(folder / "store.sqlite", read_only=True)) as store:
         held = {identity(group.task) for group in store.groups(stage="eval/rl")}

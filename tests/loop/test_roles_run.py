@@ -27,7 +27,7 @@ def sparring(verb: str, *words: str | Path, settings: tuple[str, ...] = ()) -> i
     return main([verb, *map(str, words), *(word for setting in settings for word in ("--set", setting))])
 
 
-def stored(folder: Path, stage: str) -> list[Rollout]:
+def stored_rollouts(folder: Path, stage: str) -> list[Rollout]:
     with closing(SqliteStore(folder / "store.sqlite", read_only=True)) as store:
         return [rollout for group in store.groups(stage=stage) for rollout in (*group.rollouts, *group.failed)]
 
@@ -45,7 +45,7 @@ def duel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_stage_knows_the_roles_of_the_world(duel: Path) -> None:
     for stage in ("rl", "eval/rl"):
-        rollouts = stored(duel, stage)
+        rollouts = stored_rollouts(duel, stage)
         assert len(rollouts) == (12 if stage == "rl" else 6)
         assert {tuple(t.role for t in rollout.trajectories) for rollout in rollouts} == {("proposer", "solver")}
     with closing(SqliteStore(duel / "store.sqlite", read_only=True)) as store:
@@ -80,7 +80,7 @@ def test_solvers_are_compared_inside_their_rollout(given: Path) -> None:
     settings = (*ASKED, "run.stages=['rl']", "rl.steps=1", "algo.credit.name=hierarchical")
     assert sparring("run", given, settings=settings) == 0
     roles = ("proposer", "solver/0", "solver/1")
-    rollouts = stored(given.parent / "runs/tiny", "rl")
+    rollouts = stored_rollouts(given.parent / "runs/tiny", "rl")
     assert {tuple(t.role for t in rollout.trajectories) for rollout in rollouts} == {roles}
     with closing(SqliteStore(given.parent / "runs/tiny/store.sqlite", read_only=True)) as store:
         scores = [score for group in store.groups(stage="rl") for score in group.scores]
@@ -97,7 +97,9 @@ def test_a_class_is_a_harness_of_every_stage(given: Path) -> None:
         "rl.steps=1",
     )
     assert sparring("run", given, settings=(*settings, "eval.no_tool_tasks=0")) == 0
-    rollouts = [rollout for stage in ("rl", "eval/rl") for rollout in stored(given.parent / "runs/tiny", stage)]
+    rollouts = [
+        rollout for stage in ("rl", "eval/rl") for rollout in stored_rollouts(given.parent / "runs/tiny", stage)
+    ]
     told = [trajectory.segments[0].message for rollout in rollouts for trajectory in rollout.trajectories]
     assert {message.content for message in told if message is not None} == {"Be brief."}
 
@@ -111,7 +113,7 @@ def test_a_class_is_a_harness_of_every_stage(given: Path) -> None:
         ((f"rollout.harness={PANEL}:Panel",), "rollout.harness: expected a coroutine function"),
         (
             (f"rollout.harness={PANEL}:ask_nobody",),
-            f"rollout.harness: expected a harness that requests its replies from the session, got '{PANEL}:ask_nobody', which requested no",
+            "rollout.harness: expected a harness that requests its replies from the session",
         ),
         (
             (f"rollout.harness={PANEL}:ask_a_stranger",),
@@ -128,7 +130,7 @@ def test_a_class_is_a_harness_of_every_stage(given: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_played_is_refused_before_work_starts(
+def test_harnesses_and_rewards_that_do_not_fit_the_roles_are_refused(
     given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], settings: tuple[str, ...], expected: str
 ) -> None:
     for verb, words in (("check", (given,)), ("run", (given,)), ("eval", (given, checkpoint))):
@@ -209,7 +211,7 @@ def test_another_model_speaks_for_a_role(given: Path, checkpoint: Path, capsys: 
     run = given.parent / "runs/tiny"
     sampled = dict.fromkeys(("policy", "opponent"), 0)
     for stage in ("rl", "eval/rl"):
-        for rollout in stored(run, stage):
+        for rollout in stored_rollouts(run, stage):
             models = {t.role: {s.model for s in t.segments} - {None} for t in rollout.trajectories}
             assert models == {"proposer": {"policy"}, "solver/0": {"policy"}, "solver/1": {"opponent"}}
             for segment in (s for t in rollout.trajectories for s in t.segments if s.model and stage == "rl"):

@@ -56,7 +56,7 @@ def on(url, scenario):
     return asyncio.run(main())
 
 
-def refused(*arguments):
+def refusal_of(*arguments):
     """In a process of its own; what it says."""
     done = finished(("serve", *map(str, arguments)))
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
@@ -76,7 +76,7 @@ def refused_here(capsys):
     signal.signal(signal.SIGTERM, before)
 
 
-def test_text_rules_are_made_again_by_the_server(checkpoint, served):
+def test_the_server_compiles_the_text_rules_of_a_request(checkpoint, served):
     renderer = load_renderer(str(checkpoint))
     json_schema = Constraint(kind="json_schema", source='{"type": "object", "properties": {"a": {"type": "integer"}}}')
     asks = [
@@ -102,7 +102,7 @@ def test_text_rules_are_made_again_by_the_server(checkpoint, served):
             await engine.generate(broken)
         with pytest.raises(RequestRefused, match="none of them empty"):
             await engine.generate(ask(5, stop_strings=("",)))
-        with pytest.raises(RequestRefused, match="the grammar of the calls, .*got none; bind the request"):
+        with pytest.raises(RequestRefused, match="the grammar of the calls, .*got none"):
             await engine.generate(asks[-1])
         return await scenario(engine), await forked(engine, renderer)
 
@@ -136,7 +136,7 @@ async def forked(engine, renderer):
     return turns
 
 
-def test_interrupted_it_answers_what_is_under_way_with_an_error(roomy, served, tmp_path):
+def test_an_interrupted_server_answers_running_requests_with_an_error(roomy, served, tmp_path):
     path = tmp_path / "socket"
 
     async def scenario(engine):
@@ -150,14 +150,14 @@ def test_interrupted_it_answers_what_is_under_way_with_an_error(roomy, served, t
 
     with served(roomy, "--unix", path) as (process, url):
         assert url == f"unix:{path}" and path.stat().st_mode & 0o777 == 0o600
-        assert "a running server there" in refused(roomy, "--unix", path)
+        assert "a running server there" in refusal_of(roomy, "--unix", path)
         assert on(url, scenario)
         _, error = process.communicate(timeout=60)
     assert (process.returncode, error) == (130, "\ninterrupted\n")
     assert not path.exists()
 
 
-def test_terminated_it_leaves_nothing_either(roomy, served, tmp_path):
+def test_a_terminated_server_leaves_nothing_behind(roomy, served, tmp_path):
     path = tmp_path / "socket"
     with served(roomy, "--unix", path) as (process, _):
         process.terminate()
@@ -189,12 +189,12 @@ def test_a_server_that_dies_is_an_error_and_one_in_its_place_has_other_weights(r
     assert version == 4 and set(answer.versions.values) == {4}
 
 
-def test_what_cannot_be_served_ends_with_2(checkpoint, served, refused_here, tmp_path):
+def test_wrong_arguments_end_with_status_2(checkpoint, served, refused_here, tmp_path):
     with served(checkpoint) as (_, url):
-        assert "Address already in use" in refused(checkpoint, "--port", url.rpartition(":")[2])
+        assert "Address already in use" in refusal_of(checkpoint, "--port", url.rpartition(":")[2])
     assert "no such folder" in refused_here(tmp_path / "nothing")
     assert "got a folder without config.json" in refused_here(tmp_path)
-    assert "a key of [engine], got another" in refused_here(checkpoint, "--set", "rl.steps=3")
+    assert "a key of [engine]" in refused_here(checkpoint, "--set", "rl.steps=3")
     assert "max_running must be at least 1" in refused_here(checkpoint, "--set", "engine.max_running=0")
     assert "environment variable NO_SUCH_KEY: expected an API key" in refused_here(
         checkpoint, "--api-key-env", "NO_SUCH_KEY"
@@ -208,5 +208,5 @@ def test_what_cannot_be_served_ends_with_2(checkpoint, served, refused_here, tmp
     )
     notes = tmp_path / "notes.txt"
     notes.write_text("mine")
-    assert "a free path, or a socket, got another kind of file" in refused_here(checkpoint, "--unix", notes)
+    assert "a free path, or a socket" in refused_here(checkpoint, "--unix", notes)
     assert notes.read_text() == "mine"

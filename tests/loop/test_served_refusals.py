@@ -15,46 +15,48 @@ from sparring.testing.served import ServerThread
 REFUSED = [
     (
         ["engine.kind=remote"],
-        'url must be set for kind "remote" and "openai" and no other, got \'\' with kind "remote"',
+        "engine: expected url must be set",
     ),
     (
         ["engine.url=http://127.0.0.1:1"],
-        'url must be set for kind "remote" and "openai" and no other, got \'http://127.0.0.1:1\' with kind "native"',
+        "engine: expected url must be set",
     ),
     (
         ["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1"],
-        'engine.kind: expected an engine that takes weights while the run trains, got "openai"',
+        "engine.kind: expected an engine that takes weights",
     ),
     (
         ["engine.kind=remote", "engine.url=http://127.0.0.1:1"],
-        "engine at http://127.0.0.1:1: expected a running `sparring serve`, got ConnectError",
+        "engine at http://127.0.0.1:1: expected a running `sparring serve`",
     ),
     (["engine.kind=remote", "engine.url=http://[::1"], "expected a running `sparring serve`, got InvalidURL"),
     (
         ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.idle_kv_bytes=9"],
-        "got 9; leave it out; give it to `sparring serve`, as --set engine.idle_kv_bytes=9",
+        "engine.idle_kv_bytes: expected its default",
     ),
     (
         ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.kv_across_turns=offload"],
-        "engine.kv_across_turns: expected its default unless engine.kind = \"native\", got 'offload'",
+        "engine.kv_across_turns: expected its default",
     ),
     (
         ["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1", "engine.kv_tokens=4096"],
-        "got 4096; leave it out; the server decides it",
+        "engine.kv_tokens: expected its default",
     ),
     (
         ["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1", 'rollout.constraint={kind="regex",source="a+"}'],
-        'rollout.constraint: expected none with engine.kind = "openai", which takes no token masks from its client, got a regex',
+        'rollout.constraint: expected none with engine.kind = "openai"',
     ),
     (
         ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.api_key_env=NO_SUCH_KEY"],
-        "environment variable NO_SUCH_KEY: expected an API key, got nothing",
+        "environment variable NO_SUCH_KEY: expected an API key",
     ),
 ]
 
 
 @pytest.mark.parametrize(("settings", "said"), REFUSED, ids=range(len(REFUSED)))
-def test_it_is_refused(settings: list[str], said: str, given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_that_do_not_fit_the_engine_are_refused(
+    settings: list[str], said: str, given: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["check", str(given), *(word for setting in settings for word in ("--set", setting))]) == 2
     assert said in capsys.readouterr().err
 
@@ -66,10 +68,7 @@ def test_a_server_that_computes_otherwise_is_refused_and_one_that_fits_is_named(
     try:
         remote = ["check", str(given), "--set", "engine.kind=remote", "--set", f"engine.url={server.url}"]
         assert main([*remote, "--set", "models.policy.dtype=bfloat16"]) == 2
-        assert (
-            "a model in bfloat16, as in models.policy.dtype, got float32; serve it with --dtype"
-            in capsys.readouterr().err
-        )
+        assert f"engine at {server.url}: expected a model in bfloat16" in capsys.readouterr().err
         assert main(remote) == 0
         assert f"engine: {server.url} serves float32 on exact-" in capsys.readouterr().out
     finally:

@@ -42,7 +42,7 @@ def run(home: Path) -> Path:
     return home / "runs" / "tiny"
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     """What a verb prints, run in this process."""
     capsys.readouterr()
     assert main(words) == code
@@ -51,7 +51,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
 
 
 @pytest.mark.slow
-def test_stopped_in_every_stage_it_ends_as_if_it_never_was(run: Path, home: Path) -> None:
+def test_a_run_stopped_in_every_stage_ends_with_the_same_weights(run: Path, home: Path) -> None:
     words = (*COMMAND, "run", "first try.toml", "--name", "stopped often", "--set", "observe.lines_every_s=0")
     for moment in ("check: stages", "sft 3/6", "eval sft:", "export:"):
         with subprocess.Popen(words, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -82,42 +82,42 @@ def test_checkpoints_are_kept_as_the_stage_says(run: Path) -> None:
 
 @pytest.mark.parametrize("rollout", ["rl/0/0", "rl/9/2", "eval/sft/1", "eval/rl/0", "eval/no_tool/1"])
 def test_a_rollout_is_replayed_to_the_bit(run: Path, capsys: pytest.CaptureFixture[str], rollout: str) -> None:
-    assert said(capsys, "replay", str(run), rollout).endswith("identical, bit for bit\n")
+    assert output_of(capsys, "replay", str(run), rollout).endswith("identical, bit for bit\n")
 
 
 @pytest.mark.parametrize("words", [("{}", "rl/99/0"), ("{}", "no such"), ("{}/none", "rl/0/0"), ("{}/rl", "rl/0/0")])
-def test_what_is_no_recorded_rollout(run: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, str]) -> None:
-    message = said(capsys, "replay", *(word.format(run) for word in words), code=2)
+def test_an_unknown_rollout_is_refused(run: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, str]) -> None:
+    message = output_of(capsys, "replay", *(word.format(run) for word in words), code=2)
     assert ": expected the " in message and ", got " in message and "; " in message
 
 
-def test_eval_finds_what_the_run_found(run: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_repeats_the_success_of_the_run(run: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = json.loads((run / "summary.json").read_text())
     with contextlib.chdir(home):
-        lines = said(capsys, "eval", "first try.toml", "runs/tiny").splitlines()
+        lines = output_of(capsys, "eval", "first try.toml", "runs/tiny").splitlines()
     [total] = [line.split() for line in lines if line.startswith("all together")]
     assert total[:4] == ["all", "together", f"{100 * summary['rl_success']:.1f}", "%"] and total[-1] == "6"
 
 
 def test_eval_refuses_more_tasks_than_there_are(home: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.chdir(home):
-        message = said(capsys, "eval", "first try.toml", "runs/tiny", "--tasks", "13", code=2)
+        message = output_of(capsys, "eval", "first try.toml", "runs/tiny", "--tasks", "13", code=2)
     assert message.startswith("eval.tasks: expected at most 12")
 
 
 def test_export_casts_and_never_overwrites(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "for friends" / "model"
-    assert said(capsys, "export", str(run), str(out), "--dtype", "bfloat16") == f"{out}\n"
+    assert output_of(capsys, "export", str(run), str(out), "--dtype", "bfloat16") == f"{out}\n"
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
-    assert "expected a folder that does not exist yet" in said(capsys, "export", str(run), str(out), code=2)
+    assert "expected a folder that does not exist yet" in output_of(capsys, "export", str(run), str(out), code=2)
     (tmp_path / "file").write_text("")
-    blocked = said(capsys, "export", str(run), str(tmp_path / "file" / "model"), code=2)
+    blocked = output_of(capsys, "export", str(run), str(tmp_path / "file" / "model"), code=2)
     assert "expected a folder that can be made" in blocked
 
 
 def test_the_report_is_written_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "report.html").unlink()
-    assert said(capsys, "report", str(run)) == f"{run}/report.html\n"
+    assert output_of(capsys, "report", str(run)) == f"{run}/report.html\n"
     assert "</html>" in (run / "report.html").read_text()
 
 
@@ -128,9 +128,9 @@ def test_a_run_that_is_going_on_may_be_looked_at(home: Path, run: Path, capsys: 
         assert any(line.startswith("rl 3/") for line in process.stdout)
         live = run.with_name("live")
         with contextlib.chdir(home):
-            second = said(capsys, "run", "first try.toml", "--name", "live", "--set", "rl.steps=100000", code=2)
-        page = said(capsys, "report", str(live))
-        replayed = said(capsys, "replay", str(live), "rl/0/0")
+            second = output_of(capsys, "run", "first try.toml", "--name", "live", "--set", "rl.steps=100000", code=2)
+        page = output_of(capsys, "report", str(live))
+        replayed = output_of(capsys, "replay", str(live), "rl/0/0")
         process.kill()
         process.stdout.close()
     assert f"got pid {process.pid}; " in second
@@ -231,21 +231,21 @@ def test_control_c_stops_an_answer_and_the_talk_goes_on(run: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("model.safetensors", "{", ": expected a checkpoint that the library loads, got SafetensorError: "),
-        ("model.safetensors", None, ": expected a checkpoint that the library loads, got OSError: "),
-        ("config.json", "{", ": expected a Hugging Face causal LM, got OSError: "),
-        ("config.json", "{}", ": expected a Hugging Face causal LM, got ValueError: "),
-        ("tokenizer.json", "{", "/tokenizer.json: expected a tokenizer of the tokenizers library, got Exception: "),
+        ("model.safetensors", "{", ": expected a checkpoint that the library loads, got SafetensorError"),
+        ("model.safetensors", None, ": expected a checkpoint that the library loads, got OSError"),
+        ("config.json", "{", ": expected a Hugging Face causal LM, got OSError"),
+        ("config.json", "{}", ": expected a Hugging Face causal LM, got ValueError"),
+        ("tokenizer.json", "{", "/tokenizer.json: expected a tokenizer of the tokenizers library"),
         (
             "tokenizer.json",
             None,
-            "/tokenizer.json: expected a tokenizer.json (a fast tokenizer), got a folder without one; ",
+            "/tokenizer.json: expected a tokenizer.json",
         ),
-        ("tokenizer_config.json", "{", "/tokenizer_config.json: expected JSON, got JSONDecodeError: "),
+        ("tokenizer_config.json", "{", "/tokenizer_config.json: expected JSON"),
         (
             "chat_template.jinja",
             "{% for %}",
-            "/chat_template.jinja: expected a chat template in Jinja, got TemplateSyntaxError: ",
+            "/chat_template.jinja: expected a chat template",
         ),
     ],
 )
@@ -257,7 +257,7 @@ def test_chat_refuses_a_broken_checkpoint(
     (folder / file).unlink()
     if content is not None:
         (folder / file).write_text(content)
-    message = said(capsys, "chat", str(folder), code=2)
+    message = output_of(capsys, "chat", str(folder), code=2)
     assert message.startswith(f"{folder}{words}")
     assert message.count("; ") >= 1 and "\n" not in message.strip()
 
@@ -265,10 +265,10 @@ def test_chat_refuses_a_broken_checkpoint(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--max-tokens", "0"), "argument --max-tokens: expected 1 or more, got 0"),
-        (("--temperature", "-1"), "argument --temperature: expected 0 or more, got -1"),
-        (("--temperature", "nan"), "argument --temperature: expected 0 or more, got nan"),
-        (("--temperature", "warm"), "argument --temperature: expected a value of type float, got 'warm'"),
+        (("--max-tokens", "0"), "argument --max-tokens: expected 1 or more"),
+        (("--temperature", "-1"), "argument --temperature: expected 0 or more"),
+        (("--temperature", "nan"), "argument --temperature: expected 0 or more"),
+        (("--temperature", "warm"), "argument --temperature: expected a value"),
     ],
 )
 def test_chat_refuses_numbers_that_make_no_sense(

@@ -60,7 +60,7 @@ def test_vllms_own_reload_leaves_the_old_head_and_verification_sees_it(run, weig
         await asyncio.to_thread(engine.server.ask, "POST", "/collective_rpc", reload)
         with pytest.raises(
             WeightsError,
-            match="expected the publisher's log-probabilities on its probe within 0.01, got a difference of",
+            match="expected the publisher's log-probabilities on its probe",
         ):
             await engine.weights.verify(weights[1].ref.probe, "after vLLM's own reload")
         await engine.pull(weights[1].at(5))  # ours repacks the head
