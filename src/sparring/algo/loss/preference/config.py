@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
+from sparring.algo.base import NamedRule
 
 
-class DpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="dpo"):
+class DpoConfig(NamedRule, frozen=True, kw_only=True, tag="dpo"):
     """Direct preference optimisation (arXiv 2305.18290, equation 7).
 
         r = beta * (log pi(y|x) - log reference(y|x)),    m = r(chosen) - r(rejected)
@@ -26,9 +26,7 @@ class DpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError(f"label_smoothing must be 0 or more and below 0.5, got {self.label_smoothing}")
 
 
-class RobustDpoConfig(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="robust_dpo"
-):
+class RobustDpoConfig(NamedRule, frozen=True, kw_only=True, tag="robust_dpo"):
     """DPO, unbiased under labels that are swapped at a known rate (arXiv 2403.00409).
 
         loss = (-(1 - flip_rate) * log sigmoid(m) + flip_rate * log sigmoid(-m)) / (1 - 2 * flip_rate),    m as in dpo
@@ -47,7 +45,7 @@ class RobustDpoConfig(
             raise ValueError(f"flip_rate must be 0 or more and below 0.5, got {self.flip_rate}")
 
 
-class IpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="ipo"):
+class IpoConfig(NamedRule, frozen=True, kw_only=True, tag="ipo"):
     """Identity preference optimisation (arXiv 2310.12036, equation 17).
 
         r = log pi(y|x) - log reference(y|x),    loss = (r(chosen) - r(rejected) - 1 / (2 * beta))^2
@@ -64,7 +62,7 @@ class IpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         _positive(beta=self.beta)
 
 
-class KtoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="kto"):
+class KtoConfig(NamedRule, frozen=True, kw_only=True, tag="kto"):
     """Kahneman-Tversky optimisation (arXiv 2402.01306, equation 8) of single labelled replies; a pair counts as two.
 
         r = log pi(y|x) - log reference(y|x),    z = max(0, mean of r over replies to other prompts)
@@ -85,7 +83,7 @@ class KtoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         _positive(beta=self.beta, wanted=self.wanted, unwanted=self.unwanted)
 
 
-class SimPoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="simpo"):
+class SimPoConfig(NamedRule, frozen=True, kw_only=True, tag="simpo"):
     """Simple preference optimisation (arXiv 2405.14734, equation 6), without a reference.
 
         r = beta * log pi(y|x) / length(y),    loss = -log sigmoid(r(chosen) - r(rejected) - gamma)
@@ -105,7 +103,7 @@ class SimPoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(f"gamma must be 0 or more, got {self.gamma}")
 
 
-class OrpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="orpo"):
+class OrpoConfig(NamedRule, frozen=True, kw_only=True, tag="orpo"):
     """Odds ratio preference optimisation (arXiv 2403.07691, equations 6 and 7), without a reference, added to imitation
     of the chosen reply.
 
