@@ -26,7 +26,7 @@ from sparring.algo.correction.presets import CORRECTIONS
 from sparring.algo.correction.rule import Correction
 from sparring.algo.filter.difficulty import Difficulty
 from sparring.algo.kl import Kl
-from sparring.algo.loss.preference.config import PreferenceLoss
+from sparring.algo.preference_rules import PreferenceLoss
 from sparring.algo.presets import ALGORITHMS
 from sparring.algo.right_answers import RightAnswers
 from sparring.algo.rules import CreditRule, GateRule, RatioRule, ShapingRule

@@ -1,18 +1,21 @@
-"""Ratios: the change in probability of a token, a turn or a sequence. Torch-free until called."""
+"""Ratios: the change in probability of a token, a turn or a sequence. Torch-free until called.
+
+A ratio computes the logarithm of each token's ratio [M], with gradient; tokens of one `unit` share a ratio. It is
+exactly 0 where logprob and anchor are equal.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
+from sparring.algo.base import NamedRule
 from sparring.algo.tokens import PolicyTokens, RatioKind, Unit
 
 if TYPE_CHECKING:
     import torch
 
 
-class TokenRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="token", tag_field="name"):
+class TokenRatio(NamedRule, frozen=True, kw_only=True, tag="token"):
     """r_t = pi(y_t) / anchor(y_t): PPO (arXiv 1707.06347, section 3)."""
 
     unit: ClassVar[Unit] = "token"
@@ -22,9 +25,7 @@ class TokenRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return tokens.log_ratio
 
 
-class SequenceRatio(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="sequence", tag_field="name"
-):
+class SequenceRatio(NamedRule, frozen=True, kw_only=True, tag="sequence"):
     """s_i = exp(mean over the sequence of log r_t), the same for all its tokens: GSPO (arXiv 2507.18071, equation 7).
 
     With `per_token` the value is the sequence's and the gradient each token's own: stop_gradient(s_i) * pi /
@@ -41,7 +42,7 @@ class SequenceRatio(
         return _mean_ratio(tokens, self.unit, per_token=self.per_token)
 
 
-class TurnRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="turn", tag_field="name"):
+class TurnRatio(NamedRule, frozen=True, kw_only=True, tag="turn"):
     """exp(mean over the turn of log r_t), the same for all tokens of one turn: GSPO's sequence ratio (arXiv 2507.18071,
     equation 7), applied to one turn of an agent."""
 
@@ -55,9 +56,7 @@ class TurnRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return _mean_ratio(tokens, self.unit, per_token=self.per_token)
 
 
-class ProductRatio(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="product", tag_field="name"
-):
+class ProductRatio(NamedRule, frozen=True, kw_only=True, tag="product"):
     """exp(sum over the sequence of log r_t), the same for all its tokens: the importance weight of a whole trajectory
     (Precup, Sutton and Singh 2000). Unbiased, but its variance grows with the length: use it with gates that bound it,
     such as `topr` and `vespo`."""

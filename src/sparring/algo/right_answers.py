@@ -6,14 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import msgspec
-
+from sparring.algo.base import NamedRule
 from sparring.types import Group, Sample, Score
 
 
-class RightAnswers(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="right_answers", tag_field="name"
-):
+class RightAnswers(NamedRule, frozen=True, kw_only=True, tag="right_answers"):
     """VAPO's positive-example loss: right rollouts are also imitated.
 
         loss  = policy loss + coefficient * L_NLL

@@ -115,18 +115,6 @@ class Gated:
     stopped: torch.Tensor
 
 
-class Ratio(Protocol):
-    """Probability ratio of each token, implemented in `algo/ratio.py`. Tokens of one `unit` share a ratio."""
-
-    unit: Unit
-    kind: RatioKind
-
-    def __call__(self, tokens: PolicyTokens) -> torch.Tensor:
-        """Compute the logarithm of each token's ratio [M], with gradient. It is exactly 0 where logprob and anchor are
-        equal."""
-        ...
-
-
 class RatioGate(Protocol):
     """Surrogate objective of ratios and advantages, implemented in `algo/gate/`. A gate compares the ratios of tokens
     of one `unit`.

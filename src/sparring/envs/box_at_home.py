@@ -21,18 +21,10 @@ class BoxAtHome:
         return getattr(self._box, name)
 
     async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
-
-        async def call() -> ExecResult:
-            return await self._box.exec(argv, stdin=stdin, timeout_s=timeout_s)
-
-        return await at_home(call)
+        return await at_home(self._box.exec, argv, stdin=stdin, timeout_s=timeout_s)
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
-
-        async def call() -> ExecResult:
-            return await self._box.python(code, timeout_s=timeout_s)
-
-        return await at_home(call)
+        return await at_home(self._box.python, code, timeout_s=timeout_s)
 
     async def fresh(self) -> Sandbox:
         return BoxAtHome(await at_home(self._box.fresh))

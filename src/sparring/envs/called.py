@@ -41,13 +41,9 @@ class ByName:
         underlying = _underlying(function)
         self.is_async = inspect.iscoroutinefunction(underlying)
         bound = set(function.keywords) if isinstance(function, functools.partial) else set()
-        self._parameters = [
-            parameter
-            for parameter in parameters
-            if parameter.kind is not parameter.VAR_POSITIONAL and parameter.name not in bound
-        ]
-        self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self._parameters)
-        self._wants = [parameter for parameter in self._parameters if parameter.kind is not parameter.VAR_KEYWORD]
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        self._wants = [each for each in parameters if each.kind not in variadic and each.name not in bound]
         self._bound = bound
         names = {parameter.name for parameter in self._wants}
         self._batched = bool(names & {"completions", "prompts"})

@@ -127,7 +127,7 @@ async def away(function: Callable[..., Any], *arguments: Any, **named: Any) -> A
     return await value if inspect.isawaitable(value) else value
 
 
-async def at_home(function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T:
+async def at_home(function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **named: Any) -> T:
     """Await a coroutine function on the run's event loop, to which boxes and judges belong, from any thread.
 
     Raises:
@@ -135,8 +135,8 @@ async def at_home(function: Callable[..., Coroutine[Any, Any, T]], *arguments: A
     """
     home = HOME.get()
     if home is None or home is asyncio.get_running_loop():
-        return await function(*arguments)
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(function(*arguments), home))
+        return await function(*arguments, **named)
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(function(*arguments, **named), home))
 
 
 async def called(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:

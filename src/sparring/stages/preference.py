@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from sparring.algo.loss.preference.config import WITHOUT_REFERENCE, KtoConfig
+from sparring.algo.loss.preference.config import KtoConfig
 from sparring.annotations import Annotation
 from sparring.batch.preference import CHOSEN, REJECTED, mismatched, preference_batch, reply
 from sparring.errors import refusal
@@ -56,7 +56,7 @@ async def run(context: Context) -> dict[str, Any]:
     units, others = (list(_units(section, tools, renderer, rows, longest)) for rows in (trained, held))
     if isinstance(section.loss, KtoConfig):
         units = _with_mismatched(units, longest, seed)
-    if not isinstance(section.loss, WITHOUT_REFERENCE):
+    if section.loss.has_reference:
         units, others = await _with_reference(trainer, units), await _with_reference(trainer, others)
     totals = await supervise(
         context,

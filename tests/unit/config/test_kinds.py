@@ -17,7 +17,7 @@ def test_a_named_loss_survives_a_dump():
     import tomllib
 
     config = preference_config(loss={"name": "ipo", "beta": 0.2})
-    assert type(config.preference.loss).__name__ == "IpoConfig" and config.preference.loss.beta == 0.2
+    assert type(config.preference.loss).__name__ == "Ipo" and config.preference.loss.beta == 0.2
     assert from_data(tomllib.loads(dump(config)), "again") == config
 
 

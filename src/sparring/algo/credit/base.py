@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, ClassVar
 
-import msgspec
-
-from sparring.algo.base import name_of
+from sparring.algo.base import NamedRule, name_of
+from sparring.algo.credit.members import Member, per_trajectory
 from sparring.annotations import Annotation
 from sparring.errors import refusal
-from sparring.types import alike
+from sparring.types import Group, Sample, alike
 
 
-class BaseCredit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name"):
+class BaseCredit(NamedRule, frozen=True, kw_only=True):
     """Base of the credit rules: class variables and methods that the configuration, the stages and the pipeline read.
 
     A rule is one file: its equation, its settings as fields, and the class variables in which it differs from the
@@ -66,6 +65,21 @@ class BaseCredit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         A rule without state returns itself.
         """
         return self
+
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """Set one advantage for all tokens of a trajectory (`advantages`); see `protocols.Credit`.
+
+        Raises:
+            ValueError: a sample belongs to no trajectory of its group, or a reward is not finite.
+        """
+        return per_trajectory(groups, samples, self.advantages)
+
+    def advantages(self, members: Sequence[Member]) -> Sequence[float] | None:
+        """Compute the advantage of each member of one role of a group; None if they cannot be compared.
+
+        Rules that set an advantage per turn or token override `credit` instead.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a method advantages(self, members)")
 
     def state(self) -> Mapping[str, Any]:
         return {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import Member, in_order, members, returns
+from sparring.algo.credit.members import Member, members, returns, set_advantages
 from sparring.algo.credit.statistics import standardised
 from sparring.annotations import Annotation
 from sparring.types import Group, Sample
@@ -73,15 +73,12 @@ class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
         advantages = [a for values, _ in results for a in values]
         if self.whiten:
             advantages = standardised(advantages, epsilon=self.epsilon, lost=0)
-        normal, targets = iter(advantages), iter(results)
+        normal, targets = iter(advantages), iter(target for _, target in results)
         credited = []
         for of_group, rows in zip(everyone, samples, strict=True):
-            credited_members = []
-            for m in of_group:
-                own, target = next(targets)
-                with_target = replace(m, rows=m.with_steps(target, Annotation.RETURN))
-                credited_members.append(with_target.with_steps([next(normal) for _ in own]))
-            credited.append(in_order(rows, credited_members, credited_members))
+            aimed = [replace(m, rows=m.with_steps(next(targets), Annotation.RETURN)) for m in of_group]
+            of_steps = {m.trajectory.id: [next(normal) for _ in range(m.length)] for m in aimed}
+            credited.append(set_advantages(rows, aimed, of_steps, Member.with_steps))
         return credited
 
     def _advantages_and_targets(self, member: Member) -> tuple[list[float], list[float]]:

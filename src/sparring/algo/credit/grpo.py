@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import Member, per_trajectory
+from sparring.algo.credit.members import Member
 from sparring.algo.credit.statistics import centred, standardised
-from sparring.types import Group, Sample
 
 
 class Grpo(BaseCredit, frozen=True, kw_only=True, tag="grpo"):
@@ -35,14 +34,6 @@ class Grpo(BaseCredit, frozen=True, kw_only=True, tag="grpo"):
         if not self.epsilon > 0:
             raise ValueError(f"epsilon must be above 0, got {self.epsilon}")
 
-    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`. A member without siblings gets exactly 0.
-
-        Raises:
-            ValueError: a sample belongs to no trajectory of its group, or a reward is not finite.
-        """
-        return per_trajectory(groups, samples, self._advantages)
-
-    def _advantages(self, members: Sequence[Member]) -> list[float]:
+    def advantages(self, members: Sequence[Member]) -> list[float]:
         rewards = [m.reward for m in members]
         return standardised(rewards, epsilon=self.epsilon) if self.normalise else centred(rewards)

@@ -4,7 +4,7 @@ sampled tokens."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import TypeVar
@@ -292,16 +292,27 @@ def _credit_group(
         values = rule(role)
         if values is not None:
             advantages |= {m.trajectory.id: value for m, value in zip(role, values, strict=True)}
-    pairs = ((m, advantages.get(m.trajectory.id)) for m in everyone)
-    credited = (m.with_advantage(0.0) if value is None else write(m, value) for m, value in pairs)
-    return in_order(rows, credited, advantages)
+    return set_advantages(rows, everyone, advantages, write)
 
 
-def in_order(rows: Sequence[Sample], credited: Iterable[tuple[Sample, ...]], any_credit: object) -> list[Sample]:
-    """Return the credited rows of a group in the order of `rows`; an empty list if no member got credit."""
-    if not any_credit:
+def set_advantages(
+    rows: Sequence[Sample],
+    everyone: Sequence[Member],
+    advantages: Mapping[str, T],
+    write: Callable[[Member, T], tuple[Sample, ...]],
+) -> list[Sample]:
+    """Set the advantages of a group's members, and return its rows in order.
+
+    Args:
+        advantages: advantages by trajectory; a member without any gets 0.0. If no member has any, the group leaves the
+            update: the list is empty.
+        write: method of `Member` that writes them.
+    """
+    values = [advantages.get(m.trajectory.id) for m in everyone]
+    if all(value is None for value in values):
         return []
-    by_id = {row.id: row for of_member in credited for row in of_member}
+    pairs = zip(everyone, values, strict=True)
+    by_id = {row.id: row for m, v in pairs for row in (m.with_advantage(0.0) if v is None else write(m, v))}
     return [by_id[row.id] for row in rows]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import Member, in_order, members, returns
+from sparring.algo.credit.members import Member, members, returns, set_advantages
 from sparring.types import Group, Sample
 
 
@@ -39,7 +39,7 @@ class Reinforce(BaseCredit, frozen=True, kw_only=True, tag="reinforce"):
         for group, rows in zip(groups, samples, strict=True):
             everyone = members(group, rows)
             values = {m.trajectory.id: self._advantages(m) for m in everyone}
-            credited.append(in_order(rows, (m.with_steps(values[m.trajectory.id]) for m in everyone), values))
+            credited.append(set_advantages(rows, everyone, values, Member.with_steps))
         return credited
 
     def _advantages(self, member: Member) -> list[float]:

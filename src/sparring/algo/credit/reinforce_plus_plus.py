@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import Member, in_order, members, returns
+from sparring.algo.credit.members import Member, members, returns, set_advantages
 from sparring.algo.credit.statistics import standardised
 from sparring.types import Group, Sample
 
@@ -54,5 +54,5 @@ def over_the_update(
             m.trajectory.id: [next(normal) for _ in steps]
             for m, steps in zip(of_group, group or (), strict=bool(group))
         }
-        credited.append(in_order(rows, (m.with_steps(advantages[m.trajectory.id]) for m in of_group), advantages))
+        credited.append(set_advantages(rows, of_group, advantages, Member.with_steps))
     return credited

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import in_order, members
+from sparring.algo.credit.members import Member, members, set_advantages
 from sparring.algo.credit.statistics import mean
 from sparring.errors import refusal
 from sparring.types import Group, Sample
@@ -25,7 +25,6 @@ class Remax(BaseCredit, frozen=True, kw_only=True, tag="remax"):
     least_members: ClassVar[int] = 1
     sees_one_group: ClassVar[bool] = True
     needs_baselines: ClassVar[bool] = True
-    wants_baseline: ClassVar[bool] = True
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`.
@@ -43,7 +42,5 @@ class Remax(BaseCredit, frozen=True, kw_only=True, tag="remax"):
             for m in everyone if group.baselines else ():
                 greedy = [replace(m, score=score, rows=()).outcome for score in group.baselines]
                 advantages[m.trajectory.id] = m.reward - mean(greedy)
-            credited.append(
-                in_order(rows, (m.with_advantage(advantages[m.trajectory.id]) for m in everyone), advantages)
-            )
+            credited.append(set_advantages(rows, everyone, advantages, Member.with_advantage))
         return credited

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import Member, per_trajectory
+from sparring.algo.credit.members import Member
 from sparring.algo.credit.statistics import against_others
-from sparring.types import Group, Sample
 
 
 class Rloo(BaseCredit, frozen=True, kw_only=True, tag="rloo"):
@@ -24,9 +23,5 @@ class Rloo(BaseCredit, frozen=True, kw_only=True, tag="rloo"):
     least_members: ClassVar[int] = 2
     sees_one_group: ClassVar[bool] = True
 
-    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        return per_trajectory(groups, samples, _advantages)
-
-
-def _advantages(members: Sequence[Member]) -> list[float] | None:
-    return against_others([member.reward for member in members]) if len(members) > 1 else None
+    def advantages(self, members: Sequence[Member]) -> list[float] | None:
+        return against_others([member.reward for member in members]) if len(members) > 1 else None

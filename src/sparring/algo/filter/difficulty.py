@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from sparring.algo.base import NamedRule
 from sparring.types import Group, Score
 
 
-class Difficulty(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="difficulty", tag_field="name"
-):
+class Difficulty(NamedRule, frozen=True, kw_only=True, tag="difficulty"):
     """Difficulty filter: only groups whose share of solved rollouts lies in a range are trained.
 
         lowest < solved / members < highest

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.base import NamedRule
 from sparring.algo.tokens import RatioKind, Unit
 
 
-class BaseGate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name"):
+class BaseGate(NamedRule, frozen=True, kw_only=True):
     """Base of the gates: class variables that the configuration and the loss read.
 
     A gate is one file: its equation, its settings as fields, and the class variables in which it differs from the

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import msgspec
+from sparring.algo.base import NamedRule
 
 
-class BaseShaping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name"):
+class BaseShaping(NamedRule, frozen=True, kw_only=True):
     """Base of the shaping rules, which change rewards between scoring and credit. A rule is one file; `algo/rules.py`
     lists it."""
 

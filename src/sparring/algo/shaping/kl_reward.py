@@ -6,17 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-import msgspec
-
+from sparring.algo.base import NamedRule
 from sparring.algo.kl import check_target
 from sparring.annotations import Annotation
 from sparring.errors import refusal
 from sparring.types import Sample
 
 
-class KlReward(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="kl_reward", tag_field="name"
-):
+class KlReward(NamedRule, frozen=True, kw_only=True, tag="kl_reward"):
     """KL in the reward: a per-token penalty in addition to the outcome.
 
         r_t -= coefficient * k_t        with d = log p(y_t) - log p_reference(y_t)

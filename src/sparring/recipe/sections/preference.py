@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from sparring.algo.loss.preference.config import DpoConfig, OrpoConfig, PreferenceLoss
+from sparring.algo.loss.preference.dpo import Dpo
+from sparring.algo.preference_rules import PreferenceLoss
+from sparring.algo.rare.preference.orpo import Orpo
 from sparring.recipe.sections.overrides import TrainOverrides
 
 NAMED = {("preference", "loss"): "dpo", ("reward_model", "loss"): "bradley_terry", ("rl", "preference"): "dpo"}
@@ -21,7 +23,7 @@ class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     held_out: int = 0
     """Minimum number of rows, by whole prompts, that are kept for evaluation at the end; 0: none."""
 
-    loss: PreferenceLoss = DpoConfig()
+    loss: PreferenceLoss = Dpo()
     """Loss, by `name`."""
 
     imitate: float | None = None
@@ -40,14 +42,14 @@ class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     @property
     def imitates(self) -> float:
         """Weight of the negative log-likelihood, with the default resolved."""
-        return float(isinstance(self.loss, OrpoConfig)) if self.imitate is None else self.imitate
+        return float(isinstance(self.loss, Orpo)) if self.imitate is None else self.imitate
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.rows_per_step < 1 or self.held_out < 0:
             raise ValueError("steps and rows_per_step must be at least 1, held_out not below 0")
         if self.imitates < 0:
             raise ValueError(f"imitate must be 0 or more, got {self.imitate}")
-        if isinstance(self.loss, OrpoConfig) and not self.imitates:
+        if isinstance(self.loss, Orpo) and not self.imitates:
             raise ValueError("imitate must be above 0 with orpo, whose loss has no other likelihood term; leave it out")
 
 

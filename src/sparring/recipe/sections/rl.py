@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from sparring.algo.loss.preference.config import ComparingLoss
+from sparring.algo.preference_rules import ComparingLoss
 from sparring.recipe.sections.overrides import TrainOverrides
 from sparring.recipe.sections.stop import StopConfig
 from sparring.tasks.pools import DifficultyPools

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sparring.algo.credit.pairs import Pairs
-from sparring.algo.loss.preference.config import WITHOUT_REFERENCE
 from sparring.algo.pipeline import load_credit
 from sparring.errors import refusal
 from sparring.protocols import Credit, Loss
@@ -30,7 +29,7 @@ def needs_reference(config: RunConfig) -> bool:
     """Return whether the loss compares the policy with the weights that the stage starts from."""
     if config.rl.preference is None:
         return config.algo.needs_reference
-    return not isinstance(config.rl.preference, WITHOUT_REFERENCE)
+    return config.rl.preference.has_reference
 
 
 def check_online(config: RunConfig) -> list[str]:

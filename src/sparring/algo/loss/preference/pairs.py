@@ -6,7 +6,7 @@ Shapes: M weighted tokens of a micro-batch, R rows, P pairs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -30,15 +30,13 @@ class ReplySums(NamedTuple):
 
 
 class PairForm(Protocol):
-    """Algorithm over pairs."""
+    """Algorithm over pairs: a rule that a recipe names, with its settings. Torch-free until called.
 
-    @property
-    def name(self) -> str:
-        """Name of the algorithm in recipes."""
+    Attributes:
+        has_reference: True if rows carry the annotation `reference`.
+    """
 
-    @property
-    def has_reference(self) -> bool:
-        """True if rows carry the annotation `reference`."""
+    has_reference: ClassVar[bool]
 
     def reward(self, replies: ReplySums) -> torch.Tensor:
         """Compute the reward of each reply."""

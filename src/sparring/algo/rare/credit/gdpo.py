@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import Member, by_role, in_order, members
+from sparring.algo.credit.members import Member, by_role, members, set_advantages
 from sparring.algo.credit.statistics import standardised
 from sparring.types import Group, Sample
 
@@ -54,12 +54,10 @@ class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
             for m, value in zip(role, self._weighted_sums(role), strict=True)
         }
         normal = dict(zip(sums, standardised(list(sums.values()), epsilon=self.epsilon), strict=True))
-        credited = []
-        for of_group, rows in zip(everyone, samples, strict=True):
-            compared_members = [m for m in of_group if m.trajectory.id in normal]
-            rows_of = (m.with_advantage(normal.get(m.trajectory.id, 0.0)) for m in of_group)
-            credited.append(in_order(rows, rows_of, bool(compared_members)))
-        return credited
+        return [
+            set_advantages(rows, of_group, normal, Member.with_advantage)
+            for of_group, rows in zip(everyone, samples, strict=True)
+        ]
 
     def _weighted_sums(self, role: Sequence[Member]) -> list[float]:
         columns = [

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import Member, in_order, members
+from sparring.algo.credit.members import Member, members, set_advantages
 from sparring.algo.credit.statistics import centred
 from sparring.types import Group, Sample
 
@@ -45,7 +45,5 @@ class Hierarchical(BaseCredit, frozen=True, kw_only=True, tag="hierarchical"):
                     advantages |= {
                         m.trajectory.id: a for m, a in zip(compared, centred([m.reward for m in compared]), strict=True)
                     }
-            credited.append(
-                in_order(rows, (m.with_advantage(advantages.get(m.trajectory.id, 0.0)) for m in everyone), advantages)
-            )
+            credited.append(set_advantages(rows, everyone, advantages, Member.with_advantage))
         return credited

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import Member, per_trajectory
+from sparring.algo.credit.members import Member
 from sparring.algo.credit.statistics import centred, mean
-from sparring.types import Group, Sample
 
 
 class MaxRl(BaseCredit, frozen=True, kw_only=True, tag="maxrl"):
@@ -25,23 +24,14 @@ class MaxRl(BaseCredit, frozen=True, kw_only=True, tag="maxrl"):
     sees_one_group: ClassVar[bool] = True
     needs_nonnegative_rewards: ClassVar[bool] = True
 
-    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`.
-
-        Raises:
-            ValueError: a reward is below 0.
-        """
-        return per_trajectory(groups, samples, _advantages)
-
-
-def _advantages(members: Sequence[Member]) -> list[float] | None:
-    rewards = [m.reward for m in members]
-    if min(rewards) < 0:
-        raise ValueError(
-            f"rollout {members[0].rollout}: expected rewards of at least 0 with maxrl, which divides by their mean, "
-            f"got {min(rewards)}"
-        )
-    average = mean(rewards)
-    if len(members) < 2:
-        return None
-    return [c / average for c in centred(rewards)] if average else [0.0] * len(rewards)
+    def advantages(self, members: Sequence[Member]) -> list[float] | None:
+        rewards = [m.reward for m in members]
+        if min(rewards) < 0:
+            raise ValueError(
+                f"rollout {members[0].rollout}: expected rewards of at least 0 with maxrl, which divides by their "
+                f"mean, got {min(rewards)}"
+            )
+        average = mean(rewards)
+        if len(members) < 2:
+            return None
+        return [c / average for c in centred(rewards)] if average else [0.0] * len(rewards)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import Member, per_trajectory
-from sparring.types import Group, Sample, alike
+from sparring.algo.credit.members import Member
+from sparring.types import alike
 
 
 class Opo(BaseCredit, frozen=True, kw_only=True, tag="opo"):
@@ -23,15 +23,11 @@ class Opo(BaseCredit, frozen=True, kw_only=True, tag="opo"):
     least_members: ClassVar[int] = 2
     sees_one_group: ClassVar[bool] = True
 
-    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        return per_trajectory(groups, samples, _advantages)
-
-
-def _advantages(members: Sequence[Member]) -> list[float] | None:
-    rewards, lengths = [m.reward for m in members], [m.length for m in members]
-    if len(members) < 2 or not sum(lengths):
-        return None
-    if alike(rewards):
-        return [0.0] * len(rewards)
-    baseline = math.fsum(length * reward for length, reward in zip(lengths, rewards, strict=True)) / sum(lengths)
-    return [reward - baseline for reward in rewards]
+    def advantages(self, members: Sequence[Member]) -> list[float] | None:
+        rewards, lengths = [m.reward for m in members], [m.length for m in members]
+        if len(members) < 2 or not sum(lengths):
+            return None
+        if alike(rewards):
+            return [0.0] * len(rewards)
+        baseline = math.fsum(length * reward for length, reward in zip(lengths, rewards, strict=True)) / sum(lengths)
+        return [reward - baseline for reward in rewards]

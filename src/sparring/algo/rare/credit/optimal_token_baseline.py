@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import Member, by_role, in_order, members, returns
+from sparring.algo.credit.members import Member, by_role, members, returns, set_advantages
 from sparring.algo.credit.succession import Address, StepPlace
 from sparring.annotations import Annotation
 from sparring.types import Group, Sample, alike
@@ -46,8 +46,7 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
             values: dict[str, list[float]] = {}
             for role in by_role(everyone).values():
                 values |= self._role_advantages([m for m in role if m.rows])
-            credits = ((m, values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
-            credited.append(in_order(rows, (m.with_steps(steps) for m, steps in credits), bool(values)))
+            credited.append(set_advantages(rows, everyone, values, Member.with_steps))
         return credited
 
     def _role_advantages(self, role: Sequence[Member]) -> dict[str, list[float]]:

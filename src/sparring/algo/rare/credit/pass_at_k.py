@@ -7,8 +7,7 @@ from math import comb, sqrt
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import Member, per_trajectory
-from sparring.types import Group, Sample
+from sparring.algo.credit.members import Member
 
 
 class PassAtK(BaseCredit, frozen=True, kw_only=True, tag="pass_at_k"):
@@ -42,14 +41,11 @@ class PassAtK(BaseCredit, frozen=True, kw_only=True, tag="pass_at_k"):
         """Return max(2, k): smaller groups have no subset of k to compare."""
         return max(2, self.k)
 
-    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        return per_trajectory(groups, samples, self._advantages)
-
     def says_nothing(self, rewards: Sequence[float]) -> bool:
         failed = sum(reward <= self.solved_above for reward in rewards)
         return len(rewards) < self.least_members or failed < self.k or failed == len(rewards)
 
-    def _advantages(self, members: Sequence[Member]) -> list[float] | None:
+    def advantages(self, members: Sequence[Member]) -> list[float] | None:
         rewards = [m.reward for m in members]
         solved = [reward > self.solved_above for reward in rewards]
         count, failed = len(solved), solved.count(False)

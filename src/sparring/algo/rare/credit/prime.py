@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import Member, by_role, in_order, members, returns
+from sparring.algo.credit.members import Member, by_role, members, returns, set_advantages
 from sparring.algo.credit.statistics import against_others, mean
 from sparring.algo.right_answers import is_right
 from sparring.annotations import Annotation
@@ -60,8 +60,7 @@ class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
             values: dict[str, list[float]] = {}
             for role in by_role(everyone).values():
                 values |= self._role_advantages([m for m in role if m.rows])
-            credits = ((self._with_label(m), values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
-            credited.append(in_order(rows, (m.with_steps(steps) for m, steps in credits), bool(values)))
+            credited.append(set_advantages(rows, [self._with_label(m) for m in everyone], values, Member.with_steps))
         return credited
 
     def _with_label(self, member: Member) -> Member:

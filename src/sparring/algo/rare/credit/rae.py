@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import in_order, members
+from sparring.algo.credit.members import Member, members, set_advantages
 from sparring.types import Group, Sample
 
 
@@ -51,9 +51,7 @@ class RaeCredit:
                 average = self._decay * self._averages.get(key, 0.0) + (1 - self._decay) * m.reward
                 self._averages[key] = average
                 advantages[m.trajectory.id] = m.reward - average
-            credited.append(
-                in_order(rows, (m.with_advantage(advantages[m.trajectory.id]) for m in everyone), advantages)
-            )
+            credited.append(set_advantages(rows, everyone, advantages, Member.with_advantage))
         return credited
 
     def state(self) -> Mapping[str, Any]:

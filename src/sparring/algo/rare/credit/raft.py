@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import Member, per_trajectory
-from sparring.types import Group, Sample
+from sparring.algo.credit.members import Member
 
 
 class Raft(BaseCredit, frozen=True, kw_only=True, tag="raft"):
@@ -29,10 +28,7 @@ class Raft(BaseCredit, frozen=True, kw_only=True, tag="raft"):
         if self.best < 1:
             raise ValueError(f"best must be at least 1, got {self.best}")
 
-    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        return per_trajectory(groups, samples, self._advantages)
-
-    def _advantages(self, members: Sequence[Member]) -> list[float]:
+    def advantages(self, members: Sequence[Member]) -> list[float]:
         order = sorted(range(len(members)), key=lambda at: (-members[at].reward, at))
         best = set(order[: self.best])
         return [1.0 if at in best else 0.0 for at in range(len(members))]

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import Member, per_trajectory
-from sparring.types import Group, Sample
+from sparring.algo.credit.members import Member
 
 
 class RaftPlusPlus(BaseCredit, frozen=True, kw_only=True, tag="raft_plus_plus"):
@@ -26,9 +25,6 @@ class RaftPlusPlus(BaseCredit, frozen=True, kw_only=True, tag="raft_plus_plus"):
     solved_above: float = 0.5
     """Reward above which a rollout succeeded."""
 
-    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        return per_trajectory(groups, samples, self._advantages)
-
-    def _advantages(self, members: Sequence[Member]) -> list[float] | None:
+    def advantages(self, members: Sequence[Member]) -> list[float] | None:
         solved = [m.reward > self.solved_above for m in members]
         return [float(right) for right in solved] if any(solved) else None

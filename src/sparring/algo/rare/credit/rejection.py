@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import Member, per_trajectory
-from sparring.types import Group, Sample
+from sparring.algo.credit.members import Member
 
 
 class Rejection(BaseCredit, frozen=True, kw_only=True, tag="rejection"):
@@ -33,10 +32,7 @@ class Rejection(BaseCredit, frozen=True, kw_only=True, tag="rejection"):
         if self.at_most is not None and self.at_most < 1:
             raise ValueError(f"at_most must be at least 1, got {self.at_most}")
 
-    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        return per_trajectory(groups, samples, self._advantages)
-
-    def _advantages(self, members: Sequence[Member]) -> list[float] | None:
+    def advantages(self, members: Sequence[Member]) -> list[float] | None:
         seen: set[tuple[tuple[int, ...], ...]] = set()
         taken = []
         for m in members:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import Member, per_trajectory
-from sparring.types import Group, Sample
+from sparring.algo.credit.members import Member
 
 
 class Topr(BaseCredit, frozen=True, kw_only=True, tag="topr"):
@@ -26,8 +25,5 @@ class Topr(BaseCredit, frozen=True, kw_only=True, tag="topr"):
     baseline: float = 0.0
     """Constant subtracted from every reward."""
 
-    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        return per_trajectory(groups, samples, self._advantages)
-
-    def _advantages(self, members: Sequence[Member]) -> list[float]:
+    def advantages(self, members: Sequence[Member]) -> list[float]:
         return [m.reward - self.baseline for m in members]

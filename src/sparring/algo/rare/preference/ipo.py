@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
+from sparring.algo.base import NamedRule, check_positive
 
-from sparring.algo.loss.preference.pairs import ReplySums
+if TYPE_CHECKING:
+    import torch
+
+    from sparring.algo.loss.preference.pairs import ReplySums
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ipo:
-    """IPO, Azar et al. (arXiv 2310.12036, equation 17). Implements `PairForm`.
+class Ipo(NamedRule, frozen=True, kw_only=True, tag="ipo"):
+    """Identity preference optimisation (arXiv 2310.12036, equation 17).
 
-        reward = log pi(y|x) - log reference(y|x)
-        loss   = (margin - 1 / (2 beta))^2
+        r = log pi(y|x) - log reference(y|x),    loss = (r(chosen) - r(rejected) - 1 / (2 * beta))^2
 
-    beta is the paper's tau. `length_averaged` divides each reply's reward by its number of tokens. The paper does not,
-    but common implementations do, because margins of long replies are otherwise far from any fixed target.
+    Use it if preferences are nearly deterministic: the margin has a target, while DPO's grows without bound.
+    Implements `PairForm`.
     """
 
+    has_reference: ClassVar[bool] = True
+
     beta: float = 0.1
+    """The paper's tau; the target of the margin is 1 / (2 beta)."""
     length_averaged: bool = False
-    name: str = "ipo"
-    has_reference: bool = True
+    """Average log-ratios over tokens, as common implementations do. False: sum them, as in the paper."""
+
+    def __post_init__(self) -> None:
+        check_positive(beta=self.beta)
 
     def reward(self, replies: ReplySums) -> torch.Tensor:
         ratio = replies.logprob - replies.reference

@@ -3,35 +3,42 @@ reply."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch.nn.functional import logsigmoid
+from sparring.algo.base import NamedRule, check_positive
 
-from sparring.algo.loss.preference.pairs import ReplySums
+if TYPE_CHECKING:
+    import torch
+
+    from sparring.algo.loss.preference.pairs import ReplySums
 
 MOST_LIKELY = -1e-6
 """Upper bound on a reply's mean log-probability: at 0 the odds would be infinite."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Orpo:
-    """ORPO, Hong et al. (arXiv 2403.07691, equations 4, 6 and 7). Implements `PairForm`.
+class Orpo(NamedRule, frozen=True, kw_only=True, tag="orpo"):
+    """Odds ratio preference optimisation (arXiv 2403.07691, equations 6 and 7), without a reference, added to imitation
+    of the chosen reply.
 
-        reward = log odds = m - log(1 - exp(m)),    m = log pi(y|x) / length
-        loss   = -strength * log sigmoid(margin)
+        r = log odds of exp(log pi(y|x) / length(y))
+        loss = imitation - strength * log sigmoid(r(chosen) - r(rejected))
 
-    Equation 6 adds this loss to the negative log-likelihood of the chosen reply, which is the imitate term on the same
-    rows. strength is the paper's lambda.
+    Use it instead of supervised fine-tuning: one stage from a base model. Implements `PairForm`.
     """
 
+    has_reference: ClassVar[bool] = False
+
     strength: float = 0.1
-    name: str = "orpo"
-    has_reference: bool = False
+    """Weight of the preference part; the paper's lambda."""
+
+    def __post_init__(self) -> None:
+        check_positive(strength=self.strength)
 
     def reward(self, replies: ReplySums) -> torch.Tensor:
         mean = (replies.logprob / replies.length).clamp(max=MOST_LIKELY)
-        return mean - torch.log(-torch.expm1(mean))
+        return mean - (-mean.expm1()).log()
 
     def loss(self, margin: torch.Tensor) -> torch.Tensor:
+        from torch.nn.functional import logsigmoid
+
         return -self.strength * logsigmoid(margin)
