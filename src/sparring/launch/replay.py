@@ -12,11 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from sparring.cluster.inline import InlineCluster
 from sparring.errors import BadInput, refusal
 from sparring.launch.block import block
 from sparring.launch.checkpoint import CONFIG, STORE
-from sparring.launch.run import opened
+from sparring.launch.run import cluster_of, opened
 from sparring.model.peft import is_adapter
 from sparring.protocols import Engine
 from sparring.recipe.load import load_recorded
@@ -140,13 +139,7 @@ async def _replay_alone(
 ) -> None:
     """Sample the turns of a rollout again, on an engine that serves the one version of the weights that sampled
     them."""
-    cluster = InlineCluster(
-        models=config.models,
-        train=config.train,
-        engine=config.engine,
-        device=config.run.device,
-        threads=config.run.threads,
-    )
+    cluster = cluster_of(config)
     try:
         engine = cluster.engine(POLICY, path=str(weights))
         report = await resample([turn.under(0) for turn in turns], engine, renderer_of(config, weights))

@@ -180,7 +180,8 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
         compare(folder, config, store)
         if same is identity and (folder / CONFIG).is_file():
             store.put(BY_MESSAGES, True)
-        config, cluster = _choose_cluster(config, store)
+        config = _for_this_machine(config, store)
+        cluster = cluster_of(config)
         recipe = msgspec.to_builtins(config)
         sinks = load_sinks(config.observe, folder, name=config.run.name, recipe=recipe)
         sink = Fanout([*sinks, progress(config.observe)])
@@ -206,16 +207,21 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
         store.close()
 
 
-def _choose_cluster(config: RunConfig, store: Store) -> tuple[RunConfig, Cluster]:
-    """Return a recipe with the settings that this machine chooses, and the cluster that computes on it."""
-    from sparring.cluster.inline import InlineCluster
-
+def _for_this_machine(config: RunConfig, store: Store) -> RunConfig:
+    """Return a recipe with the settings that it leaves to the machine."""
     if not config.train.token_budget:
         from sparring.stages.preflight.token_budget import sized  # torch
 
         config, why = sized(config)
         store.put(CHOSEN, why)
-    return config, InlineCluster(
+    return config
+
+
+def cluster_of(config: RunConfig) -> Cluster:
+    """Return a cluster for the models of a recipe."""
+    from sparring.cluster.inline import InlineCluster
+
+    return InlineCluster(
         models=config.models,
         train=config.train,
         engine=config.engine,

@@ -115,7 +115,7 @@ class RolloutRunner(Player):
                 attempt = await self.play(request, attempts.journal, attempts.number, attempts.calls)
                 trial.error = None if isinstance(attempt.error, NotRebuildable) else attempt.error
                 trial.broken = attempt.broken_call
-            self._metrics.add("rollout/rebuilt", attempt.is_rebuild and attempt.caught_up, "sum")
+            self._metrics.add("rollout/rebuilt", int(attempt.is_rebuild and attempt.caught_up), "sum")
             if isinstance(attempt.error, WorkerLost):
                 self._metrics.add("rollout/workers_lost", 1, "sum")
             final = self._finish(attempt, attempts)
