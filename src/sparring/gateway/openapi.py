@@ -106,7 +106,9 @@ OWN: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 
 
 def _schema_of(form: type) -> dict[str, Any]:
-    return msgspec.json.schema_components([form])[1][form.__name__]
+    _, schemas = msgspec.json.schema_components([form])
+    schema: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(schemas[form.__name__]))  # a default () becomes []
+    return schema
 
 
 ROLES = {"chat": ["system", "developer", "user", "assistant", "tool"], "messages": ["user", "assistant", "system"]}
