@@ -106,7 +106,8 @@ OWN: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 
 
 def _schema_of(form: type) -> dict[str, Any]:
-    schema: dict[str, Any] = msgspec.json.schema_components([form])[1][form.__name__]
+    _, schemas = msgspec.json.schema_components([form])
+    schema: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(schemas[form.__name__]))  # a default () becomes []
     return schema
 
 
