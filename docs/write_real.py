@@ -23,7 +23,7 @@ NAMED = {
 WRAPPED = runpy.run_path(str(Path(__file__).with_name("wrap.py")))["wrapped"]
 WIDTH, HEIGHT, LEFT, TOP = 720, 220, 44, 12
 """Of the picture, in pixels."""
-SENTENCE = re.compile(r"from [\d.]+% to [\d.]+% of \d+ held-out instructions\s\([^;]*; one seed, \d+ minutes")
+SENTENCE = re.compile(r"from [\d.]+% to [\d.]+% of \d+ held-out instructions\s\([^;]*; seed 1, \d+ minutes")
 
 
 def evaluated(summary: Mapping[str, Any]) -> list[str]:
@@ -144,7 +144,7 @@ def sentence(run: Path) -> str:
     minutes = round(sum(summary["wall_s"].values()) / 60)
     return (
         f"from {rates[0]} to {rates[1]} of {summary['eval_tasks']} held-out instructions"
-        f" (+{change[0]} points, 95 %: {change[1]} to {change[2]}; one seed, {minutes} minutes"
+        f" (+{change[0]} points, 95 %: {change[1]} to {change[2]}; seed 1, {minutes} minutes"
     )
 
 
