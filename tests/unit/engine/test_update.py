@@ -141,7 +141,7 @@ def test_a_step_of_generation_that_does_not_give_what_the_model_gives_refuses_th
     async def scenario(engine):
         before = await engine.generate(request())
         # what a step of generation adds and the trainer's forward does not: only serving is wrong
-        engine._runner._slots.bias(32, 1 << 60, (), [(token, 1.0) for token in range(5)])
+        engine._worker._runner._slots.bias(32, 1 << 60, (), [(token, 1.0) for token in range(5)])
         with pytest.raises(WeightsError, match="expected a generation step to reproduce the model's log-probability"):
             await engine.pull(trained)
         return before, await engine.generate(request()), engine.version
