@@ -15,12 +15,11 @@ def refused_at(where: str, noun: str) -> Iterator[None]:
     """Expect the body to be refused.
 
     Args:
-        where: place of the refusal in full: `BadInput.where`, or what its message names before "expected" where the
-            error carries no place (`errors.boundary`).
+        where: place of the refusal in full, `BadInput.where`.
         noun: words of its message behind the place that tell it from other refusals at that place.
     """
     with pytest.raises(BadInput) as refusal:
         yield
     message = str(refusal.value)
-    assert (refusal.value.where or message.partition(": expected ")[0]) == where, message
+    assert refusal.value.where == where, message
     assert noun in message.partition(f"{where}: ")[2], message

@@ -162,6 +162,11 @@ def refusal(where: str, expected: str, got: str, do: str) -> BadInput:
     return BadInput(f"{where}: expected {expected}, got {got}; {do}", where)
 
 
+def refusal_in(place: str, error: BadInput) -> BadInput:
+    """Return a refusal with the place of a larger part, such as a row of a file, in front of its own."""
+    return BadInput(f"{place}: {error}", f"{place}: {error.where}" if error.where else place)
+
+
 class boundary:
     """Context that turns any exception of foreign code in its body into `error`, keeping the cause.
 
@@ -193,9 +198,8 @@ class boundary:
             got = f"{type(cause).__name__}: {cause}"
             if expected and isinstance(cause, Exception) and _is_short_of_memory(cause):
                 expected, do = "memory for it", "free some, or use a machine with more"
-            raise self._error(
-                f"{where}: expected {expected}, got {got}; {do}" if expected else f"{where}: {got}"
-            ) from cause
+            message = f"{where}: expected {expected}, got {got}; {do}" if expected else f"{where}: {got}"
+            raise (BadInput(message, where) if self._error is BadInput else self._error(message)) from cause
 
 
 class naming_memory:

@@ -16,7 +16,7 @@ from sparring.envs.config import EnvConfig
 from sparring.envs.executor import is_cooperative
 from sparring.envs.rubrics.judges import together
 from sparring.envs.splits import Same, Splits, Stream, derived_seed, identity, listed, order, unknown_split
-from sparring.errors import BadInput, EnvError, boundary, refusal
+from sparring.errors import BadInput, EnvError, boundary, refusal, refusal_in
 from sparring.protocols import Boxes, Expert
 from sparring.types import Message, Task
 
@@ -149,7 +149,7 @@ class WorldFactory:
         except BadInput as error:
             _, split, row = id.split("/", 2)
             path = self._config.eval_data if split == "eval" else self._config.data
-            raise BadInput(f"{path}, row {row}: {error}", error.where) from error
+            raise refusal_in(f"{path}, row {row}", error) from error
 
     def _generate_splits(self, seed: int) -> Splits:
         def draw(split: str, index: int, attempt: int) -> Task:

@@ -116,7 +116,7 @@ def _refused(wrong: InvalidValue, source: str) -> BadInput:
     where = f"{source}: {dotted(wrong.keys)}" if wrong.keys else source
     got = f", got {wrong.got}" if wrong.got else ""
     do = _advice(wrong) if wrong.unknown else wrong.do or "correct it there or with --set"
-    return BadInput(f"{where}: expected {wrong.expected}{got}; {do}")
+    return BadInput(f"{where}: expected {wrong.expected}{got}; {do}", where)
 
 
 def _advice(wrong: InvalidValue) -> str:

@@ -20,7 +20,7 @@ from sparring.envs.rubrics.judges import Judges, together
 from sparring.envs.rubrics.proven import Proven, digest
 from sparring.envs.rubrics.text import Text, targets_of
 from sparring.envs.rubrics.workers import Workers
-from sparring.errors import BadInput, JudgeError, boundary, refusal
+from sparring.errors import BadInput, JudgeError, boundary, refusal, refusal_in
 from sparring.protocols import Sandbox
 from sparring.types import Score, Task
 
@@ -124,7 +124,7 @@ class Rubric:
                 try:
                     self._checks[name].check(task)
                 except BadInput as error:
-                    raise BadInput(f"task {task.id}, env.rubric.{name}: {error}") from error
+                    raise refusal_in(f"task {task.id}, env.rubric.{name}", error) from error
 
     async def prove(self, task: Task, box: Sandbox | None) -> bool:
         """Refuse a row with a right answer that a part cannot read, with tests that judge nothing, or with a right
@@ -149,7 +149,7 @@ class Rubric:
                         assert box is not None, "a world with needs_box gives its tasks a box"
                         await check.prove(task, box)
                 except BadInput as error:
-                    raise BadInput(f"task {task.id}, env.rubric.{name}: {error}") from error
+                    raise refusal_in(f"task {task.id}, env.rubric.{name}", error) from error
                 self._proven.add(row)
             programs |= isinstance(check, ProgramTests) and check.has_reference(task)
         return programs

@@ -14,7 +14,17 @@ import msgspec
 
 from sparring.backoff import retry_pause_s
 from sparring.envs.threads import THREADS
-from sparring.errors import BadInput, EnvError, InfraError, RequestRefused, TaskError, Unanswered, boundary, refusal
+from sparring.errors import (
+    BadInput,
+    EnvError,
+    InfraError,
+    RequestRefused,
+    TaskError,
+    Unanswered,
+    boundary,
+    refusal,
+    refusal_in,
+)
 from sparring.generation import Constraint, Rendered
 from sparring.protocols import EnvFactory, Expert, Renderer
 from sparring.recipe.run_config import RunConfig
@@ -117,7 +127,7 @@ def rendered(conversation: Conversation, renderer: Renderer, longest: int) -> Re
             prompt=conversation.prompt,
         )
     except BadInput as error:
-        raise BadInput(f"{conversation.name}: {error}") from error
+        raise refusal_in(conversation.name, error) from error
     if len(tokens.tokens) > longest:
         raise too_long(conversation.name, longest, f"a demonstration of {len(tokens.tokens)}")
     return tokens

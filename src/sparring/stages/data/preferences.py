@@ -10,7 +10,7 @@ from typing import TypeVar
 import xxhash
 
 from sparring.algo.loss.preference.config import KtoConfig
-from sparring.errors import BadInput, refusal
+from sparring.errors import BadInput, refusal, refusal_in
 from sparring.observe.statistics import wilson
 from sparring.protocols import EnvFactory, Renderer
 from sparring.recipe.run_config import RunConfig
@@ -132,7 +132,7 @@ def render_reply(
     try:
         rendered = demonstration_tokens(renderer, (*prompt, *reply), tools)
     except BadInput as error:
-        raise BadInput(f"{where}: {error}") from error
+        raise refusal_in(where, error) from error
     if len(rendered.tokens) > longest:
         got, do = f"{len(rendered.tokens)} tokens", "shorten it, leave it out, or take another model"
         raise refusal(where, f"at most {longest} tokens, the positions of the model", got, do)

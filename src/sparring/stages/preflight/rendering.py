@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sparring.envs.domains import factory_of
-from sparring.errors import BadInput, refusal
+from sparring.errors import BadInput, refusal, refusal_in
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.hub import local_folder
 from sparring.model.outline import Outline
@@ -122,7 +122,7 @@ def _prompt_lengths(held: Sequence[Conversation], renderer: Renderer, shape: Out
         try:
             length = len(renderer.render(messages, conversation.tools).tokens) if messages else 0
         except BadInput as cause:
-            raise BadInput(f"{conversation.name}: {cause}", cause.where) from cause
+            raise refusal_in(conversation.name, cause) from cause
         lengths.append(length)
     if lengths and min(lengths) >= shape.max_positions:
         raise too_long(held[0].name, shape.max_positions, f"a prompt of {lengths[0]}, tools included")
@@ -137,10 +137,10 @@ def _check_sampling(config: RunConfig, shape: Outline, renderer: Renderer) -> li
     try:
         request = renderer.bind(GenerateRequest(id="check", tokens=(0,), sampling=sampling))
     except BadInput as cause:
-        raise BadInput(f"rollout.constraint: {cause}") from cause
+        raise refusal_in("rollout.constraint", cause) from cause
     problem = problem_of(request, shape.vocab_size)
     if problem:
-        raise BadInput(f"[rollout]: expected {problem}")
+        raise BadInput(f"[rollout]: expected {problem}", "[rollout]")
     if sampling.constraint is None:
         return []
     return [f"rollout: every reply is held to its {sampling.constraint.kind.replace('_', ' ')}"]
@@ -153,7 +153,7 @@ def _check_constraints(held: Sequence[Conversation], renderer: Renderer) -> None
             try:
                 renderer.bind(GenerateRequest(id="check", tokens=(0,), sampling=Sampling(constraint=constraint)))
             except BadInput as cause:
-                raise BadInput(f"{conversation.name}: constraint: {cause}") from cause
+                raise refusal_in(f"{conversation.name}: constraint", cause) from cause
 
 
 @contextmanager
