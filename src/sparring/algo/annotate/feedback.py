@@ -47,7 +47,8 @@ def sibling_feedback(provenance: SampleProvenance, renderer: Renderer) -> Callab
 
 
 def _solution(group: Group, *, besides: int) -> str | None:
-    """Return the replies of the first success among a row's siblings, joined to one text."""
+    """Return the replies of the first successful rollout other than number `besides`, joined to one text; None if no
+    other rollout succeeded."""
     for number, (rollout, score) in enumerate(zip(group.rollouts, group.scores, strict=True)):
         if number != besides and score.success:
             return "\n".join(filter(None, map(_text, _replies(rollout))))

@@ -30,8 +30,9 @@ class TurnSpan:
 class Member:
     """One trajectory of a group.
 
-    Its steps are its sampled tokens with policy weight, turn by turn in the order of the requests. A token that several
-    branches share has weight in a single branch, so it is one step. `following` gives the order of steps.
+    A step is a sampled token with policy weight. Steps are numbered turn by turn, in the order of the requests;
+    `following` gives the step that logically comes next. A token that several branches share has weight in a single
+    branch, so it is one step.
 
     Attributes:
         rollout: id of its rollout.
@@ -52,7 +53,8 @@ class Member:
 
     @property
     def outcome(self) -> float:
-        """Return the scorer's reward for its role, else for its rollout.
+        """Return the reward that the score gives to the trajectory's role, or to the whole rollout if it gives roles
+        none.
 
         Raises:
             ValueError: the reward is not a finite number.
@@ -162,9 +164,9 @@ class Member:
     def step_rewards(self, discount: float) -> list[float]:
         """Return the reward of each step, such that its return along `following` counts every reward once.
 
-        A step's reward is its own (annotation `reward`), plus the part rewards that end at it. A turn's last step also
-        gets the rest of the turn's reward and the rewards of side branches, discounted per step; the last step of the
-        trajectory the rest of the outcome.
+        A step's reward is its own (annotation `reward`), plus the rewards of `per_step` that end at it. The last step
+        of a turn also gets the rest of the turn's reward and the rewards of side branches, discounted per step. The
+        last step of the trajectory also gets the rest of the outcome.
         """
         steps, turns = self.steps(), self.per_turn()
         parts = [()] * len(turns) if self.score.per_step is None else self.per_step()
@@ -230,8 +232,8 @@ def members(group: Group, rows: Sequence[Sample]) -> list[Member]:
     enter the baseline of others.
 
     Raises:
-        ValueError: a row belongs to no trajectory of the group, or a score of several roles has turns without naming
-            the role.
+        ValueError: a row belongs to no trajectory of the group, or a score of several roles has rewards or states of
+            turns that name no role.
     """
     by_trajectory: dict[str, list[Sample]] = {}
     for row in rows:
@@ -271,12 +273,12 @@ def per_trajectory(groups: Sequence[Group], samples: Sequence[Sequence[Sample]],
 
 
 def per_turn(groups: Sequence[Group], samples: Sequence[Sequence[Sample]], rule: TurnRule) -> list[list[Sample]]:
-    """Set one advantage for all tokens of a turn; as `per_trajectory` otherwise."""
+    """Set one advantage for all tokens of each turn; otherwise like `per_trajectory`."""
     return [_credit_group(group, rows, rule, Member.with_turns) for group, rows in zip(groups, samples, strict=True)]
 
 
 def per_token(groups: Sequence[Group], samples: Sequence[Sequence[Sample]], rule: TurnRule) -> list[list[Sample]]:
-    """Set one advantage for each step, turn by turn; as `per_trajectory` otherwise."""
+    """Set one advantage for each step, turn by turn; otherwise like `per_trajectory`."""
     return [_credit_group(group, rows, rule, Member.with_steps) for group, rows in zip(groups, samples, strict=True)]
 
 
