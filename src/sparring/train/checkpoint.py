@@ -32,7 +32,7 @@ WAY_OUT = (
 def write(path: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]], manifest: Mapping[str, Any]) -> None:
     """Write one checkpoint folder: every file of `tensors`, then the manifest with their checksums, then one rename.
 
-    Until the rename `path` is unchanged; by then all bytes are on disk.
+    All bytes are on disk before the rename, and until then `path` is unchanged.
 
     Args:
         tensors: named tensors by file name.
