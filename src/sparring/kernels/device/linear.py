@@ -18,9 +18,9 @@ OUTPUTS = 64
 PROGRAMS = 256
 """Programs that keep a large GPU busy. A constant, not a property of the device: the number of parts decides bits."""
 LEAST_INPUTS = 256
-"""Least inputs of a part."""
+"""Minimum number of inputs of a part."""
 FEW_ROWS = 256
-"""Most rows for which the parts are computed in parallel."""
+"""Maximum number of rows for which the parts are computed in parallel."""
 
 
 def inputs_of_block(dtype: torch.dtype) -> int:
