@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 WHOLE = 64
 """Elements that hold at least two vectors of every dtype and processor: a multiple leaves no remainder."""
 PIECE = 2048
-"""Most elements that torch never divides among threads."""
+"""Maximum number of elements that torch never divides among threads."""
 
 POINTWISE = frozenset(
     "sigmoid silu gelu tanh exp expm1 log log1p log2 exp2 erf softplus logsigmoid log_sigmoid mish elu selu celu "
