@@ -128,7 +128,7 @@ class Sequence:
 
     @property
     def generated(self) -> GenerateRequest:
-        """The request, of a sequence that is sampled."""
+        """The request to generate; only for a sequence that samples."""
         assert isinstance(self.request, GenerateRequest)
         return self.request
 
@@ -150,7 +150,8 @@ class Sequence:
 
     @property
     def reads(self) -> bool:
-        """True from its admission, or its readmission after a preemption, until it samples a token."""
+        """True while the request is in prefill: from its admission, or readmission after a preemption, until it samples
+        a token."""
         return len(self.logprobs) == self.read_at
 
     def extend(

@@ -47,7 +47,7 @@ def check_model(ref: WeightRef, name: str) -> None:
     """Refuse an update of another model than `name`.
 
     Raises:
-        WeightsError: it is of another model.
+        WeightsError: the update is for another model.
     """
     if ref.model != name:
         raise WeightsError(

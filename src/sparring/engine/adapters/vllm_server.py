@@ -83,7 +83,7 @@ class VllmServer:
         return httpx.AsyncHTTPTransport(uds=str(self.socket), limits=limits)
 
     def ask(self, method: str, address: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Send one blocking request, for the start.
+        """Send one blocking request; used while the server starts.
 
         Raises:
             EngineError: the request failed.

@@ -150,8 +150,8 @@ class RecurrentMemory(PagedMemory):
 def _pages_for(
     cache: KvCache, sequence: Sequence, reusable: list[int], spare: int, tail: bytes | None = None
 ) -> Allocation | None:
-    """Allocate pages for a request, of which `reusable` but for the last token may be cached; its end may be a copy of
-    the page shared under `tail`."""
+    """Allocate pages for a request. The tokens of `reusable` but the last one may be found in the cache; the last page
+    of these may be a copy of the page shared under `tail`."""
     count, weights = cache.pages_for(len(sequence.tokens)), sequence.served.key
     return cache.allocate(sequence.conversation, reusable, count, weights, sequence.digests, spare, tail)
 

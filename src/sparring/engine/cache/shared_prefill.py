@@ -24,10 +24,10 @@ from sparring.engine.cache.states import Prefix, StateSlots
 from sparring.engine.sequence import Sequence
 
 MAX_SEEN = 1 << 16
-"""Most digests of earlier prompts that are remembered."""
+"""Maximum number of digests of earlier prompts that are remembered."""
 
 MAX_COMPARED = 256
-"""Most waiting requests, next to be admitted first, that a running one is compared with."""
+"""Maximum number of waiting requests, next to be admitted first, that a running request is compared with."""
 
 SEVERAL = ""
 """Owner of a digest that several conversations had."""
