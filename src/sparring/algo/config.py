@@ -201,7 +201,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def needs_idle_rows(self) -> bool:
-        """Return whether rows whose advantages are all 0 affect the gradient; else they are not computed."""
+        """Return whether rows whose advantages are all 0 affect the gradient; if not, such rows are not computed."""
         return bool(self.kl.coefficient or self.entropy_bonus or self.gate.moves_idle_tokens or self._depends_on_step)
 
     @property

@@ -102,8 +102,8 @@ def assemble(
 
     While a critic warms up, every advantage is 0 and no batch of the policy has rows.
 
-    The last batch, which is published, carries the account and the groups. A token counts once there, however many
-    passes it is trained in.
+    The last batch, which is published, carries the account and the groups. A token counts once in the account, however
+    many passes it is trained in.
 
     Raises:
         SparringError: the account does not balance, or rows of one batch carry different annotations.

@@ -13,7 +13,7 @@
     GET  /openapi.json  OpenAPI document of these endpoints
 
 An error is {"error": {"type", "message"}} with the status of its class, and belongs to one request. Ids and
-conversations are global to the server: clients that share it choose different ones.
+conversations are global to the server: clients that share a server have to choose different ones.
 """
 
 from __future__ import annotations

@@ -159,8 +159,9 @@ class Judged(NamedTuple):
 def score_tokens(
     model: CausalModel, hidden: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, top_k: int = 0
 ) -> Judged:
-    """Compute log-probability and entropy as `token_quantities`, to the bit, without gradients, and the `top_k` most
-    likely tokens of each row, best first, ties by id. A token has the same log-probability as target and as top token.
+    """Compute log-probability and entropy, bitwise equal to those of `token_quantities` but without gradients, and the
+    `top_k` most likely tokens of each row, best first, ties by id. A token has the same log-probability as target and
+    as top token.
 
     Args:
         hidden: [M, D].

@@ -21,7 +21,8 @@ from sparring.kernels import gradients, ops
 Result = TypeVar("Result")
 
 WHOLE = 64
-"""Elements that hold at least two vectors of every dtype and processor: a multiple leaves no remainder."""
+"""Number of elements that fill at least two whole vectors, for every dtype and processor: a multiple of it leaves no
+remainder."""
 PIECE = 2048
 """Maximum number of elements that torch never divides among threads."""
 

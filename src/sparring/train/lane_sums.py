@@ -35,7 +35,7 @@ class LaneSums:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Collect gradients of the optimiser's parameters within the context; `backward` may only be called there.
+        """Collect gradients of the optimiser's parameters within the context; `backward` may only be called inside it.
 
         After an error the optimiser's gradients are discarded, because the set that was already added is arbitrary.
         """

@@ -82,7 +82,7 @@ class OpenAiEngine:
 
     Args:
         url: URL of the API, ending in `/v1`.
-        model: name of the model at the server; "" for its only one.
+        model: name of the model at the server; "" for the server's only model.
         api_key: key sent as a bearer token; "" for none.
         version: version recorded for the server's weights.
 

@@ -78,7 +78,8 @@ class VllmServer:
 
     @property
     def transport(self) -> httpx.AsyncHTTPTransport:
-        """New transport for asyncio. A connection serves one call, because vLLM closes it after a failed one."""
+        """New transport for asyncio. A connection serves one call, because vLLM closes a connection after a failed
+        call."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         return httpx.AsyncHTTPTransport(uds=str(self.socket), limits=limits)
 

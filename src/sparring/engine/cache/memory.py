@@ -53,7 +53,7 @@ class PagedMemory:
         sequence.pages, sequence.digests, sequence.computed, sequence.oldest = [], [], 0, None
 
     def release(self, conversation: str) -> None:
-        """Drop a parked conversation; unknown ones are fine."""
+        """Drop a parked conversation; unknown ones are ignored."""
         self.cache.release(conversation)
 
     def forget(self, weights: Weights) -> list[str]:

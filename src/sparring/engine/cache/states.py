@@ -133,7 +133,7 @@ class StateSlots:
         return parked.slot if fits else None
 
     def release(self, owner: str | Prefix) -> None:
-        """Drop the state of a parked conversation or cached prefix; unknown ones are fine."""
+        """Drop the state of a parked conversation or cached prefix; unknown ones are ignored."""
         parked = self._parked.pop(owner, None)
         if parked is not None:
             self.drop(parked.slot)

@@ -51,7 +51,7 @@ class LayerPlan(Structure):
 
 class DeltaPlan(Structure):
     """Term of an adapter in a product: scale * B (A x); absent if `b` has no outputs. For experts, the term of the
-    first one."""
+    first expert."""
 
     _fields_ = [("a", Weight), ("b", Weight), ("scale", c_float)]
 

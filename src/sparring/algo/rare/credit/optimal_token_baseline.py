@@ -14,7 +14,8 @@ from sparring.types import Group, Sample, alike
 
 
 class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_token_baseline"):
-    """Optimal token baseline: returns are compared per position, weighted by the gradient collected up to there.
+    """Optimal token baseline: returns are compared per position, weighted by the squared gradient norms summed up to
+    the position.
 
         w_i,t = 1 - 2 * p(y_t) + sum_v p(v)^2            squared norm of the gradient in the logits
         W_i,t = sum_{s <= t} w_i,s                       along the branch, including the turn that started it
