@@ -66,7 +66,7 @@ class Member:
 
     @property
     def length(self) -> int:
-        """Return its number of steps."""
+        """Return the member's number of steps."""
         return sum(len(row.weights["policy"]) - row.weights["policy"].count(0.0) for row in self.rows)
 
     def turns(self) -> list[TurnSpan | None]:
@@ -186,7 +186,8 @@ class Member:
         return self.earned(rewards, discount, rest)
 
     def with_steps(self, values: Sequence[float], name: str = "") -> tuple[Sample, ...]:
-        """Return its rows with one value per step, as advantages or as the annotation `name`; 0.0 at other tokens."""
+        """Return the member's rows with one value per step, as advantages or as the annotation `name`; 0.0 at other
+        tokens."""
         written = [[0.0] * len(row.tokens) for row in self.rows]
         for (row, at), value in zip((step for turn in self.steps() for step in turn), values, strict=True):
             written[row][at] = value
@@ -195,11 +196,11 @@ class Member:
         return tuple(replace(row, advantages=tuple(v)) for row, v in zip(self.rows, written, strict=True))
 
     def with_turns(self, values: Sequence[float]) -> tuple[Sample, ...]:
-        """Return its rows with one advantage per turn, the same at all its steps."""
+        """Return the member's rows with one advantage per turn, the same at all steps of the turn."""
         return self.with_steps([value for value, steps in zip(values, self.steps(), strict=True) for _ in steps])
 
     def with_advantage(self, value: float) -> tuple[Sample, ...]:
-        """Return its rows with the same advantage at every step."""
+        """Return the member's rows with the same advantage at every step."""
         return tuple(
             replace(row, advantages=tuple([value if weight else 0.0 for weight in row.weights["policy"]]))
             for row in self.rows

@@ -97,7 +97,7 @@ class ProbingScheduler(_Scheduler):
     _pause_state: PauseState
 
     def get_num_unfinished_requests(self) -> int:
-        """Count the probes too while paused."""
+        """Return the number of unfinished requests; while paused, the probes are included."""
         unfinished: int = super().get_num_unfinished_requests()
         return max(unfinished, len(self._probes()) if self._paused else 0)
 
