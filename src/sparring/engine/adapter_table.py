@@ -14,7 +14,7 @@ from sparring.types import WeightRef
 
 
 class AdapterTable:
-    """Adapters by name. The one with the engine's own name serves the requests that name no adapter.
+    """Adapters by name. The adapter with the engine's own name serves the requests that name no adapter.
 
     Args:
         model: served model; its adapter for all rows, if any, becomes the engine's own.

@@ -98,7 +98,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def exact(self) -> bool:
-        """True if the engine is the trainer's own module; with exact numerics it then computes the trainer's bits."""
+        """True if the engine is the trainer's own module; with exact numerics its results are then bitwise equal to the
+        trainer's."""
         return self.kind in ("native", "remote")
 
     def cache_tokens(self, token_bytes: int) -> int:

@@ -351,7 +351,7 @@ class Adapters:
         return [adapter for adapter, _ in self._current.groups]
 
     def groups_among(self, parts: Sequence[torch.Tensor]) -> list[Sequence[RowGroup]]:
-        """Return the `groups` of products over parts[i][n] of the current call's rows."""
+        """Return, for each part, the `groups` of a product over the rows parts[i] [n] of the current call."""
         if self._current is None or all(rows is None for _, rows in self._current.groups):
             groups = self.groups(0) if self._current is None else self._current.groups
             return [groups] * len(parts)

@@ -100,7 +100,7 @@ def retain(
 ) -> list[CheckpointRef]:
     """Delete all checkpoint folders except the last `keep_last`, the best one and the steps of `also`.
 
-    Call it once the manifest of the newest is in the store.
+    Call it only when the manifest of the newest checkpoint is in the store.
 
     Args:
         refs: checkpoints of one stage, oldest first.

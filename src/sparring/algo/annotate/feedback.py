@@ -16,7 +16,7 @@ FEEDBACK = "\n\nA correct solution of this:\n\n{solution}\n\nNow solve the task 
 
 
 def sibling_feedback(provenance: SampleProvenance, renderer: Renderer) -> Callable[[Sample], TeacherInput | None]:
-    """Return a function that makes the input of a teacher which is shown a solution.
+    """Return a function that builds, from a row, the input of a teacher that is shown a solution.
 
     The solution is the first other rollout of the row's group that succeeded (SDPO, arXiv 2601.20802, section 3, with
     the group's own successes as feedback). It is added to the task's last message; the row's sampled tokens follow

@@ -287,8 +287,8 @@ class KvCache:
     def publish(
         self, pages: list[int], tokens: list[int], computed: int, version: Weights, digests: list[bytes]
     ) -> None:
-        """Register the pages that are full once `computed` tokens have keys and values, all of `version`, for other
-        requests."""
+        """Register for other requests the pages that are full when `computed` tokens have keys and values, all of
+        `version`."""
         if not self.share_prefixes:
             return
         first = len(digests)

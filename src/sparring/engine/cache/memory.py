@@ -44,7 +44,7 @@ class PagedMemory:
         self.cache.park(conversation, tokens, pages, sequence.served.key)
 
     def park_copy(self, sequence: Sequence, conversation: str) -> None:
-        """Park a copy of the memory of a request, which continues, for a branch."""
+        """Park, for a branch, a copy of the memory of a request that continues."""
         PagedMemory.park(self, sequence, conversation)
 
     def give_back(self, sequence: Sequence) -> None:

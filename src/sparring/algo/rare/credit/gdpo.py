@@ -13,7 +13,8 @@ from sparring.types import Group, Sample
 
 
 class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
-    """GDPO: each named part of the score is normalised within its group, then their weighted sum over the update.
+    """GDPO: each named part of the score is normalised within the group; then the weighted sum of the parts is
+    normalised over the update.
 
         A_k,i = (r_k,i - mean(r_k)) / (std(r_k) + epsilon)      per part k of the score, in the group
         S_i   = sum_k weight_k * A_k,i

@@ -24,8 +24,8 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
 
     Li et al., arXiv 2602.07078. p(y_t) is the recorded probability of the sampled token; the annotation
     `probability_squares` is the sum over the vocabulary at that position. Use it for long rollouts with small groups.
-    At positions that only one member reached, the equation compares it with itself; its authors' code by default takes
-    0 as the baseline there (`zero_tail`). A group of one leaves the update.
+    At a position that only one member reached, the equation compares this member with itself. The authors' code by
+    default takes 0 as the baseline of such a position (`zero_tail`). A group of one leaves the update.
     """
 
     least_members: ClassVar[int] = 2

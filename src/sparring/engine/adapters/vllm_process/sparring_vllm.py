@@ -140,7 +140,7 @@ def _tensors(paths: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _end_with_parent() -> None:
-    """Make this process end with the server, even if that is killed."""
+    """Make this process end with the server, even if the server is killed."""
     if Path("/proc").is_dir():
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
