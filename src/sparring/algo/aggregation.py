@@ -16,8 +16,8 @@ Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 """With T_i sampled tokens of trajectory i, G trajectories and l a token's loss:
 
     token_mean      sum_i sum_t l / sum_i T_i                   DAPO's code (verl's "token-mean"); equation 8 of arXiv
-                                                                2503.14476 divides each prompt's answers by their own
-                                                                tokens and takes the mean over prompts
+                                                                2503.14476 takes the mean over the tokens of each
+                                                                prompt's answers, then the mean over prompts
     sequence_mean   sum_i (sum_t l / T_i) / G                   GRPO (arXiv 2402.03300, equation 3)
     sequence_sum    sum_i sum_t l / G                           LUSPO, with the sequence ratio (arXiv 2602.05261)
     constant        sum_i sum_t l / (G L), L `max_tokens`       Dr. GRPO (arXiv 2503.20783, section 3.2)
@@ -45,7 +45,8 @@ def aggregated(rows: Sequence[Sample], how: Aggregation, max_tokens: int) -> lis
 
 
 def denominator(rows: Iterable[Sample], how: Aggregation) -> float | None:
-    """Return the divisor of an update's policy term: its number of trajectories, or None for the sum of the weights."""
+    """Return the divisor of an update's policy term: the number of trajectories; None if it is the sum of the
+    weights."""
     if how in ("token_mean", "sequence_mean"):
         return None
     return float(len({row.trajectory for row in rows if any(row.weights.get("policy", ()))}))
@@ -57,7 +58,8 @@ def recounted(
     """Compute factors for the weights of an optimiser step's M tokens so that only kept tokens count.
 
     The loss is then divided as if the other tokens had not been sampled: by the number of kept tokens, or by the number
-    of trajectories with a kept token, each as long as its kept part. All factors are exactly 1 if every token is kept.
+    of trajectories with a kept token, whose lengths are then their numbers of kept tokens. All factors are exactly 1 if
+    every token is kept.
 
     Args:
         weights: [M] weight of each token in the policy term; 0 outside it.

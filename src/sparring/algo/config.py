@@ -64,7 +64,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     correction: Correction | Literal["auto"] = "auto"
     """Correction for an engine whose probabilities differ from the trainer's. auto: none if engine and numerics are
-    exact, else tis with the anchor proximal."""
+    exact, otherwise tis with the anchor proximal."""
 
     aggregation: Aggregation = "token_mean"
     """Weights with which token losses are averaged."""
@@ -201,7 +201,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def needs_idle_rows(self) -> bool:
-        """Return whether rows whose advantages are all 0 affect the gradient; else they are not computed."""
+        """Return whether rows whose advantages are all 0 affect the gradient; if not, such rows are not computed."""
         return bool(self.kl.coefficient or self.entropy_bonus or self.gate.moves_idle_tokens or self._depends_on_step)
 
     @property
@@ -298,7 +298,8 @@ def _with_name(key: str, value: Any) -> Any:
 
 
 def _refuse_foreign_keys(key: str, value: Any, base: Any, preset: str) -> None:
-    """Refuse settings that the rule chosen by the preset or the default does not have, in a part that names no rule."""
+    """Refuse settings that a part's rule does not have. Only for a part that names no rule, so that the preset or the
+    default chose it."""
     if key not in RULES or not isinstance(value, Mapping) or "name" in value:
         return
     chosen = base["name"] if isinstance(base, Mapping) else name_of(RULES[key])

@@ -47,8 +47,8 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     reference: str = "start"
     """Reference model, also for `kl_reward`. "start": the weights that the stage starts from; "last": the policy before
-    each update; "average": a moving average of the policy; else the name of a `[models.<name>]` with the policy's
-    tokenizer."""
+    each update; "average": a moving average of the policy; any other value: the name of a `[models.<name>]` with the
+    policy's tokenizer."""
 
     decay: float = 0.99
     """Decay of the reference "average", which begins as the start: after every update average = decay * average + (1 -

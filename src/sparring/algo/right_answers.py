@@ -45,10 +45,8 @@ class RightAnswers(NamedRule, frozen=True, kw_only=True, tag="right_answers"):
 
 
 def is_right(score: Score, role: str, solved_above: float) -> bool:
-    """Return whether a role succeeded: the score's `success`, else whether the role's reward is above `solved_above`.
-
-    The reward decides for a score without `success`, and for a role with a reward of its own.
-    """
+    """Return whether a role succeeded. The score's `success` decides. For a score without `success`, and for a role
+    with a reward of its own, the role's reward decides: it has to be above `solved_above`."""
     if score.success is not None and role not in (score.per_role or {}):
         return score.success
     return (score.of(role) or 0.0) > solved_above

@@ -51,7 +51,7 @@ class InverseSurvival:
         ]
 
     def state(self) -> Mapping[str, Any]:
-        """Return the counts of rollouts that reached and that were lost at each stage, by environment."""
+        """Return, by environment and stage, the numbers of rollouts that reached the stage and of those lost at it."""
         counts = self._survival.counts
         return {env: [[*stage, *counted] for stage, counted in counts[env].items()] for env in counts}
 

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 Unit = Literal["token", "turn", "sequence"]
 RatioKind = Literal["token", "mean", "product"]
-"""Form of a ratio: one per token, a mean over several tokens, or a product over a sequence. No fixed range around 1
-holds a product."""
+"""Form of a ratio: one per token, a mean over several tokens, or a product over a sequence. A product can be
+arbitrarily far from 1, so no fixed clip range suits it."""
 LARGEST_LOG_RATIO = 20.0
-"""Bound on log ratios. exp(20) is far outside every clip range and far inside float32, so a broken log-probability
-shows in the metrics instead of turning the weights into NaN."""
+"""Bound on log ratios. exp(20) is far outside every clip range but finite in float32, so a broken log-probability shows
+in the metrics instead of turning the weights into NaN."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,8 +107,8 @@ class Gated:
     """Result of a gate for M tokens.
 
     Attributes:
-        surrogate: [M], with gradient; the update raises its weighted mean.
-        stopped: [M] bool, tokens that the gate keeps from moving further.
+        surrogate: [M], with gradient; its weighted mean is to be maximised.
+        stopped: [M] bool, tokens that the gate counts as clipped; the metric clip_fraction is their share.
     """
 
     surrogate: torch.Tensor
@@ -119,8 +119,8 @@ class RatioGate(Protocol):
     """Surrogate objective of ratios and advantages, implemented in `algo/gate/`. A gate compares the ratios of tokens
     of one `unit`.
 
-    At a ratio of 1 every token has the gradient of advantage * logprob and is not stopped, unless the gate's docstring
-    says otherwise.
+    At a ratio of 1 every token has the gradient of advantage * logprob and is not `stopped`, unless the gate's
+    docstring says otherwise.
     """
 
     unit: ClassVar[Unit]

@@ -17,7 +17,7 @@ from sparring.protocols import Annotator, Credit
 from sparring.types import Batch, Group, Sample, TokenAccount
 
 Rows = Callable[[Sequence[Sample]], list[Sample]]
-"""Makes rows of another learner, such as a critic, from the policy's credited rows."""
+"""Function that makes the rows of another learner, such as a critic, from the policy's credited rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,8 +34,8 @@ class Plan:
         whole_trajectories: also train the other branches of a trajectory with an advantage, because their tokens enter
             its ratio.
         learners: models that learn from the policy's rollouts, such as a critic, each with the function that makes its
-            rows; each batch of the policy follows one of theirs.
-        warmup_steps: number of first updates in which only the `learners` are trained.
+            rows. In each optimiser step their batches come before the policy's.
+        warmup_steps: number of updates at the start of the run in which only the `learners` are trained.
     """
 
     passes: int = 1
@@ -97,13 +97,13 @@ def assemble(
 
     The denominator of a term is the credit's, or the sum of the term's weights over all rows, including tokens and
     groups with advantages of 0. A row with weight in the policy term only and advantages of exactly 0 has no gradient:
-    it counts in the denominator and is left out of `rows`, unless the plan keeps it. An update without any such rows
-    has one batch without rows, by which the trainer only advances its version.
+    it counts in the denominator and is left out of `rows`, unless the plan keeps it. If no row of an update is left,
+    its batch has no rows, and the trainer only advances its version.
 
     While a critic warms up, every advantage is 0 and no batch of the policy has rows.
 
-    The last batch, which is published, carries the account and the groups. A token counts once there, however many
-    passes it is trained in.
+    The last batch, which is published, carries the account and the groups. A token counts once in the account, however
+    many passes it is trained in.
 
     Raises:
         SparringError: the account does not balance, or rows of one batch carry different annotations.
@@ -157,8 +157,8 @@ def _divide(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]
 
 
 def _account(group: Group, before: Sequence[Sample], after: Sequence[Sample], model: str) -> TokenAccount:
-    """Count the tokens of one group by use. Both sides of the balance come from different sources, so a lost token
-    shows."""
+    """Count the tokens of one group by use. The sampled and the used tokens are counted from different data, so a lost
+    token breaks the balance."""
     failed = sampled_tokens(group.failed, model)
     trained = sum(_trained_tokens(row) for row in after)
     account = TokenAccount(

@@ -18,7 +18,8 @@ def demonstration(tokens: Sequence[int], sampled: Sequence[bool], id: str) -> Sa
         id: name of the demonstration in messages and reports.
 
     Raises:
-        BadInput: the two differ in length, no token is marked, or the first token, which nothing predicts, is marked.
+        BadInput: `tokens` and `sampled` differ in length, no token is marked, or the first token is, which no earlier
+            token predicts.
     """
     if len(tokens) != len(sampled):
         raise refusal(f"demonstration {id}", f"{len(tokens)} marks", str(len(sampled)), "mark every rendered token")

@@ -23,12 +23,12 @@ Subtree = tuple[int, int]
 def pack(rows: Sequence[Sample], token_budget: int) -> list[list[Sample]]:
     """Pack rows into micro-batches of at most `token_budget` tokens; a prefix that rows share counts once.
 
-    Two orders are tried, and the one with fewer micro-batches, or else fewer computed tokens, is taken. The first goes
-    row by row in lexicographic order, which splits a group only when a micro-batch is full. The second places subtrees
-    that fit the budget, the largest first; without shared prefixes this is best-fit decreasing, with at most 11/9 of
-    the optimum + 4 micro-batches (Johnson, Demers, Ullman, Garey and Graham 1974). Each unit goes where it adds the
-    fewest tokens, ties to the fullest micro-batch; a row longer than the budget gets its own. So at most one
-    micro-batch ends half empty.
+    Two orders are tried. The one with fewer micro-batches is taken; at equal numbers, the one with fewer computed
+    tokens. The first goes row by row in lexicographic order, which splits a group only when a micro-batch is full. The
+    second places subtrees that fit the budget, the largest first; without shared prefixes this is best-fit decreasing,
+    with at most 11/9 of the optimum + 4 micro-batches (Johnson, Demers, Ullman, Garey and Graham 1974). Each unit goes
+    where it adds the fewest tokens, ties to the fullest micro-batch; a row longer than the budget gets its own. So at
+    most one micro-batch ends half empty.
 
     The result depends only on the rows' order and tokens. Rows keep their order within a micro-batch, and micro-batches
     are ordered by their first row.
@@ -46,10 +46,10 @@ def pack(rows: Sequence[Sample], token_budget: int) -> list[list[Sample]]:
 def lanes(rows: Sequence[Sample], count: int, context: float = 0.0) -> list[list[Sample]]:
     """Cut one micro-batch into `count` parts of nearly equal cost, to be computed in parallel on one processor.
 
-    Two ways are tried, and the one with the cheaper most expensive part, or else with the lower total, is taken. The
-    first cuts the walk of rows into stretches, which splits few groups. The second deals out subtrees, the most
-    expensive first, each to the part that is cheapest with it (Graham 1969: at most 4/3 of the optimum if rows share
-    nothing). The micro-batch stays whole if a part would have fewer than `SMALLEST_PIECE` tokens, or if shared
+    Two ways are tried. The one whose most expensive part costs less is taken; at equal costs, the one with the lower
+    total. The first cuts the walk of rows into stretches, which splits few groups. The second deals out subtrees, the
+    most expensive first, each to the part that is cheapest with it (Graham 1969: at most 4/3 of the optimum if rows
+    share nothing). The micro-batch stays whole if a part would have fewer than `SMALLEST_PIECE` tokens, or if shared
     prefixes, which each part computes for itself, would raise the total by more than `MOST_EXTRA`.
 
     The result depends only on the rows' order and tokens, and is ordered as in `pack`.
@@ -111,7 +111,8 @@ class _Tree:
     def added(self, part: _Part, unit: Subtree) -> float:
         """Return the cost that `unit` adds to `part`, which excludes the longest prefix that `part` already contains.
 
-        Rows outside a subtree share the same prefix with each of its rows, so comparing its ends suffices.
+        A row outside a subtree shares the same prefix with all rows of the subtree. So it suffices to compare the rows
+        of `part` just before and just after the subtree.
         """
         first, last = unit
         at, shared = bisect_left(part.rows, first), 0

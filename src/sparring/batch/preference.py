@@ -14,7 +14,8 @@ CHOSEN, REJECTED, MISMATCHED = 1.0, -1.0, 0.0
 """Values of `Sample.label`."""
 
 BEHIND = 0
-"""Id of the token appended to a text, at which the value of the whole text is read. It is never computed itself."""
+"""Id of the token appended to a text. The value at this token is that of the whole text before it; the model never
+reads the token itself."""
 
 
 def reply(
@@ -39,7 +40,7 @@ def reply(
         imitate: also give each of its tokens weight 1 in the imitate term.
 
     Raises:
-        BadInput: no token belongs to the reply, or the first one does, which nothing predicts.
+        BadInput: no token belongs to the reply, or the first token does, which no earlier token predicts.
     """
     count = sum(is_reply)
     if not count or is_reply[0]:

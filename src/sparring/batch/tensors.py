@@ -40,7 +40,7 @@ class MicroBatch:
     shared: torch.Tensor
     """[B] int32 number of tokens that row b of the walk shares with row b - 1."""
     predicting: torch.Tensor
-    """[M] int64 index into the N tokens of the output that predicts the token, one position before it."""
+    """[M] int64 index among the N tokens of the one before the weighted token, whose output predicts it."""
     targets: torch.Tensor
     """[M] int64 ids of the weighted tokens."""
     rows: torch.Tensor
@@ -57,7 +57,7 @@ class MicroBatch:
     versions: torch.Tensor
     """[M] int64 weight version that sampled the token; -1 if it was not sampled."""
     kv_versions: torch.Tensor
-    """[M] int64 oldest weight version of the KV cache that it attended to; -1 if it was not sampled."""
+    """[M] int64 oldest weight version of the keys and values that the token attended to; -1 if it was not sampled."""
     temperature: torch.Tensor
     """[M] float32 sampling temperature of the row; 1 for tokens with weight only in the imitate term, which raises
     probabilities of the model's own distribution."""

@@ -14,12 +14,12 @@ from sparring.types import WeightRef
 
 
 class AdapterTable:
-    """Adapters by name. The one with the engine's own name serves the requests that name no adapter.
+    """Adapters by name. The adapter with the engine's own name serves the requests that name no adapter.
 
     Args:
         model: served model; its adapter for all rows, if any, becomes the engine's own.
         base: weights of the base model.
-        forget: called with weights, named as in `ServedWeights.key`, that are no longer served.
+        forget: function that is called with the `ServedWeights.key` of weights that are no longer served.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class AdapterTable:
         return len(self._served) + len(self._leaving)
 
     def find(self, name: str | None) -> ServedWeights:
-        """Return the weights of a request with `adapter = name`: without a name the engine's own adapter, or the base
-        model's.
+        """Return the weights of a request with `adapter = name`. None selects the engine's own adapter, or the base
+        model if there is no such adapter.
 
         Raises:
             EngineError: no adapter with this name is loaded.

@@ -16,7 +16,7 @@ class EngineLimits(NamedTuple):
 
     Attributes:
         vocab_size: number of token ids.
-        max_positions: most tokens of a text.
+        max_positions: maximum number of tokens of a text.
         capacity: tokens in the cache.
     """
 

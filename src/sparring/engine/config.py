@@ -21,7 +21,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     "2"]`."""
 
     start_timeout_s: float = 600.0
-    """Most seconds for loading and compiling."""
+    """Time limit for loading and compiling, in seconds."""
 
     def __post_init__(self) -> None:
         if not self.start_timeout_s > 0:
@@ -49,11 +49,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Name of the model on an openai server; empty: the server's only model."""
 
     max_running: int = 128
-    """Most requests that are computed together; further ones wait."""
+    """Maximum number of requests that are computed together; further requests wait."""
 
     max_batch_tokens: int = 2048
-    """Most new tokens of a step: one for each request that generates, the rest for prompts, which are split into
-    chunks."""
+    """Maximum number of new tokens of a step: one for each request that generates, the rest for prompts, which are
+    split into chunks."""
 
     kv_tokens: int = 0
     """Tokens whose keys and values fit into the cache; 0: as many as fit into `kv_bytes`."""
@@ -68,8 +68,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cache is copied to host memory and back; drop: every turn is prefilled completely."""
 
     idle_kv_bytes: int = 0
-    """Most bytes of cache for conversations between their turns; beyond it the longest idle are evicted. 0: all that
-    running requests do not need."""
+    """Maximum number of bytes of the cache for conversations between their turns; beyond it the longest idle are
+    evicted. 0: all bytes that running requests do not need."""
 
     offload_bytes: int = 2 << 30
     """Host memory for "offload"; if it is full, the conversations stored longest ago are evicted."""
@@ -83,7 +83,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     until running requests have finished."""
 
     update_timeout_s: float = 300.0
-    """Most seconds for an update to arrive and be applied; a late one is refused and the old weights stay in
+    """Time limit, in seconds, for an update to arrive and be applied; a late one is refused and the old weights stay in
     service."""
 
     update_retries: int = 3
@@ -98,7 +98,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def exact(self) -> bool:
-        """True if the engine is the trainer's own module; with exact numerics it then computes the trainer's bits."""
+        """True if the engine is the trainer's own module; with exact numerics its results are then bitwise equal to the
+        trainer's."""
         return self.kind in ("native", "remote")
 
     def cache_tokens(self, token_bytes: int) -> int:

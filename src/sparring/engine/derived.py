@@ -13,7 +13,7 @@ def branch_of(request: GenerateRequest, sampled: Sequence[int], max_new: int, na
     """Return a request that continues another after the tokens sampled so far.
 
     Args:
-        max_new: most tokens that it samples in all.
+        max_new: maximum number of tokens of the turn, those of `sampled` included.
         name: id and conversation of the branch.
     """
     before, allowed, ends = [*sampled], request.allowed, request.ends
@@ -36,7 +36,7 @@ def branch_of(request: GenerateRequest, sampled: Sequence[int], max_new: int, na
 
 
 async def prompt_logprobs(engine: Engine, request: GenerateRequest) -> tuple[float, ...] | None:
-    """Score the prompt of a request that asks for it; None for any other request.
+    """Return the log-probabilities of a request's prompt if the request asks for them; otherwise None.
 
     Raises:
         EngineError: as for `Engine.score`.

@@ -35,11 +35,11 @@ class Latencies:
 
 
 def count_step(metrics: dict[str, float], chunks: list[Chunk], sampled: list[list[int]]) -> None:
-    """Add one call into the kernels to the engine's counts, before its tokens are added to their sequences: a request
-    without sampled tokens, or with more than one to compute, is being prefilled.
+    """Add one call into the kernels to the engine's counts. It has to be counted before its tokens are added to their
+    sequences, because a request without sampled tokens, or with more than one token to compute, counts as prefill.
 
     Args:
-        metrics: by name, as `NativeEngine.metrics` lists them; added to.
+        metrics: counts by name, as `NativeEngine.metrics` lists them; changed in place.
         sampled: tokens of each chunk that samples.
     """
     reading = [chunk for chunk in chunks if chunk.count > 1 or not chunk.samples or not chunk.sequence.logprobs]

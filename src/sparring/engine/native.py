@@ -55,7 +55,7 @@ class NativeEngine:
 
     @property
     def context(self) -> int:
-        """Most tokens of one conversation."""
+        """Maximum number of tokens of one conversation."""
         return min(self._limits.max_positions, self._limits.capacity)
 
     @property
@@ -66,9 +66,9 @@ class NativeEngine:
     @property
     def metrics(self) -> dict[str, float]:
         """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
-        failed_steps, updates; busy_s; update_s and kv_copy_s, for which steps waited for updates and for copies of
-        pages; max_update_stall_s, the longest of the former; max_running, the most requests in one step. Levels:
-        running_now and waiting_now, requests; and the metrics of `kv_metrics`.
+        failed_steps, updates; busy_s; update_s and kv_copy_s, the seconds that steps waited for updates and for copies
+        of pages; max_update_stall_s, the longest wait for an update; max_running, the maximum number of requests in one
+        step. Levels: running_now and waiting_now, requests; and the metrics of `kv_metrics`.
         """
         return self._worker.metrics
 
@@ -99,14 +99,14 @@ class NativeEngine:
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
         """Return requests that continue a running one. Computed pages are parked for each branch as for the next turn
-        of a conversation: a branch recomputes nothing, unless they were evicted, or weights were updated before or
+        of a conversation: a branch recomputes nothing, unless its pages were evicted, or weights were updated before or
         after the fork."""
         return await self._worker.call(EngineError, f"fork of {request}", lambda: self._worker.fork(request, seeds))
 
     async def score(self, request: ScoreRequest) -> Scores:
         """Compute log-probabilities of given tokens, scheduled with the requests that generate and within the same
-        budgets; in exact numerics they have the bits of the trainer's forward. An update of the weights restarts the
-        request, so that its whole result has one version. An aborted request raises EngineError."""
+        budgets; in exact numerics they are bitwise equal to those of the trainer's forward. An update of the weights
+        restarts the request, so that its whole result has one version. An aborted request raises EngineError."""
         check_score(request, self._limits)
         self._arrivals += 1
         async with self._serving(Sequence.to_score(request, Reply(), arrival=self._arrivals)) as reply:

@@ -23,7 +23,7 @@ class RewardModel:
 
     Args:
         model: model with a scalar head; it must have no other user.
-        token_budget: most distinct tokens computed at once.
+        token_budget: maximum number of distinct tokens computed at once.
         threads: CPU threads; 0 keeps torch's number.
     """
 

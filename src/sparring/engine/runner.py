@@ -62,15 +62,15 @@ class Runner:
 
     @property
     def most_steps(self) -> int:
-        """Most steps that one call can take."""
+        """Maximum number of steps of one call."""
         return self._compute.most_steps
 
     def step(self, chunks: list[Chunk], steps: int) -> SampledTokens:
-        """Compute the chunks, sample for those that say so, in their order, and go on for up to `steps` steps in all.
-        Scored rows are added to their sequences.
+        """Compute the chunks and sample for those with `samples`, in their order. Repeat this for up to `steps` steps
+        in all. Scored rows are added to their sequences.
 
         Args:
-            steps: most steps; more than one for chunks that generate.
+            steps: maximum number of steps; above 1 only if all chunks generate.
         """
         rows = self._rows(chunks, steps)
         if 0 not in rows.samples or not any(map(_is_scored, chunks)):

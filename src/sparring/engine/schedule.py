@@ -29,8 +29,8 @@ class Schedule:
         return next((stop - num_sampled for stop in self._stops if stop > num_sampled), None)
 
     def reads_again(self, num_sampled: int, oldest: int) -> bool:
-        """Return True if keys and values were recomputed before the next token; `oldest` is their oldest version
-        now."""
+        """Return True if the recorded request recomputed its keys and values before the next token. `oldest` is the
+        oldest version of the replayed request's present keys and values."""
         return _value_at(self._kv_bounds, self._kv_values, num_sampled) > oldest
 
 
@@ -63,7 +63,7 @@ class Replays:
         return [sequence for sequence in sequences if not self._waits(sequence)]
 
     def outdated(self, running: list[Sequence]) -> list[Sequence]:
-        """Return the running requests whose keys and values were recomputed before the next token."""
+        """Return the running requests whose recorded keys and values were recomputed before the next token."""
         return [
             sequence
             for sequence in (running if self._schedules else ())

@@ -123,9 +123,9 @@ class StepScheduler:
         """Make the requests of these weights recompute their keys and values after an update.
 
         Args:
-            all_of_them: whether all requests recompute. Otherwise only requests in prefill do, so that one version
-                reads everything before the first token sampled since, and requests to score, whose result must be of
-                one version.
+            all_of_them: whether all requests recompute. Otherwise two kinds do: requests in prefill, so that one
+                version computes everything before their next sampled token, and requests to score, whose result must be
+                of one version.
         """
         self._replays.all_wait = False
         for sequence in self._running[:]:

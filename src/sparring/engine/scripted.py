@@ -44,7 +44,7 @@ class ScriptedEngine:
         requests: every request, in order of arrival, failed ones included.
         pulled: every weight reference that was pulled.
         held: ids whose KV is stored, by conversation.
-        most_in_flight: most requests that were in flight at once.
+        most_in_flight: maximum number of requests that were in flight at once.
     """
 
     def __init__(

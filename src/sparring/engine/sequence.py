@@ -38,13 +38,13 @@ class Sequence:
         lost: value of `computed` when the request was preempted.
         oldest: oldest weight version of the computed keys and values; None without any.
         gone: number of first pages that were returned early, because no layer attends to them any more.
-        state: slot of the recurrent state after these tokens; None in a model without one.
+        state: slot of the recurrent state after the computed tokens; None in a model without recurrent layers.
         share_at: number of prompt tokens after which the state is copied for waiting requests; 0 for none.
         prompt_digests: digests by which prompts with a common prefix recognise each other.
         cached_tokens: tokens found in the cache when the request was first `admitted`.
         slot: row in the runner's tables while the request runs, otherwise -1.
         table_length: number of pages in that row; `stale` if more were allocated since.
-        read_at: number of sampled tokens at its last admission; until it samples another, it is being prefilled.
+        read_at: number of sampled tokens when the request was last admitted; it is in prefill until it samples another.
         served: weights that compute it, set when it is added to the waiting requests.
         origins: (first token, sampling version, oldest version of keys and values) for each change of versions.
         scored_from: first token that predicts one to score; None for a request that generates.
@@ -128,7 +128,7 @@ class Sequence:
 
     @property
     def generated(self) -> GenerateRequest:
-        """The request, of a sequence that is sampled."""
+        """The request to generate; only for a sequence that samples."""
         assert isinstance(self.request, GenerateRequest)
         return self.request
 
@@ -150,7 +150,8 @@ class Sequence:
 
     @property
     def reads(self) -> bool:
-        """True from its admission, or its readmission after a preemption, until it samples a token."""
+        """True while the request is in prefill: from its admission, or readmission after a preemption, until it samples
+        a token."""
         return len(self.logprobs) == self.read_at
 
     def extend(

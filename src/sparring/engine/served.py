@@ -10,7 +10,7 @@ Weights = int | str
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class ServedWeights:
-    """Weights of requests: the base model's, or with those an adapter's. An update changes them in place.
+    """Weights of requests: the base model's alone, or together with an adapter's. An update changes them in place.
 
     Attributes:
         version: version that is served.

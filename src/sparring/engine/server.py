@@ -13,7 +13,7 @@
     GET  /openapi.json  OpenAPI document of these endpoints
 
 An error is {"error": {"type", "message"}} with the status of its class, and belongs to one request. Ids and
-conversations are global to the server: clients that share it choose different ones.
+conversations are global to the server: clients that share a server have to choose different ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest
 from sparring.protocols import Engine
 
 BESIDE, OF_ID, OF_BIAS = 1 << 18, 24, 48
-"""Most bytes of a request: without its ids and biases, for each id of the context, for each token of the vocabulary."""
+"""Maximum number of bytes of a request, as a sum of three parts: one for all but ids and biases, one per id of the
+context, and one, for biases, per token of the vocabulary."""
 
 T = TypeVar("T")
 Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
@@ -82,7 +83,7 @@ class TokenServer:
     Args:
         engine: engine that answers the requests; its owner closes it.
         served: description of the engine for clients.
-        bind: function that turns text rules of a request (stop strings, a constraint) into functions on token ids.
+        bind: function that turns the stop strings and the constraint of a request into functions on token ids.
         api_key: bearer token that clients must send to everything under /v1; "" for none.
     """
 
@@ -170,7 +171,7 @@ class TokenServer:
         return _Events(pieces, first, lambda outcome: self._counts.update([("generate", outcome)]))
 
     async def _bound(self, wanted: GenerateRequest) -> GenerateRequest:
-        """Give a request without an id one, and bind its text rules to token ids."""
+        """Assign an id to a request that has none, and bind the request's stop strings and constraint to token ids."""
         wanted = self._named(wanted)
         if not (wanted.sampling.stop_strings or wanted.sampling.constraint):
             return wanted
@@ -223,7 +224,7 @@ class TokenServer:
         """Decode the body of a request.
 
         Raises:
-            BadInput: the body is no form of this kind, or too long.
+            BadInput: the body is not JSON of this kind, or too long.
         """
         where, data = f"POST {request.scope['path']}", bytearray()
         async for chunk in request.stream():

@@ -21,8 +21,8 @@ OLD_STAYS = "the engine keeps serving the old version"
 
 
 class Update:
-    """Update that its caller passes to the engine's thread. Whoever claims it first decides: the thread to begin it, or
-    the caller to withdraw it."""
+    """Update that a caller passes to the engine's thread. The first to claim it decides what happens: if the thread
+    claims it, the update begins; if the caller does, the update is withdrawn."""
 
     def __init__(self, ref: WeightRef, staged: StagedWeights | Adapter) -> None:
         self.ref, self.staged, self.reply = ref, staged, Reply()
@@ -47,7 +47,7 @@ def check_model(ref: WeightRef, name: str) -> None:
     """Refuse an update of another model than `name`.
 
     Raises:
-        WeightsError: it is of another model.
+        WeightsError: the update is for another model.
     """
     if ref.model != name:
         raise WeightsError(

@@ -36,8 +36,9 @@ T = TypeVar("T")
 
 
 def _form(noun: type, without: tuple[str, ...] = (), **replaced: tuple[Any, Any]) -> type[msgspec.Struct]:
-    """Make a struct with the fields of a noun that refuses unknown fields, so that a misspelt field is not mistaken for
-    its default. `replaced` fields have another type and default; fields in `without` are left out."""
+    """Make a struct with the fields of a dataclass (`noun`). It refuses unknown fields, so that a misspelt field is not
+    silently replaced by its default. `replaced` fields have another type and default; fields in `without` are left
+    out."""
     hints = typing.get_type_hints(noun)
     fields: list[Any] = []
     for field in dataclasses.fields(noun):
@@ -102,7 +103,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """Description of a server: name of its model, version served now, dtype, numerics and limits.
 
     Attributes:
-        context: most tokens of one conversation.
+        context: maximum number of tokens of one conversation.
         token_bytes: bytes of one token's keys and values.
         instance: random name of this start of the server.
         base: version that the run counts as 0.
@@ -172,7 +173,7 @@ def _described(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def encode(value: Any) -> bytes:
-    """Write a noun or a form as JSON."""
+    """Encode a dataclass of the framework or a form as JSON."""
     return msgspec.json.encode(value)
 
 
@@ -180,7 +181,7 @@ def decode(data: bytes, kind: type[T], where: str) -> T:
     """Read JSON strictly: no other types, no unknown fields of a form.
 
     Raises:
-        BadInput: the bytes are something else.
+        BadInput: the bytes are not JSON of this kind.
     """
     with boundary(BadInput, where, "a valid JSON body", "correct it"):
         return msgspec.json.decode(data, type=kind)
@@ -219,7 +220,7 @@ def weight_ref(form: WeightForm) -> WeightRef:
 
 
 def noun(form: msgspec.Struct, kind: type[T]) -> T:
-    """Turn a form into the noun with the same fields."""
+    """Turn a form into the object of `kind` with the same fields."""
     return kind(**_values(form))
 
 

@@ -125,7 +125,7 @@ class EngineWorker:
 
         Raises:
             EngineError: the engine is closed.
-            SparringError: the function failed, with `error` at `where`.
+            SparringError: the function failed; `error` is the class and `where` the place of the error.
         """
         reply = Reply()
         self.ask(lambda: self._answer_with(reply, error, where, function))
@@ -143,7 +143,7 @@ class EngineWorker:
     # from here on: the thread
 
     def add(self, sequence: Sequence) -> None:
-        """Admit a new request; one for an unknown adapter fails."""
+        """Admit a new request; a request for an unknown adapter fails."""
         try:
             sequence.served = self._adapters.find(sequence.request.adapter)
         except EngineError as error:
@@ -245,8 +245,8 @@ class EngineWorker:
         self._pace_s = taken_s / max(map(len, sampled.tokens), default=1)
 
     def _most_steps(self, chunks: list[Chunk]) -> int:
-        """Return the most steps of the next call; while a caller reads a stream, the number that fits into `PIECE_S` at
-        the last call's pace."""
+        """Return the maximum number of steps of the next call; while a caller reads a stream, the number that fits into
+        `PIECE_S` at the last call's pace."""
         most = self._runner.most_steps
         if not any(chunk.sequence.reply.streams for chunk in chunks):
             return most

@@ -1,1 +1,2 @@
-"""Operations whose output rows depend on nothing but their own inputs: `ops` is the door, `path` the protocol."""
+"""Operations whose output rows depend on nothing but their own inputs. Callers use `ops`; `path` is the protocol of
+implementations."""

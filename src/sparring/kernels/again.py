@@ -11,14 +11,15 @@ _NAME = "sparring_again"
 
 
 class Again(NamedTuple):
-    """Recomputation of a tensor, equal to the bit: `function` of `inputs`, without gradients."""
+    """Recomputation of a tensor: `function(*inputs)`, without gradients, bitwise equal to the tensor."""
 
     function: Callable[..., torch.Tensor]
     inputs: tuple[torch.Tensor, ...]
 
 
 def tell(result: torch.Tensor, function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
-    """Attach its recomputation to `result`, and return it. Views and copies do not have it."""
+    """Attach to `result` the recomputation `function(*inputs)`, and return `result`. Views and copies of it have no
+    recomputation."""
     setattr(result, _NAME, Again(function, inputs))
     return result
 

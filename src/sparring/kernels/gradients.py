@@ -40,8 +40,8 @@ class WeightSum:
         return dx.to(x.dtype)
 
     def attach(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return x, for all uses to read. After the backward passes of all uses, the sum becomes the gradient of
-        `weight`."""
+        """Return a view of x, from which all uses of the weight have to compute. After the backward passes of all uses,
+        the sum becomes the gradient of `weight`."""
         attached: torch.Tensor = _ReturnSum.apply(x, weight, self)
         return attached
 
@@ -133,8 +133,8 @@ class RmsNorm(Function):
 
 
 class LayerNorm(Function):
-    """torch's layer norm. Its own backward adds the gradients of the parameters thread by thread; this one in row
-    order."""
+    """torch's layer norm with another backward pass: torch adds the gradients of the parameters thread by thread, this
+    function adds them in row order."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: Any, bias: Any, eps: float) -> torch.Tensor:

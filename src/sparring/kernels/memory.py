@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 LARGE = 4 << 20
-"""Bytes from which the system's large pages, of 2 MiB, pay: the first write to one costs little more than to a small
-page."""
+"""Minimum size, in bytes, of a tensor that asks for the system's large pages of 2 MiB. The first write to a large page
+costs little more than to a small one."""
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -33,7 +33,8 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, size: int) -> torch.Tenso
 
 
 KEPT = 256 << 20
-"""Bytes of freed memory from which it is returned to the system; below, the C library's own rules are cheaper."""
+"""Minimum amount of freed memory, in bytes, that is returned to the system; for less, the C library's own rules are
+cheaper."""
 
 
 def give_back(least: int = KEPT) -> None:
@@ -59,7 +60,8 @@ class _Counts(ctypes.Structure):
 
 @cache
 def _allocator() -> tuple[Callable[[], int], Callable[[int], Any] | None]:
-    """Return the functions that count freed bytes and that return them; without glibc 2.33, a count of 0 and None."""
+    """Return two functions of the C library: the first counts the freed bytes that it still holds, the second gives
+    them back to the system. Without glibc 2.33 the first always counts 0 and the second is None."""
     library = ctypes.CDLL(None)
     try:
         counts, trim = library.mallinfo2, library.malloc_trim

@@ -23,8 +23,8 @@ def route(logits: torch.Tensor, count: int, *, renormalised: bool) -> tuple[torc
     Args:
         logits: [N, E] float32.
         count: experts per row, k, at most E.
-        renormalised: whether the softmax of the shares is over the chosen experts, so that shares sum to one, or over
-            all.
+        renormalised: True if the softmax of the shares is over the chosen experts, so that a row's shares sum to one;
+            False if it is over all experts.
 
     Returns:
         Expert indices [N, k] int32, most likely first, and shares [N, k] float32, with gradients.
@@ -78,7 +78,7 @@ def linear_groups(
     x: torch.Tensor, packed: PackedStack, biases: torch.Tensor | None, counts: torch.Tensor
 ) -> torch.Tensor:
     """Multiply x[N, K] by E weights without gradients: the rows are sorted by weight, counts[E] rows each; biases [E,
-    M]. It computes the bits of `linear`."""
+    M]. Each row is bitwise equal to that of `linear`."""
     check_groups(x, packed, biases, counts)
     fused, x = fused_path(x.device), x.contiguous()
     if fused is not None:

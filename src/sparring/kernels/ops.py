@@ -189,7 +189,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x + y and rms_norm(x + y), x[N, D], y[N, D], weight[D], with the bits of the separate operations."""
+    """Return x + y and rms_norm(x + y), x[N, D], y[N, D], weight[D]; bitwise equal to the separate operations."""
     if x.dim() != 2 or x.shape != y.shape or weight.shape != x.shape[1:] or not (x.dtype is y.dtype is weight.dtype):
         got = f"x {tuple(x.shape)} {x.dtype}, y {tuple(y.shape)} {y.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
         raise refusal("add_rms_norm", "x[N, D], y[N, D] and weight[D] of one dtype", got, "reshape or cast")
@@ -211,7 +211,7 @@ def split_heads(
     """Split joint queries, keys and values, qkv[N, (H + 2 G) d] -> q[N, H, d], k[N, G, d], v[N, G, d].
 
     Each head of q and k goes through `rms_norm` (if `norms` are given: weights [d] for q and k, epsilon) and `rope`
-    with cos[N, d], sin[N, d], with the same bits. No gradient to cos and sin.
+    with cos[N, d], sin[N, d], and is bitwise equal to their results. No gradient to cos and sin.
     """
     tokens, size = cos.shape
     fits = qkv.shape == (tokens, (num_heads + 2 * num_kv_heads) * size) and sin.shape == cos.shape and size % 2 == 0
@@ -229,7 +229,7 @@ def split_heads(
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """Compute silu(gate) * up (Shazeer 2020, eq. 6) for joint gate and up, gate_up[N, 2 I] -> [N, I], with the bits of
+    """Compute silu(gate) * up (Shazeer 2020, eq. 6) for joint gate and up, gate_up[N, 2 I] -> [N, I]; bitwise equal to
     `silu_mul`."""
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise refusal("swiglu", "gate_up[N, 2 I]", str(tuple(gate_up.shape)), "check the projections")
@@ -253,9 +253,9 @@ def attention_packed(
 
     cu_seqlens[B + 1] int32: sequence b is rows cu_seqlens[b]:cu_seqlens[b + 1]; it starts at 0 and ends at N. With
     shared[B] int32 these rows follow the first shared[b] positions of sequence b - 1, which may themselves be shared: a
-    traversal of a tree of prefixes, in which every row is stored once. Complete sequences have the same bits. Query
-    head h reads key/value head h // (H / G), with the settings of `form`; sinks[H] are an additional logit of each
-    head's softmax, without a value. Accumulates in float32.
+    traversal of a tree of prefixes, in which every row is stored once. The result is bitwise equal to that of complete
+    sequences. Query head h reads key/value head h // (H / G), with the settings of `form`; sinks[H] are an additional
+    logit of each head's softmax, without a value. Accumulates in float32.
     """
     check_attention(q, k, v, sinks)
     # not checked on a device: each layer would wait for it
@@ -286,7 +286,8 @@ def attention_paged(
     form: AttentionForm,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Write the new keys and values of one layer into their pages, then attend, with the bits of `attention_packed`.
+    """Write the new keys and values of one layer into their pages, then attend. The result is bitwise equal to that of
+    `attention_packed`.
 
     q[N, H, d], k[N, G, d], v[N, G, d] -> [N, H, d], without gradients. `rows`: see `PagedRows`. All rows are written
     before any is read.

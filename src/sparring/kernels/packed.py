@@ -61,7 +61,8 @@ class PackedWeight:
 
 
 def pack(*weights: torch.Tensor) -> PackedWeight:
-    """Pack weights[M_i, K] (float32 or bfloat16) as one. Call `update` after every in-place change of a weight."""
+    """Pack weights[M_i, K] (float32 or bfloat16) as one matrix. Call `update` after every in-place change of a
+    weight."""
     return PackedWeight(*weights)
 
 

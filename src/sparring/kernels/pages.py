@@ -24,7 +24,7 @@ class PagedRows(NamedTuple):
         block_tables: [B, P] int32, pages of each sequence in order; entries beyond its length are not read.
         cu_rows: [B + 1] int32; the new rows of sequence b are cu_rows[b]:cu_rows[b + 1], possibly empty.
         context_lengths: [B] int32, tokens of each sequence including the new rows.
-        most_rows: most new rows of one sequence, known on the CPU; None if it has to be read from `cu_rows`.
+        most_rows: maximum number of new rows of a sequence, known on the CPU; None if it has to be read from `cu_rows`.
     """
 
     block_tables: torch.Tensor

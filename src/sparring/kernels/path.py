@@ -71,7 +71,7 @@ class KernelPath(Protocol):
 
     @property
     def is_compiled(self) -> bool:
-        """True for a `FusedPath`, and for the meta path of one."""
+        """True for a `FusedPath`, and for a meta path that stands for one."""
 
     @property
     def transposes_keys(self) -> bool:
@@ -118,7 +118,7 @@ class KernelPath(Protocol):
     def add_rms_norm(
         self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return x + y and its `rms_norm`, x[N, D], y[N, D], with the bits of the separate operations."""
+        """Return x + y and its `rms_norm`, x[N, D], y[N, D]; bitwise equal to the separate operations."""
 
     def add_rms_norm_backward(
         self, total: torch.Tensor, weight: torch.Tensor, grad_total: torch.Tensor | None, grad: torch.Tensor, eps: float
@@ -135,7 +135,7 @@ class KernelPath(Protocol):
         """Return the gradients of gate and up."""
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return silu(gate) * up [N, I] for gate_up[N, 2 I], whose rows may have any stride, with the bits of
+        """Return silu(gate) * up [N, I] for gate_up[N, 2 I], whose rows may have any stride; bitwise equal to
         `silu_mul`."""
 
     def swiglu_backward(self, gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
@@ -149,8 +149,8 @@ class KernelPath(Protocol):
         backward pass does."""
 
     def split_heads(self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, heads: int, kv_heads: int) -> Heads:
-        """Split qkv[N, (H + 2 G) d], whose rows may have any stride, into q, k and v; normalise q and k if `norms` are
-        given, then rotate them, with the bits of `rms_norm` and `rope`."""
+        """Split qkv[N, (H + 2 G) d], whose rows may have any stride, into q, k and v. Normalise q and k if `norms` are
+        given, then rotate them; both are bitwise equal to the results of `rms_norm` and `rope`."""
 
     def split_heads_backward(
         self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, grads: Heads
@@ -187,7 +187,7 @@ class KernelPath(Protocol):
         form: AttentionForm,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, int]:
-        """Write k, v[N, G, d] into one layer's pages (keys, values), then attend over them, with the bits of
+        """Write k, v[N, G, d] into one layer's pages (keys, values), then attend over them; bitwise equal to
         `attention_packed`.
 
         Returns:
@@ -203,7 +203,7 @@ class KernelPath(Protocol):
 
         Returns:
             (logprob, entropy, maximum, log_sum), [N] float32 each; and -1 or the index of the first row whose target is
-                no token or not kept, or whose kept ids do not ascend (the numbers are undefined).
+                no token or not kept, or whose kept ids do not ascend. With such a row all four results are undefined.
         """
 
     def token_logprobs_backward(
@@ -237,7 +237,7 @@ class FusedPath(KernelPath, Protocol):
         self, x: torch.Tensor, packed: PackedMatrix, biases: torch.Tensor | None, counts: torch.Tensor
     ) -> torch.Tensor:
         """Multiply x[N, K], whose rows are sorted by weight, counts[E] int64 rows each, by E packed weights -> [N, M];
-        biases [E, M]. It computes the bits of `linear`."""
+        biases [E, M]. Each row is bitwise equal to that of `linear`."""
 
     def mixture(
         self,

@@ -82,8 +82,8 @@ class CausalModel:
 
     @property
     def window(self) -> int | None:
-        """Return the most positions that a position attends to, itself included; None if a layer attends to all, or is
-        computed by transformers."""
+        """Return the maximum number of positions that a position attends to, itself included; None if a layer attends
+        to all positions, or if transformers computes the model."""
         windows = [] if self.decoder is None else [layer.form.window for layer in self.decoder.layers]
         limited = [window for window in windows if window is not None]
         return max(limited) if windows and len(limited) == len(windows) else None
@@ -226,8 +226,8 @@ class LibraryForward:
         return hidden if rows is None else hidden.index_select(0, rows)
 
     def _checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Return the contexts of a checkpointed layer: in the forward pass, which has one already, and in its
-        recomputation."""
+        """Return two contexts of a checkpointed layer. The one of the forward pass is empty, because that runs inside
+        the call's context; the recomputation gets a context of its own."""
         return nullcontext(), _LibraryCall(CURRENT_ATTENTION.get(), self.rowwise)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoint folders: whether one holds a causal language model, and its outline."""
+"""Checkpoint folders: the check that a folder holds a causal language model, and the outline of this model."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class InitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Checkpoint whose tokenizer and chat format the model uses, as a student uses its teacher's; None: a tokenizer of
     `vocab_size` ids is trained."""
     digits: int = 1
-    """Most digits of a number in one token of the trained tokenizer. Qwen has 1; a tiny model copies numbers more
+    """Maximum number of digits in one token of the trained tokenizer. Qwen has 1; a tiny model copies numbers more
     reliably in pairs."""
 
     def __post_init__(self) -> None:

@@ -20,7 +20,8 @@ CHUNK_ROWS = 256
 """Rows of a chunk. A few tensors [rows, V] exist at once: logits of model and teacher, and intermediate results."""
 
 LEAST_REST = 2.0**-24
-"""Least probability of the tokens outside a teacher's top K: float32 log-probabilities cannot resolve less."""
+"""Minimum probability of all tokens outside a teacher's top K: float32 log-probabilities cannot resolve a smaller
+one."""
 
 
 def from_teacher(
@@ -32,9 +33,9 @@ def from_teacher(
     form: Divergence,
 ) -> torch.Tensor:
     """Compute the divergence over the vocabulary between softmax((logits + bias) / temperature) of the model and of
-    `teacher`. For truncated sampling, both distributions are renormalised over the kept ids. The result is the
-    expectation, over tokens drawn there, of the difference of the log-probabilities that `token_quantities` computes
-    for the two models.
+    `teacher`. For truncated sampling, both distributions are renormalised over the kept ids. A KL divergence is thus
+    the expectation, over tokens drawn from its first distribution, of the difference of the log-probabilities that
+    `token_quantities` computes for the two models.
 
     If the two heads have different numbers of rows (padding of one tokenizer's vocabulary), both distributions are over
     the ids that both have.

@@ -26,7 +26,7 @@ SCALAR_QUANTITIES = frozenset({"value"})
 CHUNK_ROWS, CHUNK_ELEMENTS = 1024, 1 << 24
 """A chunk has at most CHUNK_ROWS rows and 64 MiB of float32 logits, but at least 16 rows."""
 KEEP_ELEMENTS = 1 << 25
-"""Most logits that are kept for the backward pass: 128 MiB of float32."""
+"""Maximum number of logits that are kept for the backward pass: 128 MiB of float32."""
 
 
 class TargetRows(NamedTuple):
@@ -73,8 +73,9 @@ def token_quantities(
         needs: names out of `QUANTITIES`, or out of `SCALAR_QUANTITIES` for a scalar head.
         kept: ids that truncated sampling kept for each row; None without truncation.
         bias: values added to logits; None for none.
-        keep_elements: most logits that are kept for the backward pass. For more, the backward pass recomputes each
-            chunk, so that [M, V] logits never exist at once: only the head's weight and its gradient grow with V.
+        keep_elements: maximum number of logits that are kept for the backward pass. For more, the backward pass
+            recomputes each chunk, so that [M, V] logits never exist at once: only the head's weight and its gradient
+            grow with V.
 
     Returns:
         The needed names, each [M] float32, with gradients except for `probability_squares`.
@@ -158,8 +159,9 @@ class Judged(NamedTuple):
 def score_tokens(
     model: CausalModel, hidden: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, top_k: int = 0
 ) -> Judged:
-    """Compute log-probability and entropy as `token_quantities`, to the bit, without gradients, and the `top_k` most
-    likely tokens of each row, best first, ties by id. A token has the same log-probability as target and as top token.
+    """Compute log-probability and entropy, bitwise equal to those of `token_quantities` but without gradients, and the
+    `top_k` most likely tokens of each row, best first, ties by id. A token has the same log-probability as target and
+    as top token.
 
     Args:
         hidden: [M, D].

@@ -43,7 +43,7 @@ class RowLinear(nn.Module):
         self._product: Product | None = None
 
     def matrix(self, values: Values) -> torch.Tensor:
-        """Return the weight matrix [M, K], with `values` in its place."""
+        """Return the matrix [M, K] of the values that `values` gives for the weight."""
         return values(self.weight)
 
     @property

@@ -45,7 +45,7 @@ class NonTextParts:
         return any(name == path or name.startswith(f"{path}.") for path in self._paths)
 
     def drop(self) -> None:
-        """Delete these submodules."""
+        """Delete the vision and audio submodules."""
         for path in self._paths:
             parent, _, name = path.rpartition(".")
             delattr(self._module.get_submodule(parent), name)

@@ -186,7 +186,7 @@ def _low_rank(x: torch.Tensor, a: ops.PackedWeight, b: ops.PackedWeight, scale: 
 
 
 class ExpertLoraTerm:
-    """Terms of one adapter in the products of all experts with one stacked parameter."""
+    """Terms that one adapter adds to the products of a layer's experts, whose weights are one stacked parameter."""
 
     def __init__(self, adapter: Adapter, target: ExpertLoraTarget) -> None:
         self._factors, self.scale = adapter.factors[target.name], adapter.scale
@@ -215,7 +215,7 @@ class LoraTarget:
     """Product of a model to which adapters add. It joins the linear layers `names` of sizes M.
 
     Attributes:
-        packed: whether the product, and so the adapters' products, are our own.
+        packed: True if our kernels compute the product, and so also the adapters' products.
     """
 
     def __init__(self, adapters: Adapters, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> None:
@@ -223,7 +223,7 @@ class LoraTarget:
         self.sizes = [shape_of(layer)[0] for layer in layers]
 
     def term(self, adapter: Adapter) -> LoraTerm:
-        """Make the term of an adapter for this product."""
+        """Make the term that an adapter adds to this product."""
         return LoraTerm(adapter, self)
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -243,12 +243,12 @@ class LoraTarget:
 
 
 class ExpertLoraTarget(NamedTuple):
-    """Products of all experts of a layer with one stacked parameter."""
+    """Products to which adapters add: those of a layer's experts, whose weights are one stacked parameter."""
 
     name: str
 
     def term(self, adapter: Adapter) -> ExpertLoraTerm:
-        """Make the terms of an adapter for these products."""
+        """Make the terms that an adapter adds to these products."""
         return ExpertLoraTerm(adapter, self)
 
 
@@ -330,7 +330,8 @@ class Adapters:
         """Return the groups of rows of a product by adapter.
 
         Raises:
-            BadInput: rows were assigned, and the product has another number of rows: the model has moved them.
+            BadInput: adapters were assigned to rows, but the product has another number of rows, because the model has
+                rearranged them.
         """
         if self._current is None:
             return () if self.everywhere is None else ((self.everywhere, None),)
@@ -350,7 +351,7 @@ class Adapters:
         return [adapter for adapter, _ in self._current.groups]
 
     def groups_among(self, parts: Sequence[torch.Tensor]) -> list[Sequence[RowGroup]]:
-        """Return the `groups` of products over parts[i][n] of the current call's rows."""
+        """Return, for each part, the `groups` of a product over the rows parts[i] [n] of the current call."""
         if self._current is None or all(rows is None for _, rows in self._current.groups):
             groups = self.groups(0) if self._current is None else self._current.groups
             return [groups] * len(parts)

@@ -1,8 +1,8 @@
-"""A model without values, on torch's meta device: made of the same parts as a real one, it says how much memory that
-takes.
+"""A model without values, on torch's meta device. It is made of the same parts as a real model and tells how much
+memory the real one takes.
 
-Whatever holds numbers is counted as what it is: parameters of their dtype, a tied one once; what the products read in
-the place of weights, as the path in use packs it; tables; and what a micro-batch allocates on its way forward and back.
+Counted are: parameters in their dtype, tied ones once; the packed weights that the products read, in the layout of the
+path in use; tables; and what a micro-batch allocates in its forward and backward passes.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from sparring.model.lora import SCALE, A, Adapter, B
 from sparring.model.targets import targeted, targets_of
 
 OWN_MAPPING = 32 << 20
-"""Bytes from which on the C library gives a tensor's memory back to the system when it is freed; it may keep smaller
-ones for the thread that had them (M_MMAP_THRESHOLD, at its most on 64 bits)."""
+"""Minimum size, in bytes, of a tensor whose memory the C library gives back to the system when it is freed (the maximum
+of M_MMAP_THRESHOLD on 64 bits). It may keep the memory of smaller ones for the thread that freed them."""
 
 
 class Size(NamedTuple):
-    """Bytes of tensors: of those that a thread keeps for its next ones when they are freed, and of those that the
-    system gets back at once."""
+    """Bytes of tensors, by what happens when they are freed: `kept` for the thread's next tensors, or `returned` to the
+    system at once."""
 
     kept: int = 0
     returned: int = 0
@@ -71,9 +71,9 @@ class Outline:
     """Sizes of a model.
 
     Args:
-        model: on the meta device; with the adapter that it has everywhere, if any.
+        model: model on the meta device, with its adapter for all rows, if any.
 
-    packed: what the products read in the place of weights and factors.
+    packed: size of the packed weights and factors, which the products read.
     """
 
     def __init__(self, model: CausalModel) -> None:
@@ -92,7 +92,8 @@ class Outline:
 
     @property
     def trained(self) -> list[torch.Tensor]:
-        """Return the tensors that a trainer trains: the adapter's factors where there is one, else all parameters."""
+        """Return the tensors that a trainer trains: the factors of the adapter, or all parameters of a model without
+        one."""
         return self._factors() or [one for one in self.model.parameters().values() if isinstance(one, nn.Parameter)]
 
     @property
@@ -107,14 +108,16 @@ class Outline:
         return sum(one.nbytes for one in self.model.module.buffers() if not any(one is other for other in parameters))
 
     def staged(self) -> tuple[Size, Size]:
-        """Return the size that an update brings: weights, or an adapter's factors, and the same packed."""
+        """Return the sizes of what an update brings: the new weights, or an adapter's factors, and their packed
+        form."""
         if not (factors := self._factors()):
             return self.weights, self.packed
         return Size.of(one.nbytes for one in factors), Size.of((one.nbytes for one in self._packed_factors()), LARGE)
 
     def micro_batch(self, tokens: int) -> Size:
-        """Measure the most that a micro-batch of so many tokens, all of them trained, holds at once: activations for
-        the backward pass, and the gradients that nobody has taken yet. A trainer takes each when it is found.
+        """Measure the peak memory of a micro-batch of `tokens` tokens, all of them trained: activations for the
+        backward pass, and gradients that the trainer has not taken yet. It takes each gradient as soon as autograd has
+        computed it.
 
         Raises:
             BadInput: the model cannot be computed without values.
@@ -133,8 +136,8 @@ class Outline:
         return meter.peak
 
     def step(self, tokens: int, sampled: int) -> Size:
-        """Measure the most that a step of generation over so many tokens, of which some are followed by a new one,
-        holds at once.
+        """Measure the peak memory of a generation step over `tokens` tokens, of which `sampled` are followed by a new
+        one.
 
         Raises:
             BadInput: the model cannot be computed without values.
@@ -181,7 +184,7 @@ class Outline:
 
 @contextmanager
 def _taken(trained: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Leave autograd a gradient that takes no memory in the place of each that it has found, as a trainer does."""
+    """Replace each gradient that autograd computes by one that takes no memory, as a trainer does."""
     handles = [one.register_hook(lambda gradient: gradient.new_empty(()).expand_as(gradient)) for one in trained]
     try:
         yield
@@ -203,12 +206,13 @@ def outline(
     """Make the outline of the model that `load` would make, with the same settings.
 
     Args:
-        source: a checkpoint's folder, that of an adapter, whose base it is then, or the sizes of a fresh model.
-        scalar: with a scalar head.
-        lora: the adapter that it has everywhere.
+        source: folder of a checkpoint; folder of an adapter, which stands for its base; or the sizes of a fresh model.
+        scalar: whether the model has a scalar head.
+        lora: settings of the adapter for all rows; None without one.
 
     Raises:
-        BadInput: there is no config, none that the library makes a model of, or it cannot have such an adapter.
+        BadInput: the config is missing, the library cannot make a model of it, or the model cannot have such an
+            adapter.
     """
     if isinstance(source, InitConfig):
         where, config = "models.policy.init", config_of(source, source.vocab_size)
@@ -236,8 +240,8 @@ def outline(
 
 
 class ZeroValues(TorchDispatchMode):
-    """Mode for models that look at values, each of which is 0 here, and for operations that torch refuses without
-    values though it computes them with some: grouped products of float32."""
+    """Mode in which every value that a model reads is 0. It also replaces operations that torch refuses on the meta
+    device although it computes them with values: grouped products of float32."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace an operation of torch that reads values; torch calls this for every operation."""
@@ -253,7 +257,8 @@ class ZeroValues(TorchDispatchMode):
 
 
 class AllocationMeter(TorchDispatchMode):
-    """Mode that counts the bytes of the tensors made within while they live; `peak`: the most of each kind."""
+    """Mode that counts the bytes of the living tensors that were made within it. `peak` is the maximum of each kind of
+    `Size`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
@@ -262,7 +267,7 @@ class AllocationMeter(TorchDispatchMode):
 
     @property
     def peak(self) -> Size:
-        """Return the most at any time."""
+        """Return the maximum at any time, for each kind of `Size`."""
         return Size(*self._most)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

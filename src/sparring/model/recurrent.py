@@ -82,7 +82,7 @@ class _SequenceRows(NamedTuple):
     Attributes:
         rows: [n].
         num_shared: number of leading tokens that another sequence has too.
-        has_state: whether earlier tokens were computed before.
+        has_state: whether earlier calls computed tokens of the sequence.
     """
 
     rows: torch.Tensor

@@ -21,9 +21,10 @@ from sparring.kernels import gradients, ops
 Result = TypeVar("Result")
 
 WHOLE = 64
-"""Elements that hold at least two vectors of every dtype and processor: a multiple leaves no remainder."""
+"""Number of elements that fill at least two whole vectors, for every dtype and processor: a multiple of it leaves no
+remainder."""
 PIECE = 2048
-"""Most elements that torch never divides among threads."""
+"""Maximum number of elements that torch never divides among threads."""
 
 POINTWISE = frozenset(
     "sigmoid silu gelu tanh exp expm1 log log1p log2 exp2 erf softplus logsigmoid log_sigmoid mish elu selu celu "
@@ -69,7 +70,8 @@ SUMMING = frozenset(("alpha", "reduce", "accumulate"))
 
 
 def row_invariant(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Run one of our own functions outside of the mode: the operations that it calls are row-invariant already."""
+    """Make one of our own functions run outside the mode, because the operations that it calls are row-invariant
+    already."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Result:
@@ -86,8 +88,7 @@ class RowWise(TorchFunctionMode):
     Attributes:
         replaced: functions of torch that were replaced by row-invariant ones.
         unknown: functions that returned numbers and are not known to be row-invariant.
-        is_proven: whether a new unknown function is refused, because the model calls functions that the self-test did
-            not.
+        is_proven: True if an unknown function is refused, because the self-test passed without calling it.
     """
 
     def __init__(self) -> None:

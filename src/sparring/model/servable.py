@@ -17,7 +17,7 @@ from sparring.model.load import DTYPES, build_model, load, read_config, refuse_i
 from sparring.model.peft import base_of
 
 SMALL_BYTES = 1 << 30
-"""Most bytes of a checkpoint that is simply loaded."""
+"""Maximum size, in bytes, of a checkpoint that is simply loaded."""
 
 
 def check_servable(
@@ -31,7 +31,7 @@ def check_servable(
 
     Args:
         path: checkpoint folder, or an adapter's.
-        small_bytes: most bytes of files that are loaded completely.
+        small_bytes: maximum size, in bytes, of files that are loaded completely.
 
     Returns:
         The loaded model, or the small one.

@@ -40,7 +40,7 @@ class Average:
 
     @torch.no_grad()
     def follow(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Apply one update.
+        """Move the average by one update.
 
         Args:
             weights: trained weights, float32, by name.

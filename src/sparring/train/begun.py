@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 
 class Begun(NamedTuple):
-    """Differences of the trainer version that began a run. A resume passes them on to its own checkpoints.
+    """Differences between this trainer and the version that began a run. A resumed run writes them into its own
+    checkpoints too.
 
     Attributes:
         ends_late: the learning rate's schedule ends one step after the last (`optimiser.learning_rate`).
@@ -23,5 +24,6 @@ class Begun(NamedTuple):
 
 
 def begun(manifest: Mapping[str, Any]) -> Begun:
-    """Read the differences from a checkpoint's manifest; one without these entries comes from a version with both."""
+    """Read the differences from a checkpoint's manifest; a manifest without these entries comes from a trainer version
+    that has both differences."""
     return Begun(manifest.get("schedule_ends_late", True), manifest.get("gradients_were_misplaced", True))

@@ -32,7 +32,7 @@ WAY_OUT = (
 def write(path: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]], manifest: Mapping[str, Any]) -> None:
     """Write one checkpoint folder: every file of `tensors`, then the manifest with their checksums, then one rename.
 
-    Until the rename `path` is unchanged; by then all bytes are on disk.
+    All bytes are on disk before the rename, and until then `path` is unchanged.
 
     Args:
         tensors: named tensors by file name.
@@ -100,7 +100,7 @@ def retain(
 ) -> list[CheckpointRef]:
     """Delete all checkpoint folders except the last `keep_last`, the best one and the steps of `also`.
 
-    Call it once the manifest of the newest is in the store.
+    Call it only when the manifest of the newest checkpoint is in the store.
 
     Args:
         refs: checkpoints of one stage, oldest first.

@@ -74,8 +74,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError("keep_last must be at least 1, token_budget and save_every not below 0")
 
     def replaced(self, keys: Mapping[str, Any]) -> TrainConfig:
-        """Return these settings with some keys of a stage or a model. One that leaves the token budget open, by a 0,
-        has this one's: the machine chooses once for a run."""
+        """Return these settings with some keys replaced by those of a stage or a model. A `token_budget` of 0 in `keys`
+        does not replace this one's, because the machine's memory decides once for a run."""
         left = {"token_budget"} if keys.get("token_budget") == 0 else set()
         return msgspec.structs.replace(self, **{key: value for key, value in keys.items() if key not in left})
 

@@ -25,7 +25,7 @@ class FiniteSteps:
         self._in_a_row = 0
 
     def add(self, norm: float, tokens: float, version: int) -> dict[str, float]:
-        """Count a step.
+        """Record an optimiser step, and return the metrics that it changes: none for a step with a finite gradient.
 
         Args:
             norm: norm of the gradient; if it is not finite, the step changed nothing.

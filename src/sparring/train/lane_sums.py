@@ -20,8 +20,8 @@ class LaneSums:
     For each parameter the lanes add in their order, whatever the timing of their threads: an early gradient waits.
 
     Args:
-        one_thread: True if the lanes' backward passes never run at once. Else each runs on its caller's thread, as
-            torch does on a CPU.
+        one_thread: True if the lanes' backward passes never run at the same time. False if they may; each then has to
+            run on its caller's thread, as torch does on a CPU.
     """
 
     def __init__(self, optimiser: Optimiser, *, one_thread: bool) -> None:
@@ -35,7 +35,7 @@ class LaneSums:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Collect gradients of the optimiser's parameters within the context; `backward` may only be called there.
+        """Collect gradients of the optimiser's parameters within the context; `backward` may only be called inside it.
 
         After an error the optimiser's gradients are discarded, because the set that was already added is arbitrary.
         """
@@ -51,7 +51,7 @@ class LaneSums:
                 handle.remove()
 
     def begin(self) -> None:
-        """Start over with lane 0, for the next parts."""
+        """Start over with lane 0, for the parts of the next micro-batch."""
         self._lane_of.clear()
         self._ended.clear()
         self._turn = dict.fromkeys(self._names, 0)
@@ -74,7 +74,7 @@ class LaneSums:
         return 0 if self._one_thread else get_ident()
 
     def _on_gradient(self, name: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """Take a gradient from autograd, and give it a placeholder that needs no memory."""
+        """Take a gradient from autograd, and leave autograd a placeholder that needs no memory."""
         lane = self._lane_of.get(self._thread())
         if lane is None or gradient is None:
             return gradient

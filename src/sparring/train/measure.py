@@ -19,7 +19,7 @@ class Measures:
     """Sums, counts and maxima of one batch. A metric without contributions is absent, which differs from 0.
 
     Args:
-        pristine: True if they are the weights published as that version, and not those after a further optimiser step.
+        pristine: True if the trainer's weights are those published as `version`; False after a further optimiser step.
     """
 
     def __init__(self, version: int, *, pristine: bool = True) -> None:
@@ -42,7 +42,7 @@ class Measures:
         """Count the weighted tokens and compare their log-probabilities with those that the engine recorded.
 
         A token is fresh if this trainer's version sampled it and computed all the KV it attended to; only then the two
-        have to be equal (law 3). All other sampled tokens are stale and have metrics of their own.
+        log-probabilities have to be equal (law 3). All other sampled tokens are stale and have metrics of their own.
 
         For the n fresh tokens, with d = the trainer's log-probability - the engine's and the importance weight w =
         exp(d):

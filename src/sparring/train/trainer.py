@@ -63,8 +63,8 @@ class _MicroBatchResult(NamedTuple):
 
 
 class LocalTrainer:
-    """Trainer of a `CausalModel` in place. Of a model with an adapter everywhere only the adapter is trained, published
-    and saved. Implements `Trainer`.
+    """Trainer of a `CausalModel` in place. If the model has an adapter for all rows, only the adapter is trained,
+    published and saved. Implements `Trainer`.
 
     float32 trains the module's own parameters. Any other dtype has float32 master weights, accumulates gradients in
     float32 and casts after each step. All tensor work runs in one worker thread, in the order of the calls; on a CPU a

@@ -9,7 +9,8 @@ import torch
 import xxhash
 
 PIECE = 1 << 22
-"""Bytes hashed between two releases of the interpreter's lock, which hashing holds while an engine may be computing."""
+"""Bytes hashed at once. Hashing holds the interpreter's lock, which is released after each piece for an engine that may
+be computing."""
 
 
 def checksum(state: Mapping[str, torch.Tensor]) -> str:

@@ -63,7 +63,7 @@ class StoredTensor:
     end: int
 
     def content(self) -> np.ndarray[Any, Any]:
-        """Map its bytes from the file."""
+        """Map the tensor's bytes from the file."""
         if self.begin == self.end:
             return np.zeros(0, np.uint8)
         return np.memmap(self.file, np.uint8, "r", self.begin, (self.end - self.begin,))

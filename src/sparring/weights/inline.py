@@ -24,7 +24,7 @@ def publish(
     """Copy `state` and return a reference to the copy, which shares no storage with the trainer (law 9).
 
     Args:
-        version: number of updates behind the weights.
+        version: number of updates that the weights have received.
         state: parameters by Hugging Face name, or an adapter's state.
         probe: tokens [T] and the log-probabilities [T - 1] of tokens[1:] under these weights at temperature 1, which
             the receiver has to reproduce.

@@ -1,4 +1,5 @@
-"""Transport between processes of one machine: a file in shared memory that exists as long as its publisher lends it.
+"""Transport between processes of one machine: a file in shared memory, which its publisher removes when it is no longer
+needed.
 
 `published` is a context manager that removes its file at the end. Until then the publisher holds a lock on the file.
 The kernel drops the lock of a dead process, so the next publisher can recognise and remove orphaned files (`sweep`).

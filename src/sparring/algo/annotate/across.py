@@ -9,7 +9,8 @@ action of the policy, so each of the student's tokens in it gets the gap of the 
     teacher_t = behaviour_t + (log p(s) - sum of behaviour over s)      for every student token t of s
 
 For tokens that the trained weights sampled, teacher_t - logprob_t is then log p(s) - log q(s). With equal tokenizers
-each span is one token, and teacher_t is the teacher's log-probability. The end of a turn is a span of one token each.
+each span is one token, and teacher_t is the teacher's log-probability. The end of a turn is a span of its own: one
+token of the student and one of the teacher.
 """
 
 from __future__ import annotations
@@ -49,13 +50,14 @@ class TeacherTokenizer:
 class AcrossTokenizers:
     """Writes the annotation `teacher` by the formula above. Implements `Annotator`.
 
-    Some turns cannot be given to the teacher: text that does not survive its tokenizer, a prompt longer than its
-    context, a turn after several simultaneous tool calls. They keep their recorded log-probabilities, a gap of 0.
+    A turn cannot be scored if its text does not survive the teacher's tokenizer, if its prompt is longer than the
+    teacher's context, or if it follows several simultaneous tool calls. Such a turn gets its recorded log-probabilities
+    as the teacher's: a gap of 0.
 
     Args:
-        teachers: names of models by domain, as for `TeacherRows`.
+        teachers: names of the teachers' models by domain, as for `TeacherRows`.
         student: renderer of the student.
-        tokenizers: of the teachers, by model name.
+        tokenizers: text formats of the teachers, by model name.
     """
 
     def __init__(
@@ -108,7 +110,8 @@ class AcrossTokenizers:
     async def _turn(
         self, row: Sample, name: str, prompt: tuple[int, ...], segment: Segment, behaviour: list[float]
     ) -> list[float]:
-        """Return the formula's values for one turn, one per token of the student. `prompt` is the teacher's."""
+        """Compute teacher_t of the module's formula for each of the student's tokens in one turn. `prompt` is the
+        turn's prompt in the teacher's tokens."""
         teacher, tokens = self._tokenizers[name], segment.tokens
         has_end = tokens[-1] in self._student.stop_ids
         body = tokens[:-1] if has_end else tokens

@@ -12,7 +12,8 @@ ANY = "*"
 
 
 def teacher_of(teachers: Mapping[str, str], task: Task) -> str:
-    """Return the name of the model that teaches `task`: by its tag, else its environment, else `*`.
+    """Return the name of the model that teaches `task`: the first entry of `teachers` among the task's tag, its
+    environment and `*`.
 
     Raises:
         BadInput: `teachers` has no entry for the task.

@@ -16,7 +16,7 @@ FEEDBACK = "\n\nA correct solution of this:\n\n{solution}\n\nNow solve the task 
 
 
 def sibling_feedback(provenance: SampleProvenance, renderer: Renderer) -> Callable[[Sample], TeacherInput | None]:
-    """Return a function that makes the input of a teacher which is shown a solution.
+    """Return a function that builds, from a row, the input of a teacher that is shown a solution.
 
     The solution is the first other rollout of the row's group that succeeded (SDPO, arXiv 2601.20802, section 3, with
     the group's own successes as feedback). It is added to the task's last message; the row's sampled tokens follow
@@ -47,7 +47,8 @@ def sibling_feedback(provenance: SampleProvenance, renderer: Renderer) -> Callab
 
 
 def _solution(group: Group, *, besides: int) -> str | None:
-    """Return the replies of the first success among a row's siblings, joined to one text."""
+    """Return the replies of the first successful rollout other than number `besides`, joined to one text; None if no
+    other rollout succeeded."""
     for number, (rollout, score) in enumerate(zip(group.rollouts, group.scores, strict=True)):
         if number != besides and score.success:
             return "\n".join(filter(None, map(_text, _replies(rollout))))

@@ -20,7 +20,7 @@ class KlCoefficient:
     """Adapts the coefficient of the KL penalty to a target divergence, and writes it as the annotation
     `kl_coefficient`. Implements `Annotator`.
 
-    The controller of Ziegler et al., arXiv 1909.08593, moves it at every update:
+    The controller of Ziegler et al., arXiv 1909.08593, changes the coefficient at every update:
 
         e_n = clip((KL_n - target) / target, -0.2, 0.2)        coefficient_{n + 1} = coefficient_n (1 + gain e_n)
 

@@ -10,12 +10,12 @@ from sparring.types import Sample
 
 
 class ObservationTargets:
-    """Sets weight 1 in the imitate term on the tokens that tool answers added, with the template around them.
-    Implements `Annotator`.
+    """Sets weight 1 in the imitate term on the tokens of tool answers and of the chat template around them. Implements
+    `Annotator`.
 
-    A token that several rows share gets its weight in the first. The loss is ECHO's (arXiv 2605.24517): policy loss +
-    lambda * mean cross-entropy of the environment's tokens, with lambda the scale of the term. The trainer cuts a row
-    after its last weighted token, so an answer at the end of a row is trained too.
+    A token that several rows share gets this weight only in the first of them. The loss is ECHO's (arXiv 2605.24517):
+    policy loss + lambda * mean cross-entropy of the environment's tokens, with lambda the scale of the term. The
+    trainer cuts a row after its last weighted token, so an answer at the end of a row is trained too.
     """
 
     def __init__(self, provenance: SampleProvenance) -> None:

@@ -8,8 +8,8 @@ from sparring.types import Group, Rollout, Sample, Segment, Trajectory
 
 
 class SampleProvenance:
-    """Remembers the groups of the update that is being annotated. As a stage's last annotator it forgets them.
-    Implements `Annotator`."""
+    """Remembers the groups of the update that is being annotated. Has to be the stage's last annotator, because its
+    `annotate` forgets the groups. Implements `Annotator`."""
 
     def __init__(self) -> None:
         self._groups: dict[str, Group] = {}

@@ -42,8 +42,8 @@ class ScoreClient:
     Args:
         max_concurrent: largest number of requests in flight.
         retries: number of retries of a failed request; a refused request is not retried.
-        retry_delay_s: longest pause before the first retry, in seconds; doubles with each. The pause is a hash of the
-            request's id, uniform below that limit.
+        retry_delay_s: upper limit of the pause before the first retry, in seconds; it doubles with each retry. A hash
+            of the request's id picks the pause, uniformly below the limit.
     """
 
     def __init__(self, *, max_concurrent: int = 64, retries: int = 2, retry_delay_s: float = 0.5) -> None:
@@ -75,11 +75,12 @@ class TeacherRows:
     `Sample.tops`. Scores of a fixed teacher depend only on the row, so a resumed run gets the same ones.
 
     Args:
-        teachers: names of models by domain: a task's tag, else its environment, else `*`.
-        engines: scoring engines by model name; a teacher without one is only named, because the trainer computes it.
+        teachers: names of the teachers' models by domain, see `teacher_of`: a task's tag, its environment or `*`.
+        engines: scoring engines by model name. The row of a teacher without an engine gets only the teacher's name,
+            because the trainer computes the scores.
         reading: function that builds the teacher's input for a row, by default the row itself. If it returns None, the
             row keeps its recorded log-probabilities as the teacher's.
-        max_tokens: largest length of an input; a longer one counts as None.
+        max_tokens: maximum length of an input; a longer one is treated as if `reading` had returned None.
     """
 
     def __init__(

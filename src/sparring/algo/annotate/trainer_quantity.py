@@ -53,10 +53,10 @@ class ProximalShare:
 
         share = (v - v_b) / (v + 1 - v_b)       log proximal = log behaviour + share * (log pi - log behaviour)
 
-    v is the version before the update, which makes v + 1; v_b is the version that sampled the token. This is decoupled
-    PPO's anchor without its forward pass (AReaL, Fu et al., arXiv 2505.24298, and its log-linear approximation). For
-    tokens of version v the anchor is the recorded log-probability; the staler a token, the nearer its anchor is to the
-    current one.
+    v is the version before the update and v + 1 the one after it; v_b is the version that sampled the token. This is
+    decoupled PPO's anchor without its forward pass (AReaL, Fu et al., arXiv 2505.24298, and its log-linear
+    approximation). For tokens of version v the anchor is the recorded log-probability; the staler a token, the nearer
+    its anchor is to the current one.
     """
 
     def __init__(self, version: Callable[[], int]) -> None:

@@ -90,14 +90,15 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Reject only units with a negative advantage, as DeepSeek-V3.2 does."""
 
     compare: Literal["before", "now"] = "before"
-    """Trainer's probabilities in `old`: "before" the update, or "now", in each optimiser step."""
+    """Weights under which the trainer computes `old`: "before" means those before the update, "now" the current ones of
+    each optimiser step."""
 
     normalise: bool = False
     """Divide weights by their mean over the step's tokens, which costs a first pass over them."""
 
     denominator: Literal["all", "kept"] = "all"
-    """Tokens that the loss is divided by: all, or the kept ones, neither masked nor rejected. "kept" costs a first pass
-    over the step's tokens."""
+    """Tokens that count in the denominator of the loss: "all", or only the "kept" ones, which are neither masked nor
+    rejected. "kept" costs a first pass over the step's tokens."""
 
     metrics_only: bool = False
     """Measure the weights without using them: every token keeps weight 1."""

@@ -20,9 +20,9 @@ class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
         A_t      = sum_{l >= 0} (discount * lambda_policy)^l * delta_(t+l)
         return_t = sum_{l >= 0} (discount * lambda_value)^l * delta_(t+l) + V_t       the critic's target
 
-    t + 1 is the next sampled token of the branch. At the end of a branch that another branch quotes or continues, it is
-    the first token sampled there (`succession`). The reward of a side branch, such as a sub-agent, is part of r_t of
-    the turn that started it.
+    t + 1 is the next sampled token of the branch. At the end of a branch that another branch quotes or continues, t + 1
+    is the first token sampled in that other branch (`succession`). The reward of a side branch, such as a sub-agent, is
+    part of r_t of the turn that started it.
 
     Schulman et al., arXiv 1506.02438, equation 16. A token's reward r_t is its own (annotation `reward`, such as a KL
     penalty), plus its turn's reward at the turn's last token, plus the rest of the outcome at the last token. The

@@ -30,8 +30,9 @@ class TurnSpan:
 class Member:
     """One trajectory of a group.
 
-    Its steps are its sampled tokens with policy weight, turn by turn in the order of the requests. A token that several
-    branches share has weight in a single branch, so it is one step. `following` gives the order of steps.
+    A step is a sampled token with policy weight. Steps are numbered turn by turn, in the order of the requests;
+    `following` gives the step that logically comes next. A token that several branches share has weight in a single
+    branch, so it is one step.
 
     Attributes:
         rollout: id of its rollout.
@@ -52,7 +53,8 @@ class Member:
 
     @property
     def outcome(self) -> float:
-        """Return the scorer's reward for its role, else for its rollout.
+        """Return the reward that the score gives to the trajectory's role, or to the whole rollout if it gives roles
+        none.
 
         Raises:
             ValueError: the reward is not a finite number.
@@ -64,7 +66,7 @@ class Member:
 
     @property
     def length(self) -> int:
-        """Return its number of steps."""
+        """Return the member's number of steps."""
         return sum(len(row.weights["policy"]) - row.weights["policy"].count(0.0) for row in self.rows)
 
     def turns(self) -> list[TurnSpan | None]:
@@ -162,9 +164,9 @@ class Member:
     def step_rewards(self, discount: float) -> list[float]:
         """Return the reward of each step, such that its return along `following` counts every reward once.
 
-        A step's reward is its own (annotation `reward`), plus the part rewards that end at it. A turn's last step also
-        gets the rest of the turn's reward and the rewards of side branches, discounted per step; the last step of the
-        trajectory the rest of the outcome.
+        A step's reward is its own (annotation `reward`), plus the rewards of `per_step` that end at it. The last step
+        of a turn also gets the rest of the turn's reward and the rewards of side branches, discounted per step. The
+        last step of the trajectory also gets the rest of the outcome.
         """
         steps, turns = self.steps(), self.per_turn()
         parts = [()] * len(turns) if self.score.per_step is None else self.per_step()
@@ -184,7 +186,8 @@ class Member:
         return self.earned(rewards, discount, rest)
 
     def with_steps(self, values: Sequence[float], name: str = "") -> tuple[Sample, ...]:
-        """Return its rows with one value per step, as advantages or as the annotation `name`; 0.0 at other tokens."""
+        """Return the member's rows with one value per step, as advantages or as the annotation `name`; 0.0 at other
+        tokens."""
         written = [[0.0] * len(row.tokens) for row in self.rows]
         for (row, at), value in zip((step for turn in self.steps() for step in turn), values, strict=True):
             written[row][at] = value
@@ -193,11 +196,11 @@ class Member:
         return tuple(replace(row, advantages=tuple(v)) for row, v in zip(self.rows, written, strict=True))
 
     def with_turns(self, values: Sequence[float]) -> tuple[Sample, ...]:
-        """Return its rows with one advantage per turn, the same at all its steps."""
+        """Return the member's rows with one advantage per turn, the same at all steps of the turn."""
         return self.with_steps([value for value, steps in zip(values, self.steps(), strict=True) for _ in steps])
 
     def with_advantage(self, value: float) -> tuple[Sample, ...]:
-        """Return its rows with the same advantage at every step."""
+        """Return the member's rows with the same advantage at every step."""
         return tuple(
             replace(row, advantages=tuple([value if weight else 0.0 for weight in row.weights["policy"]]))
             for row in self.rows
@@ -230,8 +233,8 @@ def members(group: Group, rows: Sequence[Sample]) -> list[Member]:
     enter the baseline of others.
 
     Raises:
-        ValueError: a row belongs to no trajectory of the group, or a score of several roles has turns without naming
-            the role.
+        ValueError: a row belongs to no trajectory of the group, or a score of several roles has rewards or states of
+            turns that name no role.
     """
     by_trajectory: dict[str, list[Sample]] = {}
     for row in rows:
@@ -271,12 +274,12 @@ def per_trajectory(groups: Sequence[Group], samples: Sequence[Sequence[Sample]],
 
 
 def per_turn(groups: Sequence[Group], samples: Sequence[Sequence[Sample]], rule: TurnRule) -> list[list[Sample]]:
-    """Set one advantage for all tokens of a turn; as `per_trajectory` otherwise."""
+    """Set one advantage for all tokens of each turn; otherwise like `per_trajectory`."""
     return [_credit_group(group, rows, rule, Member.with_turns) for group, rows in zip(groups, samples, strict=True)]
 
 
 def per_token(groups: Sequence[Group], samples: Sequence[Sequence[Sample]], rule: TurnRule) -> list[list[Sample]]:
-    """Set one advantage for each step, turn by turn; as `per_trajectory` otherwise."""
+    """Set one advantage for each step, turn by turn; otherwise like `per_trajectory`."""
     return [_credit_group(group, rows, rule, Member.with_steps) for group, rows in zip(groups, samples, strict=True)]
 
 

@@ -47,7 +47,8 @@ class Shuffled:
 
 
 def _fit_score(own: Score, other: Score) -> Score:
-    """Fit another rollout's score to this one's turns: states stay, rewards of turns move to the end."""
+    """Fit the score `other` to the turns of the rollout with the score `own`: that rollout keeps its states, and the
+    rewards of turns in `other` move to the end."""
     turns = None if own.per_turn is None else (0.0,) * len(own.per_turn)
     of_roles = own.per_role_turns
     return replace(

@@ -15,7 +15,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def centred(values: Sequence[float]) -> list[float]:
-    """Subtract the mean. All results are exactly 0 if all values are equal, which a rounded mean would miss."""
+    """Subtract the mean. All results are exactly 0 if all values are equal, even if their mean is rounded."""
     if alike(values):
         return [0.0] * len(values)
     middle = mean(values)

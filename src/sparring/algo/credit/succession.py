@@ -35,9 +35,9 @@ class Succession:
     """Order of a trajectory's turns, which are numbered in the order of their requests.
 
     A turn is followed by the next turn of its branch. The last turn of a branch is followed by the first turn whose
-    prompt quotes its reply, such as a sub-agent's answer in a tool result, or a summary. If nothing quotes it, the
-    branch that replaced this one follows, after the agent deleted or edited messages; else the trajectory ends. So
-    every turn has one successor or is an end, and turns form chains.
+    prompt quotes its reply, such as a sub-agent's answer in a tool result, or a summary. If nothing quotes it and the
+    agent, by deleting or editing messages, replaced the branch by another one, the first turn of the new branch
+    follows. Otherwise the trajectory ends. So every turn has one successor or is an end, and turns form chains.
 
     A chain that merges into another (a sub-agent's, an abandoned branch) is a side chain. It hangs on the other chain's
     last turn that was requested before the side chain began: the turn that started it, or a later one.
@@ -100,8 +100,9 @@ class Succession:
     def addresses(self) -> list[Address]:
         """Return the address of each turn.
 
-        In the main chain it is the turn's number there. In a side chain it is the address of the turn that the chain
-        hangs on, the chain's number among those that hang there, and the turn's number in the chain.
+        The address of a turn of the main chain is the turn's number in the chain. The address of a turn of a side chain
+        has three parts: the address of the turn that the chain hangs on, the chain's number among those that hang on
+        that turn, and the turn's number in the chain.
         """
         places = {
             turn: (*prefix, number)
@@ -271,8 +272,8 @@ class _Links:
     def _predecessors(self, following: Sequence[int | None], hangs: Sequence[int | None]) -> list[int | None]:
         """Return for each turn the previous turn of its chain; None if it begins a chain.
 
-        A turn continues one of the turns that it follows, provided that it also follows its cause. `_rank` decides
-        between several.
+        The previous turn is one of those that have this turn as their `following`; `_rank` decides between several. A
+        turn that does not come after its cause begins a chain even so.
         """
         candidates_of: list[list[int]] = [[] for _ in following]
         for turn, follows in enumerate(following):
@@ -297,8 +298,8 @@ class _Links:
     ) -> tuple[int, bool, bool, int]:
         """Return the sort key of a turn among those that `follows` can continue; the largest wins.
 
-        Preferred are, in this order: the turn on whose chain most of the others hang, its own branch, its own agent,
-        the latest turn.
+        Preferred is the turn on whose chain the largest number of other candidates hang; among equals the parent of
+        `follows`, then a turn of the same agent, then the latest turn.
         """
 
         def hangs_on(first: int, other: int) -> bool:
@@ -317,7 +318,8 @@ class _Links:
         return max(own or ends, default=None)
 
     def _cause(self, turn: int) -> int | None:
-        """Return the turn that a turn continues, else the origin that its fork or a quote names, else None."""
+        """Return the turn that caused a turn: the first that exists of the turn that it continues, the origin that its
+        fork names, and the latest earlier turn that its prompt quotes; None if there is none."""
         fork, cause = self._fork[turn], self._parent[turn]
         if cause is None and fork is not None:
             cause = self._turn_at(fork.of)
@@ -328,8 +330,8 @@ class _Links:
     def _attachment(self, first: int, following: Sequence[int | None]) -> int | None:
         """Return the turn that a chain with this first turn hangs on; None if no turn was requested before it.
 
-        It is the last turn requested before the chain began, among those that follow the chain's cause. Without a cause
-        it is the last such turn on the branch that the chain merges into, else the first agent's.
+        It is the last turn requested before the chain began, among the chain's cause and the turns after it. Without a
+        cause the branch that the chain merges into is searched instead, and then the turns of the first agent.
         """
         cause = self._cause(first)
         if cause is not None:
@@ -351,8 +353,8 @@ def _without_double_counts(
 ) -> tuple[tuple[int, ...], ...]:
     """Drop side chains that would make a return count a turn twice, and return those that remain for each turn.
 
-    Links can cross, such as when a leader's message to a sub-agent went back to it later. Sets of turns are bits of an
-    integer.
+    Links can cross, such as when a leader's message to a sub-agent came back to the leader later. A set of turns is an
+    integer with one bit per turn.
     """
     retained: list[tuple[int, ...]] = [()] * len(following)
     counted = [0] * len(following)
@@ -382,8 +384,9 @@ def _path(turn: int, following: Sequence[int | None]) -> list[int]:
 
 
 def _agents(trajectory: Trajectory) -> list[str]:
-    """Return for each segment the agent that it belongs to: the id that its client sent, else a name of its own for
-    each agent that began during another's conversation."""
+    """Return the agent of each segment: the id that its client sent. An agent without an id that began during another's
+    conversation gets a new name; all other segments inherit the agent of the segment that they continue or fork
+    from."""
     agents: list[str] = []
     for segment in trajectory.segments:
         fork, parent, evidence = segment.fork, segment.parent, segment.evidence

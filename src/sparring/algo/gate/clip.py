@@ -30,7 +30,7 @@ class Clip(BaseGate, frozen=True, kw_only=True, tag="clip"):
             raise ValueError(f"high must not be below low, got {self.high} and {self.low}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]; tokens at which the clip is active are stopped."""
+        """Compute the surrogate [M]; tokens at which the clip is active contribute no gradient."""
         ratio, advantages = log_ratio.exp(), tokens.advantages
         plain, clipped = ratio * advantages, ratio.clamp(1.0 - self.low, 1.0 + self.high) * advantages
         return Gated(surrogate=plain.minimum(clipped), stopped=clipped.detach() < plain.detach())

@@ -35,7 +35,7 @@ class DualClip(BaseGate, frozen=True, kw_only=True, tag="dual_clip"):
             raise ValueError(f"bound must be above 1 + high, got {self.bound} and {self.high}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]; tokens at which a bound is active are stopped."""
+        """Compute the surrogate [M]; tokens at which a bound is active contribute no gradient."""
         ratio, advantages = log_ratio.exp(), tokens.advantages
         plain, clipped = ratio * advantages, ratio.clamp(1.0 - self.low, 1.0 + self.high) * advantages
         stopped = (clipped < plain) | ((ratio > self.bound) & (advantages < 0))

@@ -18,5 +18,5 @@ class NoGate(BaseGate, frozen=True, kw_only=True, tag="none"):
     unit: ClassVar[Unit] = "token"
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]; nothing is stopped."""
+        """Compute the surrogate [M]; no token counts as clipped."""
         return Gated(surrogate=log_ratio.exp() * tokens.advantages, stopped=tokens.weighted & False)

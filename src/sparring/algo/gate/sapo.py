@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 class Sapo(BaseGate, frozen=True, kw_only=True, tag="sapo"):
     """4 / tau * sigmoid(tau (r - 1)) A, with a separate tau for each sign of A: SAPO (arXiv 2511.20347, equations 5 and
-    6). The gradient decays smoothly as the ratio leaves 1, by the factor 4 s (1 - s) with s the sigmoid. Use it if
-    clipping would stop too many tokens, as with mixtures of experts.
+    6). The gradient decays smoothly as the ratio leaves 1, by the factor 4 s (1 - s) with s the sigmoid. Use it if a
+    clip would take the gradient of too many tokens, as with mixtures of experts.
 
-    At a ratio of 1 the gradient is that of A log pi and the value is 2 A / tau. Tokens count as stopped if that factor
-    is below one half.
+    At a ratio of 1 the gradient is that of A log pi and the value is 2 A / tau. The metric clip_fraction counts the
+    tokens for which this factor is below one half.
     """
 
     unit: ClassVar[Unit] = "token"

@@ -26,9 +26,10 @@ class SampledDistillLoss:
 
     `policy_gradient` takes teacher_t - logprob_t as the advantage of token t alone, with a discount of 0 (on-policy
     distillation: Lu and Thinking Machines Lab, 2025). ratio_t = exp(logprob_t - behaviour_t) is exactly 1 if the
-    current weights sampled the token; it is truncated as in V-trace (arXiv 1802.01561, section 4.1), which keeps its
-    gradient. `squared` is k2 of http://joschu.net/blog/kl-approx.html. It can be differentiated directly: its gradient,
-    gap_t * grad logprob_t, is the same, while the gradient of gap_t itself is 0 in expectation (arXiv 2506.09477).
+    current weights sampled the token. It is truncated at `cap` as in V-trace (arXiv 1802.01561, section 4.1), so a
+    truncated token still has a gradient. `squared` is k2 of http://joschu.net/blog/kl-approx.html. It can be
+    differentiated directly: its gradient, gap_t * grad logprob_t, is the same, while the gradient of gap_t itself is 0
+    in expectation (arXiv 2506.09477).
     """
 
     term = "distill"
@@ -56,8 +57,8 @@ class SampledDistillLoss:
 
 
 class DistillLoss:
-    """Divergence between a teacher's distribution and the model's at each token, over the whole vocabulary or over the
-    teacher's likeliest tokens and the rest.
+    """Divergence between a teacher's distribution and the model's at each token. The distributions are over the whole
+    vocabulary, or over the teacher's likeliest tokens and one class for all other tokens.
 
         loss = sum_t weight_t * divergence_t / denominator
 

@@ -19,7 +19,7 @@ from sparring.protocols import Divergence, LossResult, Needs
 
 
 class _Objective(NamedTuple):
-    """Surrogate objective of M tokens, which the update raises.
+    """Surrogate objective of M tokens, to be maximised.
 
     Attributes:
         parts: [M] summand of each token, with gradient.
@@ -41,9 +41,10 @@ class PolicyLoss:
     `denominator = "kept"` both count kept tokens only.
 
     The ratio is relative to the anchor. "behaviour" is the engine's recorded log-probability. "proximal" is the
-    trainer's own before the update (decoupled PPO, arXiv 2505.24298, equation 5). It is the annotation `proximal`;
-    without it, when each batch is trained once, this forward pass without gradient. "loglinear" interpolates between
-    the recorded and the current log-probability by the annotation `proximal_share`.
+    trainer's own before the update (decoupled PPO, arXiv 2505.24298, equation 5). It is the annotation `proximal`. If
+    each batch is trained once, there is no such annotation, and the current log-probability without gradient takes its
+    place. "loglinear" interpolates between the recorded and the current log-probability by the annotation
+    `proximal_share`.
 
     Values that depend on all tokens of an optimiser step are computed in a first pass (`survey`) and come back as
     annotations. This includes the first sum, if a part combines whole sequences (unit "sequence") and the rows of a
@@ -73,8 +74,8 @@ class PolicyLoss:
 
         Returns:
             A scalar, and as (sum, count) over weighted tokens the metrics clip_fraction (share of tokens that the gate
-                stops), ratio (to the anchor), approx_kl (from the sampling policy), entropy, the correction's metrics
-                and, with a KL penalty, reference_kl.
+                counts as clipped), ratio (to the anchor), approx_kl (from the sampling policy), entropy, the
+                correction's metrics and, with a KL penalty, reference_kl.
         """
         config, weights = self._config, self._weights(micro_batch)
         old, tokens = self._tokens(quantities, micro_batch)

@@ -21,7 +21,8 @@ class StepLabels:
 
         loss = - sum_t weight_t * (y_t * log sigmoid(v_t) + (1 - y_t) * log sigmoid(-v_t)) / denominator
 
-    v_t is the head's value at a weighted token: the logit that the step which ends there is right. Implements `Loss`.
+    v_t is the head's value at a weighted token, the last of a step: the logit of the probability that this step is
+    right. Implements `Loss`.
     """
 
     term = "value"

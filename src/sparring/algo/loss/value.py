@@ -25,7 +25,7 @@ class ValueLoss:
     the credit rule wrote; V_t(old), the critic's value before the update, is the annotation `value`. Implements `Loss`.
 
     Args:
-        clip: largest change of a value that is trained, in units of reward; 0 is no bound.
+        clip: maximum change from V_t(old) that lowers the loss, in units of reward; 0: no bound.
     """
 
     term = "value"

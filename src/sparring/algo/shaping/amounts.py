@@ -25,7 +25,8 @@ def shaped(group: Group, name: str, amounts: Amounts) -> Group:
     """Return the group with amounts added to rewards, role by role.
 
     In a rollout with one role the amount is added to `reward` and recorded as the part `name`; with several roles it is
-    added to each `per_role` and recorded as `name/role`. Rewards of turns do not change: the amount belongs to the end.
+    added to each `per_role` and recorded as `name/role`. Rewards of turns do not change: the amount is earned at the
+    end of the rollout.
     """
     added: dict[str, float] = {}
     by_role: dict[str, list[tuple[Trajectory, float]]] = {}

@@ -19,7 +19,7 @@ from sparring.types import Message, ToolSpec
 CONNECT_S = 10.0
 
 TOO_LARGE = 413
-"""Status of a request that is too large, for any body of the answer."""
+"""HTTP status of a request that is too large, whatever the body of the answer says."""
 
 _TOO_LONG = re.compile(
     r"context[ _](?:length|window|size)|maximum (?:prompt|model|input) length|number of tokens allowed"

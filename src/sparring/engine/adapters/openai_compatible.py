@@ -28,8 +28,8 @@ CONNECT_S = 10.0
 PROBE_S = 120.0
 PREFIX = "token_id:"
 RAW_AT = (0.0, 1.0)
-"""Temperatures at which log-probabilities before temperature equal the recorded ones (greedy ones are recorded at
-temperature 1)."""
+"""Temperatures at which the log-probabilities of logits not yet divided by the temperature are the ones to record
+(greedy samples are recorded at temperature 1)."""
 SAME = 1e-6
 MOST_SEED = (1 << 63) - 1
 FINISHED: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
@@ -77,13 +77,14 @@ class _PartialTurn:
 
 
 class OpenAiEngine:
-    """Client of such a server on one event loop. Implements `Engine`, except updates and forks.
+    """Client of a server with OpenAI's completions API and token ids, on one event loop. Implements `Engine`, except
+    updates and forks.
 
     Args:
         url: URL of the API, ending in `/v1`.
-        model: name of the model at the server; "" for its only one.
+        model: name of the model at the server; "" for the server's only model.
         api_key: key sent as a bearer token; "" for none.
-        version: number recorded for its weights.
+        version: version recorded for the server's weights.
 
     Raises:
         BadInput: no server answers at `url`, it has no such model, or it returns no token ids and log-probabilities.
@@ -101,7 +102,7 @@ class OpenAiEngine:
 
     @property
     def version(self) -> int:
-        """Number recorded for its weights, which never change."""
+        """Version recorded for the server's weights, which never change."""
         return self._version
 
     @property
@@ -201,7 +202,8 @@ class OpenAiEngine:
         return model or names[0]
 
     def _probe(self, client: httpx.Client) -> bool:
-        """Return True if log-probabilities are of the sampling distribution, False if they are from before temperature.
+        """Return True if the server's log-probabilities are of the sampling distribution, False if they are of logits
+        not yet divided by the temperature.
 
         Raises:
             BadInput: the server does not take or return token ids.

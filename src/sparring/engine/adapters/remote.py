@@ -19,7 +19,7 @@ from sparring.weights.shared_memory import TRANSPORT, published
 
 
 class RemoteEngine(RemoteClient):
-    """Client of the run that the server works for: it sends the weights. Implements `Engine`."""
+    """Client of `sparring serve` for the run whose weights it serves: this client sends them. Implements `Engine`."""
 
     def begin(self, state: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor] | None = None) -> None:
         """Send weights that count as version 0 from now on, whatever number the server gives them. Blocks.

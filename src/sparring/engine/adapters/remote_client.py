@@ -33,7 +33,8 @@ T = TypeVar("T")
 
 
 class _SentRequest:
-    """Request that this client has sent; `there` is set when the server has it, or when it is over."""
+    """Request that this client has sent; `there` is set when the server has received the request, or when the request
+    is over."""
 
     def __init__(self) -> None:
         self.there = asyncio.Event()

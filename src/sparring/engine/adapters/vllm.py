@@ -122,8 +122,8 @@ class VllmEngine:
             yield self._counts.completed(sampled.completion(prompt))
 
     async def abort(self, request: str) -> None:
-        """End a request. One for its prompt and the tokens sampled so far continues it with other random numbers: vLLM
-        restarts them with each request."""
+        """End a request. A new request for its prompt and the tokens sampled so far continues with other random
+        numbers, because vLLM starts them anew with each request."""
         for live in [live for live in self._live if live.request.id == request and not live.aborted]:
             live.aborted = True
             await self._tell_abort(live)
@@ -131,7 +131,8 @@ class VllmEngine:
 
     async def score(self, request: ScoreRequest) -> Scores:
         """Compute log-probabilities of given tokens by vLLM's prompt_logprobs. A vocabulary above `WHOLE_VOCABULARY` is
-        refused: entropies and other temperatures need the log-probabilities of all of it, which vLLM sends as text."""
+        refused: entropies and temperatures other than 1 need the log-probabilities of the whole vocabulary, which vLLM
+        sends as text."""
         self._check_score(request)
         answer, version = {}, None
         # again if an update came between: all of it is of one version
@@ -144,8 +145,8 @@ class VllmEngine:
         return scores_of(request, scored, map(_entropy, scored), version)
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Return requests that continue a streamed one; vLLM reports the tokens of others only at their end, and finds
-        full blocks of the prefix in its cache."""
+        """Return requests that continue a running one, which has to be streamed: vLLM reports the tokens of other
+        requests only at their end. vLLM finds full blocks of the prefix in its cache."""
         streamed = [live for live in self._live if live.request.id == request and live.streams]
         if self._closed or len(streamed) != 1:
             got = f"{len(streamed)}; vLLM forks streamed requests only"

@@ -78,12 +78,13 @@ class VllmServer:
 
     @property
     def transport(self) -> httpx.AsyncHTTPTransport:
-        """New transport for asyncio. A connection serves one call, because vLLM closes it after a failed one."""
+        """New transport for asyncio. A connection serves one call, because vLLM closes a connection after a failed
+        call."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         return httpx.AsyncHTTPTransport(uds=str(self.socket), limits=limits)
 
     def ask(self, method: str, address: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Send one blocking request, for the start.
+        """Send one blocking request; used while the server starts.
 
         Raises:
             EngineError: the request failed.

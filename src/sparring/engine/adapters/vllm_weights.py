@@ -136,8 +136,8 @@ class VllmWeights:
             await self._client.post("/reset_prefix_cache?reset_running_requests=true")
 
     async def _commit(self, ref: WeightRef, staged: Path, before: Probe) -> None:
-        """Load and verify the weights; on failure restore the old ones and verify these by `before`, their own
-        log-probabilities."""
+        """Load and verify the weights; on failure restore the old ones and verify these by `before`, a probe of the old
+        weights."""
         try:
             with boundary(WeightsError, where(ref)):
                 await self._load([str(staged)])

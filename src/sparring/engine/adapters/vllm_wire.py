@@ -22,7 +22,7 @@ PROBE = "sparring-verifies"
 _IMPOSSIBLE = -9000.0
 _SEED_BITS = (1 << 63) - 1
 _LEVEL = 1 << 32
-"""Distance of two priorities in vLLM's scale: more than admissions ever differ."""
+"""Distance between neighbouring priorities on vLLM's scale: more than two admission numbers ever differ."""
 
 
 def truncates(sampling: Sampling) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 MOST = 4096
-"""Most evicted conversations that are remembered, since some never come again and are never released."""
+"""Maximum number of evicted conversations that are remembered, since some never come again and are never released."""
 
 
 class Allocation(NamedTuple):
@@ -28,7 +28,7 @@ class Allocation(NamedTuple):
 @dataclass(slots=True)
 class KvCounts:
     """Counts since the start: requests with cached tokens (`hits`) and without (`misses`), cached tokens by origin,
-    evicted conversations, pages copied to host memory and back, and the most pages in use at once."""
+    evicted conversations, pages copied to host memory and back, and the maximum number of pages in use at once."""
 
     hits: int = 0
     misses: int = 0

@@ -91,8 +91,8 @@ class KvCache:
         page_size: tokens per page.
         share_prefixes: whether full pages are found by their contents.
         host_pages: pages in host memory for evicted conversations.
-        idle_pages: most pages that parked conversations alone may occupy; None for all.
-        window: most positions that a position attends to, itself included; None for all.
+        idle_pages: maximum number of pages held only by parked conversations; None for all.
+        window: maximum number of positions that a position attends to, itself included; None for all.
     """
 
     def __init__(
@@ -202,8 +202,8 @@ class KvCache:
         self._host.release(conversation)
 
     def evict(self, conversation: str | bytes) -> None:
-        """Drop a parked conversation and count it as evicted, or release the page shared under a key, because its
-        recurrent state was evicted."""
+        """Drop the pages of an evicted recurrent state. Those of a parked conversation (str) are dropped and counted as
+        an eviction; the page shared under the key of a prefix (bytes) is released."""
         if isinstance(conversation, bytes):
             return self.unshare_tail(conversation)
         parked = self._here.get(conversation) or self._host.get(conversation)
@@ -287,8 +287,8 @@ class KvCache:
     def publish(
         self, pages: list[int], tokens: list[int], computed: int, version: Weights, digests: list[bytes]
     ) -> None:
-        """Register the pages that are full once `computed` tokens have keys and values, all of `version`, for other
-        requests."""
+        """Register for other requests the pages that are full when `computed` tokens have keys and values, all of
+        `version`."""
         if not self.share_prefixes:
             return
         first = len(digests)
@@ -333,7 +333,8 @@ class KvCache:
         return min(num_cached, len(tokens) - 1)
 
     def _lent(self, tail: bytes | None, tokens: list[int], num_cached: int) -> int:
-        """Return the shared page with the tokens between `num_cached` and the last one; the hole if there is none."""
+        """Return the shared page with the tokens between `num_cached` and the last one; `PagePool.hole` if there is
+        none."""
         whole_pages = (len(tokens) - 1) // self.page_size * self.page_size
         return (
             self._tails.get(tail, self.pool.hole) if tail is not None and num_cached == whole_pages else self.pool.hole

@@ -44,7 +44,7 @@ class PagedMemory:
         self.cache.park(conversation, tokens, pages, sequence.served.key)
 
     def park_copy(self, sequence: Sequence, conversation: str) -> None:
-        """Park a copy of the memory of a request, which continues, for a branch."""
+        """Park, for a branch, a copy of the memory of a request that continues."""
         PagedMemory.park(self, sequence, conversation)
 
     def give_back(self, sequence: Sequence) -> None:
@@ -53,7 +53,7 @@ class PagedMemory:
         sequence.pages, sequence.digests, sequence.computed, sequence.oldest = [], [], 0, None
 
     def release(self, conversation: str) -> None:
-        """Drop a parked conversation; unknown ones are fine."""
+        """Drop a parked conversation; unknown ones are ignored."""
         self.cache.release(conversation)
 
     def forget(self, weights: Weights) -> list[str]:
@@ -150,8 +150,8 @@ class RecurrentMemory(PagedMemory):
 def _pages_for(
     cache: KvCache, sequence: Sequence, reusable: list[int], spare: int, tail: bytes | None = None
 ) -> Allocation | None:
-    """Allocate pages for a request, of which `reusable` but for the last token may be cached; its end may be a copy of
-    the page shared under `tail`."""
+    """Allocate pages for a request. The tokens of `reusable` but the last one may be found in the cache; the last page
+    of these may be a copy of the page shared under `tail`."""
     count, weights = cache.pages_for(len(sequence.tokens)), sequence.served.key
     return cache.allocate(sequence.conversation, reusable, count, weights, sequence.digests, spare, tail)
 

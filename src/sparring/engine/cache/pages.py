@@ -79,8 +79,8 @@ class PagePool:
             del self._page_of[digest]
 
     def renew(self) -> None:
-        """Unregister all free pages, whose contents became useless, and allocate them by number from now on: pages that
-        were in use before are written again, and no others occupy memory."""
+        """Unregister all free pages, whose contents became useless, and allocate them in the order of their numbers
+        from now on. So pages that were written before are used again before any other page occupies memory."""
         for page in self._free:
             self.forget(page)
         self._free = OrderedDict.fromkeys(sorted(self._free))

@@ -2,9 +2,10 @@
 Torch-free.
 
 Keys and values of earlier tokens can be found in pages at any time. A recurrent state exists for the newest token only,
-so it must be copied at the moment when it summarises exactly the common prefix. The prompt of the request that computes
-it is therefore split there, and the requests that share the prefix wait outside until then. Split points are page ends
-and the token before the prompt's last one; in the latter case the page in which the prefix ends is shared too.
+so it must be copied at the moment when it summarises exactly the common prefix. Therefore the prompt of the request
+that computes the state is split at the end of the prefix, and the requests that share the prefix are not admitted
+before this point is reached. Split points are page ends and the token before the prompt's last one; in the latter case
+the page in which the prefix ends is shared too.
 
 Common prefixes are known among requests that wait at the same time. If prompts arrive one after the other, the second
 one detects the common prefix and the third one starts from its copy.
@@ -24,10 +25,10 @@ from sparring.engine.cache.states import Prefix, StateSlots
 from sparring.engine.sequence import Sequence
 
 MAX_SEEN = 1 << 16
-"""Most digests of earlier prompts that are remembered."""
+"""Maximum number of digests of earlier prompts that are remembered."""
 
 MAX_COMPARED = 256
-"""Most waiting requests, next to be admitted first, that a running one is compared with."""
+"""Maximum number of waiting requests, next to be admitted first, that a running request is compared with."""
 
 SEVERAL = ""
 """Owner of a digest that several conversations had."""

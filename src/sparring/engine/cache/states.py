@@ -133,7 +133,7 @@ class StateSlots:
         return parked.slot if fits else None
 
     def release(self, owner: str | Prefix) -> None:
-        """Drop the state of a parked conversation or cached prefix; unknown ones are fine."""
+        """Drop the state of a parked conversation or cached prefix; unknown ones are ignored."""
         parked = self._parked.pop(owner, None)
         if parked is not None:
             self.drop(parked.slot)
@@ -158,8 +158,8 @@ class StateSlots:
         return copies
 
     def _copy(self, owner: str | Prefix, slot: int) -> int | None:
-        """Return a slot with a copy of `slot`. If that is the only slot left, it is returned itself and the prefix is
-        no longer cached."""
+        """Return a slot with a copy of the parked state in `slot`. If no other slot can be taken, `slot` itself is
+        returned, and `owner` is no longer parked."""
         self._parked.move_to_end(owner)
         copy = self.take()
         if copy is not None and copy != slot:

@@ -51,7 +51,7 @@ class LayerPlan(Structure):
 
 class DeltaPlan(Structure):
     """Term of an adapter in a product: scale * B (A x); absent if `b` has no outputs. For experts, the term of the
-    first one."""
+    first expert."""
 
     _fields_ = [("a", Weight), ("b", Weight), ("scale", c_float)]
 
@@ -72,8 +72,9 @@ class DecoderPlan(Structure):
 
 class StepPlan(Structure):
     """New rows of B sequences. For each sequence that samples, `sampled` and `logprobs` receive `counts` tokens, at
-    most `steps`; `kept` receives their masks over the vocabulary (see `kept.py`) and `top_ids` the most likely tokens,
-    and both may be null. `deltas` [adapter][L][4] are the terms of qkv, o, gate_up and down; null without adapters."""
+    most `steps`; `kept` receives the masks of their kept sets over the vocabulary (see `kept.py`) and `top_ids` the
+    most likely tokens; either may be null. `deltas` [adapter][L][4] are the terms of qkv, o, gate_up and down; null
+    without adapters."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("slots", "cu_rows", "lengths", "tokens", "samples")),

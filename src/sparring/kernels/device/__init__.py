@@ -1,1 +1,1 @@
-"""Path of a GPU: Triton programs, and torch where an element or a row stands alone."""
+"""Path of a GPU: Triton programs, and torch for operations on single elements or rows."""

@@ -32,7 +32,7 @@ class Walk(NamedTuple):
         tables: [B, P] int32, pages of each sequence in order.
         cu_rows: [B + 1] int32; rows cu_rows[b]:cu_rows[b + 1] are the last positions of sequence b.
         lengths: [B] int32, positions of each sequence.
-        most_rows: most new rows of one sequence.
+        most_rows: maximum number of new rows of a sequence.
     """
 
     tables: torch.Tensor

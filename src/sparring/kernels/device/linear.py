@@ -1,9 +1,9 @@
 """Matrix product on a GPU in which a row's bits depend on that row alone, in Triton.
 
 Every product runs in tiles of one size, and its inputs are summed in parts, whose number depends on the weight's shape
-alone. Few rows compute the parts in parallel, to read the weight with the whole device, and add them afterwards; many
-rows compute them one after another. Both add the same numbers in the same order. `unverified` on a device; tests run
-the interpreter. Shapes: N rows, K inputs, M outputs, S parts.
+alone. With few rows the parts are computed in parallel, so that the whole device reads the weight, and added
+afterwards. With many rows they are computed one after another. Both ways add the same numbers in the same order.
+`unverified` on a device; tests run the interpreter. Shapes: N rows, K inputs, M outputs, S parts.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ OUTPUTS = 64
 PROGRAMS = 256
 """Programs that keep a large GPU busy. A constant, not a property of the device: the number of parts decides bits."""
 LEAST_INPUTS = 256
-"""Least inputs of a part."""
+"""Minimum number of inputs of a part."""
 FEW_ROWS = 256
-"""Most rows for which the parts are computed in parallel."""
+"""Maximum number of rows for which the parts are computed in parallel."""
 
 
 def inputs_of_block(dtype: torch.dtype) -> int:

@@ -1,7 +1,7 @@
 """Operations on tensors without values, of torch's meta device: they allocate their results and compute nothing.
 
-A model that is made and trained there shows how much memory another one of its shape takes, on the path that this one
-stands for. Letters as in `ops`.
+A model that is made and trained on this device shows how much memory a real model of the same shape takes on the path
+that the meta path stands for. Letters as in `ops`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class MetaPath:
     """Path that returns the shapes and dtypes of another one. Implements `KernelPath`.
 
     Args:
-        stands_for: gives the path that would compute; it says how weights are packed.
+        stands_for: function that returns the path to stand for, which determines how weights are packed.
     """
 
     def __init__(self, stands_for: Callable[[], KernelPath]) -> None:

@@ -1,8 +1,8 @@
 """Operations in plain torch, for machines without a compiler: slower, with their own bits, and row-invariant too.
 
 torch picks its kernels by shape, so every matrix product here has one shape for every batch: rows go through in tiles
-of a fixed count, padded with zeros, and keys in blocks of 16 positions. An attention row has the slot of its tile that
-its position determines. Signatures and shapes as in `kernels.path`.
+of a fixed count, padded with zeros, and keys in blocks of 16 positions. The position of an attention row determines its
+slot in a tile. Signatures and shapes as in `kernels.path`.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ from sparring.model.library import class_of
 from sparring.model.load import refuse_incomplete
 
 CAUSAL = ("llama", "qwen2", "qwen3", "gemma3")
-"""Architectures (`general.architecture`) that are read: those whose weights are held against the library's own."""
+"""Architectures (`general.architecture`) that are read: those for which the converted weights are compared with the
+library's own."""
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
 

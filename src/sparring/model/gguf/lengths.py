@@ -16,7 +16,7 @@ SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of a number or boolean, by type."""
 TEXT, ARRAY = 8, 9
 LONGEST_ARRAY = 1 << 23
-"""Most elements of an array; the largest vocabularies have 2^18 tokens."""
+"""Maximum number of elements of an array; the largest vocabularies have 2^18 tokens."""
 
 
 def check_head(file: Path) -> None:

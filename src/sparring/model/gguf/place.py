@@ -71,7 +71,7 @@ def write(file: Path, folder: Path, seen: os.stat_result | None = None) -> None:
     """Convert a GGUF file into `folder`. The folder appears complete or not at all, even with concurrent writers.
 
     Args:
-        seen: size and time of the file at its first inspection; None for now.
+        seen: size and time of the file at its first inspection; None takes the present ones.
 
     Raises:
         BadInput: as `convert`; or the file changed since `seen`, the package `gguf` is not installed, or the disk

@@ -19,7 +19,8 @@ from sparring.errors import refusal
 
 HARMLESS = {"tensor_data_layout", "pooling_type", "vocab_size", "context_length", "block_count"}
 POSITIVE = {"attention.layer_norm_rms_epsilon", "rope.freq_base", "context_length", "attention.head_count"}
-"""Settings whose value would be taken, whatever it is, and make a model that computes nothing."""
+"""Settings that have to be above 0. transformers accepts any value and would make a model of it that computes nothing
+useful."""
 FREQUENCIES = "rope_freqs.weight"
 """Tensor with a divisor for each rotary frequency: the position scaling of converted Llama 3 models."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

@@ -1,1 +1,2 @@
-"""Steps of generation: new tokens in, sampled tokens out; a file for each way, `choose` takes one."""
+"""Steps of generation: new tokens in, sampled tokens out. There is one module per implementation; `choose` selects
+one."""

@@ -126,8 +126,9 @@ class StepRows(NamedTuple):
         tokens: "q" [N].
         samples: "B" [B], 1 if the last row samples the next token.
         independent: whether no sequence reads keys that another one writes in this call.
-        steps: most steps to run; above 1 only if sequences are independent, have one row each, all sample, and have
-            pages for them. All sequences stop early if one samples a stop token or another thread sets interrupt[0].
+        steps: maximum number of steps to run; above 1 only if sequences are independent, have one row each, all sample,
+            and have pages for these steps. All sequences stop early if one samples a stop token or another thread sets
+            interrupt[0].
         interrupt: "i" [1].
     """
 
@@ -162,7 +163,8 @@ class SampledTokens(NamedTuple):
 
 
 def kept_sets(masks: np.ndarray | None, bounds: Sequence[tuple[int, int]]) -> list[list[bytes]] | None:
-    """Return the kept sets of each sequence, whose masks are rows `bounds` of masks [N, W]."""
+    """Return the kept sets of each sequence. bounds[i] is the range of rows of `masks` [N, W] that belong to sequence
+    i."""
     if masks is None:
         return None
     sets = ids_of(masks)
@@ -170,8 +172,8 @@ def kept_sets(masks: np.ndarray | None, bounds: Sequence[tuple[int, int]]) -> li
 
 
 def likeliest(ids: np.ndarray, logprobs: np.ndarray, bounds: Sequence[tuple[int, int]]) -> list[list[Top]]:
-    """Return the most likely tokens of each sequence, whose draws are rows `bounds` of ids and logprobs [N, 20]; -1 is
-    padding."""
+    """Return the most likely tokens at each draw of each sequence. bounds[i] is the range of rows of `ids` and
+    `logprobs` [N, 20] that belong to sequence i; an id of -1 is padding."""
     counts, ids, logprobs = (ids >= 0).sum(1).tolist(), ids.tolist(), logprobs.tolist()
     draws = [tuple(zip(ids[n][:count], logprobs[n][:count], strict=True)) for n, count in enumerate(counts)]
     return [draws[begin:end] for begin, end in bounds]

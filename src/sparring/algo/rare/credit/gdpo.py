@@ -13,16 +13,17 @@ from sparring.types import Group, Sample
 
 
 class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
-    """GDPO: each named part of the score is normalised within its group, then their weighted sum over the update.
+    """GDPO: each named part of the score is normalised within the group; then the weighted sum of the parts is
+    normalised over the update.
 
         A_k,i = (r_k,i - mean(r_k)) / (std(r_k) + epsilon)      per part k of the score, in the group
         S_i   = sum_k weight_k * A_k,i
         A_i   = (S_i - mean(S)) / (std(S) + epsilon)            over all rollouts of the update
 
     NVIDIA, arXiv 2601.05242, equations 4 to 7. Use it with several rewards of different scales, whose differences
-    GRPO's sum would blur. A part that all members of a group lack, such as one from another domain, is ignored there. A
-    part that only some members lack is 0 for them. A score without any parts, as after a rollout in which the policy
-    broke its world, counts with its reward in place of each part. A group of one leaves the update.
+    GRPO's sum would blur. A part that all members of a group lack, such as one from another domain, is ignored in this
+    group. A part that only some members lack is 0 for them. A score without any parts, as after a rollout in which the
+    policy broke its world, counts with its reward in place of each part. A group of one leaves the update.
     """
 
     least_members: ClassVar[int] = 2
@@ -69,7 +70,7 @@ class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
 
 
 def _part_values(role: Sequence[Member], name: str) -> list[float] | None:
-    """Return the value of a part for each member; None if no score of the group has this part, but some have others."""
+    """Return the value of a part for each member; None if some scores have parts but none has this one."""
     if any(m.score.parts for m in role) and not any(name in m.score.parts for m in role):
         return None
     return [m.score.parts.get(name, 0.0) if m.score.parts else m.outcome for m in role]

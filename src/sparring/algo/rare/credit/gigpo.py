@@ -13,7 +13,7 @@ from sparring.types import Group, Sample
 
 
 class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
-    """GiGPO: an advantage of the episode, plus one of each turn among all turns of the group that were taken in the
+    """GiGPO: the episode's advantage, plus the advantage of each turn over the group's turns that were taken in the
     same state.
 
         A^E_i   = (R_i - mean(R)) / F                           over the members

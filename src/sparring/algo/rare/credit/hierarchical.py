@@ -1,4 +1,4 @@
-"""Baselines for roles that act under another role: each trajectory is compared with those that had the same task."""
+"""Baselines for roles whose task another role writes: each trajectory is compared with those that had the same task."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Hierarchical(BaseCredit, frozen=True, kw_only=True, tag="hierarchical"):
         peers of a role in `inside`: the trajectories `role`, `role/0`, `role/1`, ... of the same rollout
         peers of any other role:     that role's trajectories in the whole group
 
-    The comparison of prime-rl's hierarchical GRPO. Use it if one role writes the other's task: rollouts then differ in
-    difficulty, and only attempts within one rollout are comparable. Without peers an advantage is 0; a group without
+    prime-rl's hierarchical GRPO compares in this way. Use it if one role writes the other's task: rollouts then differ
+    in difficulty, and only attempts within one rollout are comparable. Without peers an advantage is 0; a group without
     any peers leaves the update.
     """
 

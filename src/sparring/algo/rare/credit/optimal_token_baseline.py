@@ -14,7 +14,8 @@ from sparring.types import Group, Sample, alike
 
 
 class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_token_baseline"):
-    """Optimal token baseline: returns are compared per position, weighted by the gradient collected up to there.
+    """Optimal token baseline: returns are compared per position, weighted by the squared gradient norms summed up to
+    the position.
 
         w_i,t = 1 - 2 * p(y_t) + sum_v p(v)^2            squared norm of the gradient in the logits
         W_i,t = sum_{s <= t} w_i,s                       along the branch, including the turn that started it
@@ -23,8 +24,8 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
 
     Li et al., arXiv 2602.07078. p(y_t) is the recorded probability of the sampled token; the annotation
     `probability_squares` is the sum over the vocabulary at that position. Use it for long rollouts with small groups.
-    At positions that only one member reached, the equation compares it with itself; its authors' code by default takes
-    0 as the baseline there (`zero_tail`). A group of one leaves the update.
+    At a position that only one member reached, the equation compares this member with itself. The authors' code by
+    default takes 0 as the baseline of such a position (`zero_tail`). A group of one leaves the update.
     """
 
     least_members: ClassVar[int] = 2

@@ -20,9 +20,9 @@ class Process(BaseCredit, frozen=True, kw_only=True, tag="process"):
         r~_i,k = (r_i,k - mean(r)) / (std(r) + epsilon)      over all steps of all members
         A_i,t  = sum of r~_i,k over the steps k that end at or after token t, along branches and links
 
-    Shao et al. (DeepSeekMath), arXiv 2402.03300, section 4.1.3. Steps come from `Score.per_step`, else each turn is one
-    step with its reward of `Score.per_turn`; a process reward model or the world sets them. The outcome itself does not
-    count. Use it with a process reward model. A group with a single step leaves the update.
+    Shao et al. (DeepSeekMath), arXiv 2402.03300, section 4.1.3. Steps come from `Score.per_step`. Without it each turn
+    is one step, with its reward in `Score.per_turn`. A process reward model or the world sets these rewards. The
+    outcome itself does not count. Use it with a process reward model. A group with a single step leaves the update.
     """
 
     least_members: ClassVar[int] = 1
@@ -56,7 +56,8 @@ class Process(BaseCredit, frozen=True, kw_only=True, tag="process"):
 
 
 def _token_advantages(member: Member, turns: Sequence[Sequence[tuple[int, float]]], rewards: Values) -> list[float]:
-    """Return for each token the reward to go from its step on; tokens outside a step use the next one."""
+    """Return for each token the reward to go from its step on; a token outside all steps takes that of the next
+    step."""
     order = member.succession()
     earned = [value for turn in order.earned(rewards, 1.0) for value in turn]
     to_go = returns(earned, 1.0, order.behind([len(turn) for turn in rewards]))

@@ -18,7 +18,7 @@ class Rae(BaseCredit, frozen=True, kw_only=True, tag="rae"):
 
     Liu et al., arXiv 2506.24119, algorithm 1; members in order of admission, b starts at 0. Use it for self-play: in a
     zero-sum game the mean over roles is always 0, so a common baseline would credit the first mover's advantage for
-    ever. `open` returns the rule with its averages, which are state.
+    ever. `open` returns the rule together with its state, the averages.
     """
 
     least_members: ClassVar[int] = 1

@@ -14,7 +14,7 @@ from sparring.types import Group, Sample
 
 
 class TurnLevel(BaseCredit, frozen=True, kw_only=True, tag="turn_level"):
-    """MT-GRPO: turns are compared with the same turn of sibling rollouts, and outcomes with theirs.
+    """MT-GRPO: a turn is compared with the same turn of the sibling rollouts, an outcome with the siblings' outcomes.
 
         A^T_i,k = (r_i,k - mean_i(r_i,k)) / (std_i(r_i,k) + epsilon)    over members with a turn k before their last
         o_i     = reward_i - sum_{k < K} r_i,k                          includes the reward of the last turn K
@@ -24,8 +24,8 @@ class TurnLevel(BaseCredit, frozen=True, kw_only=True, tag="turn_level"):
 
     Zeng et al., arXiv 2505.11821 (version 1), section 4.2, with any number of turns. Use it if every turn can be
     verified, such as tool calls before an answer. `Score.per_turn` has the rewards of turns. Turns are counted along
-    the main chain, and in a side branch from the turn that it hangs on (`succession`). A group of one leaves the
-    update.
+    the main chain. In a side branch the count continues from the turn that the branch hangs on (`succession`). A group
+    of one leaves the update.
     """
 
     least_members: ClassVar[int] = 2

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 class ClipCov(BaseGate, frozen=True, kw_only=True, tag="clip_cov"):
     """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), without gradient for a few tokens, drawn among those with low
-    <= cov <= high that this clip does not stop (Clip-Cov, arXiv 2505.22617, equations 10 to 12):
+    <= cov <= high at which this clip is not active (Clip-Cov, arXiv 2505.22617, equations 10 to 12):
 
         cov_t = (log pi_t - mean log pi) (A_t - mean A), means over the optimiser step's tokens
 
     Updates reduce entropy most at likely tokens with a high advantage. Use it against a collapse of entropy. The drawn
-    tokens are stopped at any ratio, also at 1. Of a step's N tokens max(1, floor(share N)) are drawn, or all candidates
-    if these are fewer. The draw is deterministic: candidates with the smallest frac(i sqrt(3) + 2^13 |log
+    tokens contribute no gradient at any ratio, also at 1. Of a step's N tokens max(1, floor(share N)) are drawn, or all
+    candidates if these are fewer. The draw is deterministic: candidates with the smallest frac(i sqrt(3) + 2^13 |log
     behaviour_i|), with i the token's number in the step, from 1. Costs a first pass over the step's tokens.
     """
 
@@ -53,13 +53,13 @@ class ClipCov(BaseGate, frozen=True, kw_only=True, tag="clip_cov"):
             raise ValueError(f"clip_low must lie above 0 and at most at 1 and clip_high above 0, got {got}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]; drawn tokens and tokens at which the clip is active are stopped."""
+        """Compute the surrogate [M]; drawn tokens and tokens at which the clip is active contribute no gradient."""
         surrogate, clipped = self._clipped_surrogate(log_ratio, tokens)
         chosen = tokens.annotations[Annotation.CHOSEN] > 0
         return Gated(surrogate=surrogate.masked_fill(chosen, 0.0), stopped=chosen | clipped)
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
-        """Mark the drawn tokens of the step, which get no gradient."""
+        """Mark the drawn tokens of the step, which contribute no gradient."""
         cov = covariance(tokens)
         _, clipped = self._clipped_surrogate(log_ratio, tokens)
         candidates = tokens.weighted & (cov >= self.low) & (cov <= self.high) & ~clipped

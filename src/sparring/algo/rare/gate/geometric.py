@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 class Geometric(BaseGate, frozen=True, kw_only=True, tag="geometric"):
     """A exp(mean over the sequence of log r'), r' = min(r, high) for A > 0 and max(r, low) for A < 0: GMPO (arXiv
     2507.20673, equation 4). The clip is per token, the ratio per sequence: one outlier neither dominates the ratio nor
-    stops the other tokens. Use it if GRPO's ratios have outliers. It takes the ratio "token"; the defaults of `low` and
-    `high` are the authors' e^-0.4 and e^0.4.
+    takes the gradient of the other tokens. Use it if GRPO's ratios have outliers. It takes the ratio "token"; the
+    defaults of `low` and `high` are the authors' e^-0.4 and e^0.4.
 
-    Clipped tokens are stopped. Meant for one advantage per sequence.
+    Clipped tokens contribute no gradient. Meant for one advantage per sequence.
     """
 
     unit: ClassVar[Unit] = "sequence"

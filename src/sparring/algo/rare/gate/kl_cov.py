@@ -20,8 +20,8 @@ class KlCov(BaseGate, frozen=True, kw_only=True, tag="kl_cov"):
         cov_t = (log pi_t - mean log pi) (A_t - mean A), means over the optimiser step's tokens
 
     Use it against a collapse of entropy; it is gentler than `clip_cov`. Of a step's N tokens the max(1, floor(share N))
-    with the largest cov are penalised. Costs a first pass over the step's tokens. Penalised tokens whose ratio is not 1
-    count as stopped.
+    with the largest cov are penalised. Costs a first pass over the step's tokens. The metric clip_fraction counts the
+    penalised tokens whose ratio is not 1.
     """
 
     unit: ClassVar[Unit] = "token"

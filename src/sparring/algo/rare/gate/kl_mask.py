@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 class KlMask(BaseGate, frozen=True, kw_only=True, tag="kl_mask"):
-    """r A, without gradient for tokens with D > above that the update would move further (A > 0 and r > 1, or A < 0 and
-    r < 1): DPPO with the binary KL divergence (arXiv 2602.04879, equations 12 and 14):
+    """r A, without gradient for tokens whose D exceeds `above` and that the update would move further (A > 0 and r > 1,
+    or A < 0 and r < 1): DPPO with the binary KL divergence (arXiv 2602.04879, equations 12 and 14):
 
         D = m log(m / p) + (1 - m) log((1 - m) / (1 - p))      p: the token's probability, m: the anchor's
 
@@ -32,7 +32,7 @@ class KlMask(BaseGate, frozen=True, kw_only=True, tag="kl_mask"):
             raise ValueError(f"above must be above 0, got {self.above}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]; masked tokens are stopped."""
+        """Compute the surrogate [M]; masked tokens contribute no gradient."""
         current, anchor = tokens.logprob.detach().clamp(max=0.0), tokens.anchor.clamp(max=0.0)
         other_current, other_anchor = -current.expm1(), -anchor.expm1()
         of_others = other_anchor.xlogy(other_anchor) - other_anchor.xlogy(other_current)  # 0 log 0 is 0

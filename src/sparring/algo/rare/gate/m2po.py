@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class M2po(BaseGate, frozen=True, kw_only=True, tag="m2po"):
-    """r A, without gradient for the most extreme of the tokens that the update would move further from the anchor (A >
-    0 and r > 1, or A < 0 and r < 1): M2PO (arXiv 2510.01161, algorithm 1 and equations 4 and 5).
+    """r A, with a mask on outliers among the tokens that the update would move further from the anchor (A > 0 and r >
+    1, or A < 0 and r < 1): M2PO (arXiv 2510.01161, algorithm 1 and equations 4 and 5).
 
-    Among these tokens of an optimiser step, those with the largest (log r)^2 are masked, as few as bring the mean over
-    the rest down to `bound`. Tokens that move back towards the anchor are never masked and do not enter the mean. So
-    only outliers are masked, however stale the data is. Use it with a large `max_lag`. Costs a first pass over the
-    step's tokens. Its authors' code turns the bound into a clip range, never narrower than given constants; the paper
-    masks.
+    Masked are those with the largest (log r)^2 in the optimiser step: the smallest number that brings the mean of (log
+    r)^2 over the others down to `bound`. Masked tokens contribute no gradient. Tokens that move back towards the anchor
+    are never masked and do not enter the mean. So only outliers are masked, however stale the data is. Use it with a
+    large `max_lag`. Costs a first pass over the step's tokens. This is the paper's mask; its authors' code instead
+    turns the bound into a clip range, never narrower than given constants.
     """
 
     unit: ClassVar[Unit] = "token"
@@ -34,7 +34,7 @@ class M2po(BaseGate, frozen=True, kw_only=True, tag="m2po"):
             raise ValueError(f"bound must be above 0, got {self.bound}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """Compute the surrogate [M]; masked tokens are stopped."""
+        """Compute the surrogate [M]; masked tokens contribute no gradient."""
         stopped = tokens.annotations[Annotation.CHOSEN] > 0
         return Gated(surrogate=(log_ratio.exp() * tokens.advantages).masked_fill(stopped, 0.0), stopped=stopped)
 

@@ -17,7 +17,7 @@ class Vespo(BaseGate, frozen=True, kw_only=True, tag="vespo"):
     in both tails; there is no normalisation by length. Use it for data that is many updates stale. It takes the ratio
     "product".
 
-    Tokens with a weight below one half count as stopped.
+    The metric clip_fraction counts the tokens with a weight below one half.
     """
 
     unit: ClassVar[Unit] = "token"

@@ -1,4 +1,4 @@
-"""Robust DPO: its expectation does not change under labels that are swapped at a known rate."""
+"""Robust DPO: a loss whose expectation stays the same if labels are swapped at a known rate."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class ProbingScheduler(_Scheduler):
     _pause_state: PauseState
 
     def get_num_unfinished_requests(self) -> int:
-        """Count the probes too while paused."""
+        """Return the number of unfinished requests; while paused, the probes are included."""
         unfinished: int = super().get_num_unfinished_requests()
         return max(unfinished, len(self._probes()) if self._paused else 0)
 
@@ -140,7 +140,7 @@ def _tensors(paths: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _end_with_parent() -> None:
-    """Make this process end with the server, even if that is killed."""
+    """Make this process end with the server, even if the server is killed."""
     if Path("/proc").is_dir():
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
