@@ -98,7 +98,7 @@ async def with_clients(
 ) -> None:
     """Run a function with its clients, and close them afterwards."""
     async with AsyncExitStack() as stack:
-        with episode.queue():  # the session may have to wait for the gateway
+        with episode.queue():  # the wait for the gateway has no time limit
             door = await stack.enter_async_context(open_door(episode.session()))
         clients = {name: await stack.enter_async_context(CLIENTS[name][1](door)) for name in names}
         await function(episode, **clients)

@@ -231,7 +231,7 @@ class ProgramHarness:
         try:
             async with AsyncExitStack() as stack:
                 stack.enter_context(requests.session.layered(requests))
-                with episode.queue():  # the session may have to wait for the gateway
+                with episode.queue():  # the wait for the gateway has no time limit
                     door = await stack.enter_async_context(
                         self._open_door(requests.session, models=self._preset.models, leave_out=self._preset.leave_out)
                     )

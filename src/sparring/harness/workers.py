@@ -77,7 +77,7 @@ class WorkerHarness:
         requests, tools = ProgramRequests(session, calls), WorldTools(episode.env, calls)
         async with AsyncExitStack() as stack:
             stack.enter_context(session.layered(requests))
-            with episode.queue():  # the session may have to wait for the gateway
+            with episode.queue():  # the wait for the gateway has no time limit
                 door = await stack.enter_async_context(self._open_door(session))
             door.tools = tools if episode.env.tools else None
             view = self._worker_view(episode, door, session, (*episode.task.messages, *observation.messages))
