@@ -18,7 +18,8 @@ TextKind = Literal["reasoning", "text"]
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _FEW = 8
-"""Most ids that one character takes; a longer run of undecodable ids is decoded again only when it has doubled."""
+"""Maximum number of ids that one character takes. A longer run of undecodable ids is decoded again only when its length
+has doubled."""
 
 
 class HoldingReader:
