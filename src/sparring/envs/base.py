@@ -89,7 +89,7 @@ class Env:
         return None
 
     def prompt(self, task: Task) -> str | Sequence[Message]:
-        """Return the question to the model; `task.data["prompt"]` by default."""
+        """Return the task's prompt for the model; `task.data["prompt"]` by default."""
         prompt: str | Sequence[Message] = task.data["prompt"]
         return prompt
 

@@ -141,8 +141,8 @@ class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     build on each other. 0: a run only leaves out the prompts that it holds out itself."""
 
     demonstrations: int = 1024
-    """Number of tasks that the world's expert demonstrates for supervised fine-tuning, unless the world has a count of
-    its own."""
+    """Number of tasks that the world's expert demonstrates for supervised fine-tuning, unless the world's own settings
+    give the number."""
 
     system: str = ""
     """System message before every prompt."""

@@ -114,8 +114,8 @@ def is_cooperative(function: Callable[..., Any]) -> bool:
 
 
 async def away(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Run a user's function in the current environment's executor; call it directly if there is none, or from inside
-    it.
+    """Run a user's function in the current environment's executor. Call the function directly if there is no executor,
+    or if the caller already runs in it.
 
     Raises:
         Exception: exception of the function.

@@ -38,7 +38,7 @@ RETRIES = b"x-stainless-retry-count"
 
 
 class ReadExchange(ABC):
-    """Answer to a request, as far as it exists. Connections read it, in this process or in the gateway's.
+    """Answer to a request, complete or still growing. Connections read it in this process or in the gateway's.
 
     Attributes:
         parts: parts of the answer so far, each with the number of its sample.

@@ -246,7 +246,7 @@ class ProgramHarness:
             await tools.answer(requests.session.last_words)
 
     async def _run(self, box: Any, door: Address, requests: ProgramRequests, messages: Sequence[Message]) -> ExecResult:
-        """Write the program's files and run it; return what it did."""
+        """Write the program's files, run the program, and return its result."""
         values = self._values(door, requests.session, messages)
         files = dict(self._preset.files)
         words = self._preset.command[1:]

@@ -74,7 +74,8 @@ class SampledCalls:
         self._open |= {place: sampled for place, sampled in self._all.items() if place[0] == reply}
 
     def go_on(self, messages: Sequence[Message]) -> None:
-        """Disallow the calls that an agent has left behind by continuing its conversation."""
+        """Disallow the calls in the messages of a new request, because the agent has continued its conversation after
+        them."""
         for message in reversed(messages):
             if not self._open:
                 return

@@ -128,7 +128,7 @@ class TaggedReader:
         self._beginning = ""  # undecided text at the beginning of the reply
         self._waiting = ""  # characters that may spell a tag
         self._call: list[int] = []
-        self._ends = True  # whether the end of a call would end this one
+        self._ends = True  # whether a closing tag would end the open call
         self._num_calls = 0
 
     def read(self, tokens: Sequence[int]) -> Sequence[ReplyPiece]:

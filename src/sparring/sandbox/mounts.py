@@ -48,8 +48,8 @@ def box_identity() -> dict[str, Any]:
 
 
 def mounts_of_program(program: Path, where: str) -> dict[str, str]:
-    """Return the files and folders of the host that a program needs: itself, its package or environment, and those of
-    each link that leads to it.
+    """Return the files and folders of the host that a program needs. For the program's file and for each link that
+    leads to it, this is the package or environment, or else the file or link alone.
 
     Args:
         program: absolute path of the program's file.

@@ -17,9 +17,9 @@ class LostTasksAgain:
     """Task source that repeats a task when its whole group was lost, up to `most` times. Implements
     `protocols.TaskSource`.
 
-    It waits until another group has finished or the source has ended, so that a task which breaks its environment is
-    not all that runs. Repetition depends only on the observed groups, so a resumed run repeats the same tasks. A
-    repeated group has a new admission index, and so fresh random numbers.
+    A lost task waits until another group has finished or the source has ended. Otherwise a task that breaks its
+    environment could be the only one that runs. Repetition depends only on the observed groups, so a resumed run
+    repeats the same tasks. A repeated group has a new admission index, and so fresh random numbers.
 
     Args:
         source: source of new tasks.

@@ -88,7 +88,7 @@ def says_something(reply: ReplyText, prompt: str, family: Collection[str]) -> bo
 
 
 def _base_words(words: Sequence[str]) -> set[str]:
-    """Return the words, the parts of hyphenated words, and all of them without a final s."""
+    """Return the words and the parts of hyphenated words, each with and without a final s."""
     parts = {part for word in words for part in (word, *word.split("-"))}
     return parts | {part.removesuffix("'s").removesuffix("s") for part in parts}
 
@@ -107,7 +107,7 @@ def _repeats(sentences: Sequence[Sentence]) -> bool:
 
 
 def _copies(sentences: Sequence[Sentence], prompt: str) -> bool:
-    """Return True if a sentence is one of the prompt's, or has `COPIED` consecutive words of it."""
+    """Return True if a sentence also occurs in the prompt, or has `COPIED` consecutive words of the prompt."""
     sentences_of_prompt = {lowered(sentence) for sentence in split_sentences(prompt)}
     outside = [lowered(part) for part in prompt.split('"')[::2]]
     runs = {part[i : i + COPIED] for part in outside for i in range(len(part) - COPIED + 1)}

@@ -403,8 +403,8 @@ def _holds_blanks(opening: str, thought: tuple[str, str]) -> bool:
 
 
 def _call(text: str | None, opening: str) -> str | None:
-    """Return what stands between the text of a reply and the name of its call. None unless it begins with a control
-    token, and the opening ends with it."""
+    """Return the part of `text` between the content of the reply and the name of its call. None unless this part begins
+    with a control token and `opening` ends with the part."""
     call = (text or "").partition(NAME)[0].partition(_CONTENT)[2].lstrip()
     return call if call and ord(call[0]) >= CONTROL and opening.endswith(call) else None
 
