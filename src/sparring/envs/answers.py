@@ -1,5 +1,5 @@
-"""Validation of observations and scores: the value that environments and scorers return, or an error that says why it
-is invalid."""
+"""Validation of the observations and scores that environments and scorers return. A value passes, or an error says why
+it is invalid."""
 
 from __future__ import annotations
 
@@ -128,11 +128,11 @@ def _check_state(state: object) -> None:
 
 
 def finite(what: str, value: object) -> float:
-    """Return a finite real number as a Python float: an int, a bool, a float, a Fraction, or a scalar of an array
-    library (`numpy.float32`, an array or tensor of shape ()).
+    """Convert a finite real number to a Python float. It may be an int, a bool, a float, a Fraction, or a scalar of an
+    array library (`numpy.float32`, an array or tensor of shape ()).
 
     Raises:
-        ValueError: the value is anything else; the message calls it `what`.
+        ValueError: the value is anything else; the message names it by `what`.
     """
     number = _to_python(value)
     if isinstance(number, numbers.Real):

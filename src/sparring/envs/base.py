@@ -8,8 +8,8 @@
         def reward(self, completion, task):
             return float(completion.strip() == task.data["answer"])
 
-Whatever a world raises is the world's failure (`EnvError`), never a reward. What the model gets wrong (an unknown tool,
-a wrong argument, broken JSON) comes back to the model as the tool's answer.
+An exception that a world raises is a failure of the world (`EnvError`), never a reward. What the model gets wrong (an
+unknown tool, a wrong argument, broken JSON) comes back to the model as the tool's answer.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from sparring.types import DEFAULT_ROLES, Message, Observation, Score, Task, Too
 
 
 class ToolError(Exception):
-    """A tool raises it to tell the model that its call was wrong; the text is the tool's answer."""
+    """Error that a tool raises to tell the model that its call was wrong. The model gets the error's text as the tool's
+    answer."""
 
 
 class NoArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a world that takes none."""
+    """Empty settings, for a world without `[env.args]`."""
 
 
 def tool(
@@ -88,7 +89,7 @@ class Env:
         return None
 
     def prompt(self, task: Task) -> str | Sequence[Message]:
-        """Return the question to the model; `task.data["prompt"]` by default."""
+        """Return the task's prompt for the model; `task.data["prompt"]` by default."""
         prompt: str | Sequence[Message] = task.data["prompt"]
         return prompt
 
@@ -143,7 +144,7 @@ class Env:
 
     @cooperative
     async def open(self, task: Task, box: Sandbox | None) -> Observation:
-        """Begin the task with its box, and return messages to add to the task's own, if any."""
+        """Begin the task with its box. Return an observation whose messages, if any, follow the task's own messages."""
         self.task, self.box = task, box
         return Observation()
 
@@ -165,7 +166,8 @@ class Env:
         raise NotImplementedError(f"{type(self).__name__} needs a method step_of(self, role, reply)")
 
     async def score_all(self, trajectories: Mapping[str, Trajectory]) -> Score | None:
-        """Score a rollout of a world with several roles, from the trajectories of the roles that replied, by role."""
+        """Score a rollout of a world with several roles. `trajectories` has one trajectory for each role that
+        replied."""
         raise NotImplementedError(f"{type(self).__name__} needs a method score_all(self, trajectories)")
 
     @cooperative
@@ -226,7 +228,7 @@ def final_text(trajectory: Trajectory) -> str:
 
 class _Tool(NamedTuple):
     spec: ToolSpec
-    method: str | None  # the method's name rather than the method, so that the table belongs to the class
+    method: str | None  # a name and not the method itself, since the instances of a class share one table of tools
     function: Callable[..., Any]
     arguments: type[msgspec.Struct]
 

@@ -1,4 +1,5 @@
-"""Reward functions that are called with the columns of a row by parameter name, or the way TRL's trainers call them."""
+"""Calls of reward functions, either with a row's columns by parameter name or with the signature that TRL's trainers
+use."""
 
 from __future__ import annotations
 
@@ -92,10 +93,10 @@ class ByName:
         return positional, named
 
     def value(self, result: Any) -> Any:
-        """Return the reward from the result of a call: the only element of a list for TRL's signature.
+        """Return the reward in the result of a call. With TRL's signature the result is a list of one reward.
 
         Raises:
-            TypeError: TRL's signature returned anything but a list of one.
+            TypeError: a function with TRL's signature returned anything else.
         """
         if not self._batched:
             return result

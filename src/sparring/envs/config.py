@@ -100,7 +100,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     together. Empty: the prompt is the key."""
 
     def mapping(self) -> Mapping[str, str]:
-        """Return the column's name in the file by our name, for every column that is set."""
+        """Return a mapping from our name of a column to its name in the file, for every column that is set."""
         return {name: column for name, column in msgspec.structs.asdict(self).items() if column}
 
 
@@ -132,17 +132,17 @@ class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Names of the columns of both files."""
 
     held_out: int = 0
-    """Number of tasks kept for evaluation; their prompts never occur in training. 0: 512, or a fifth of a smaller
-    file."""
+    """Number of tasks kept for evaluation; their prompts never occur in training. 0: 512, but at most a fifth of a
+    file's distinct prompts."""
 
     held_out_share: float = 0.0
-    """Share of a generated world's prompts that may be held out, chosen by a hash of the prompt: no run with this share
-    trains on a prompt that another holds out, whatever their seeds and `args`. For runs that build on each other. 0: a
-    prompt is held out of its own run only."""
+    """Share of a generated world's prompts that may be held out, chosen by a hash of the prompt. Of two runs with equal
+    shares, neither trains on a prompt that the other holds out, whatever their seeds and `args`; use it for runs that
+    build on each other. 0: a run only leaves out the prompts that it holds out itself."""
 
     demonstrations: int = 1024
-    """Number of tasks that the world's expert demonstrates for supervised fine-tuning, unless the world has a count of
-    its own."""
+    """Number of tasks that the world's expert demonstrates for supervised fine-tuning, unless the world's own settings
+    give the number."""
 
     system: str = ""
     """System message before every prompt."""

@@ -14,12 +14,13 @@ from sparring.types import Group, Rollout, Score, Task
 
 
 class Domains:
-    """Factory of several environments, by name; a task belongs to the environment named by its `env`. Implements
+    """Factory of several named environments; the `env` of a task names the environment that it belongs to. Implements
     `protocols.EnvFactory`.
 
     Args:
         factories: factories of the environments; at least one.
-        places: maximum number of concurrent rollouts by environment; others have no limit of their own.
+        places: maximum number of concurrent rollouts by environment; an environment that is missing here has no limit
+            of its own.
     """
 
     def __init__(self, factories: Mapping[str, EnvFactory], places: Mapping[str, int] = MappingProxyType({})) -> None:
@@ -30,7 +31,7 @@ class Domains:
         self.scorer: Scorer | None = _DomainScorer(scorers) if scorers else None
 
     def make(self) -> AnyEnv:
-        """Make an environment of the first name."""
+        """Make an instance of the first environment."""
         return next(iter(self.factories.values())).make()
 
     def of(self, task: Task) -> EnvFactory:
@@ -38,7 +39,8 @@ class Domains:
         return self.factories[task.env]
 
     def sources(self, split: str, seed: int) -> dict[str, TaskSource]:
-        """Return the task stream of each environment, by name. Its tasks have the name in `env` and in their ids."""
+        """Return the task stream of each environment, by name. The tasks of a stream have this name in `env` and in
+        their ids."""
         return {name: _OfDomain(name, each.tasks(split, seed)) for name, each in self.factories.items()}
 
     def tasks(self, split: str, seed: int) -> TaskSource:
@@ -57,7 +59,7 @@ class Domains:
 
 
 def factory_of(factory: EnvFactory, task: Task) -> EnvFactory:
-    """Return the factory of a task's environment: `factory` itself, or one of the several that it stands for."""
+    """Return the factory of a task's environment: its member of a `Domains`, or else `factory` itself."""
     return factory.of(task) if isinstance(factory, Domains) else factory
 
 

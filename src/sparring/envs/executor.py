@@ -102,8 +102,8 @@ class InlineExecutor:
 
 
 def cooperative(method: C) -> C:
-    """Mark a function that never blocks, or hands blocking work over, so that it runs on the run's event loop without
-    switching threads."""
+    """Mark a function to run directly on the run's event loop, without switching threads. The function must never
+    block, or must pass blocking work to another thread."""
     method.__cooperative__ = True  # type: ignore[attr-defined]
     return method
 
@@ -114,8 +114,8 @@ def is_cooperative(function: Callable[..., Any]) -> bool:
 
 
 async def away(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Run a user's function in the current environment's executor; call it directly if there is none, or from inside
-    it.
+    """Run a user's function in the current environment's executor. Call the function directly if there is no executor,
+    or if the caller already runs in it.
 
     Raises:
         Exception: exception of the function.
@@ -140,8 +140,8 @@ async def at_home(function: Callable[..., Coroutine[Any, Any, T]], *arguments: A
 
 
 async def called(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Call a function inside an executor; exceptions that would end the event loop become RuntimeErrors. Needs a task
-    of its own, because it changes the context."""
+    """Call a function inside an executor; exceptions that would end the event loop become RuntimeErrors. Must run in an
+    asyncio task of its own, because it changes the context."""
     EXECUTOR.set(None)
     try:
         value = function(*arguments, **named)

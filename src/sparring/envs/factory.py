@@ -1,4 +1,5 @@
-"""`WorldFactory`: tasks of an `Env`, generated or read from rows of a file, its expert, and its instances."""
+"""`WorldFactory`: makes the tasks of an `Env`, generated or read from rows of a file, its demonstrations and its
+instances."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class WorldFactory:
         make: constructor of one instance.
         config: `[env]`.
         read_rows: reader of the files that `config` names.
-        same: identity of a task; equal identities are one task.
+        same: function that returns a task's identity; tasks with equal identities count as one.
 
     Raises:
         BadInput: the world has neither data nor `generate`, or its data cannot be split.
@@ -114,7 +115,7 @@ class WorldFactory:
         passes them. Runs one check per CPU at a time.
 
         Returns:
-            number of rows with a right program, and number of rows that are programs.
+            number of rows with a right program; number of all rows if the world needs a box, else 0.
 
         Raises:
             BadInput: a row failed its check.
@@ -133,7 +134,7 @@ class WorldFactory:
                 try:
                     with self._in_file(task.id):
                         right = await self._probe.prove(task, box)
-                    proven += right  # not in one statement with the await: another worker may add to it meanwhile
+                    proven += right  # not `proven += await ...`: it would lose what other workers add meanwhile
                 finally:
                     if box is not None:
                         await box.close()
@@ -260,7 +261,8 @@ class WorldFactory:
         return list(tasks.values())
 
     def _hold_out(self, tasks: Sequence[Task]) -> list[Task]:
-        """Choose distinct tasks by their hash: the same ones for any order of the file and any seed."""
+        """Choose distinct tasks by their hash, so that the choice depends neither on the order of the file nor on the
+        seed."""
         distinct = list({self._same(task): task for task in reversed(tasks)}.values())
         if not distinct:
             raise refusal(self._config.data, "prompts for training and others for evaluation", "none", "add rows")

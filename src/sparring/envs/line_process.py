@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 
 class LineProcess:
-    """Process that ends with the last reference to this object, at the latest when its input closes.
+    """Process that is killed when the last reference to this object is dropped. If this interpreter dies first, the
+    program's input closes, which ends the program.
 
     Args:
         command: program and arguments.
@@ -35,8 +36,8 @@ class LineProcess:
         return self._has_ended
 
     def answer(self, line: bytes, wall_s: float) -> bytes | None:
-        """Return the program's answer to a line, both with their line feed; None if it has ended, or is silent for
-        `wall_s` seconds."""
+        """Send a line to the program and return its answer; both end in a line feed. None if the program has ended or
+        writes nothing for `wall_s` seconds."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         answer = b""

@@ -24,8 +24,8 @@ _FOLDERS: dict[Path, _Folder] = {}
 
 
 def run_file(path: Path) -> ModuleType:
-    """Run a file again as a module that can import files of its folder. Those run again only if one of them has
-    changed.
+    """Run a file again as a module that can import files of its folder. The imported files run again only if one of
+    them has changed.
 
     Raises:
         BaseException: exception of the file.

@@ -58,8 +58,8 @@ NOISY = frozenset({"bf", "codeio"})
 """Datasets that print while they draw."""
 
 COMPARES = frozenset({"chain_sum", "fraction_simplification", "products"})
-"""Datasets with verifiers of their own that compare numbers in microseconds, as the library's default compares
-texts."""
+"""Datasets whose own verifiers only compare numbers. This takes microseconds, as does the library's default verifier,
+which compares texts."""
 
 _ALONE = threading.RLock()
 """Lock for draws and verifications, because environments and task streams run on several threads."""
@@ -82,8 +82,8 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     tool_share: float = 1.0
     """Share of the demonstrations in which the expert computes with the tool. In the others it writes the answer at
-    once, as a model trained on plain answers does, so that reinforcement learning has the use of the tool left to
-    teach."""
+    once, as a model trained on plain answers does. A share below 1 leaves the use of the tool for reinforcement
+    learning to teach."""
 
     params: dict[str, Any] = {}
     """Overrides of the dataset's own config."""
@@ -228,7 +228,7 @@ class ReasoningGym:
         )
 
     def _dataset_at(self, uniform: float) -> Dataset:
-        """Return the dataset at a point in [0, 1) of the cumulated weights."""
+        """Return the dataset that a number in [0, 1) selects, in proportion to the weights."""
         remaining = uniform * sum(d.weight for d in self._args.datasets)
         weighted = [d for d in self._args.datasets if d.weight]
         for dataset in weighted[:-1]:
@@ -269,7 +269,8 @@ def compares(name: str) -> bool:
 
 
 def item(name: str, params: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Return one item of a dataset as a pure function of the arguments, which the library does not guarantee.
+    """Return one item of a dataset. The item is a pure function of the arguments; the library alone does not guarantee
+    this.
 
     Returns:
         question, answer and metadata, cached: not to be modified.
@@ -307,7 +308,8 @@ def _canonical(params: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _isolated_library(seed: int, name: str) -> Iterator[None]:
-    """Isolate the library: global random generators, the decimal context, prints, other threads."""
+    """Call the library with global random generators seeded and restored afterwards, a fresh decimal context, prints
+    discarded, and other threads kept out."""
     quiet = contextlib.redirect_stdout(io.StringIO()) if name in NOISY else contextlib.nullcontext()
     with _ALONE, quiet, decimal.localcontext(decimal.Context()):
         state, array_state = random.getstate(), numpy.random.get_state()

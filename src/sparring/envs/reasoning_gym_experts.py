@@ -20,8 +20,8 @@ Program = Callable[[str], str]
 
 
 def expert_for(task: Task) -> Expert | None:
-    """Return the expert of a task's dataset, which calls the python tool once and repeats its output; None without
-    one."""
+    """Return the expert of a task's dataset, which calls the python tool once and repeats its output; None if the
+    dataset has no expert."""
     name = task.data["dataset"]
     if name == "calendar_arithmetic":
         program: Program = functools.partial(_calendar, year=task.data["params"].get("year", 2022))
@@ -238,8 +238,8 @@ def _recurring(question: str, ordinal: str, weekday: str) -> str:
 
 
 def _dates(question: str, year: int) -> list[date]:
-    """Return the dates of a question in order. A second date before the first is moved to the next year, as the library
-    means it."""
+    """Return the dates of a question in order. If the second of two dates is before the first, it is moved to the next
+    year, as the library intends."""
     numeric = re.findall(r"(\d\d)/(\d\d)/(\d{4})", question)
     named = re.findall(rf"({_MONTHS}) (\d{{1,2}})\b", question)
     dates = [date(int(y), int(m), int(d)) for m, d, y in numeric]

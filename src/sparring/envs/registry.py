@@ -36,7 +36,7 @@ def load_env(
         read_rows: reader of data files, `sparring.tasks.files.read_rows`; a parameter because packages of one layer
             never import each other. Only a world with `data` needs it.
         judges: judges of a rubric, if it has judged parts.
-        same: identity of a task; equal identities are one task.
+        same: function that returns a task's identity; tasks with equal identities count as one.
 
     Raises:
         BadInput: the world does not exist, does not have these settings, or its tasks cannot be made.

@@ -1,4 +1,4 @@
-"""Names of an environment's roles, and checks of an environment with several."""
+"""Names of an environment's roles, and checks of an environment with several roles."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sparring.types import DEFAULT_ROLES
 
 NAME = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*")
 RETRY, BROKEN = "retry-", "broken-"
-"""Prefixes of the last part of an attempt's id: a retry, and an attempt that broke and was rebuilt. A trajectory's id
-has its role there."""
+"""Prefixes of the last part of an attempt's id: `retry-` for a retry, `broken-` for an attempt that broke and was
+rebuilt. In a trajectory's id, the last part is the role instead."""
 
 
 def roles_of(env: AnyEnv) -> tuple[str, ...]:
@@ -28,7 +28,7 @@ def check_roles(env: AnyEnv) -> tuple[str, ...]:
         its roles.
 
     Raises:
-        BadInput: a name is invalid or occurs twice, there is none, or a method is missing.
+        BadInput: a name is invalid or occurs twice, there is no name, or a method is missing.
     """
     where = f"env {type(env).__name__}: roles"
     declared = getattr(env, "roles", DEFAULT_ROLES)

@@ -1,4 +1,5 @@
-"""A Python function's type hints and docstring -> the tool schema that the model reads; the checks of what comes in."""
+"""A Python function's type hints and docstring -> the tool schema that the model reads; checks of a call's arguments
+and of `[env.args]`."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ def tool_spec(function: Callable[..., Any], *, name: str | None = None, descript
     Args:
         function: a function or bound method; every parameter needs a type hint. Argument descriptions come from the
             `Args:` part of a Google-style docstring.
-        name: what the model calls it; the function's own name by default.
+        name: name of the tool for the model; the function's own name by default.
         description: replaces the docstring's first paragraph.
 
     Raises:
-        BadInput: a parameter without a hint, or with one that has no JSON schema.
+        BadInput: a parameter has no type hint, or a type hint without a JSON schema.
     """
     where = f"tool {name or function.__name__}"
     text = inspect.getdoc(function) or ""
@@ -111,11 +112,11 @@ def schema_of(annotation: Any, where: str) -> dict[str, Any]:
 
 
 def arguments_type(function: Callable[..., Any], where: str) -> type[msgspec.Struct]:
-    """Return a struct with the function's parameters as fields: what `msgspec.convert` checks a call's arguments
-    against.
+    """Return a struct type with the function's parameters as fields, for `msgspec.convert` to check the arguments of a
+    call.
 
     Raises:
-        BadInput: as `parameters`.
+        BadInput: see `parameters`.
     """
     fields = [
         (key, annotation) if default is inspect.Parameter.empty else (key, annotation, msgspec.field(default=default))
@@ -128,7 +129,7 @@ def checked(arguments: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[st
     """Return the arguments, converted to the function's types.
 
     Raises:
-        ValueError: they do not fit, in words for the model: `code: expected a string, got 3`.
+        ValueError: the arguments do not fit; the message is for the model: `code: expected a string, got 3`.
     """
     try:
         struct = msgspec.convert(dict(arguments), kind, strict=True)
@@ -141,7 +142,7 @@ def env_args(args: dict[str, Any], kind: type[msgspec.Struct]) -> Any:
     """Return `[env.args]` as the environment's own struct.
 
     Raises:
-        BadInput: with the path of what does not fit.
+        BadInput: a setting does not fit; the error names its path.
     """
     try:
         return msgspec.convert(args, kind, strict=True)
@@ -152,7 +153,7 @@ def env_args(args: dict[str, Any], kind: type[msgspec.Struct]) -> Any:
 
 
 def _complaint(arguments: Mapping[str, Any], kind: type[msgspec.Struct], error: msgspec.ValidationError) -> str:
-    """Say what does not fit, and where: `code: expected a string, got 3`."""
+    """Return a message that names the argument that does not fit: `code: expected a string, got 3`."""
     try:
         convert(dict(arguments), kind)
     except InvalidValue as wrong:

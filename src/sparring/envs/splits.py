@@ -41,8 +41,8 @@ def identity(task: Task) -> str:
 
 
 def identity_by_words(task: Task) -> str:
-    """Return the identity used by early runs, which keep their splits: as `identity`, but without roles, tool calls and
-    reasoning."""
+    """Return the identity that early runs used, so that these runs keep their splits. It is `identity` without roles,
+    tool calls and reasoning."""
     return f"\x1f{task.key}" if task.key else _words(task.messages)
 
 
@@ -80,7 +80,7 @@ def can_be_held_out(task: Task, share: float, same: Same = identity) -> bool:
 
 
 def overlap(eval_tasks: Iterable[Task], train_tasks: Iterable[Task]) -> set[str]:
-    """Return the identities of tasks that occur in both splits; they must not share any."""
+    """Return the identities of the tasks that occur in both splits; empty if the splits are correct."""
     return {identity(t) for t in eval_tasks} & {identity(t) for t in train_tasks}
 
 

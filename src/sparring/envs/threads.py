@@ -57,7 +57,7 @@ class Inbox:
         home: event loop that receives the results.
 
     Attributes:
-        gate: lock for starting threads, one per pass of the event loop, which a hundred at once would block.
+        gate: lock that lets one thread start per pass of the event loop; a hundred starts at once would block the loop.
     """
 
     def __init__(self, home: asyncio.AbstractEventLoop) -> None:
@@ -125,14 +125,14 @@ class LoopThreads:
         return self._idle.pop() if self._idle else LoopThread()
 
     def abandon(self, thread: LoopThread) -> None:
-        """Give a thread up to a call that does not end; the thread stops if it ever does."""
+        """Abandon a thread whose call does not end. The thread stops if the call ever ends."""
         if thread is self._shared:
             self._shared = None
         thread.stop()
 
     def give_back(self, thread: LoopThread) -> None:
-        """Make a thread idle after cancelling the tasks that its environment left on it; stop it if one of them goes
-        on."""
+        """Cancel the tasks that an environment left on its thread, and make the thread idle; stop the thread if a task
+        does not end."""
         if thread is self._shared:
             return
         if thread.tasks:
@@ -183,7 +183,7 @@ class ThreadExecutor:
         return await self._run(function, arguments, named)
 
     def _take(self) -> None:
-        """Take a thread unless it has one."""
+        """Take a thread from the pool if this executor has none."""
         if self._thread is None:
             self._thread, self._inbox = self._threads.take(shared=self._shared), self._threads.inbox()
 
@@ -258,5 +258,5 @@ class _Call:
             self._task.cancel()
 
     def _answer(self, task: asyncio.Task[Any]) -> None:
-        """Send the finished call home, from the thread."""
+        """Send the finished call to the inbox of the home loop. Runs on the thread."""
         self._inbox.put(self)

@@ -21,7 +21,7 @@ from sparring.reply import ReplyHead, ReplyPart, SampledReply
 
 T = TypeVar("T")
 PING_S = 10.0
-"""Default interval of keep-alive events on a stream, in seconds; a door may set another."""
+"""Default interval of keep-alive events on a stream, in seconds; a session's endpoint may set another."""
 
 
 class Connection:
@@ -186,7 +186,8 @@ class ExchangeResponse(Response):
 
 
 async def while_connected(receive: Receive, answering: asyncio.Future[T]) -> T:
-    """Wait for the result of `answering`, after the body of its request was read; cancel it if the client leaves first.
+    """Wait for the result of `answering`, and cancel it if the client leaves first. Called after the body of the
+    request has been read.
 
     Raises:
         ClientDisconnect: the client left.

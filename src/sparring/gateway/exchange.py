@@ -23,10 +23,10 @@ from sparring.reply import ReplyHead, ReplyPart, ReplyRequest, SampledReply, Sho
 from sparring.types import Message, ReplyPiece
 
 RETAINED = 64
-"""Maximum number of finished exchanges that a door keeps for repeated requests."""
+"""Maximum number of finished exchanges of a session that are kept, in case a client repeats its request."""
 
 MOST_HEARD = 64
-"""Maximum number of conversations that a door keeps from requests that asked for no reply."""
+"""Maximum number of conversations of a session that are kept from requests that asked for no reply."""
 
 _in_order = msgspec.msgpack.Encoder(order="deterministic")
 
@@ -38,7 +38,7 @@ RETRIES = b"x-stainless-retry-count"
 
 
 class ReadExchange(ABC):
-    """Answer to a request so far, which connections read in this process or in the gateway's.
+    """Answer to a request, complete or still growing. Connections read it in this process or in the gateway's.
 
     Attributes:
         parts: parts of the answer so far, each with the number of its sample.
@@ -78,7 +78,8 @@ class ReadExchange(ABC):
 
 
 class DoorExchanges(Protocol):
-    """Part of a door that answers requests, in this process or through a link to the run's process."""
+    """Part of a session's endpoint (`Door`) that answers requests, in this process or through a link to the run's
+    process."""
 
     def begin(self, request: bytes, *, retried: bool, wanted: ClientRequest) -> ReadExchange:
         """Return the exchange of a request: a new one, or the earlier one that the request repeats.
@@ -259,7 +260,7 @@ class EmptyExchange(ReadExchange):
 
 
 class Exchanges:
-    """Exchanges of one door: the running ones and the latest finished ones. Implements `DoorExchanges`.
+    """Exchanges of one session's endpoint: the running ones and the latest finished ones. Implements `DoorExchanges`.
 
     Args:
         models: sessions of the models.
@@ -328,7 +329,8 @@ class Exchanges:
         """Return the exchange that a request repeats, or None if the request is new.
 
         An equal request joins an exchange whose connection broke. A request that is marked as a retry joins the latest
-        equal exchange, unless that failed: then it is a new exchange, and the same turn for the session.
+        equal exchange. If that exchange failed, the request begins a new exchange, which is the same turn for the
+        session.
 
         Args:
             request: digest of the request and its agent.

@@ -94,7 +94,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _host(url: str) -> str | None:
-    """Return the host of a URL, or None for one without a host, such as the origin `null`."""
+    """Return the host of a URL, or None if the URL has no host, such as the origin `null`."""
     try:
         return urlsplit(url).hostname
     except ValueError:

@@ -21,7 +21,7 @@ _SALT = secrets.token_bytes(32)
 
 
 class WrongKey(BadInput):
-    """Key that opens no door."""
+    """Error of a key that belongs to no open endpoint."""
 
 
 def key_of(request: Request) -> str:

@@ -1,4 +1,5 @@
-"""Model table of a door: the session that answers to a model name, and lists of the names for each vendor's clients."""
+"""Models of a session's endpoint: the session that answers to each model name, and lists of the names for each vendor's
+clients."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ S_co = TypeVar("S_co", covariant=True)
 
 
 class UnknownModel(BadInput):
-    """Model name that the door does not have."""
+    """Error of a model name that the table does not have."""
 
 
 class ModelTable(Generic[S_co]):

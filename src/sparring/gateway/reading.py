@@ -2,7 +2,7 @@
 
 A body is read only under a valid key, up to `MOST_BYTES`; the JSON values are counted in its bytes; and text that no
 prompt of the context can hold, even if every id were the longest of the vocabulary, is refused as too long. Large
-bodies are read in a thread, in the order in which the requests of a door arrive.
+bodies are read in a thread, in the order in which the requests of a session arrive.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ VALUES = 4
 other values, such as cache marks and titles of a schema, are left out of the prompt."""
 
 VALUES_BESIDE = 4096
-"""JSON values that a request may have in addition, for the tools of an agent program with a small context."""
+"""JSON values that a request may have in addition, so that the tools of an agent program fit even if the context is
+small."""
 
 MUCH_BYTES, MUCH_VALUES = 128 << 10, 8192
 """Size of a request above which it is read in a thread."""
@@ -121,7 +122,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class AnsweredDoor:
-    """Door whose requests are answered in this process or in the run's process.
+    """Endpoint of one session, whose requests are answered in this process or in the run's process.
 
     Attributes:
         room: maximum size of a prompt of the policy.
@@ -218,8 +219,8 @@ async def read_call(dialect: Dialect, request: Request, door: AnsweredDoor) -> t
 
 
 def values_at_most(data: bytes) -> int:
-    """Return an upper bound of the number of JSON values; of short data its length, because counting takes longer than
-    reading."""
+    """Return an upper bound of the number of JSON values. For short data this is its length, because counting would
+    take longer than reading."""
     return len(data) if len(data) <= MUCH_VALUES else _count_marks(data)
 
 

@@ -1,7 +1,8 @@
 """Endpoint for rewards: `POST /v1/rewards`, under a rollout's reward key, which is valid until the rollout is scored,
 or under the run's reward key.
 
-The key that samples gives no rewards unless the recipe allows it, because the policy itself may know that key.
+The key with which a client samples cannot give rewards unless the recipe allows it, because the policy itself may know
+that key.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MOST_BYTES = 1 << 20
 """Maximum number of bytes of a reward."""
 
 MOST_EXPIRED = 4096
-"""Maximum number of keys of scored rollouts that are kept, to answer a late reward as such."""
+"""Maximum number of keys of scored rollouts that are kept, so that a late reward is recognised as late."""
 
 Conversation = Callable[[str], "tuple[Message, ...] | None"]
 """Function from a reply id to the conversation up to that reply; None for an unknown id."""
@@ -42,7 +43,7 @@ class RewardRoutes:
     """Rewards of the rollouts of one server, by key.
 
     Args:
-        doors: open doors, by key.
+        doors: open endpoints of sessions, by key.
 
     Attributes:
         run_key: reward key of the run, which rewards any rollout by its id; empty if there is no such key.
@@ -61,7 +62,7 @@ class RewardRoutes:
         return len(self._awaited) > 0
 
     def knows(self, key: str) -> bool:
-        """Return whether a key belongs to rewards or to a door."""
+        """Return whether a key belongs to rewards or to a session's endpoint."""
         return self._is_runs(key) or any(key in table for table in (self._awaited, self._expired, self._doors))
 
     def _is_runs(self, key: str) -> bool:

@@ -1,11 +1,11 @@
-"""HTTP server for the sessions of rollouts, each under its own key.
+"""HTTP server for the sessions of rollouts. Each session has an endpoint with a key of its own: a `Door`.
 
     async with open_door(episode.session()) as door:
         client = openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.key)
 
-The key selects the session. It expires when the door closes; for rewards it expires when the rollout is scored. One
-server answers for all open doors of an event loop, and runs while a door is open. If the connection of a request
-breaks, its reply is still sampled to the end, because clients retry: the retry gets that reply.
+The key selects the session. It expires when the endpoint closes; for rewards it expires when the rollout is scored. One
+server answers for all open endpoints of an event loop, and runs while one of them is open. If the connection of a
+request breaks, its reply is still sampled to the end, because clients retry: the retry gets that reply.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Door(AnsweredDoor):
         tools: tools of the world, served by MCP at `/mcp`; None if the world has no tools.
         calls: calls of the tools of the world.
         reward_key: key for rewards of the rollout from outside; empty if the run takes no rewards.
-        turned_away: number of requests with unknown keys when the door was opened.
+        turned_away: number of requests with unknown keys when the endpoint was opened.
     """
 
     url: str
@@ -88,15 +88,15 @@ class Door(AnsweredDoor):
 
 
 class Gateway:
-    """Server of the doors that are open on one event loop.
+    """Server of the session endpoints (`Door`) that are open on one event loop.
 
     Args:
-        run: link to the process that has the doors; None if they are opened in this process.
+        run: link to the process that opens the endpoints; None if this process does.
 
     Attributes:
-        address: address of `sparring gateway`, which then answers for these doors instead of a server in this process;
-            empty without it.
-        there: event that is set while `sparring gateway` is connected; doors wait for it.
+        address: address of `sparring gateway`, if it answers for these endpoints instead of a server in this process;
+            else empty.
+        there: event that is set while `sparring gateway` is connected; opening an endpoint waits for it.
         workers: endpoints of external workers.
     """
 
@@ -120,7 +120,7 @@ class Gateway:
         models: Mapping[str, Session | str] = {},
         leave_out: Sequence[str] = (),
     ) -> Door:
-        """Open a door to a session, and start the server if it does not run.
+        """Open the endpoint of a session, and start the server if it does not run.
 
         Args:
             session: session of the policy.
@@ -158,10 +158,10 @@ class Gateway:
             return door
 
     async def shut(self, door: Door, *, drop: bool = False) -> None:
-        """Close a door. Closing the last door stops the server, unless a rollout waits for rewards.
+        """Close an endpoint. Closing the last one stops the server, unless a rollout waits for rewards.
 
         Args:
-            door: door that no client uses any more.
+            door: endpoint that no client uses any more.
             drop: whether running replies are cancelled and become the same turns when they are requested again.
                 Otherwise they end with the tokens sampled so far, which are recorded.
         """
@@ -184,7 +184,7 @@ class Gateway:
         await self._stop_unused()
 
     async def _stop_unused(self) -> None:
-        """Stop the server if no door is open and no rollout waits for rewards."""
+        """Stop the server if no endpoint is open and no rollout waits for rewards."""
         async with self._changing:
             if not self._doors and not self._rewards.awaits and not self._kept:
                 await self._stop()
@@ -312,7 +312,8 @@ class Gateway:
         return json_response(document())
 
     async def _answer(self, dialect: Dialect, request: Request) -> Response:
-        """Return the response to a request for a reply. It reads a new exchange, or the one that the request repeats.
+        """Return the response to a request for a reply. The response reads a new exchange, or the exchange that the
+        request repeats.
 
         Raises:
             SparringError: the request is refused.
@@ -353,10 +354,10 @@ class Gateway:
             await door.exchanges.refuse(str(error), misdirected=True)
 
     def door(self, key: str) -> Door:
-        """Return the door of a key.
+        """Return the session's endpoint of a key.
 
         Raises:
-            WrongKey: the key opens no door.
+            WrongKey: the key belongs to no open endpoint.
         """
         door = self._doors.get(key)
         if door is None:
@@ -366,14 +367,14 @@ class Gateway:
         return door
 
     def knows(self, key: str) -> bool:
-        """Return whether a key opens a door, rewards or the endpoints of workers."""
+        """Return whether a key belongs to a session's endpoint, to rewards or to the endpoints of workers."""
         return key in self._doors or self._rewards.knows(key) or self.workers.knows(key)
 
     async def _door(self, request: Request) -> AnsweredDoor:
-        """Return the door of a request's key, in this process or in the run's.
+        """Return the session's endpoint of a request's key, in this process or in the run's.
 
         Raises:
-            WrongKey: the key opens no door, or the request has two different keys.
+            WrongKey: the key belongs to no open endpoint, or the request has two different keys.
         """
         key = key_of(request)
         return self.door(key) if self._run is None else await self._run.door(key)
@@ -395,7 +396,7 @@ async def open_door(
     leave_out: Sequence[str] = (),
     gateway: Gateway | None = None,
 ) -> AsyncIterator[Door]:
-    """Open a door to a session of the running event loop for as long as the context lasts.
+    """Open the endpoint of a session for as long as the context lasts, on the running event loop.
 
     Args:
         session: session of an episode.
@@ -403,7 +404,7 @@ async def open_door(
             `{"claude-*": "policy"}`.
         leave_out: types of vendor-hosted tools, such as `web_search`, that are dropped from requests instead of
             refused.
-        gateway: gateway that opens the door; None: the one of the event loop.
+        gateway: gateway that opens the endpoint; None: the gateway of the event loop.
 
     Raises:
         BadInput: the table of models is invalid.

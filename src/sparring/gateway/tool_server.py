@@ -40,20 +40,20 @@ READER = "x-sparring-reader"
 delivery it reports."""
 
 RETAINED = 64
-"""Maximum number of calls that a door keeps for repeated requests."""
+"""Maximum number of calls of a session that are kept, in case a client repeats its request."""
 
 
 class RunningCall:
     """One call of a tool, which runs once even if the client's connection breaks.
 
     Args:
-        calls: calls of the door.
+        calls: all tool calls of the session's endpoint.
         wanted: name and arguments as JSON with sorted keys.
         sent_as: session id and request id; None for a client without a session.
         running: task of the call; its result is the content of the response.
 
     Attributes:
-        begun_before: number of calls of the door that had started when its connection broke.
+        begun_before: number of calls of the endpoint that had started when this call's connection broke.
     """
 
     def __init__(
@@ -78,11 +78,12 @@ class RunningCall:
 
 
 class ToolCalls:
-    """Tool calls of one door's client.
+    """Tool calls of the client of one session's endpoint.
 
-    A call whose connection broke is joined by the next equal call. Calls are equal if they have the same name and
-    arguments, and either the same session and request id, or no other call started since the connection broke: another
-    call may have changed the world, and the client then wants a new answer. Two open connections are always two calls.
+    A call whose connection broke is joined by the next equal call. Equal calls have the same name and arguments. In
+    addition, they have the same session and request id, or no other call has started since the connection broke:
+    another call may have changed the world, and then the client wants a new answer. Two open connections are always two
+    calls.
     """
 
     def __init__(self) -> None:
@@ -184,7 +185,7 @@ async def answer_tools(host: ToolHost | None, calls: ToolCalls, request: Request
 
     Args:
         host: host of the tools; None if the world has no tools.
-        calls: tool calls of the door.
+        calls: tool calls of the session's endpoint.
         request: request of the client.
         data: body of the request.
 

@@ -36,7 +36,7 @@ MODEL = "policy"
 
 
 class NoWorkers(BadInput):
-    """Claim in a run whose rollouts are not played by workers."""
+    """Error of a claim in a run whose rollouts are not played by workers."""
 
 
 STATUSES: tuple[tuple[type[SparringError], int, str], ...] = (

@@ -28,7 +28,7 @@ class HarnessByEnvironment:
         return {target: source for each in needed for target, source in each.items()} if needed else None
 
     def behind(self, open_door: OpenDoor, leases: Callable[[], Leases | None], within_s: float | None) -> Harness:
-        """Return these harnesses with workers that claim rollouts at another server."""
+        """Return the same harnesses, except that their workers claim rollouts at another server."""
         moved = {name: behind(harness, open_door, leases, within_s) for name, harness in self._harnesses.items()}
         return HarnessByEnvironment(moved)
 
@@ -44,8 +44,8 @@ class HarnessByEnvironment:
 def behind(
     harness: Harness, open_door: OpenDoor, leases: Callable[[], Leases | None], within_s: float | None = None
 ) -> Harness:
-    """Return a harness with workers that claim rollouts at a server other than the run's; a harness without workers is
-    returned unchanged.
+    """Return the same harness, except that its workers claim rollouts at a server other than the run's. A harness
+    without workers is returned unchanged.
 
     Args:
         harness: harness of the run.

@@ -1,8 +1,9 @@
-"""API clients for a harness's function, by the names of its parameters:
+"""API clients that a harness's function receives; the names of its parameters decide which:
 
     async def agent(episode, openai_client): ...
 
-`door` is the address and the key, for any client; the others are the vendors' asynchronous clients, ready to use.
+`door` has the address and the API key, for any client. The other names stand for the vendors' asynchronous clients,
+ready to use.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ async def _door(door: Address) -> AsyncIterator[Address]:
 
 
 def _uses_tls(door: Address) -> bool:
-    """Return whether a session is reached by TLS, since loading certificates takes some 50 ms of the run's loop."""
+    """Return whether a session is reached by TLS. Only then are certificates loaded, which takes some 50 ms of the
+    run's loop."""
     return door.url.startswith("https")
 
 
@@ -96,7 +98,7 @@ async def with_clients(
 ) -> None:
     """Run a function with its clients, and close them afterwards."""
     async with AsyncExitStack() as stack:
-        with episode.queue():  # for the gateway
+        with episode.queue():  # the wait for the gateway has no time limit
             door = await stack.enter_async_context(open_door(episode.session()))
         clients = {name: await stack.enter_async_context(CLIENTS[name][1](door)) for name in names}
         await function(episode, **clients)

@@ -22,14 +22,14 @@ SYSTEM = ("/usr/local/bin", "/usr/bin", "/bin")
 VERSION = re.compile(r"v(\d+)\.")
 PYTHON = re.compile(r"python3\.\d+")
 WRAPPED = re.compile(r"'''exec' (.+) \"\$0\" \"\$@\"")
-"""Second line of a script by pip or uv with an interpreter path too long for the first line."""
+"""Second line of a script that pip or uv wrote, if the path of its interpreter is too long for a `#!` line."""
 
 LED_TO = re.compile(r'"\$basedir/([^"]+)"')
 """Files that a pnpm script starts, relative to it."""
 
 MANAGERS = {"shims": ("pyenv", "nodenv", "rbenv"), "bin": ("volta",)}
-"""Version managers with stand-ins for programs (`MANAGER which NAME` prints the actual one), by the folder of the
-stand-ins within the manager's."""
+"""Version managers that install stand-ins for programs, by the name of the folder with the stand-ins. `MANAGER which
+NAME` prints the path of the actual program."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,8 @@ class Installation:
     """Installed agent program.
 
     Attributes:
-        start: its path in the boxes, after its interpreter's if its file names one that boxes cannot see.
+        start: beginning of the command in the boxes: the path of the program. If its file names an interpreter by a
+            path that boxes do not have, the interpreter's path in the boxes comes first.
         search: PATH in the boxes.
         mounts: files and folders of the host that it needs, by their path in the boxes.
         environment: variables that it needs to find its own packages.
@@ -57,8 +58,8 @@ def find_program(preset: AgentProgram, folder: Path) -> Installation:
         folder: folder of programs, searched before PATH; it need not exist.
 
     Raises:
-        BadInput: the program is missing, with how to install it; its Node is missing or too old; or boxes cannot have
-            it (`sandbox.mounts`).
+        BadInput: the program is missing, and the error tells how to install it; its Node is missing or too old; or its
+            files cannot be mounted in boxes (`sandbox.mounts`).
     """
     name, search = preset.command[0], [*SYSTEM]
     folder = folder.absolute()
@@ -75,7 +76,7 @@ def find_program(preset: AgentProgram, folder: Path) -> Installation:
         if at == "venv/bin":
             for linked in links(folder / at / "python"):
                 mounts |= {} if linked.is_relative_to(folder) else mounts_of_program(linked, KEY)
-            if (folder / at / name).read_bytes()[:2] == b"#!":  # pip wrote it for another path
+            if (folder / at / name).read_bytes()[:2] == b"#!":  # pip wrote a path outside of boxes into this line
                 start = (f"{INSIDE}/{at}/python", program)
     else:
         at_path = shutil.which(name, path=":".join(SYSTEM)) or shutil.which(name)
@@ -97,7 +98,7 @@ def _add(program: Path, mounts: dict[str, str], search: list[str], environment: 
     """Add the mounts of a program on PATH: its package, its interpreter's, and its imports from `pip install --user`.
 
     Raises:
-        BadInput: boxes cannot have it.
+        BadInput: a file of the program cannot be mounted in boxes.
     """
     mounts |= mounts_of_program(program, KEY)
     head = _head(program)
@@ -110,13 +111,13 @@ def _add(program: Path, mounts: dict[str, str], search: list[str], environment: 
         return
     mounts |= mounts_of_program(interpreter, KEY)
     if "env" in head.partition("\n")[0] and not in_every_box(interpreter):
-        search.insert(0, str(interpreter.parent))  # as on this machine's PATH
+        search.insert(0, str(interpreter.parent))  # `env` finds the interpreter on PATH, as outside of boxes
     version = PYTHON.fullmatch(links(interpreter)[-1].name)
     packages = program.parent.parent / f"lib/{version[0]}/site-packages" if version else Path("/usr")
     is_seen = in_every_box(packages) or any(packages.is_relative_to(source) for source in mounts.values())
     if packages.is_dir() and not is_seen and not program.is_symlink():
         mounts[str(packages)] = str(packages)
-        environment["PYTHONUSERBASE"] = str(program.parent.parent)  # HOME is another one in boxes
+        environment["PYTHONUSERBASE"] = str(program.parent.parent)  # boxes have another HOME
 
 
 def _head(program: Path) -> str:

@@ -90,11 +90,11 @@ def load_harness(
 
 
 def _run_of(value: Any, name: str, open_door: OpenDoor | None) -> Callable[[Episode], Awaitable[None]]:
-    """Return the function that runs an episode: the user's, the user's with clients, or `run` of an instance of the
-    class.
+    """Return the function that runs an episode: the user's function, this function with its clients filled in, or `run`
+    of an instance of the user's class.
 
     Raises:
-        BadInput: the value is neither a coroutine function nor such a class.
+        BadInput: the value is neither a coroutine function nor a class whose `run` is one.
     """
     if isinstance(value, type) and inspect.iscoroutinefunction(getattr(value, "run", None)):
         with boundary(BadInput, KEY, f"a class {name} that is made without arguments", "correct it"):

@@ -35,12 +35,12 @@ class AgentProgram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Agent program, and how to start it."""
 
     command: tuple[str, ...]
-    """Program and arguments. The program is searched in the folder `rollout.programs` (npm's and a virtual
-    environment's), then on PATH."""
+    """Program and arguments. The program is searched in `node_modules/.bin` and `venv/bin` of the folder
+    `rollout.programs`, then on PATH."""
 
     models: dict[str, str] = {}
-    """Models by the program's names for them: `policy`, or `auxiliary`, with replies that are not trained. `*` in a
-    name stands for any characters."""
+    """What each model name of the program stands for: `policy`, or `auxiliary` for replies that are not trained. `*` in
+    a name stands for any characters."""
 
     leave_out: tuple[str, ...] = ()
     """Types of the vendor's server-side tools that are removed from requests instead of refusing them."""
@@ -52,7 +52,8 @@ class AgentProgram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """File next to the preset that becomes `agent.py` in the program's home."""
 
     environment: dict[str, str] = {}
-    """Environment variables, in addition to PATH, HOME, TMPDIR, LANG and TZ; none of the run's are passed on."""
+    """Environment variables, in addition to PATH, HOME, TMPDIR, LANG and TZ. Variables of the run itself are not passed
+    on."""
 
     files: dict[str, str] = {}
     """Files in its home, by path."""

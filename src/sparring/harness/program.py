@@ -70,11 +70,11 @@ class OpenDoor(Protocol):
 
 
 class ProgramRequests(SessionLayer):
-    """Count of the requests of a program, and of what ends its rollout. A layer around the session's replies.
+    """Session layer that counts a program's requests and records what ends its rollout.
 
     Args:
         session: session of the rollout.
-        calls: account of the rollout's tool calls, which replies are added to.
+        calls: account of the rollout's tool calls, to which this layer adds the calls in replies.
 
     Attributes:
         session: session of the rollout.
@@ -96,8 +96,8 @@ class ProgramRequests(SessionLayer):
 
     @property
     def unanswered(self) -> str:
-        """Fate of the requests in words if none was answered with a turn or hit a limit of the rollout or the context;
-        else "". Such a rollout has nothing to score."""
+        """What happened to the requests, in words, if the rollout has nothing to score: none of them was answered with
+        a turn, and none hit a limit of the rollout or of the context. Otherwise ""."""
         session = self.session
         return "" if session.has_turn or session.limit is not None else session.silence
 
@@ -231,7 +231,7 @@ class ProgramHarness:
         try:
             async with AsyncExitStack() as stack:
                 stack.enter_context(requests.session.layered(requests))
-                with episode.queue():  # for the gateway
+                with episode.queue():  # the wait for the gateway has no time limit
                     door = await stack.enter_async_context(
                         self._open_door(requests.session, models=self._preset.models, leave_out=self._preset.leave_out)
                     )
@@ -246,7 +246,7 @@ class ProgramHarness:
             await tools.answer(requests.session.last_words)
 
     async def _run(self, box: Any, door: Address, requests: ProgramRequests, messages: Sequence[Message]) -> ExecResult:
-        """Write the program's files and run it; return what it did."""
+        """Write the program's files, run the program, and return its result."""
         values = self._values(door, requests.session, messages)
         files = dict(self._preset.files)
         words = self._preset.command[1:]
@@ -255,7 +255,7 @@ class ProgramHarness:
             words += self._preset.with_tools.arguments
         for path, text in files.items():
             await box.write(f"{HOME}/{path}", fill(text, values).encode())
-        if self._script:  # a program, so a task's prompt has no place in its source
+        if self._script:  # written unchanged: a prompt filled into source code could become code
             await box.write(f"{HOME}/agent.py", self._script.encode())
         argv = [*self._installation.start, *(fill(word, values) for word in words)]
         if max(len(word.encode()) for word in argv) >= LONGEST_ARGUMENT:
@@ -298,8 +298,8 @@ class ProgramHarness:
         }
 
     def _judge(self, result: ExecResult, requests: ProgramRequests) -> None:
-        """Raise what the end of the program means. Its exit status means nothing: limits and failures are the
-        session's to say.
+        """Raise the error that the end of the program stands for, if any. The exit status is ignored, because the
+        session knows of limits and failures.
 
         Raises:
             Unanswered: no request was answered.

@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 
 PIECE = 1 << 16
 MOST_CONNECTIONS = 16
-"""Maximum number of concurrent connections of one program; more wait."""
+"""Maximum number of concurrent connections of one program; further connections wait."""
 
 FILES_OF_CONNECTION = 3
 """Open files of the run per connection: the program's socket, and both ends of the server's."""
 
 PAUSE_S = 1.0
-"""Seconds until the next attempt to accept a connection when no file is left."""
+"""Seconds until the next attempt to accept a connection after the run had no file descriptor left."""
 
 
 def relay_to(url: str) -> Callable[[socket.socket], Awaitable[None]]:

@@ -49,8 +49,8 @@ class WorkerHarness:
         self._calls_from_code, self._within_s = calls_from_code, within_s
 
     def behind(self, open_door: OpenDoor, leases: Callable[[], Leases | None], within_s: float | None) -> WorkerHarness:
-        """Return this harness with workers that claim rollouts at another server. The arguments are those of the
-        class."""
+        """Return the same harness, except that its workers claim rollouts at another server. The arguments are those of
+        the class."""
         return WorkerHarness(open_door, leases, self._fields, calls_from_code=self._calls_from_code, within_s=within_s)
 
     async def run(self, episode: Episode) -> None:
@@ -77,7 +77,7 @@ class WorkerHarness:
         requests, tools = ProgramRequests(session, calls), WorldTools(episode.env, calls)
         async with AsyncExitStack() as stack:
             stack.enter_context(session.layered(requests))
-            with episode.queue():  # for the gateway
+            with episode.queue():  # the wait for the gateway has no time limit
                 door = await stack.enter_async_context(self._open_door(session))
             door.tools = tools if episode.env.tools else None
             view = self._worker_view(episode, door, session, (*episode.task.messages, *observation.messages))
@@ -127,7 +127,8 @@ async def _wait_for_claim(offer: RolloutOffer, within_s: float | None) -> None:
 
 
 async def _wait_for_end(offer: RolloutOffer, requests: ProgramRequests) -> LeaseEnd:
-    """Return the end of a rollout. If its worker does not finish soon after a limit or a refusal, raise that instead.
+    """Return the end of a rollout. If its worker does not finish soon after a limit or a refusal, raise the limit or
+    the refusal instead.
 
     Raises:
         WorkerLost: the lease expired.

@@ -38,8 +38,7 @@ class SampledCalls:
 
     Args:
         most: maximum number of calls of the rollout.
-        from_code: whether the model writes code that calls tools, so that calls are in no reply; they count
-            nevertheless.
+        from_code: whether the model writes code that calls tools. Such calls are in no reply, but they count.
 
     Attributes:
         count: number of calls so far, in replies and from code.
@@ -56,7 +55,7 @@ class SampledCalls:
         self._ids: set[str] = set()
 
     def offer(self, reply: str, at: int, call: ToolCall) -> None:
-        """Allow a call of a reply, from when its client may have seen it.
+        """Allow one run of a call in a reply. Called once the client may have seen the call.
 
         Args:
             reply: id of the reply.
@@ -70,12 +69,13 @@ class SampledCalls:
         self._open[reply, at] = self._all[reply, at]
 
     def reopen(self, reply: str) -> None:
-        """Allow the calls of a reply that its client lost, and may receive again. Calls that have run keep their
-        answer."""
+        """Allow the calls of a reply again. Its client has lost the reply, and may receive it once more. Calls that
+        have run keep their answer."""
         self._open |= {place: sampled for place, sampled in self._all.items() if place[0] == reply}
 
     def go_on(self, messages: Sequence[Message]) -> None:
-        """Disallow the calls that an agent has left behind by continuing its conversation."""
+        """Disallow the calls in the messages of a new request, because the agent has continued its conversation after
+        them."""
         for message in reversed(messages):
             if not self._open:
                 return
@@ -184,7 +184,7 @@ class WorldTools:
 
         Args:
             reply: last reply of the program.
-            of: policy's reply that the program derived it from; None: `reply` is the policy's own.
+            of: policy's reply from which the program derived `reply`; None: `reply` itself is the policy's.
 
         Raises:
             EnvError: the world failed.

@@ -19,7 +19,7 @@ from sparring.render.tokenizer import read_json
 _TODAY = datetime.datetime(2025, 1, 1)
 
 NAMED = "additional_chat_templates"
-"""Folder, in a checkpoint's, of templates by name."""
+"""Folder of named templates inside a checkpoint's folder."""
 _CHOICE = "{{% if tools +%}}{}{{%+ else +%}}{}{{%+ endif %}}"
 
 
@@ -79,9 +79,10 @@ class ChatTemplate:
 
 
 def read_chat_template(path: str | Path, special: Mapping[str, str]) -> ChatTemplate | None:
-    """Read the template of a checkpoint folder, where the transformers library has it: chat_template.jinja and the
-    named ones of `NAMED` beside it, else `chat_template` in tokenizer_config.json. Where tools are given, the one named
-    `tool_use` takes the place of the default; others are for who asks for them by name. None: there is none.
+    """Read the template of a checkpoint folder. As in the transformers library, it is chat_template.jinja with the
+    named templates of `NAMED` beside it, or else `chat_template` in tokenizer_config.json. For a conversation with
+    tools, the template named `tool_use` replaces the default. Templates of other names are ignored, since only a caller
+    who gives their name uses them. Return None if the folder has no template.
 
     Raises:
         BadInput: a template is no text, or no Jinja.

@@ -45,7 +45,7 @@ class ControlTokens:
         self.ids = {text: id for text, id in ids.items() if text != unknown}
         self._controls = set(self.ids.values())
         self._normalizer = backend.normalizer if any(token.normalized for token in added.values()) else None
-        # never matches where there is nothing to find
+        # without ids, an expression that never matches
         tokens = _any_of(ids) if ids else "(?!)"
         self._pattern = re.compile(f"{re.escape(MARK)}|(?:{tokens})(?!{re.escape(MARK)})")
         self._alias = {text: _secret() for text in ids}
@@ -72,7 +72,7 @@ class ControlTokens:
         ids = self._encode(text, "")
         if sum(id in self._controls for id in ids) == wanted:
             return ids
-        return self._encode(text, _SPLIT)  # the model's own vocabulary has such a text: its halves are kept apart
+        return self._encode(text, _SPLIT)  # a plain token has the same text: encode it in two halves
 
     def _encode(self, text: str, mark: str) -> list[int]:
         text = self._pattern.sub(lambda match: self._alias.get(match[0], mark), text)

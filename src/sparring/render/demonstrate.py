@@ -33,7 +33,7 @@ def reply_tokens(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec] =
             repr(renderer.decode(conversation.tokens)[-120:]),
             "leave out the reasoning, switch thinking, or name a renderer that knows this model",
         )
-    ends = [at for at in marked if conversation.tokens[at] in renderer.stop_ids]  # a newline may follow it
+    ends = [at for at in marked if conversation.tokens[at] in renderer.stop_ids]  # a newline may follow the turn's end
     tokens = conversation.tokens[len(prompt) : (ends or marked)[-1] + 1]
     if ends:
         return tokens

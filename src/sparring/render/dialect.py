@@ -16,7 +16,8 @@ _CALL = re.compile(r'\s*(?:\{\s*"name"\s*:|<function=|<invoke name=|function<｜
 """Beginning of the text of a whole call, in the formats that write the name inside that text."""
 
 DEEPEST = 100
-"""Levels of lists and objects in a call's arguments; whatever compares or writes them again goes down by recursion."""
+"""Maximum nesting of lists and objects in a call's arguments, since code that compares or writes arguments is
+recursive."""
 
 UNREAD = "INVALID_JSON"
 """Name of the argument that holds arguments which did not parse."""
@@ -49,9 +50,10 @@ def message_dicts(
 
 
 def tool_call(id: str, name: Any, arguments: Any, raw: str) -> ToolCall:
-    """Make a call of parsed parts. A call that no tool could be given (no name, arguments that are no JSON object or
-    are nested deeper than `DEEPEST`, text that UTF-8 cannot carry) is malformed: `arguments` is None, `raw` keeps what
-    was written, and `name` is what that begins with, where it names a tool."""
+    """Make a call from parsed parts. A call is malformed if it has no name, if its arguments are no JSON object or are
+    nested deeper than `DEEPEST`, or if UTF-8 cannot encode one of its texts. A malformed call has `arguments` None and
+    the text as it was written in `raw`. Its `name`, if none is given, is the tool's name with which `raw` begins, or
+    else ""."""
     named = isinstance(name, str) and bool(name) and _encodes(name)
     if named and isinstance(arguments, Mapping) and _can_be_given(arguments):
         return ToolCall(id=id, name=name, arguments=arguments)

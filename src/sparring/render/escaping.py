@@ -50,8 +50,7 @@ class TextEscaper:
         self._bare = {bare for text in tokens.ids if (bare := text.strip(_BRACKETS)) != text} - {"", *_SCHEMA}
 
     def without_marks(self) -> TextEscaper:
-        """Return an escaper that sets no marks, for a renderer that encodes with a tokenizer of its own and so would
-        write them."""
+        """Return an escaper that sets no marks, for a renderer whose own tokenizer would encode marks as text."""
         other = TextEscaper(self._tokens, tuple(self._allowed))
         other._marked, other._bare = str, set()
         return other

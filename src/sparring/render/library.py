@@ -211,8 +211,8 @@ class LibraryRenderer:
 
 def _key(messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> bytes | None:
     """Return a cache key that differs for all conversations that may render differently (1, 1.0 and True do). None if
-    the conversation has no such bytes: an integer beyond 64 bits, a lone surrogate, an argument that is no plain
-    data."""
+    the conversation cannot be encoded as a key, because of an integer beyond 64 bits, a lone surrogate, or an argument
+    that is no plain data."""
     try:
         return msgspec.msgpack.encode((tuple(messages), tuple(tools), generation))
     except (TypeError, ValueError, OverflowError):

@@ -49,10 +49,10 @@ _CHANNELS: Mapping[str, Channel] = {
 }
 
 LONGEST_BEGINNING = 64
-"""Most ids of a prompt's tail, counted from its last end of turn, that serve as a cache key for `thinks`."""
+"""Maximum number of ids in a cache key of `thinks`. A key is the tail of a prompt from its last end of turn."""
 
 REMEMBERED = 256
-"""Size of that cache, in prompt tails."""
+"""Maximum number of keys in the cache of `thinks`."""
 
 
 class LibraryParser:
@@ -198,7 +198,7 @@ class LibraryParser:
             rest = [id for t in rest for id in (self._plain[THINK] if t == marks.think else (t,))]
         ids = rest
         if thought:
-            assert marks.think is not None and marks.think_end is not None  # it was found by them
+            assert marks.think is not None and marks.think_end is not None  # the thought was found by its tags
             ids = [marks.think, marks.think_end, *rest]
         try:
             read = self._message(ids, tools, prompt)
@@ -225,7 +225,7 @@ class LibraryParser:
         return Message(role="assistant", content="".join((read.content, *written)), reasoning=read.reasoning)
 
     def _without_drafts(self, ids: Sequence[int], calls: bool, prompt: Sequence[int]) -> Sequence[int]:
-        """Replace the tags of calls by ids that spell them, inside thoughts and, unless `calls`, everywhere."""
+        """Replace the tags of calls by ids that spell them: only inside thoughts if `calls`, else everywhere."""
         channel = _CHANNELS.get(self._name)
         if channel is None or not {channel.begin, channel.end, *channel.calls} <= self._added.keys():
             return ids

@@ -44,8 +44,8 @@ def load_renderer(
         name: `auto`; `template` (the checkpoint's own template, by difference); or a renderer of the `renderers`
             library.
         thinking: whether the model thinks before it answers, if the format has a switch for it.
-        control_tokens: roles (system, user) in whose messages before the first reply a written added token is that
-            token; everywhere else it is plain text.
+        control_tokens: roles (system, user) whose messages before the first reply may write added tokens. Everywhere
+            else, the text of an added token is encoded as plain text.
         thoughts: treatment of earlier thoughts: see `RenderConfig.thoughts`.
 
     Raises:

@@ -18,7 +18,8 @@ TextKind = Literal["reasoning", "text"]
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _FEW = 8
-"""Most ids that one character takes; a longer run of undecodable ids is decoded again only when it has doubled."""
+"""Maximum number of ids that one character takes. A longer run of undecodable ids is decoded again only when its length
+has doubled."""
 
 
 class HoldingReader:
@@ -127,7 +128,7 @@ class TaggedReader:
         self._beginning = ""  # undecided text at the beginning of the reply
         self._waiting = ""  # characters that may spell a tag
         self._call: list[int] = []
-        self._ends = True  # whether the end of a call would end this one
+        self._ends = True  # whether a closing tag would end the open call
         self._num_calls = 0
 
     def read(self, tokens: Sequence[int]) -> Sequence[ReplyPiece]:

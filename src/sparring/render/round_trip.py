@@ -18,7 +18,7 @@ from sparring.render.unforgeable import unforgeable
 from sparring.types import Message, ToolCall, ToolSpec
 
 _TRICKY = 'Say "no"\n\tor {"x": [1, 2]} \\ <tool_call> 数 é 🙂 it\'s  two   spaces'
-_CLOSING = 3  # most ids that a bridge writes to close a reply cut short: end of thought, end of turn
+_CLOSING = 3  # maximum number of ids with which a bridge closes a truncated reply: end of thought, end of turn
 _ANSWER = Message(role="assistant", content="It is 42.")
 _THOUGHT = "So it is."
 
@@ -72,10 +72,10 @@ def check_tool_calls(renderer: Renderer, tools: Sequence[ToolSpec]) -> str:
 
 
 def _writable(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec] = ()) -> Message:
-    """Return the reply, with a thought added if the format writes none without.
+    """Return the reply, with a thought added if the format cannot write the reply without one.
 
     Raises:
-        BadInput: the format writes neither.
+        BadInput: the format can write the reply neither with nor without a thought.
     """
     try:
         reply_tokens(renderer, reply, tools)

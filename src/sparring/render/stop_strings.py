@@ -9,7 +9,7 @@ from sparring.render.tokenizer import FileTokenizer
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _SLACK = 4
-"""Most tokens that one character takes: a decoded window may begin in the middle of a character."""
+"""Maximum number of tokens that one character takes; a decoded window may begin in the middle of a character."""
 
 
 class StopStrings:

@@ -141,9 +141,9 @@ class Marks:
 
         Only its own tag ends a thought: a call drafted inside belongs to the thought, and a thought that is never ended
         takes the rest of the reply. If the prompt began the thought and the reply begins with a call, the thought is
-        empty. (For several formats, the `renderers` library takes the beginning of a call for the end of an open
-        thought, as other servers do; for GLM and DeepSeek-V4 even if the thought's own end follows, which
-        PrimeIntellect-ai/renderers pull 80 fixed for others.)
+        empty. The `renderers` library differs: for several formats, it takes the beginning of a call for the end of an
+        open thought, as other servers do. For GLM and DeepSeek-V4 it does so even if the thought's own end follows;
+        PrimeIntellect-ai/renderers pull 80 fixed this for other formats.
 
         Args:
             ids: ids of the reply, without the id that ended it.

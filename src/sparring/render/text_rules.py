@@ -26,8 +26,8 @@ class TextRules:
         self._renderer = renderer
 
     def bind(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request with `ends` made of its stop strings and `allowed` of its constraint; for a constraint to
-        calls of tools also `grammar`, unless it is set.
+        """Return the request with `ends` made from its stop strings, and `allowed` made from its constraint. For a
+        constraint to tool calls, `grammar` is made too, unless the request has it.
 
         Raises:
             BadInput: the constraint does not compile, or a stop string is empty.

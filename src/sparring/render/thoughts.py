@@ -46,8 +46,8 @@ def followers(reply: Message) -> list[Message]:
 
 
 def last_stop(tokens: Sequence[int], stop_ids: Sequence[int]) -> tuple[int, ...]:
-    """Return the last id that ends a turn, for a reply that the head of the next message ends, as in GLM; empty if no
-    id does.
+    """Return the last of the ids that ends a turn, as a tuple; empty if no id ends one. For formats such as GLM's, in
+    which the head of the next message ends a reply.
 
     Args:
         tokens: ids of the reply and of the messages after it.

@@ -1,5 +1,5 @@
-"""Boxes made by bubblewrap fork servers, in a few milliseconds each and without a daemon. `inside` has the mechanism,
-docs/sandbox.md what is isolated."""
+"""Boxes made by bubblewrap fork servers, in a few milliseconds each and without a daemon. `inside` describes the
+mechanism, docs/sandbox.md what is isolated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from sparring.sandbox.spoilt import raise_for
 from sparring.types import MOST_BYTES, BoxSpec, EntryKind, ExecResult
 
 FILES, PROGRAM_FILES = 256, 4096
-"""Maximum number of open files of a process; the second in a pool of boxes that run programs."""
+"""Maximum number of open files of a process: `PROGRAM_FILES` in a pool of boxes that run programs, `FILES` in any
+other."""
 READ_PIECE_BYTES = 4 << 20
 FILE_TIMEOUT_S = 10.0  # for read and write, which run for the caller and not for the policy
 
@@ -154,8 +155,8 @@ class BubblewrapBox:
             port: port on 127.0.0.1 in the box.
             timeout_s: seconds after which the program is killed.
             output_bytes: maximum number of returned bytes of standard output and standard error each.
-            served: serves the listening socket of the port, which it closes. It is cancelled when the program has
-                ended.
+            served: coroutine function that serves the port's listening socket and closes it; cancelled when the program
+                has ended.
 
         Raises:
             BadInput: the pool runs no programs.
@@ -219,7 +220,7 @@ class BubblewrapBox:
             result of `code`.
 
         Raises:
-            SandboxError: a box failed and `code` with it, or this box is closed.
+            SandboxError: a box failed and `code` failed because of it, or this box is closed.
         """
         self._check_open()
         (questions, ask), (answers, answer) = os.pipe(), os.pipe()
@@ -231,7 +232,7 @@ class BubblewrapBox:
             async with self._pool.slots:
                 answer_task = asyncio.create_task(answering.run_alone(other, limit_s))
                 result = await asking.run_alone(code, 2 * limit_s)
-                if result.exit_code:  # the other box knows which of them failed
+                if result.exit_code:  # the await below raises if the other box is the one that failed
                     answering.cancel()
                     await answer_task
                 return result
@@ -250,7 +251,7 @@ class BubblewrapBox:
             self._close_pipes()  # if the box did not start, the other one would wait for an answer
 
     def cancel(self) -> None:
-        """End the running command, if there is one; it returns as a killed one."""
+        """End the running command, if there is one; its result is that of a killed command."""
         if self._connection is not None:
             _send(self._connection[1], {"op": "cancel"})
 

@@ -28,9 +28,9 @@ class Machine(NamedTuple):
     """System call numbers of a processor architecture: clone(2), the audit code, and the calls that are refused to
     commands.
 
-    `memory` are calls that hold memory outside of all limits; `doors` are calls into the kernel that no tool call
-    needs; prlimit64 may only name its caller (pid 0), or else a command could limit the box's pid 1, which has the same
-    user.
+    `memory` are calls that hold memory outside of all limits. `doors` are calls into the kernel that no tool call
+    needs. prlimit64(2) is allowed only for the caller itself (pid 0): otherwise a command could limit the box's pid 1,
+    which has the same user.
     """
 
     clone: int
@@ -72,7 +72,8 @@ def _check_result(result: int, what: str) -> int:
 
 
 def fork_isolated() -> int:
-    """Fork into new user, mount, pid, ipc and network namespaces. Return 0 in the child, which is pid 1 of its own."""
+    """Fork into new user, mount, pid, ipc and network namespaces. Return 0 in the child, which is pid 1 of the new pid
+    namespace."""
     number = MACHINES[platform.machine()].clone
     _python.PyOS_BeforeFork()
     pid = _libc.syscall(ctypes.c_long(number), ctypes.c_ulong(NEW_NAMESPACES | signal.SIGCHLD), None, None, None, None)
@@ -134,7 +135,8 @@ _HEADER, _NONE = (
 
 
 def furnish(disk_bytes: int, processes: int, files: int) -> None:
-    """Set up new namespaces: the user, private folders, an own /proc, and limits. Called once, as pid 1 of the box.
+    """Set up new namespaces: the user, private folders, a /proc of the box, and limits. Called once, as pid 1 of the
+    box.
 
     The box keeps its capabilities over its own namespaces: commands without capabilities may then neither trace nor
     slow the box (capabilities(7), sched_setscheduler(2)). Commands inherit these settings and cannot undo them. One
@@ -162,7 +164,7 @@ def furnish(disk_bytes: int, processes: int, files: int) -> None:
         (
             resource.RLIMIT_NPROC,
             processes + 1,
-        ),  # counted, threads too, per user namespace: the box's own number and its pid 1
+        ),  # counts processes and threads of this user namespace: the command's and the box's pid 1
         (resource.RLIMIT_NOFILE, files),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
@@ -192,7 +194,7 @@ def address_space_bytes() -> int:
 
 
 def narrow(address_bytes: int, cpu_s: int) -> None:
-    """Turn this fork of the box into a command, for good: with limits of its own and without capabilities."""
+    """Turn this fork of the box into a command, irrevocably. A command has limits of its own and no capabilities."""
     resource.setrlimit(resource.RLIMIT_AS, (address_bytes, address_bytes))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     _check_result(_libc.capset(_HEADER, _NONE), "drop capabilities")

@@ -33,12 +33,12 @@ from typing import Any, NoReturn
 from sparring.sandbox.confine import address_space_bytes, fork_isolated, furnish, narrow, raise_loopback
 from sparring.sandbox.inside_files import run_on_files
 
-ASKED, ANSWERED = 200, 201  # where the first command of a joined box reads what the other one writes, and writes itself
-OUT_OF_MEMORY = signal.SIGRTMAX  # how Python code tells its box that a MemoryError reached the top; the box believes it
-NO_MEMORY = -1  #                      where it saw such code hold a good part of its memory
+ASKED, ANSWERED = 200, 201  # descriptors of a joined box's first command: to read from the other box, to write to it
+OUT_OF_MEMORY = signal.SIGRTMAX  # sent to itself by Python code after an uncaught MemoryError. The box believes it if
+NO_MEMORY = -1  #                      that code held more than 1 / GOOD_PART of its memory limit.
 GOOD_PART = 4
 POLL_S = 0.02
-PROGRAM_POLL_S = 0.2  # a program runs for minutes with many threads: looks cost more and may come later
+PROGRAM_POLL_S = 0.2  # a program runs for minutes with many threads: a poll costs more and may be rarer
 CPUS = len(os.sched_getaffinity(0))
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 WARM = (
@@ -346,7 +346,7 @@ def box(connection: socket.socket, joined: list[int]) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(
             signal.SIGINT, signal.SIG_DFL
-        )  # pid 1 is deaf to signals from inside only where it has no handler
+        )  # the kernel shields pid 1 from signals of its namespace only if it has no handler
         limits, _ = receive(connection)
         furnish(limits["disk"], limits["processes"], limits["files"])
         limits["address"] = address_space_bytes() + limits["memory"]  # memory limit on top of the warm interpreter

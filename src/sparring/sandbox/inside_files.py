@@ -42,7 +42,7 @@ def run_on_files(request: dict[str, Any]) -> int:
         number = error.errno or errno.EIO
         path = request["path"]
         if number not in TOLD and os.path.realpath(path) != os.path.abspath(path):
-            return errno.ELOOP  # a link led to a place where that happens
+            return errno.ELOOP  # a link led to a path with this error
         return number
     return 0
 

@@ -32,8 +32,8 @@ PREFIX = ("bin", "lib", "lib64", "share", "ssl")
 """Parts of the folder that a Python is installed in."""
 
 KEPT = (".local", ".config", ".cache")
-"""Folders of a home that many programs share and keep keys in: these, and the folders in the first, are never
-mounted."""
+"""Folders of a home that many programs share and keep keys in. They are never mounted, nor are the folders in
+`.local`."""
 
 SHARED = ("bin", "etc", "include", "lib", "libexec", "local", "man", "sbin", "share", "var")
 """Folders of /opt that belong to no package."""
@@ -48,8 +48,8 @@ def box_identity() -> dict[str, Any]:
 
 
 def mounts_of_program(program: Path, where: str) -> dict[str, str]:
-    """Return the files and folders of the host that a program needs: itself, its package or environment, and those of
-    each link that leads to it.
+    """Return the files and folders of the host that a program needs. For the program's file and for each link that
+    leads to it, this is the package or environment, or else the file or link alone.
 
     Args:
         program: absolute path of the program's file.
@@ -59,7 +59,8 @@ def mounts_of_program(program: Path, where: str) -> dict[str, str]:
         paths on the host by path in the box. A link is recreated as a link (`arguments_of`).
 
     Raises:
-        BadInput: it cannot be mounted without a home or folders shared there, or the boxes' user cannot read it.
+        BadInput: the program cannot be mounted without a home, or without a folder of a home that many programs share;
+            or the boxes' user cannot read it.
     """
     paths, sources = links(program), list[Path]()
     if any("node_modules" in path.parts for path in paths) and "node_modules" not in paths[-1].parts:
@@ -81,8 +82,8 @@ def check_mounts(mounts: Mapping[str, str], where: str) -> None:
         where: setting that asked for them, for refusals.
 
     Raises:
-        BadInput: a mount is a home or a folder that many programs share there; its target is in a folder that boxes
-            replace; or the boxes' user cannot enter a folder on its path.
+        BadInput: a mount is a home, or a folder of a home that many programs share; its path in the box is in a folder
+            that boxes replace with their own; or the boxes' user cannot read it or enter a folder on its path.
     """
     for target, source in mounts.items():
         if any(Path(target).is_relative_to(own) for own in OWN):
@@ -156,7 +157,8 @@ def _is_private(folder: Path) -> bool:
 
 
 def _homes(folder: Path = Path("/")) -> Iterator[Path]:
-    """Yield the homes that matter for a folder: this user's, root's, and its owner's by its path."""
+    """Yield the homes that matter for a folder: this user's, root's, and the home that the folder's path begins
+    with."""
     user = pwd.getpwuid(os.getuid()).pw_dir if _has_entry() else "/root"
     named = [os.environ.get("HOME", "/root"), user, "/root"]
     if folder.is_relative_to(HOMES):
@@ -177,7 +179,7 @@ def _package(path: Path, where: str) -> list[Path]:
     """Return the paths to mount for one file: parts of its package, or else the file alone.
 
     Raises:
-        BadInput: the file is installed in a home, or in a folder shared there.
+        BadInput: the file is installed in a home, or in a folder of a home that many programs share.
     """
     parts = path.parts
     if "node_modules" in parts[:-1]:
@@ -191,7 +193,7 @@ def _package(path: Path, where: str) -> list[Path]:
         return [Path("/nix/store")]
     if parts[1] == "opt" and len(parts) > 3 and parts[2] not in SHARED and not is_private(Path(*parts[:3])):
         return [Path(*parts[:3])]  # a package of its own: Filesystem Hierarchy Standard 3.0, section 3.13
-    return [path] if os.access(path, os.X_OK) else []  # never a key: a program may name any file
+    return [path] if os.access(path, os.X_OK) else []  # only executables: a link may lead to any file, also a key
 
 
 def _node_package(parts: tuple[str, ...], at: int) -> Path:

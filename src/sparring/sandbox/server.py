@@ -50,7 +50,8 @@ module.serve()
 
 
 def find_python(config: SandboxConfig) -> str:
-    """Return the interpreter for the boxes: the configured one, the system's, or the one that this one is based on."""
+    """Return the interpreter for the boxes: the configured one, or the system's, or the base interpreter of the one
+    that runs Sparring."""
     if config.python != "auto":
         return config.python
     for path in ("/usr/bin/python3", "/usr/local/bin/python3"):
@@ -134,8 +135,9 @@ class Server:
         """Start a box and return the parent's end of its socket; start the server first if it is not running.
 
         Args:
-            joined: two pipe ends for the box's first command, to read from and to write to another box; or one socket
-                over which listening sockets of its programs are sent.
+            joined: files to pass to the box. Two pipe ends: its first command reads from another box by the first, and
+                writes to that box by the second. One socket: the box sends the listening sockets of its programs over
+                it.
 
         Raises:
             SandboxError: bubblewrap could not be started.
@@ -146,7 +148,7 @@ class Server:
                 self._start()
             try:
                 await self._hand_over([remote.fileno(), *joined])
-            except OSError:  # it has just died
+            except OSError:  # the server has just died
                 self._start()
                 await self._hand_over([remote.fileno(), *joined])
         except OSError as error:
@@ -162,7 +164,7 @@ class Server:
             try:
                 socket.send_fds(self._control, [b"b"], files)
                 return
-            except BlockingIOError:  # it is still starting, and its queue is full
+            except BlockingIOError:  # the server is still starting, and its queue is full
                 await asyncio.sleep(0.005)
 
     def _start(self) -> None:

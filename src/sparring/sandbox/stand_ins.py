@@ -1,5 +1,5 @@
-"""Functions of one process, called from another process that does not trust it: `lend` and `borrow`, the two ends of a
-conversation.
+"""Calls of functions that run in another, untrusted process. `lend` runs in the process that has the functions,
+`borrow` in the one that calls them.
 
     borrower    runs code with stand-ins for the lender's functions; sends a call, waits for the answer
     lender      runs a program; answers calls to the functions that the program defines
@@ -53,7 +53,8 @@ SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
 class Uncrossable(Exception):
-    """A value that cannot cross: it is not plain data, too large or too deep. The text names its type."""
+    """Error of a value that cannot cross, because it is too large, nested too deeply, or no plain data. The text names
+    its type."""
 
 
 class Broken(Exception):
@@ -174,7 +175,7 @@ def lend(program: str) -> None:
                 if len(json.dumps(written)) <= CONSTANT:
                     constants.append([name, written])
             except (Uncrossable, ValueError, RecursionError):
-                pass  # the borrower's code has no such name
+                pass  # such a constant does not cross: the borrower's code lacks its name
     _send(ANSWERED, [names, constants])
     while True:
         try:
@@ -188,7 +189,8 @@ def lend(program: str) -> None:
 
 
 class _Call:
-    """Call of the program's function, with its answer, however it ends."""
+    """Context of one call of a program's function. `answer` tells how the call ended: with a value, with an error, or
+    with a value that cannot cross."""
 
     def __init__(self) -> None:
         self.answer: list[Any] = []

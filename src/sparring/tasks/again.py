@@ -1,4 +1,4 @@
-"""Repetition of tasks after infrastructure failures broke every rollout of their group."""
+"""Repetition of tasks whose group lost all its rollouts to infrastructure failures."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class LostTasksAgain:
     """Task source that repeats a task when its whole group was lost, up to `most` times. Implements
     `protocols.TaskSource`.
 
-    It waits until another group has finished or the source has ended, so that a task which breaks its environment is
-    not all that runs. Repetition depends only on the observed groups, so a resumed run repeats the same tasks. A
-    repeated group has a new admission index, and so fresh random numbers.
+    A lost task waits until another group has finished or the source has ended. Otherwise a task that breaks its
+    environment could be the only one that runs. Repetition depends only on the observed groups, so a resumed run
+    repeats the same tasks. A repeated group has a new admission index, and so fresh random numbers.
 
     Args:
         source: source of new tasks.
@@ -47,7 +47,7 @@ class LostTasksAgain:
             self._ready = len(self._lost) if group.rollouts else self._ready
             return
         if all(rollout.outcome.trainable for rollout in group.failed):
-            return  # not a failure: its first prompt is too long, and would be again
+            return  # no failure of the infrastructure: the task's first prompt is too long, and would be too long again
         failures = [rollout.outcome.failure for rollout in group.failed]
         if any(failure is not None and failure.error == TaskError.__name__ for failure in failures):
             return  # this task can never be rolled out
@@ -62,7 +62,7 @@ class LostTasksAgain:
         return {"lost": lost, "ready": self._ready, "times": dict(self._times), "source": dict(self._source.state())}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`, or from a state of the source alone, as old runs have it."""
+        """Continue from `state`. Old runs recorded the state of the source alone, which is accepted too."""
         if "lost" not in state:
             self._source.restore(state)
             return

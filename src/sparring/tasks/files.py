@@ -1,4 +1,4 @@
-"""Rows of files (`formats`) for tasks, and as conversations to imitate.
+"""Readers of files (`formats`) whose rows are tasks, or conversations to imitate.
 
 A row that does not parse is refused with its file and line. Columns are renamed by a mapping of our names to the
 file's: `{"prompt": "question", "answer": "answer"}`; all other columns are kept as they are.
@@ -41,12 +41,13 @@ def read_conversations(
     """Read conversations for supervised fine-tuning: the `messages` column, or `prompt` and `answer` as two messages.
 
     Args:
-        path: as of `read_rows`.
-        columns: likewise.
-        recorded: whether a run wrote them, whose replies may be empty because they were.
+        path: see `read_rows`.
+        columns: see `read_rows`.
+        recorded: whether a run recorded the conversations. Their replies may be empty, since the policy sampled them
+            so.
 
     Raises:
-        BadInput: as `read_rows`, or a conversation in which the assistant says nothing, or an empty reply.
+        BadInput: see `read_rows`; or the assistant says nothing in a conversation, or has an empty reply.
     """
     names = {**DEFAULT_COLUMNS, **columns}
     return [_conversation(row, names, where, recorded) for _, where, row in located(path)]
@@ -59,7 +60,7 @@ def _task_row(row: dict[str, Any], names: Mapping[str, str], where: str, number:
         raise refusal(f"{where}, column {names['id']!r}", "a text or a whole number", repr(id)[:80], "correct the row")
     renamed["id"] = str(number if id is None else id)
     if isinstance(renamed.get("prompt"), list) and renamed.get("messages") is None:
-        renamed["messages"] = renamed.pop("prompt")  # as TRL has conversations
+        renamed["messages"] = renamed.pop("prompt")  # TRL's name of a column of conversations
     if renamed.get("messages") is not None:
         renamed["messages"] = messages = messages_of(renamed["messages"], where)
         if messages[-1].role == "assistant":
@@ -111,7 +112,7 @@ def _conversation(row: dict[str, Any], names: Mapping[str, str], where: str, rec
 
 def _renamed(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     back = {column: name for name, column in names.items()}
-    # A column that merely happens to bear one of our names makes room for the one that is mapped to it.
+    # If another column is mapped to one of our names, it replaces the file's own column of that name.
     kept = {key: value for key, value in row.items() if key in back or key not in names}
     return {back.get(key, key): value for key, value in kept.items()}
 
@@ -137,7 +138,7 @@ def messages_of(value: Any, where: str) -> tuple[Message, ...]:
     """Parse a list of {role, content, ...}, as chat APIs write messages.
 
     Raises:
-        BadInput: it is no such list; the message says `where` it stands.
+        BadInput: the value is no such list; the message begins with `where`.
     """
     if not isinstance(value, list) or not value:
         raise refusal(f"{where}, messages", "a list of {role, content}", repr(value)[:80], "correct the row")

@@ -1,5 +1,5 @@
-"""Readers of rows: JSON Lines, a JSON array, CSV, each also compressed, Parquet, folders of `datasets`, and data sets
-of the hub.
+"""Readers of rows. They read JSON Lines, a JSON array and CSV, each also compressed; Parquet; folders of the library
+`datasets`; and data sets of the hub.
 
 A row that does not parse is refused with its file and line.
 """
@@ -61,7 +61,7 @@ def check_plain(value: Any, where: str) -> None:
     """Refuse text that UTF-8 cannot encode and NaN or infinite numbers, in a value and everything nested in it.
 
     Raises:
-        BadInput: there is one.
+        BadInput: the value contains such a text or number.
     """
     if isinstance(value, str):
         if not value.isascii():

@@ -49,8 +49,8 @@ class _Share:
 
 
 class Mix:
-    """Task source that draws each task from the environment furthest behind its weight. Implements
-    `protocols.TaskSource`.
+    """Task source that draws each task from the environment whose trained groups fall short of its weight the most.
+    Implements `protocols.TaskSource`.
 
     Weights are shares of what is trained, not of what is drawn: a group counts with the share of its rollouts that are
     trained, and a dropped group with 0. Groups in flight count with their environment's average (deficit round robin,

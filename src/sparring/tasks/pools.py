@@ -12,7 +12,7 @@ from sparring.protocols import TaskSource
 from sparring.types import Group, Score, Task
 
 MOST_PASSED_OVER = 1000
-"""Number of skipped tasks in a row after which the next one comes whatever its pool."""
+"""Maximum number of consecutive tasks that are skipped; the next task comes whatever its pool."""
 
 
 class DifficultyPools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -61,7 +61,7 @@ def read_preferences(path: str, *, single: bool = False) -> list[Preference]:
     rejected are whole conversations, and the prompt is their common beginning.
 
     Raises:
-        BadInput: the file does not exist, has no row, or one that does not parse.
+        BadInput: the file does not exist, has no row, or has a row that does not parse.
     """
     return _read(path, lambda row, where: _preference(row, where, single), "preference")
 

@@ -16,7 +16,7 @@ class AppendingRenderer:
     """Renderer of messages whose content is ids, separated by blanks. Every turn ends with id 0. Implements `Renderer`.
 
     Attributes:
-        bridged: total ids of prompts and completions that bridges were given.
+        bridged: total number of ids in the prompts and completions that `bridge` was called with.
     """
 
     def __init__(self) -> None:

@@ -25,8 +25,8 @@ class CompletionsServer(ServingThread):
         engine: engine that samples.
         models: names in the list of models.
         tells_ids: whether answers have token ids; otherwise they have text.
-        processed: whether log-probabilities are of the sampled distribution; otherwise of the one before the
-            temperature.
+        processed: whether log-probabilities are of the sampled distribution; otherwise they are of the distribution
+            before the temperature.
 
     Attributes:
         url: base URL, including /v1.

@@ -56,8 +56,8 @@ class DisturbedEngine(NativeEngine):
 def disturbed(state: Mapping[str, torch.Tensor], noise: float) -> dict[str, torch.Tensor]:
     """Add `noise` times the root mean square of each tensor times standard normal numbers.
 
-    The numbers depend on the tensor's name alone, so all versions have the same error, like that of another kernel or
-    of a quantised copy.
+    The random numbers depend on the tensor's name alone. So all versions have the same error, as they would with
+    another kernel or with quantised weights.
 
     Args:
         state: tensors by name, which stay unchanged.

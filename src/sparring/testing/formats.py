@@ -90,7 +90,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), ()),
     **dict.fromkeys(("prime-qwen3", "qwen3", "qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8"), ()),
 }
-"""Necessary tokens of a format, in addition to those of the Qwen3 family, by the library's name of the format."""
+"""Tokens that a format needs in addition to the tokens of the Qwen3 family, by the library's name of the format."""
 
 NO_TOOLS = ("deepseek-r1", "deepseek-v3")
 """Formats without a place for tools."""

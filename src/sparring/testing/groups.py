@@ -16,7 +16,7 @@ is one trajectory:
     parts           components of its rollout's reward by name, or absent
     tokens          by name, one value for each token of all replies in the order of time
 
-A framework without branches takes the cases whose `follows` are chats.
+A framework without branches uses only the cases in which `follows` describes a chat.
 """
 
 from __future__ import annotations

@@ -123,11 +123,12 @@ FEATURES: dict[str, dict[str, Any]] = {
         "moe_shared_expert_intermediate_size": 24,
     },
 }
-"""Settings by family under which its special features matter within a few dozen tokens."""
+"""Settings of each family, chosen so that its special features have an effect within a few dozen tokens."""
 
 
 def _axes(*sections: int, **settings: int) -> dict[str, Any]:
-    """Rotary frequencies for time, height and width, which are one in text."""
+    """Return settings for rotary positions with sections for time, height and width; the three positions are equal in
+    text."""
     return {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [*sections]},
         **settings,

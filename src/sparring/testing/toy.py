@@ -127,7 +127,7 @@ class ToyTasks:
         return {"next": self._next}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue at a position that `state` returned."""
         self._next = state["next"]
 
 

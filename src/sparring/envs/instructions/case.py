@@ -9,8 +9,8 @@ _CASE = frozenset({"case"})
 
 
 def _is_title(reply: ReplyText, params: Params) -> bool:
-    """Return True if every word begins with a capital, and most of longer ones go on in small letters: a name or a
-    short form may not."""
+    """Return True if every word begins with a capital or a digit, and more than half of the longer words go on in lower
+    case. The others may be names or abbreviations."""
     begin = all(word[0].isupper() or word[0].isdigit() for word in reply.spelled)
     longer = [word for word in reply.spelled if len(word) > 1]
     return begin and 2 * sum(word[1:].islower() for word in longer) > len(longer)

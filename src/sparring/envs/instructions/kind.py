@@ -100,7 +100,7 @@ class InstructionKind:
         name: name of the kind, a tag of evaluations and a part of scores.
         says: wordings; `{...}` are parameters, `{s}` is the plural ending for `n`.
         kept: checks whether a reply follows the instruction.
-        plan: returns what the instruction requires of a `ReplyPlan`, by attribute.
+        plan: returns the requirements of the instruction, by attribute of `ReplyPlan`.
         draw: draws the parameters.
         claims: features that the kind decides alone, such as the case of letters. Kinds that share a claim are never in
             one task.

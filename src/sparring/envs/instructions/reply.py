@@ -49,7 +49,7 @@ class ReplyText:
 
     @cached_property
     def plain(self) -> str:
-        """The text as one reads it: composed letters, lines that end in one way, without marks of emphasis."""
+        """The text in Unicode NFC with \\n line endings, without Markdown's marks of emphasis."""
         composed = unicodedata.normalize("NFC", self.text).replace("\u00a0", " ")
         return _EMPHASIS.sub("", re.sub(r"\r\n?", "\n", composed)).strip()
 

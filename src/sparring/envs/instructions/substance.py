@@ -14,10 +14,10 @@ from collections.abc import Collection, Sequence
 from sparring.envs.instructions.reply import ReplyText, Sentence, folded, lowered, split_sentences
 
 FEWEST_WORDS = 3
-"""Minimum number of distinct words of a sentence; one less for a list item."""
+"""Minimum number of distinct words of a sentence; a list item needs one word less."""
 
 MOST_REPEATED = 0.5
-"""Share of a sentence's words that may be repetitions, single letters or have digits."""
+"""Maximum share of a sentence's words that are repetitions, single letters or contain digits."""
 
 MOST_ALIKE = 0.6
 """Maximum share of words that two sentences may have in common: three of five."""
@@ -42,9 +42,9 @@ _HIDDEN = re.compile(
 def is_plain(text: str) -> bool:
     """Return True if a text has only visible content: Latin letters, digits, common punctuation and pictures.
 
-    Code, HTML, entities and links hide text or break words, and so do characters without width; many words joined by
-    hyphens, apostrophes, underscores, capitals or nothing pass for one; letters and commas of other scripts look like
-    ours, and so do signs made of letters.
+    Three things are refused. Code, HTML, entities, links and characters of width zero hide text or break words. Many
+    words joined by hyphens, apostrophes, underscores, capitals or nothing would count as one word. Letters and commas
+    of other scripts, and signs made of letters, look like Latin ones.
     """
     composed = unicodedata.normalize("NFC", text)
     pairs = zip(" " + composed, composed, strict=False)
@@ -88,7 +88,7 @@ def says_something(reply: ReplyText, prompt: str, family: Collection[str]) -> bo
 
 
 def _base_words(words: Sequence[str]) -> set[str]:
-    """Return the words, the parts of hyphenated words, and all of them without a final s."""
+    """Return the words and the parts of hyphenated words, each with and without a final s."""
     parts = {part for word in words for part in (word, *word.split("-"))}
     return parts | {part.removesuffix("'s").removesuffix("s") for part in parts}
 
@@ -107,7 +107,7 @@ def _repeats(sentences: Sequence[Sentence]) -> bool:
 
 
 def _copies(sentences: Sequence[Sentence], prompt: str) -> bool:
-    """Return True if a sentence is one of the prompt's, or has `COPIED` consecutive words of it."""
+    """Return True if a sentence also occurs in the prompt, or has `COPIED` consecutive words of the prompt."""
     sentences_of_prompt = {lowered(sentence) for sentence in split_sentences(prompt)}
     outside = [lowered(part) for part in prompt.split('"')[::2]]
     runs = {part[i : i + COPIED] for part in outside for i in range(len(part) - COPIED + 1)}

@@ -19,7 +19,7 @@ def _two_nouns(random: Random, scope: Scope) -> dict[str, str]:
 
 
 def _in_order(reply: ReplyText, params: Params) -> bool:
-    """Return True if both words occur, and the first occurrence of the one precedes that of the other."""
+    """Return True if both words occur, and `first` occurs before `second` does for the first time."""
     first, second = params["first"], params["second"]
     both = reply.count(first) and reply.count(second)
     return bool(both) and reply.words.index(first) < reply.words.index(second)
@@ -72,7 +72,7 @@ KINDS = (
         says=('Do not use the word "{word}".', 'Leave out the word "{word}".', 'Never write the word "{word}".'),
         kept=lambda reply, params: params["word"] not in reply.appearing,
         plan=lambda params: {"avoid": {params["word"]}},
-        # never one of the first two words of the topic, its own names
+        # never the first two words of the topic, which are its plural and its singular
         draw=lambda random, scope: {"word": random.choice([*COMMON, *scope.family[2:]])},
     ),
     InstructionKind(

@@ -90,8 +90,8 @@ class ProgramTests:
                 )
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
-        """Return the share of passed tests, or 1 if all pass and else 0 without `partial`. The tests run in fresh
-        boxes, not in `box`.
+        """Return the share of passed tests with `partial`; without it, 1 if all tests pass and 0 otherwise. The tests
+        run in fresh boxes, not in `box`.
 
         Raises:
             SandboxError: a box failed.

@@ -154,8 +154,8 @@ class Code(PartConfig, frozen=True, kw_only=True, tag="code"):
     docs/limits.md."""
 
     reference: str = "answer"
-    """Column with a right program: `sparring check` refuses a row if this program fails the row's tests. Rows without
-    the column are not run; empty: no row is."""
+    """Column with a right program: `sparring check` refuses a row if this program fails the row's tests. A row without
+    the column has no program to run. Empty: no row has one."""
 
     find: str = ""
     """Regular expression for the program in the answer: the last match, or its first group. Empty: the last fenced code
@@ -252,7 +252,7 @@ class Verdict(AskedPart, frozen=True, kw_only=True):
     """Allowed words and their values."""
 
     range: tuple[float, float] | None = None
-    """Lowest and highest allowed number, with values 0 and 1; instead of `choices`."""
+    """Lowest and highest allowed number, which are worth 0 and 1; instead of `choices`."""
 
     field: str = ""
     """Field with the verdict, for replies that are a JSON object."""
@@ -280,7 +280,7 @@ class Pairwise(Verdict, frozen=True, kw_only=True, tag="pairwise"):
     orders."""
 
     opponents: int = 0
-    """Number of opponents per answer, the next ones in a ring; 0: all."""
+    """Number of opponents per answer: the answers that follow it, with the first after the last. 0: all others."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

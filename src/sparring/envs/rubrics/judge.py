@@ -107,8 +107,9 @@ def reader(part: Verdict) -> Callable[[str], float | None]:
 
 
 def verdict_constraint(part: Verdict) -> Constraint:
-    """Return the constraint that makes every reply a verdict. A range allows its whole numbers if there are 3 to 1,001
-    of them, else its hundredths, so that a number cannot go on for ever."""
+    """Return the constraint that makes every reply a verdict. The constraint of a range is a list of numbers, since a
+    free number could have endless digits: the whole numbers of a range with whole ends and 3 to 1,001 of them, or else
+    101 equally spaced numbers."""
     words: list[Any] = list(part.choices) if part.range is None else _steps(*part.range)
     if not part.field:
         return Constraint(kind="regex", source="|".join(f"({re.escape(str(word))})" for word in words))
@@ -124,8 +125,8 @@ def _steps(low: float, high: float) -> list[float]:
 
 
 def order_reader(part: Ranking, count: int) -> Callable[[str], tuple[int, ...] | None]:
-    """Return the parser of a ranking: a JSON list of the numbers 1 to `count`, each once, as 0-based places; None for
-    anything else."""
+    """Return the parser of a ranking. It takes a JSON list of the numbers 1 to `count`, each once, and returns them as
+    indices from 0; for anything else it returns None."""
 
     def read(reply: str) -> tuple[int, ...] | None:
         text = last_match(part.find, reply)

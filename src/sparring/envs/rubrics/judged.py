@@ -1,5 +1,5 @@
-"""Static analysis of a row's tests: whether they can fail, which functions they need, and the program that defines
-these functions without doing anything."""
+"""Static analysis of a row's tests: whether they can fail, and which functions they need from the answer.
+`idle_program` makes a program that has these functions but solves nothing."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class ReadTest:
         where: place of the test, for errors.
 
     Attributes:
-        answer_names: names that it reads and neither defines nor finds among Python's builtins, so the answer defines
-            them.
-        defined: functions and classes that pytest or unittest would collect, and that it does not call itself.
+        answer_names: names that the test reads, but neither defines nor imports, and that are no Python builtins: the
+            answer must define them.
+        defined: functions and classes that pytest or unittest would collect, and that the test does not call itself.
 
     Raises:
         BadInput: the text is not Python, or a test function has parameters without defaults.
@@ -54,19 +54,20 @@ class ReadTest:
 
     @property
     def surely_judges(self) -> bool:
-        """True if it surely fails for functions that return None or raise: a top-level assert compares the result of
-        the answer's function with a constant other than None, and no import can be missing."""
+        """True if the test is certain to fail when the answer's functions return None or raise. This holds if a
+        top-level assert compares the result of such a function with a constant other than None, and no import can be
+        missing."""
         return not self.is_foreign and any(map(self._is_plain_assert, self._tree.body))
 
     @property
     def is_foreign(self) -> bool:
-        """True if it imports modules outside the standard library, which boxes may not have."""
+        """True if the test imports modules outside the standard library, which boxes may lack."""
         return not {name.split(".")[0] for name in _imported_modules(self._tree)} <= sys.stdlib_module_names
 
     @property
     def can_fail(self) -> bool:
-        """False if nothing in it can fail: outside of dead code there is no assert other than of a non-empty tuple or a
-        true constant, no `raise`, and no call of a function that asserts or exits."""
+        """False if nothing in the test can fail. Its live code then has no `raise`, no function whose name says that it
+        asserts or exits, and no assert except those of a non-empty tuple or a true constant."""
         return any(map(_checks, _live(self._tree)))
 
     def _is_plain_assert(self, statement: ast.stmt) -> bool:

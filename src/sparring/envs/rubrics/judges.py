@@ -43,13 +43,13 @@ class Record(Protocol):
 
 
 OpenModel = Callable[[str], Awaitable[Replies]]
-"""Function name of `[models]` -> its source of replies."""
+"""Function: name of a model in `[models]` -> the model's source of replies."""
 
 KEPT = 100_000
 """Maximum number of replies in memory."""
 
 Read = Callable[[str], T | None]
-"""Parser reply text -> verdict; None if the reply is no verdict."""
+"""Parser: text of a reply -> verdict; None if the reply is no verdict."""
 
 
 class EngineReplies:
@@ -82,8 +82,9 @@ class EngineReplies:
 
 
 class Judges:
-    """Cached access to judging models. Each question (model, messages, sampling, seed) is asked once, even by
-    concurrent callers, and with a record once for as long as the record exists.
+    """Cached access to judging models. Each question (model, messages, sampling, seed) is asked only once, even by
+    concurrent callers. With a record, this holds for as long as the record exists; without one, for as long as the
+    reply is in memory.
 
     Args:
         open_model: opens a model for its first question.

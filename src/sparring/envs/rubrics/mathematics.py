@@ -113,7 +113,7 @@ def _parse(text: str) -> list[Any]:
 
 
 def _rewrite(text: str) -> str:
-    """Return a text in the library's syntax: numbers after `plain`, signs as LaTeX."""
+    """Return a text in the library's syntax: numbers as `plain` writes them, signs as LaTeX."""
     text = mixed(plain(text), r"{units}\frac{{{over}}}{{{under}}}")
     if not text.isascii():
         text = "".join(SIGNS.get(character, character) for character in text)

@@ -38,8 +38,8 @@ _AROUND = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{"
 
 
 def final(text: str) -> str:
-    """Return the final answer of a worked solution: the text after `####` or in the last `\\boxed{}`; the whole text
-    without either."""
+    """Return the final answer of a worked solution: the text after `####` or in the last `\\boxed{}`, or the whole text
+    if it has neither."""
     begin = text.rfind("\\boxed{")
     if begin >= 0:
         depth = 0

@@ -1,6 +1,7 @@
 """Relative rewards: judges compare the answers of a group with each other, each comparison in both orders.
 
-A judge prefers a position as well as an answer. With f(i, j) from 0 to 1 for how much i wins when it is shown before j,
+A judge prefers a position as well as an answer. Let f(i, j), from 0 to 1, be how much i wins over j when i is shown
+first. Then
 
     p(i, j) = (f(i, j) + 1 - f(j, i)) / 2
 

@@ -41,7 +41,7 @@ def targets_of(part: Text, row: Mapping[str, Any]) -> Any:
     """Return the values of the row to compare with; None for a part without a column.
 
     Raises:
-        BadInput: the column is missing, has an unsuitable value, or one that cannot be read completely.
+        BadInput: the column is missing, or its value is unsuitable or cannot be read completely.
     """
     column = getattr(part, "column", "")
     if not column or isinstance(part, Regex):
@@ -147,9 +147,9 @@ def similarity(a: str, b: str, unit: str = "characters") -> float:
 
 
 def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
-    """Return the length of the longest common subsequence, with a row of the table as the bits of one number (H. Hyyrö,
-    "Bit-parallel LCS-length computation revisited", 2004): for each element of b, M are its places in a, and V <- (V +
-    (V & M)) | (V & ~M); the length is the number of zeros of V."""
+    """Return the length of the longest common subsequence (H. Hyyrö, "Bit-parallel LCS-length computation revisited",
+    2004). The bits of the integer V are a row of the dynamic-programming table. For each element of b with the places M
+    in a, V <- (V + (V & M)) | (V & ~M). The length is the number of zeros of V."""
     places: dict[str, int] = {}
     for index, element in enumerate(a):
         places[element] = places.get(element, 0) | 1 << index
@@ -162,8 +162,9 @@ def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
 
 
 def json_worth(part: Json, text: str, target: Any) -> float:
-    """Return 0 for text that is not JSON, repeats a key of an object or does not match the schema; else the share of
-    equal fields, or 1 if all are equal and else 0. Equality is JSON's: 1 equals 1.0, but not true."""
+    """Return the value of a JSON answer. Text that is not JSON, repeats a key of an object or does not match the schema
+    is worth 0. Any other text is worth the share of fields that equal the target's; without `partial`, it is worth 1 if
+    all are equal and 0 if not; without a target, 1. Equality is JSON's: 1 equals 1.0, but not true."""
     try:
         value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):

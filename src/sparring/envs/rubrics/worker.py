@@ -58,7 +58,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ready(part: Text, target: Any) -> None:
-    """Do slow work that does not depend on the answer before its limit starts."""
+    """Do slow work that does not depend on the answer, before the time limit starts."""
     if part.__struct_config__.tag == "math":
         from sparring.envs.rubrics.mathematics import right
 

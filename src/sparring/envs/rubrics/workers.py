@@ -22,7 +22,7 @@ MOST = 4
 """Maximum number of processes, on a machine with as many CPUs."""
 
 WALL_S = 60.0
-"""Wall-clock seconds after which a check is given up on top of its limit of processor time: its process hangs."""
+"""Wall-clock seconds, in addition to a check's limit of processor time, after which its process counts as hung."""
 
 
 class Workers:
@@ -49,8 +49,7 @@ class Workers:
         return value
 
     async def unread(self, part: Mathematics, target: str) -> str:
-        """Return the part of a right answer that the check cannot read, as a reason; "" if it can read everything
-        (`mathematics.unread`).
+        """Return why the check cannot read a right answer completely; "" if it can (`mathematics.unread`).
 
         Raises:
             JudgeError: see `worth`.

@@ -27,8 +27,8 @@ class PythonTool:
 def output_text(result: ExecResult, *, limit_s: float | None = None) -> str:
     """Return a command's result as text for the model: its output, or a line with the reason for having none.
 
-    A tiny model reads every token of it, so a traceback is cut to its last line. Limits are the policy's own doing, and
-    reported rather than raised.
+    A tiny model has to read every token of this text, so a traceback is cut to its last line. Limits are the policy's
+    own doing, and reported rather than raised.
 
     Args:
         result: result of the command in the box.

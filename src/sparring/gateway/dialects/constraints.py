@@ -81,8 +81,8 @@ def allowed_calls(
     validated: bool = False,
     where: str = "tool_choice",
 ) -> Constraint | None:
-    """Return the constraint of a reply that is text or calls some tools only. None if these are all tools, unless
-    `validated`.
+    """Return the constraint of a reply that is text or calls some tools only. None if all tools may be called and
+    `validated` is false.
 
     The prompt shows all tools regardless, so that it continues the conversation.
 

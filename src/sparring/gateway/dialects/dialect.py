@@ -32,7 +32,7 @@ class ClientCall:
         headers: headers, by names in lower case.
         path: parameters of the path.
         query: parameters of the query.
-        leave_out: types of vendor-hosted tools that the door drops from requests instead of refusing them.
+        leave_out: types of vendor-hosted tools that are dropped from requests instead of refused.
         conversation: function from a reply id to the conversation up to that reply, itself included; None for an
             unknown id.
     """
@@ -93,8 +93,8 @@ class ClientError:
         message: our text.
         field: field of the request that is wrong, in the client's spelling, such as `input[1].role`; empty if there is
             no such field.
-        too_long: length of a prompt that leaves no room for a reply, and the room; None for other errors. Dialects use
-            the vendor's wording for it, because clients search for that.
+        too_long: length of the prompt and the room for it, if the prompt leaves no room for a reply; None for other
+            errors. Dialects word this error as the vendor does, because clients search for that text.
     """
 
     status: int
@@ -145,7 +145,7 @@ EVENTS = "text/event-stream; charset=utf-8"
 
 class AnswerWriter(ABC):
     """Writer of a streamed answer. The samples are interleaved: for each sample the pieces in order, then the end.
-    Together they say the same as `Dialect.answer`. Any method may return no bytes.
+    The bytes of all methods together say the same as `Dialect.answer`. Any method may return no bytes.
 
     Attributes:
         content_type: content type of the stream.
@@ -217,7 +217,8 @@ def thought_tokens(replies: Sequence[SampledReply]) -> int | None:
 
 
 def is_left_out(kind: object, leave_out: Collection[str]) -> bool:
-    """Return whether a door drops tools of this type: `leave_out` has the type, or the type without its date."""
+    """Return whether tools of this type are dropped from requests: `leave_out` has the type, or the type without its
+    date."""
     return isinstance(kind, str) and any(kind == name or kind.startswith(f"{name}_") for name in leave_out)
 
 

@@ -162,8 +162,8 @@ class GeminiWriter(AnswerWriter):
 
 
 class ArrayWriter(GeminiWriter):
-    """Writer of the same chunks as the elements of a JSON array, for clients that do not ask for server-sent events.
-    Implements `AnswerWriter`."""
+    """Writer of the chunks of `GeminiWriter` as elements of a JSON array, for clients that do not ask for server-sent
+    events. Implements `AnswerWriter`."""
 
     content_type = "application/json; charset=utf-8"
     _before = b"["

@@ -49,8 +49,8 @@ def conversation_in(contents: Any) -> tuple[list[Placed], str]:
 
 
 def with_call_ids(conversation: Sequence[Placed]) -> list[Placed]:
-    """Give an id to calls without one, and assign the answers to calls: by id, or else to the first unanswered call
-    with the answer's name.
+    """Assign an id to each call that has none, and find the call of each answer: by id, or else the first unanswered
+    call with the answer's name.
 
     Raises:
         BadInput: an answer matches no call.

@@ -9,7 +9,7 @@ import hashlib
 DIGEST_BYTES = 6
 
 EMPTY = "empty"
-"""Number of an item that is not a piece of its reply and has no text."""
+"""Takes the place of the number in the id of an item that has no text and is no piece of its reply."""
 
 
 def handle_of(reply: str) -> str:

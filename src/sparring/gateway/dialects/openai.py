@@ -122,7 +122,7 @@ def write_error(error: ClientError, conversation: str, too_long: str) -> dict[st
 
     Args:
         error: error to write.
-        conversation: field of the conversation, as the parameter of a prompt that is too long.
+        conversation: field of the conversation; a prompt that is too long is reported as an error of this parameter.
         too_long: message for a prompt that is too long; empty for other errors.
     """
     code, param = CODES.get((error.status, error.field)), error.field or None

@@ -30,7 +30,8 @@ class ResponseWriter(AnswerWriter):
     """Writer of a streamed response, item by item.
 
     Log-probabilities of all tokens, calls included, belong to the message item and are complete at the end of the
-    reply. If a client wants them, calls wait for that end, after a message item that is empty if the reply has no text.
+    reply. For a client that wants them, calls are written only then, after the message item, which is empty if the
+    reply has no text.
     """
 
     def __init__(self, client_request: ClientRequest, bytes_of: BytesOf) -> None:

@@ -26,8 +26,8 @@ Recall = Callable[[str], Sequence[Message] | None]
 def conversation_in(items: Sequence[Any], recall: Recall) -> tuple[list[Placed], str]:
     """Read the items of a conversation.
 
-    Successive items of one reply become one message, and so does a call that a client placed after the output of
-    another call of that reply. A second text begins another reply; if that is wrong, the recorder notices.
+    Successive items of one reply become one message. A call joins this message even if the client placed it after the
+    output of another call of the reply. A second text begins another reply; if that is wrong, the recorder notices.
 
     Args:
         items: items of the request.
@@ -75,7 +75,7 @@ def conversation_in(items: Sequence[Any], recall: Recall) -> tuple[list[Placed],
 
 
 def replies_referenced(items: Sequence[Any]) -> frozenset[str]:
-    """Return the ids of the replies that the references among the items name."""
+    """Return the ids of the replies that are referenced by items of type `item_reference`."""
     references = (item for item in items if isinstance(item, dict) and item.get("type") == "item_reference")
     return frozenset(_reply_of_item(reference.get("id")) for reference in references) - {""}
 

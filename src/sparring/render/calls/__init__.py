@@ -1,1 +1,1 @@
-"""Calls of tools between text and values: what a schema allows, what stands between tags, samples of arguments."""
+"""Tool calls as text: the types that a schema allows, parsing of values between tags, and sample arguments."""

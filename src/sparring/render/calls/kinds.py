@@ -12,7 +12,7 @@ from typing import Any
 KINDS = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 _TEXT = frozenset(("string",))
 _DEEPEST = 16
-"""Most references that are followed; a longer chain is taken for a circle."""
+"""Maximum number of references to follow; a longer chain counts as circular."""
 
 PYTHON_WORDS: Mapping[str, Any] = {"True": True, "False": False, "None": None}
 """Python literals that some templates write instead of JSON's."""

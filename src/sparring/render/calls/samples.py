@@ -13,8 +13,8 @@ _TEXTS = (
     "",
     "\n<b>a & b</b>\t",
 )
-"""Texts with quotes, newlines, blanks at the ends, accents and markup. None is valid JSON, which a schema of text and
-other types would have parsed."""
+"""Texts with quotes, newlines, blanks at the ends, accents and markup. None is valid JSON, because under a schema that
+allows text and other types, valid JSON is not parsed as text."""
 
 _SCALARS: Mapping[str, tuple[Any, ...]] = {
     "string": _TEXTS,
@@ -26,14 +26,14 @@ _SCALARS: Mapping[str, tuple[Any, ...]] = {
 _OBJECT = {"list": [1, None, True], "empty": "", "é": {"a": "x y"}}
 _ORDER = ("string", "number", "integer", "boolean", "null", "array", "object")
 _MOST = 8
-"""Most sets of arguments of one tool."""
+"""Maximum number of sets of arguments for one tool, not counting the set of required properties alone."""
 
 _DEEPEST = 4
 
 
 def sample_arguments(parameters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield distinct sets of arguments of a tool: all properties, with values of each type that the schema allows, and
-    the required properties alone. Limits such as `maxLength` are ignored, since no parser reads by them."""
+    the required properties alone. Limits such as `maxLength` are ignored, since no parser depends on them."""
     properties = parameters.get("properties")
     if not isinstance(properties, Mapping):
         properties = {}

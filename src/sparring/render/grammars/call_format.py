@@ -216,10 +216,11 @@ def reads_back(
     begun: tuple[str, str | None] | None = None,
     between: str = "",
 ) -> bool:
-    """Return whether written calls are parsed back with the same names and arguments.
+    """Write calls in a format, parse the text, and return whether this gives calls with the same names and arguments.
 
     Args:
-        begun: text before the first name, and the thought in it; None for the first opening.
+        begun: text before the name of the first call, and the thought that this text contains; None: the first opening
+            of the format.
     """
     opening, reasoning = begun or _leads(format)[0]
     written = between.join(
@@ -342,7 +343,8 @@ def quoted(value: Any, quote: str, marked: Callable[[str], str] = str) -> str:
 
 
 def _from_object(rest: str, quote: str | None) -> tuple[str, None, str, str, tuple[str, str]] | None:
-    """Return head, no tags, text after a name, end and separators of a call whose arguments are one object."""
+    """Return the parts of a call whose arguments are one object: head, None for the tags, text after a name, end and
+    separators."""
     for pair in _SEPARATORS:
         written = json.dumps(_ARGUMENTS, separators=pair) if quote is None else quoted(_ARGUMENTS, quote)
         head, arguments, end = rest.partition(written)
@@ -354,7 +356,7 @@ def _from_object(rest: str, quote: str | None) -> tuple[str, None, str, str, tup
 def _from_tags(
     renderer: Renderer, writing: Writing, rest: str, reasoning: str | None
 ) -> tuple[str, ArgumentTags, str, str, tuple[str, str]] | None:
-    """Return head, tags, text after a name, end and separators of a call with tags around each argument."""
+    """Return the parts of a call with tags around each argument: head, tags, text after a name, end and separators."""
     empty = (_text(renderer, writing, _reply(writing, [{}], reasoning)) or "").partition(NAME)[2]
     pieces = []
     for mark in (_FIRST, _ARGUMENTS[_FIRST], _SECOND, json.dumps(_ARGUMENTS[_SECOND])):
@@ -382,8 +384,8 @@ def _from_tags(
 
 
 def _thought(text: str | None, mark: str) -> tuple[str, str] | None:
-    """Return the text before a thought, and the text between it and a mark. Blanks at the thought's ends belong to
-    it."""
+    """Return the text before a thought, and the text between the thought and `mark`. Blanks around the thought are part
+    of the thought. None if there is no thought, or no control token between it and `mark`."""
     if text is None or _THOUGHT not in text:
         return None
     before, _, after = text.partition(mark)[0].partition(_THOUGHT)
@@ -401,7 +403,8 @@ def _holds_blanks(opening: str, thought: tuple[str, str]) -> bool:
 
 
 def _call(text: str | None, opening: str) -> str | None:
-    """Return the text that begins a call after a text; None if it is not a control token of the opening."""
+    """Return the part of `text` between the content of the reply and the name of its call. None unless this part begins
+    with a control token and `opening` ends with the part."""
     call = (text or "").partition(NAME)[0].partition(_CONTENT)[2].lstrip()
     return call if call and ord(call[0]) >= CONTROL and opening.endswith(call) else None
 

@@ -33,16 +33,15 @@ _ALTERNATIVES = {"anyOf", "oneOf", "allOf", "not", "if", "minProperties", "depen
 
 def call_grammar(format: CallFormat, source: str) -> str:
     """Return the grammar of a reply in Lark's notation: a thought if the format has thoughts, then calls. If the reply
-    may be text, also text before the calls or instead of them.
+    may be text, the grammar also allows text before the calls or instead of them.
 
     Args:
         source: JSON with `tools` (each with `name` and `parameters`), `parallel` (whether several calls are allowed)
             and `text` (whether the reply may be text).
 
     Raises:
-        BadInput: there is no tool; a name needs escaping; a format that writes each argument between tags gets
-            arguments that are related by more than their names; or text is allowed in a format in which no control
-            token begins a call.
+        BadInput: there is no tool; a name needs escaping; the schema relates arguments to one another, and the format
+            writes each argument between tags; or text is allowed in a format in which no control token begins a call.
     """
     wanted = json.loads(source)
     tools = wanted["tools"]
@@ -147,10 +146,11 @@ class _Call:
         return values, rules
 
     def _text(self, name: str, terminal: str, *, loose: bool, empty: bool) -> tuple[str, list[str]]:
-        """Return a text with its end, and the rules that it uses.
+        """Return an expression of a text with its end, and the rules that it uses.
 
-        If the end is a control token, the text is everything before it. If the end is text, its first occurrence ends
-        the value; if it is text followed by a control token and the text is `loose`, only both together do.
+        An end that is a control token ends the value wherever it occurs. An end that is text ends the value at its
+        first occurrence. For an end that is text followed by a control token, `loose` decides: if true, only both
+        together end the value; if false, the text alone does.
         """
         assert self._format.tags is not None
         close = self._format.tags.close
@@ -173,7 +173,7 @@ def _properties(format: CallFormat, parameters: Mapping[str, Any]) -> dict[str, 
     """Return the schema of each argument, in order.
 
     Raises:
-        BadInput: the arguments are related by more than their names.
+        BadInput: the schema relates arguments to one another.
     """
     alternatives = sorted(_ALTERNATIVES & parameters.keys())
     if alternatives:

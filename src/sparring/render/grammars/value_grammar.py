@@ -121,8 +121,9 @@ def may_be_empty(schema: Mapping[str, Any]) -> bool:
 
 
 def either_terminal(schema: Any, root: Mapping[str, Any], ends: Sequence[str]) -> str:
-    """Return a terminal of the texts and of the JSON literals that a schema of both allows. A text that looks like JSON
-    is excluded, except in quotes, which belong to the text."""
+    """Return a terminal for a schema that allows text and other types: its texts, and its literals in JSON. Texts that
+    look like numbers, words, objects or arrays of JSON are excluded; a text in quotes is allowed, and includes its
+    quotes."""
     no_json = ["~" + _in_slashes(_LITERAL), r"~/[{\[](?s:.)*/"]
     parts = [" & ".join((f"({text_terminal(branch, ends)})", *no_json)) for branch in texts_of(schema, root)]
     for branch in _branches(schema, root):
