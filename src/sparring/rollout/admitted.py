@@ -1,4 +1,5 @@
-"""Estimates over all admitted rollouts of a step, with the lost ones: their length, success and domains (law 5)."""
+"""Estimates over all admitted rollouts of a step, including the lost ones: their length, success and domains (law
+5)."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from sparring.types import Group, Rollout
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts of the rollouts of one environment that ended, or were lost, after the same stages: rollouts, sampled
-    tokens, rollouts with a known success, and successes."""
+    """Counts over those rollouts of one environment that went through the same stages: rollouts and sampled tokens,
+    once for rollouts that ended and once for lost ones, and the ended rollouts with a known success and with a
+    success."""
 
     ended: int = 0
     ended_tokens: int = 0
@@ -27,9 +29,9 @@ class _Counts:
 class AdmittedRollouts:
     """Account of a step's admitted rollouts: those that can be trained, and those that were lost.
 
-    The mean over all admitted rollouts, of length or success, is estimated from the survivors, each weighted by 1 / G
-    (see `Survival`). If every rollout was lost at a stage, the lost rollouts are counted instead, with the tokens that
-    they had sampled. The domains of a task are its environment and its tag.
+    The mean length and the mean success of all admitted rollouts are estimated from the survivors, each weighted by 1 /
+    G (see `Survival`). If every rollout was lost at a stage, the lost rollouts are counted instead, with the tokens
+    that they had sampled. The domains of a task are its environment and its tag.
 
     Attributes:
         survival: estimated probability of surviving each stage, from the step's rollouts.
