@@ -51,7 +51,7 @@ class Lane:
     """One append-only sequence of ids (a branch under construction).
 
     Attributes:
-        history: messages, as the objects of the first request that sent them.
+        history: messages; each is the object from the first request that sent it.
         tools: digest of the tools.
         specs: tools.
         opening: number of messages in the first request of its agent.

@@ -165,9 +165,9 @@ class RecordedSession(OpenSession):
             await self._recorder.engine.abort(request)
 
     async def _sample(self, request: ReplyRequest) -> ReplyStream:
-        """Take turns until one is answered, since a record that is played again may contain turns that the engine gave
-        up. A request that the engine ends early, by `abort` or by itself, is recorded as lost; its repetition is
-        another turn."""
+        """Sample a reply in one turn, or in several if a record is played again that contains turns that the engine
+        gave up. A request that the engine ends early, after `abort` or on its own, is recorded as lost; its repetition
+        is another turn."""
         answered = False
         while not answered:
             async with aclosing(self._turn(request)) as parts:
@@ -176,7 +176,7 @@ class RecordedSession(OpenSession):
                     yield part
 
     async def _turn(self, request: ReplyRequest) -> ReplyStream:
-        """Plan a turn, sample its reply and record it. Yield nothing for a turn that the record has as given up."""
+        """Plan a turn, sample its reply and record it. Yield nothing for a turn that was given up in the record."""
         self._budget.check(self.usage)
         turn = await self._planned(request)
         granted, recorded, reader, left = 0, None, self._reader(turn, request), False

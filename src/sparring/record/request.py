@@ -65,7 +65,7 @@ def far(room: int) -> tuple[int, int]:
 
 
 def cut_reason(base: int, context: int, request: ReplyRequest, granted: int) -> StopReason | None:
-    """Return the limit that truncated a reply; None if it was the client's.
+    """Return the limit that truncated a reply; None if the client's own limit did.
 
     Args:
         base: maximum number of tokens of a reply in the run.

@@ -184,8 +184,8 @@ class TextSession(OpenSession):
         )
 
     def _at_least(self, prompt: CountedPrompt) -> tuple[int, int]:
-        """Return a length for a prompt that was too long for the server, and the room, if the server reported neither:
-        the room is smaller than the prompt."""
+        """Return the length to report for a prompt that was too long for the server, and a room that is smaller than
+        the prompt, if the server reported neither."""
         length = prompt.length or self.max_context + 1
         return length, min(self.max_context, length - 1)
 

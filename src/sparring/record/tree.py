@@ -398,8 +398,8 @@ class Tree:
             del self._leaves[next(iter(self._leaves))]
 
     def _input_segment(self, segment: Callable[..., Segment], place: int, request: Request) -> Segment:
-        """Return the input segment of a request, with its messages, tools, quotes and fork. `segment`: constructor
-        without these fields."""
+        """Return the input segment of a request, with its messages, tools, quotes and fork. `segment`: constructor that
+        takes these fields."""
         messages, evidence = request.messages, request.evidence
         known_agent = evidence.agent in self._agents
         self._agents.add(evidence.agent)
