@@ -45,7 +45,7 @@ def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
         store: store of the run, or None before it has one.
 
     Returns:
-        What is to be said of more steps, one sentence each.
+        Sentences for the user about live stages that get more steps.
 
     Raises:
         BadInput: the folder holds a run with another config, or the stage cannot go on.

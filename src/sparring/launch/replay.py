@@ -265,7 +265,7 @@ async def _replay_steps(config: RunConfig, folder: Path, steps: Steps, sampling:
 
 
 class Differs(Exception):
-    """Ends a replay that sampled other bits than the recorded ones."""
+    """End of a replay whose sampled bits differ from the recorded ones."""
 
 
 class ReplayedUpdates:
