@@ -19,7 +19,7 @@ from sparring.store.codec import encode
 from sparring.types import Group, Outcome, Rollout, Score, Segment, Task, Trajectory
 
 DIGEST_BYTES = 8
-"""Size in the log of each published tensor's digest."""
+"""Number of bytes of each tensor's digest, in the log entry of a published version."""
 
 TURN_FIELDS = ("parent", "source", "model", "finish_reason", "message", "label")
 """Fields of a turn, besides its tokens, that are compared."""

@@ -64,7 +64,8 @@ def _ids(segments: Sequence[Segment], last: int) -> tuple[int, ...]:
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return the length of the common prefix, by bisection, since comparing slices is fast and single ids is not."""
+    """Return the length of the common prefix, by bisection, because comparing slices is faster than comparing single
+    ids."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2
