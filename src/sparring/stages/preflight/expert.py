@@ -11,7 +11,7 @@ from sparring.stages.preflight.harness import playable
 from sparring.types import Task
 
 TRIED = 16
-"""Demonstrations that are played first. If too many fail, all are played."""
+"""Number of demonstrations that are played first. If too many of them fail, all are played."""
 
 
 async def check_expert(context: Context, imitator: Imitator | None) -> list[Conversation]:

@@ -20,7 +20,7 @@ from sparring.stages.preflight.workers import Rehearsal
 from sparring.types import Message, Task
 
 FILES_OF_RUN, FILES_OF_BOX = 512, 8
-"""Open files of a run apart from its programs, and of each program's box."""
+"""Number of open files of a run without its programs, and of each program's box."""
 
 
 async def play_silently(context: Context, task: Task) -> list[Conversation]:
