@@ -22,8 +22,8 @@ class _Cell:
 class Metrics:
     """Collector of values by name until `take`.
 
-    A mean is weighted (`weight`), and a ratio is the sum of numerators over the sum of denominators, so both add up
-    exactly over workers of any size.
+    A mean is weighted (`weight`), and a ratio is the sum of numerators over the sum of denominators, so both stay exact
+    when collectors of any size are merged.
     """
 
     def __init__(self) -> None:
@@ -70,9 +70,9 @@ class Metrics:
 
 
 def merged(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the metrics of an update's optimiser steps as one, with their number as `optimiser_steps`. Counts and
-    seconds add up, maxima are maximised, and everything else is averaged over the steps that report it. A single step
-    is unchanged. Metrics of another model, such as a critic, have its role as a prefix: "critic/grad_norm"."""
+    """Merge the metrics of an update's optimiser steps, and add the number of these steps as `optimiser_steps`. Counts
+    and seconds add up, maxima are maximised, and everything else is averaged over the steps that report it. A single
+    step is unchanged. Metrics of another model, such as a critic, have its role as a prefix: "critic/grad_norm"."""
     if len(steps) == 1:
         return dict(steps[0])
     metrics = Metrics()

@@ -72,15 +72,16 @@ def rate(values: Sequence[float], samples: float, confidence: float = 0.95) -> E
     """Return the mean of one number from 0 to 1 per task (a share of successes, pass@k, pass^k).
 
     The standard error is clustered by task (Miller 2024): for equally many samples per task it is the spread of the
-    tasks' means, here with T - 1 for T. The interval is Wilson's with the effective sample size p (1 - p) / SE^2 (Kott
-    and Carr 1997; Dean and Pagano 2015, "Evaluating confidence interval methods for binomial proportions in clustered
-    surveys"), at most `samples`, and with Student's quantile if that size is an estimate. If all tasks have the same 0
-    or 1, the correlation within tasks is unknown, and each task counts as one trial. With one sample per task this is
-    `wilson`.
+    tasks' means, here with T - 1 in place of T. The interval is Wilson's with the effective sample size p (1 - p) /
+    SE^2 (Kott and Carr 1997; Dean and Pagano 2015, "Evaluating confidence interval methods for binomial proportions in
+    clustered surveys"), at most `samples`, and with Student's quantile if that size is an estimate. If all tasks have
+    the same 0 or 1, the correlation within tasks is unknown, and each task counts as one trial. With one sample per
+    task this is `wilson`.
 
     Args:
         values: one value per task.
-        samples: number of independent trials if tasks made no difference; the number of tasks for one sample each.
+        samples: number of independent trials if samples of one task were uncorrelated. With one sample per task, it is
+            the number of tasks.
         confidence: coverage of the interval.
     """
     tasks = len(values)
@@ -129,8 +130,8 @@ def paired_difference(
     Args:
         before: one value from 0 to 1 per task.
         after: values of the same tasks in the same order.
-        samples: number of independent trials on either side if tasks made no difference, an upper bound of m times the
-            number of tasks; None: one sample per task.
+        samples: number of independent trials on either side if samples of one task were uncorrelated, an upper bound of
+            m times the number of tasks; None: one sample per task.
         confidence: coverage of the interval.
 
     Raises:
