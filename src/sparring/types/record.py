@@ -79,8 +79,8 @@ class Fork:
         of: index of the last common segment, or of the reply that started an agent; None without either.
         message: index in the request of the first differing message; of the last message if only ids or tools differ.
         byte: offset in that message of the first differing byte, in the UTF-8 text by which messages are compared.
-        before: recorded text from there on, shortened; empty if it ends there.
-        after: the request's text from there on, likewise.
+        before: recorded text from this byte on, shortened; empty if the recorded text ends there.
+        after: the request's text from this byte on, likewise.
         agent: id of the requesting agent, as its client says; empty if it says none.
     """
 
@@ -104,8 +104,8 @@ class Segment:
         parent: index of the parent; None for a root.
         message: rendered or parsed message; None for pure template tokens.
         model: name of the model that sampled the tokens, or None.
-        versions: weight versions that sampled them.
-        kv_versions: oldest weight versions of the KV cache that they attended to.
+        versions: weight versions that sampled the tokens.
+        kv_versions: oldest weight versions of the KV cache that the tokens attended to.
         finish_reason: reason why sampling ended; None if nothing was sampled, or unknown (old stores).
         label: purpose of a sampled reply.
         place: number reserved when the request was planned, which the reply's id bears (`rl/12/3#5`). None: equal to
@@ -274,8 +274,8 @@ def main_replies(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def _by_sub_agents(segments: Sequence[Segment]) -> dict[int, bool]:
-    """Return for each segment whether it belongs to an agent that another's reply started, judged by the tree alone,
-    since clients need not name agents."""
+    """Return for each segment whether it belongs to an agent that was started by another agent's reply, judged by the
+    tree alone, since clients need not name agents."""
     others: dict[int, bool] = {}
     for s in segments:
         before = s.parent if s.parent is not None or s.fork is None else s.fork.of
@@ -297,7 +297,7 @@ class Rollout:
         index: position in the group.
         attempt: number of retries before it.
         trajectories: one trajectory per role that got a request, in the world's order of roles; an attempt without
-            requests has the first role's.
+            requests has an empty trajectory of the first role.
     """
 
     id: str
@@ -329,9 +329,9 @@ class Score:
         parts: named components, for reports and credit rules.
         success: verdict of the verifier; None in a world without one.
         per_turn: part of `reward` that each turn earned, in the order of `Trajectory.turns` (without auxiliary and lost
-            replies); the end earned the rest.
-        per_step: parts of each turn's reward that its steps earned, per turn as (number of the turn's tokens up to the
-            step's end, reward), in order; the turn's end earned the rest.
+            replies); the end of the rollout earned the rest.
+        per_step: for each turn, its steps in order as (number of the turn's tokens up to the end of the step, part of
+            the turn's reward that the step earned); the end of the turn earned the rest.
         states: state in which each turn was taken (see `Observation.state_key`); None for a state that no other turn
             shares.
         per_role: rewards that replace `reward` for the named roles.
