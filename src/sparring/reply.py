@@ -20,10 +20,11 @@ class ReplyRequest:
     """Request for the next reply to a conversation.
 
     Attributes:
-        messages: the whole conversation; where it ends with a reply, another reply follows it.
+        messages: the whole conversation; if it ends with a reply, another reply is sampled after it.
         tools: tools that the prompt shows; without any, the reply is text.
-        constraint: form of the reply's text, instead of the run's constraint; no `min_tokens` holds then.
-        max_tokens: maximum number of tokens of this reply; a reply that it cuts has hit no limit of the rollout.
+        constraint: form of the reply's text, instead of the run's constraint; `min_tokens` does not apply then.
+        max_tokens: maximum number of tokens of this reply; a reply that it truncates has not hit a limit of the
+            rollout.
         stop: strings that end this reply, in addition to those of the run.
         evidence: what the client sends beside the conversation.
         calls: whether the reply may call the tools; if not, a call is text.
@@ -151,7 +152,7 @@ async def whole_reply(stream: ReplyStream) -> SampledReply:
 class SessionLayer:
     """Layer around the replies of a session: it sees every request and every part, and what becomes of them.
 
-    A layer of its own overrides what it needs; these methods pass everything on.
+    A subclass overrides the methods that it needs; the methods here forward every call unchanged.
     """
 
     def reply(self, request: ReplyRequest, below: Reply) -> ReplyStream:
