@@ -13,9 +13,13 @@ from sparring.types import Group, Rollout
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts over those rollouts of one environment that went through the same stages: rollouts and sampled tokens,
-    once for rollouts that ended and once for lost ones, and the ended rollouts with a known success and with a
-    success."""
+    """Counts over the rollouts of one environment that went through the same stages.
+
+    Attributes:
+        ended, ended_tokens: number of rollouts that ended, and of their sampled tokens.
+        judged, succeeded: number of ended rollouts with a known success, and with a success.
+        lost, lost_tokens: number of lost rollouts, and of their sampled tokens.
+    """
 
     ended: int = 0
     ended_tokens: int = 0

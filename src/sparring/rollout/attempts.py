@@ -110,7 +110,7 @@ class Attempts:
         error, broken = attempt.error, attempt.broken
         if error is None or isinstance(error, (EngineError, JudgeError)) or broken is None or not attempt.caught_up:
             return False
-        if error.limit_s is not None:  # a limit of time says nothing of the call
+        if error.limit_s is not None:  # a time limit says nothing about the call
             return False
         return bool(sampled_tokens(attempt.rollout)) and self.calls.broke(broken, failure_of(error))
 

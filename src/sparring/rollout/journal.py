@@ -359,8 +359,8 @@ class Playback:
             self._progress = None
 
     def _next_reply(self, role: str, left: deque[RecordedReply], sampling: Sampling) -> RecordedReply:
-        """Return the next reply of a role. Its token limits are the recorded ones, because the budget that was left for
-        them depended on concurrent requests."""
+        """Return the next reply of a role. The reply keeps its recorded token limits, because the budget that was left
+        for it depended on concurrent requests."""
         recorded = left[0].sampling
         if replace(sampling, max_tokens=recorded.max_tokens, min_tokens=recorded.min_tokens) != recorded:
             self.differ(f"{role}: a request has other settings of sampling than the recorded one, {_count_left(left)}")

@@ -56,8 +56,9 @@ class Places:
     """Concurrency limit of training's rollouts that follows the engine's load: additive increase, multiplicative
     decrease (AIMD).
 
-    The limit changes only when a rollout ends, so it affects only when rollouts begin. After a cut, the limit does not
-    change until the rollouts in excess of it have ended; until then the engine's metrics show the load before the cut.
+    The limit changes only when a rollout ends, so it affects only the start of rollouts. After a cut, the limit does
+    not change until the rollouts in excess of it have ended; until then the engine's metrics show the load before the
+    cut.
 
     Args:
         most: upper bound and initial limit, at least 1.
