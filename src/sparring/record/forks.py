@@ -21,7 +21,7 @@ _MARKED = re.compile(r"<(\w+)>\s*(.*?)\s*</\1>", re.DOTALL)
 
 
 def first_difference(before: str, after: str) -> tuple[int, str, str]:
-    """Return the index of the first different byte in UTF-8, and an excerpt of both texts from there on."""
+    """Return the index of the first different byte in UTF-8, and an excerpt of both texts from this byte on."""
     if before == after:
         return len(before.encode("utf-8", "surrogatepass")), "", ""
     low, high = 0, min(len(before), len(after))

@@ -183,8 +183,8 @@ def tools_key(tools: Sequence[ToolSpec]) -> bytes:
 
 
 def written_key(tools: Sequence[ToolSpec]) -> bytes | None:
-    """Return a digest of tools with the order of all keys, or None if they cannot be encoded. It takes a hundredth of
-    the time of `tools_key`."""
+    """Return a digest of tools that depends on the order of all keys; None if they cannot be encoded. It takes a
+    hundredth of the time of `tools_key`."""
     try:
         return digest(_fast.encode(tuple(tools)))
     except (TypeError, ValueError, OverflowError):

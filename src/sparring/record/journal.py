@@ -59,7 +59,7 @@ class RecordedTurns:
         places: places of all segments.
         inputs: place of the parent, ids and own place of each input.
         replies: recorded replies that were not given yet, in order.
-        is_line: whether each segment follows the one before, so that no two requests ran at once.
+        is_line: whether each segment follows the previous segment, so that no two requests ran at once.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:

@@ -157,7 +157,7 @@ class Turn:
 def begins(messages: Sequence[Message], prefix: list[Message]) -> bool:
     """Return whether `messages`, which is longer, begins with `prefix`.
 
-    Lists compare elements by identity first, so that this does not read hundreds of messages into the cache of the
+    Lists compare elements by identity first, so the comparison does not read hundreds of messages into the cache of the
     processor. Equal messages match as well.
     """
     if not isinstance(messages, list):

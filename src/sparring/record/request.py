@@ -79,8 +79,8 @@ def cut_reason(base: int, context: int, request: ReplyRequest, granted: int) -> 
 
 
 def is_far(messages: Sequence[Message], room: int) -> bool:
-    """Return whether messages have so many characters that their beginning must be rendered to know whether they fit a
-    context of `room` tokens."""
+    """Return whether messages are so long that their beginning must be rendered to know whether they fit a context of
+    `room` tokens."""
     return sum([len(message.content) for message in messages]) > CHARACTERS_PER_TOKEN * room
 
 

@@ -56,8 +56,8 @@ class TextRecorder:
 class TextSession(OpenSession):
     """Session whose replies are text. Implements `protocols.Session`.
 
-    Each reply arrives whole; `stop` and `max_tokens` do not apply. Its ids are the imitator's, without
-    log-probabilities.
+    Each reply arrives whole; `stop` and `max_tokens` do not apply. The ids of a reply are those of the imitator's
+    tokenizer, without log-probabilities.
     """
 
     def __init__(self, recorder: TextRecorder, task: Task, rollout_id: str, seed: int, role: str) -> None:
