@@ -1,5 +1,5 @@
-"""Rollouts that are played before a run. If workers play them, they claim them at a separate server, so that no worker
-of the run itself is involved."""
+"""Rollouts that are played before a run. Workers claim these rollouts at a separate server, so that no worker of the
+run itself is involved."""
 
 from __future__ import annotations
 

@@ -382,7 +382,7 @@ def check_recipe(config: RunConfig, worker: Sequence[str] = ()) -> list[str]:
     or written.
 
     Args:
-        worker: command of a worker that plays the rollouts of workers; empty uses one of Sparring.
+        worker: command of the user's worker, which plays rollouts for the check; empty uses a worker of Sparring.
 
     Raises:
         BadInput: a run would be refused.

@@ -204,7 +204,7 @@ def _listen(config: ServeConfig, stack: ExitStack) -> tuple[socket.socket, str]:
 
 def _listen_unix(path: Path, stack: ExitStack) -> socket.socket:
     """Return a Unix socket that only its owner can access. It replaces a socket of a server that has ended."""
-    # of anything else, connecting says the same as of a socket without a server
+    # connecting to anything else fails in the same way as connecting to a socket without a server
     if path.exists() and not path.is_socket():
         raise refusal(str(path), "a free path, or a socket", "another kind of file", "choose another --unix")
     with socket.socket(socket.AF_UNIX) as probe:
