@@ -387,7 +387,7 @@ def _drain(failures: deque[InfraError]) -> list[InfraError]:
 
 
 def _no_requests(task: Task, harness: str, error: Unanswered) -> BadInput:
-    """Return the refusal of a harness that requested no reply, or whose requests were all refused."""
+    """Return the error for a harness that requested no reply, or whose requests were all refused."""
     reason = str(error).partition(": ")[2]
     got = f"{harness!r}, which {reason} for task {task.id}"
     got = got if reason == "requested no reply" else f"for task {task.id}: {error}"
@@ -396,7 +396,7 @@ def _no_requests(task: Task, harness: str, error: Unanswered) -> BadInput:
 
 
 def _over_context(task: Task, room: int, positions: int) -> BadInput:
-    """Return the refusal of an expert whose prompts or replies do not fit the policy's context.
+    """Return the error for an expert whose prompts or replies do not fit the policy's context.
 
     Args:
         room: tokens of the policy's context.

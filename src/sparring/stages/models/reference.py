@@ -46,8 +46,8 @@ def has_reference_model(config: RunConfig) -> bool:
 
 
 def is_averaging(config: RunConfig, stage: str) -> bool:
-    """Return whether the trainer has a model that follows the policy in stage "rl" or "distill". Checkpoints include
-    its weights."""
+    """Return whether the trainer has a moving average of the policy in stage "rl" or "distill". Checkpoints include its
+    weights."""
     if stage == "distill":
         return AVERAGE in config.distill.teachers.values()
     return has_reference_model(config) and config.algo.kl.reference in (AVERAGE, LAST)

@@ -43,7 +43,7 @@ async def check_environment(
         rehearsal: player of workers' rollouts; None: the run has no workers.
 
     Returns:
-        Facts, the conversations that were played, and those to imitate, which `[sft] data` may add to.
+        Facts, the conversations that were played, and the conversations to imitate; `[sft] data` may add more.
     """
     config = context.config
     firsts = list({task.env: task for task in reversed(tasks)}.values())[::-1]
@@ -111,8 +111,8 @@ async def _play_experts(
 def _longest_with_own_tools(
     config: RunConfig, factory: EnvFactory, tasks: Sequence[Task], held: Sequence[Conversation]
 ) -> list[Task]:
-    """Return the tasks with the longest data of each environment that sets tools per task: only an opened task shows
-    the length of its prompt."""
+    """Return, for each environment that sets tools per task, the tasks with the longest data. They are to be opened,
+    because only an opened task shows the length of its prompt."""
     longest: list[Task] = []
     own = {task.env: tools_key(factory_of(factory, task).make().tools) for task in tasks}
     others = {each.task.env for each in held if each.task and tools_key(each.tools) != own.get(each.task.env)}

@@ -124,7 +124,7 @@ def shapes_of(config: RunConfig, start: Path | None) -> dict[str, Outline]:
     """Return the outlines of all models of this process by their name in `[models]`; a model with a scalar head has the
     suffix `SCALAR`.
 
-    A model without a checkpoint is as large as the policy, which begins as the folder `start` or afresh.
+    A model without a checkpoint is as large as the policy, which starts from the folder `start` or as a fresh model.
 
     Raises:
         BadInput: a checkpoint is missing, or the library makes no model of its config.

@@ -49,7 +49,7 @@ def check_sizes(config: RunConfig, shape: Outline) -> list[str]:
 
 
 def record_bytes(config: RunConfig, shape: Outline, *, groups: int, lag: int) -> int:
-    """Return the bytes of the record of `groups` groups, and of as many for each of `lag` further steps, if every
+    """Return the bytes of the record of `groups` groups for one step and for each of `lag` further steps, if every
     rollout samples its maximum number of tokens."""
     rollout = config.rollout
     limits = [environment.limits for environment in config.environments.values()]

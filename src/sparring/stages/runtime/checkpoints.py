@@ -177,7 +177,8 @@ class Checkpoints:
         return {"best": best}
 
     def _retain(self) -> dict[str, Any] | None:
-        """Delete checkpoints beyond those to keep, with weights written from them; mark and return the best."""
+        """Delete the checkpoints that are not kept, and the weights written from them. Mark and return the best
+        checkpoint."""
         from sparring.train.checkpoint import retain
 
         train, refs = self._keeping.train, self._refs or []
