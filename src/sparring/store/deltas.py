@@ -14,9 +14,8 @@ class Shared(NamedTuple):
     """Leading ids of a segment that occur elsewhere in its trajectory.
 
     Attributes:
-        last: index of an earlier segment.
-        count: number of leading ids of the branch that ends with that segment, which are also this segment's leading
-            ids.
+        last: index of the earlier segment that ends the branch in which the ids occur.
+        count: number of ids at the beginning of that branch with which this segment begins, too.
     """
 
     last: int
