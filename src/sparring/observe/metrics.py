@@ -38,7 +38,7 @@ class Metrics:
         self._merge(name, reduce, value * weight if reduce == "mean" else value, weight)
 
     def merge(self, other: Metrics) -> None:
-        """Add another collector's values after this one's own."""
+        """Add the values of another collector, after the values of this collector."""
         for name, cell in other._cells.items():
             self._merge(name, cell.reduce, cell.top, cell.bottom)
 

@@ -121,11 +121,11 @@ def paired_difference(
     differences).
 
     The interval is Student's over the tasks and two more samples, with 1/2 in each of the four cells (both, neither,
-    gained, lost) (Agresti and Min 2005, who add two pairs to pairs of one sample). So it has a width, and its coverage,
-    even if few or no tasks changed. A task is worth m samples by the design effect (Kish 1965, Survey Sampling): the
-    variance of a change with one sample per task, over its actual variance. The two samples are then 2/m of a task, and
-    their change has the variance of a mean of m, 1/(2m). If the samples of every task agree, m is 1, whatever their
-    number.
+    gained, lost) (Agresti and Min 2005, who add two pairs to pairs of one sample). So the interval has a width, and
+    keeps its coverage, even if few or no tasks changed. A task is worth m samples by the design effect (Kish 1965,
+    Survey Sampling): the variance of a change with one sample per task, over its actual variance. The two samples are
+    then 2/m of a task, and their change has the variance of a mean of m, 1/(2m). If the samples of every task agree, m
+    is 1, whatever their number.
 
     Args:
         before: one value from 0 to 1 per task.
@@ -155,9 +155,9 @@ def paired_difference(
 def paired_ratio(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Estimate:
     """Return the share of a rate that remains over the same tasks: the second mean over the first.
 
-    The interval is that of the logarithm by the delta method, from each task's contribution to both means, over the
-    tasks and the two that Agresti and Min (2005) add: so it has a width even if few or no tasks changed, and is finite
-    even if the first rate is 0.
+    The interval is computed for the logarithm, by the delta method, from each task's contribution to both means. The
+    tasks include the two that Agresti and Min (2005) add, so the interval has a width even if few or no tasks changed,
+    and is finite even if the first rate is 0.
 
     Args:
         before: one value from 0 to 1 per task.
