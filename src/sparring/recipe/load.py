@@ -171,7 +171,7 @@ def _overridden(data: dict[str, Any], override: str) -> dict[str, Any]:
 
 
 def _toml_value(text: str) -> Any:
-    """Parse `text` as a TOML value; return it unchanged if it is none, so that `--set run.name=first` needs no
+    """Parse `text` as a TOML value; return it unchanged if it is not TOML, so that `--set run.name=first` needs no
     quotes."""
     try:
         parsed = tomllib.loads(f"value = {text.strip()}")

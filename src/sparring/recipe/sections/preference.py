@@ -10,7 +10,8 @@ from sparring.algo.rare.preference.orpo import Orpo
 from sparring.recipe.sections.overrides import TrainOverrides
 
 NAMED = {("preference", "loss"): "dpo", ("reward_model", "loss"): "bradley_terry", ("rl", "preference"): "dpo"}
-"""Tables of several kinds, with the default kind. A kind's name instead of the table stands for its defaults."""
+"""Tables of several kinds, each with its default kind. The name of a kind in place of the table stands for the kind's
+defaults."""
 
 
 class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -89,8 +89,8 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     reward_by: Literal["reply", "turn", "step"] = "reply"
     """Unit that the reward model scores. reply: the whole conversation, by its value. turn: every turn of the policy,
-    by the probability that it is right, the sigmoid of the value after it. step: every step of its turns, in the same
-    way. turn and step give process rewards, for a credit rule that uses rewards of turns."""
+    by the probability that it is right, which is the sigmoid of the value after it. step: every step of these turns, in
+    the same way. turn and step give process rewards, for a credit rule that uses rewards of turns."""
 
     reward_separator: str = ""
     """Text between two steps under `reward_by` = "step", with a reward model of `[models]`; empty: a line break. The
