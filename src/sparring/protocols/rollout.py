@@ -331,7 +331,7 @@ class Session(Protocol):
         """Put a layer around all replies while the context lasts."""
 
     async def abort(self, reply: str) -> None:
-        """End a reply that is being sampled, by its id, with what was sampled so far."""
+        """End a reply that is being sampled, given its id; the tokens sampled so far are the reply."""
 
     def deliver(self, reply: str, delivered: bool) -> None:
         """Record whether a client received a reply whole, by its id. The latest call for a reply counts. A reply
@@ -341,7 +341,7 @@ class Session(Protocol):
         """Count a request that was refused unread, because its prompt is too long."""
 
     def refuse(self, reason: str) -> None:
-        """Count a request that was refused before it came here."""
+        """Count a request that was refused before it reached the session."""
 
     @property
     def has_turn(self) -> bool:

@@ -140,7 +140,7 @@ class Store(Protocol):
         """Forget checkpoints of a stage whose folders were deleted."""
 
     def truncate(self, stage: str, step: int, *, first_group: int | None = None) -> None:
-        """Delete a stage's metrics and checkpoints after `step`. With `first_group`, also delete its groups from this
+        """Discard a stage's metrics and checkpoints after `step`. With `first_group`, also discard its groups from this
         index on, with their turns and log entries, and the log of later steps."""
 
     def supersede(self, stage: str, number: int) -> None:

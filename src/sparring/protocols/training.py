@@ -76,8 +76,8 @@ class Needs:
 
     Attributes:
         quantities: names of per-token quantities.
-        unit: tokens that have to be in one micro-batch. Rows of a `sequence`, which is a trajectory, may be in several:
-            a loss with this unit has a `survey` for trajectories with several rows.
+        unit: unit whose tokens must be in one micro-batch. A `sequence` is a trajectory, whose rows may be in several
+            micro-batches: a loss with this unit has a `survey` for trajectories with several rows.
         survey: True if the loss has a method `survey(quantities, micro_batch)`, which gets all tokens of the step at
             once and returns annotations, name -> [M]. It costs a first pass without gradients.
         idle_tokens: True if policy tokens with an advantage of 0 have to be computed.
