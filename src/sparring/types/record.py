@@ -81,7 +81,7 @@ class Fork:
         byte: offset in that message of the first differing byte, in the UTF-8 text by which messages are compared.
         before: recorded text from this byte on, shortened; empty if the recorded text ends there.
         after: the request's text from this byte on, likewise.
-        agent: id of the requesting agent, as its client says; empty if it says none.
+        agent: id of the requesting agent, given by its client; empty if the client gives none.
     """
 
     reason: ForkReason
@@ -97,8 +97,9 @@ class Fork:
 class Segment:
     """Node of a trajectory tree: the tokens that it adds to its parent.
 
-    `logprobs`, `versions` and `kv_versions` exist exactly if a model of this run sampled the tokens, with one value per
-    token; so does `kept` if sampling was truncated. Segments are in the order of their requests.
+    `logprobs`, `versions` and `kv_versions` have one value per token if a model of this run sampled the tokens, and do
+    not exist otherwise. `kept` exists if, in addition, sampling was truncated. Segments are in the order of their
+    requests.
 
     Attributes:
         parent: index of the parent; None for a root.
@@ -108,8 +109,8 @@ class Segment:
         kv_versions: oldest weight versions of the KV cache that the tokens attended to.
         finish_reason: reason why sampling ended; None if nothing was sampled, or unknown (old stores).
         label: purpose of a sampled reply.
-        place: number reserved when the request was planned, which the reply's id bears (`rl/12/3#5`). None: equal to
-            `index`. It differs if an earlier request got no reply.
+        place: number reserved when the request was planned, which is part of the reply's id (`rl/12/3#5`). None: equal
+            to `index`. It differs if an earlier request got no reply.
         earlier: messages before `message` that the segment adds. After a fork these follow the last common message.
         tools: tools of the request, if they changed. None: unchanged, or unknown (old stores).
         fork: departure from an earlier conversation; None for a continuation.
@@ -250,7 +251,7 @@ class Trajectory:
         return (segment for segment in self.segments if segment.index not in parents)
 
     def path(self, index: int) -> tuple[Segment, ...]:
-        """Return the segments from the root to the one with this index."""
+        """Return the segments from the root to the segment with this index."""
         path: list[Segment] = []
         at: int | None = index
         while at is not None:
@@ -260,7 +261,7 @@ class Trajectory:
 
 
 def main_replies(segments: Sequence[Segment]) -> list[Segment]:
-    """Return the replies of the main agent, which is the first to request one, in the order of requests.
+    """Return the replies of the main agent, which is the first agent to request a reply, in the order of requests.
 
     Replies of any model count. Auxiliary, compaction, undelivered and sub-agent replies do not.
     """
