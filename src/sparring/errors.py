@@ -141,7 +141,7 @@ class StoreError(SparringError):
 
 
 class EvaluationFailed(SparringError):
-    """Infrastructure or judge failed so many rollouts of an evaluation that the rest is not meaningful."""
+    """Infrastructure or judge broke so many rollouts of an evaluation that the rest is not meaningful."""
 
 
 class NotFinite(SparringError):

@@ -85,7 +85,7 @@ class ReplyHead:
 
 
 class ShownReply:
-    """Counter of the pieces of a reply that a client has been sent."""
+    """Counter of the pieces of a reply that were sent to a client."""
 
     def __init__(self) -> None:
         self._reasoning = self._text = self._calls = 0
@@ -132,8 +132,9 @@ def pieces_of(message: Message) -> tuple[ReplyPiece, ...]:
 
 ReplyPart = ReplyHead | ReplyPiece | SampledReply
 ReplyStream = AsyncGenerator[ReplyPart, None]
-"""Reply as it is sampled: with `in_pieces` the head and pieces that together are the message, then the `SampledReply`,
-which is durable by then. A consumer that closes the stream ends the sampling, as `Session.abort` does."""
+"""Parts of a reply as it is sampled: with `in_pieces`, first the head and the pieces, which together are the message;
+then the `SampledReply`, which is durable when it is yielded. A consumer that closes the stream ends the sampling, as
+`Session.abort` does."""
 
 Reply = Callable[[ReplyRequest], ReplyStream]
 

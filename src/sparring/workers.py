@@ -153,7 +153,7 @@ def claim(
 ) -> Iterator[ClaimedRollout]:
     """Yield rollouts to play, one after another, until the run ends.
 
-    When the loop requests the next rollout, the current one is finished, unless that was done. When the loop is left
+    A rollout that the loop's body did not finish is finished when the loop requests the next one. If the loop is left
     early, the current rollout is given back.
 
     Args:
