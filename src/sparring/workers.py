@@ -153,8 +153,7 @@ def claim(
 ) -> Iterator[ClaimedRollout]:
     """Yield rollouts to play, one after another, until the run ends.
 
-    A rollout that the loop's body did not finish is finished when the loop requests the next one. If the loop is left
-    early, the current rollout is given back.
+    A rollout that the loop's body did not finish is finished before the next one, or given back if the loop is left.
 
     Args:
         url: address of the run's server (`keys.json` in its folder).
