@@ -1,6 +1,7 @@
 """Sparring trains language-model agents with reinforcement learning.
 
-What a user's own file needs stands here under one name; importing `sparring` imports none of it before it is used.
+This module has the names that a user's own file needs. Each is imported from its module when it is first used, so that
+`import sparring` is fast.
 """
 
 from __future__ import annotations
@@ -62,5 +63,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List the public names beside what is imported."""
+    """List the public names and the names that are already imported."""
     return sorted({*globals(), *__all__})

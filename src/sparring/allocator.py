@@ -9,9 +9,9 @@ M_ARENA_MAX = -8
 
 
 def share_freed_memory() -> None:
-    """Let all threads allocate from one pool: what a micro-batch, an update or a step of generation has freed, the next
-    phase takes, whichever thread computes it, with pages that are there already. A thread that has allocated before the
-    call keeps the pool that it has.
+    """Let all threads allocate from one pool. Memory that a micro-batch, an update or a generation step has freed,
+    whose pages are mapped already, is then reused by the next phase in any thread. A thread that has allocated before
+    the call keeps the pool that it has.
 
     By default each thread keeps freed memory in an arena of its own. Other C libraries than glibc are unaffected.
     """

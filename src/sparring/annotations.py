@@ -18,7 +18,7 @@ class Declaration:
     name: str
     """Key in `Sample.annotations`."""
     meaning: str
-    """Quantity, and the tokens that have it; others have 0.0 unless it says otherwise."""
+    """Quantity, and the tokens that have it. Other tokens have 0.0 unless the text says otherwise."""
     unit: str
     """Unit, or range of values."""
     writers: tuple[str, ...]

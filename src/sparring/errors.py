@@ -48,8 +48,8 @@ class LimitReached(PolicyFailure):
 
 
 class UnsampledCall(PolicyFailure):
-    """A program called a tool of the world without a reply of its model that makes this call. The call does not run;
-    the rollout continues."""
+    """A program called a tool of the world, but no reply of its model makes this call. The call does not run; the
+    rollout continues."""
 
 
 class SpoiltFile(PolicyFailure, OSError):
@@ -108,7 +108,8 @@ class EnvError(InfraError):
 
 
 class HarnessError(EnvError):
-    """Harness code raised. If a limit or a failure ended its conversation, the rollout ends by that instead."""
+    """Harness code raised. If a limit or a failure ended the harness's conversation, the rollout ends with that limit
+    or failure instead."""
 
 
 class Unanswered(HarnessError):
@@ -118,7 +119,8 @@ class Unanswered(HarnessError):
 
 class WorkerLost(InfraError):
     """An external program that played a rollout stopped renewing its lease. This says nothing about the environment.
-    Another worker continues the rollout, even after a limit, because only a worker's end brings the answer."""
+    Another worker continues the rollout, even if a limit was hit, because the answer comes only with the end that a
+    worker reports."""
 
 
 class NotRebuildable(InfraError):
@@ -139,7 +141,7 @@ class StoreError(SparringError):
 
 
 class EvaluationFailed(SparringError):
-    """Infrastructure or judge failed so many rollouts of an evaluation that the rest is not meaningful."""
+    """Infrastructure or judge broke so many rollouts of an evaluation that the rest is not meaningful."""
 
 
 class NotFinite(SparringError):
@@ -170,8 +172,8 @@ def refusal_in(place: str, error: BadInput) -> BadInput:
 class boundary:
     """Context that turns any exception of foreign code in its body into `error`, keeping the cause.
 
-    A `SparringError` passes through, as do cancellation and interrupts. Foreign code that would end the process
-    (`sys.exit`) does not. If memory ran out, the message says so instead of `expected`.
+    A `SparringError` passes through, as do cancellation and interrupts. `SystemExit` is turned into `error`, so foreign
+    code cannot end the process by `sys.exit`. If memory ran out, the message says so instead of `expected`.
 
     Args:
         error: class of this boundary.

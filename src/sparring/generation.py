@@ -42,18 +42,19 @@ class Constraint:
 class Sampling:
     """Sampling parameters. A token's random number depends only on `seed` and the token's position in its branch.
 
-    Truncation is applied at the temperature, in this order: the top_k likeliest tokens; the fewest likeliest ones with
-    a share of top_p of the remaining probability; the ones with at least min_p of the likeliest one's probability.
-    `logit_bias` and `min_tokens` also change the distribution, and log-probabilities belong to the changed one.
+    Truncation is applied at the temperature, in this order: the top_k likeliest tokens; of these, the smallest set of
+    likeliest tokens with a share of top_p of the remaining probability; of these, the tokens with at least min_p times
+    the probability of the likeliest token. `logit_bias` and `min_tokens` also change the distribution, and
+    log-probabilities belong to the changed distribution.
 
     Stop strings and constraints are text, which an engine cannot read: `Renderer.bind` translates them to the request's
-    `ends` and `allowed`. Here they are part of the record.
+    `ends` and `allowed`. They are kept here too, as part of the record.
 
     Attributes:
         temperature: divisor of logits; 0 is greedy.
         top_p: nucleus; 1 is off.
         top_k: number of likeliest tokens; 0 is off.
-        min_p: smallest probability relative to the likeliest token's; 0 is off.
+        min_p: minimum probability relative to the likeliest token's; 0 is off.
         stop: ids that end the turn; the stop token itself is sampled, recorded and trained.
         seed: seed of the rollout's random numbers.
         min_tokens: number of tokens before which no stop token can be sampled.

@@ -93,9 +93,9 @@ class LimitHit:
     Attributes:
         phase: phase of the attempt that took too long; `policy` for the time of the policy's own commands.
         turn: number of replies that had been requested.
-        seconds: the limit; of `policy`, the seconds that were taken.
+        seconds: the limit; for phase `policy`, the seconds that were taken.
         detail: what the phase waited for.
-        answers: number of answers of the world before; of `policy` alone.
+        answers: number of earlier answers of the world; given only for phase `policy`.
     """
 
     kind: ClassVar[LogKind] = "limit"
@@ -142,7 +142,8 @@ def entry_of(event: Entered, name: str) -> LogEntry:
 
 
 def event_of(entry: LogEntry) -> Entered | None:
-    """Return the event that an entry of the log keeps; None if it keeps none of a journal, or has no data for it."""
+    """Return the event that an entry of the log keeps; None if the entry is no event of a journal, or lacks the event's
+    data."""
     data = entry.data
     match entry.kind:
         case "observation":
@@ -158,7 +159,7 @@ def event_of(entry: LogEntry) -> Entered | None:
 
 
 def stage_of(name: str) -> str:
-    """Return the stage of a rollout or an attempt: what its id begins with."""
+    """Return the stage of a rollout or an attempt, which is the first part of its id."""
     return name.partition("/")[0]
 
 

@@ -20,10 +20,11 @@ class ReplyRequest:
     """Request for the next reply to a conversation.
 
     Attributes:
-        messages: the whole conversation; where it ends with a reply, another reply follows it.
+        messages: the whole conversation; if it ends with a reply, another reply is sampled after it.
         tools: tools that the prompt shows; without any, the reply is text.
-        constraint: form of the reply's text, instead of the run's constraint; no `min_tokens` holds then.
-        max_tokens: maximum number of tokens of this reply; a reply that it cuts has hit no limit of the rollout.
+        constraint: form of the reply's text, instead of the run's constraint; `min_tokens` does not apply then.
+        max_tokens: maximum number of tokens of this reply; a reply that it truncates has not hit a limit of the
+            rollout.
         stop: strings that end this reply, in addition to those of the run.
         evidence: what the client sends beside the conversation.
         calls: whether the reply may call the tools; if not, a call is text.
@@ -84,7 +85,7 @@ class ReplyHead:
 
 
 class ShownReply:
-    """Counter of the pieces of a reply that a client has been sent."""
+    """Counter of the pieces of a reply that were sent to a client."""
 
     def __init__(self) -> None:
         self._reasoning = self._text = self._calls = 0
@@ -131,8 +132,9 @@ def pieces_of(message: Message) -> tuple[ReplyPiece, ...]:
 
 ReplyPart = ReplyHead | ReplyPiece | SampledReply
 ReplyStream = AsyncGenerator[ReplyPart, None]
-"""Reply as it is sampled: with `in_pieces` the head and pieces that together are the message, then the `SampledReply`,
-which is durable by then. A consumer that closes the stream ends the sampling, as `Session.abort` does."""
+"""Parts of a reply as it is sampled: with `in_pieces`, first the head and the pieces, which together are the message;
+then the `SampledReply`, which is durable when it is yielded. A consumer that closes the stream ends the sampling, as
+`Session.abort` does."""
 
 Reply = Callable[[ReplyRequest], ReplyStream]
 
@@ -151,7 +153,7 @@ async def whole_reply(stream: ReplyStream) -> SampledReply:
 class SessionLayer:
     """Layer around the replies of a session: it sees every request and every part, and what becomes of them.
 
-    A layer of its own overrides what it needs; these methods pass everything on.
+    A subclass overrides the methods that it needs; the methods here forward every call unchanged.
     """
 
     def reply(self, request: ReplyRequest, below: Reply) -> ReplyStream:

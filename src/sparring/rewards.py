@@ -1,8 +1,8 @@
 """Client for sending rewards to a run. It needs only the standard library, so a program without Sparring can use a
 copy.
 
-send(url, reward_key, 1.0) # for the rollout; no other follows send(url, reward_key, 0.5, of=response.id) # for one
-reply
+    send(url, reward_key, 0.5, of=response.id)  # for one reply
+    send(url, reward_key, 1.0)                  # for the rollout; no other reward follows
 """
 
 from __future__ import annotations

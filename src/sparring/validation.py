@@ -56,7 +56,8 @@ def dotted(keys: Iterable[Key]) -> str:
 
 
 def convert(data: Any, kind: Any) -> Any:
-    """Build a value of the type `kind` from plain data. Nothing is coerced but an integer where a float is declared.
+    """Build a value of the type `kind` from plain data. No value is coerced, except an integer where a float is
+    declared.
 
     Args:
         data: tables, lists, strings, numbers, booleans and None.
@@ -97,7 +98,7 @@ _WORDS = {
 
 
 _of_class = lru_cache(maxsize=None)(declared.type_info)
-"""Description of a class: of a whole recipe it takes tens of milliseconds."""
+"""Return the cached description of a class; describing a whole recipe takes tens of milliseconds."""
 
 
 def _declared(kind: Any) -> declared.Type:
@@ -110,7 +111,7 @@ def _plain(kind: declared.Type) -> declared.Type:
 
 
 def _value(kind: declared.Type, data: Any, keys: tuple[Key, ...]) -> Any:
-    """Build what stands at `keys`."""
+    """Build the value at `keys`."""
     if isinstance(kind, declared.Metadata):
         if (table := (kind.extra or {}).get("keys_of")) is not None and isinstance(data, Mapping):
             _value(_declared(table), data, keys)
@@ -203,7 +204,7 @@ def _record(kind: Any, data: Mapping[str, Any], keys: tuple[Key, ...]) -> Any:
 
 
 def _fields(kind: Any, beside: set[str], data: Mapping[str, Any], keys: tuple[Key, ...]) -> dict[str, Any]:
-    """Build the values of a table's fields; `beside` are names that it may have too."""
+    """Build the values of a table's fields; `beside`: further names that the table may have."""
     fields, values = {field.encode_name: field for field in kind.fields}, {}
     for key, value in data.items():
         if key in fields:

@@ -1,10 +1,10 @@
 """Client for external programs (workers) that play the rollouts of a run. It needs only the standard library, so a
 program without Sparring can use a copy of this file and of `rewards.py`, both in a folder named `sparring`.
 
-for rollout in claim(url, key):
-    client = openai.OpenAI(base_url=rollout.base_url, api_key=rollout.key)
-    ...
-    rollout.finish(reward=1.0)
+    for rollout in claim(url, key):
+        client = openai.OpenAI(base_url=rollout.base_url, api_key=rollout.key)
+        ...
+        rollout.finish(reward=1.0)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOTHING = object()
 
 
 class ClaimedRollout:
-    """Rollout that this program plays until it finishes it. A thread renews its lease.
+    """Rollout that this program has claimed and plays. A thread renews its lease.
 
     Attributes:
         shown: description of the rollout from the run, as plain data.
@@ -153,7 +153,7 @@ def claim(
 ) -> Iterator[ClaimedRollout]:
     """Yield rollouts to play, one after another, until the run ends.
 
-    A rollout that is unfinished when the next is requested is finished then; if the loop is left, it is given back.
+    A rollout that the loop's body did not finish is finished before the next one, or given back if the loop is left.
 
     Args:
         url: address of the run's server (`keys.json` in its folder).

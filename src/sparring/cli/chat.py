@@ -64,7 +64,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _number(kind: Callable[[str], float], least: float) -> Callable[[str], float]:
-    """Return an argument type for numbers from `least` on."""
+    """Return an argument type for numbers that are at least `least`."""
 
     def parsed(text: str) -> float:
         value = kind(text)

@@ -23,8 +23,8 @@ from sparring.observe.terminal import guard_terminal, printable, say
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 YOUNG_OBJECTS = 50_000
-"""New objects that start a collection of the youngest generation (700 as Python comes). Imports make two million
-objects that stay; to walk them again and again took a third of a start."""
+"""Number of new objects that starts a garbage collection of the youngest generation; Python's default is 700. Imports
+make two million permanent objects, and collections that walked them took a third of the start-up time."""
 
 VERBS = (run, check, eval, export, convert, chat, serve, gateway, try_, replay, diff, report)
 
@@ -40,7 +40,7 @@ REFUSALS = (
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong and where help is, without the whole usage."""
+    """Parser whose errors say what is wrong and where help is, without the whole usage."""
 
     def error(self, message: str) -> NoReturn:
         for pattern, refused in REFUSALS:
@@ -49,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Prints the versions of Sparring, Python and the packages that numbers hang on."""
+    """Option that prints the versions of Sparring, Python and the packages that affect numerical results."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help=help)
@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb.
+    """Run one verb and return its exit code.
 
     Args:
         argv: the arguments after the program's name; None takes the process's own.
@@ -92,11 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def guarded(verb: Callable[[], int], command: str) -> int:
-    """Call `verb`; turn what stops it into a message on stderr and an exit code.
+    """Call `verb` and return its exit code. An interrupt, a full disk or an error of Sparring becomes a message on
+    stderr and an exit code; a closed output pipe becomes exit code 1. Any other exception is raised.
 
     Args:
-        verb: does the work and returns its own exit code.
-        command: what the user typed, for advice. An error nobody foresaw passes through with its traceback.
+        verb: function that does the work and returns an exit code.
+        command: command line of the user, quoted in the advice of error messages.
     """
     try:
         return verb()

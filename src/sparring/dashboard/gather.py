@@ -34,7 +34,7 @@ AT_THE_END = {
     "rollout/tokens_mean": "tokens per rollout",
     "entropy": "entropy",
 }
-"""Metrics with their last value in the stage table, and their labels there."""
+"""Metrics whose last value the stage table shows, with their labels in the table."""
 
 GROUP_STAGES = ("rl", "distill", *(f"eval/{name}" for name in OF_A_RUN), "eval")
 """Names under which a run or an evaluation may store groups."""
@@ -134,7 +134,8 @@ def _curves(rows: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, Any]:
 
 
 def _average(name: str, values: Sequence[float]) -> float | None:
-    """Return the mean of finite values, or the maximum of a metric that is one, so that no outlier is averaged away."""
+    """Return the mean of finite values. For a metric that is a maximum, return their maximum, so that no outlier is
+    averaged away."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return None

@@ -73,7 +73,7 @@ class RolloutIndex:
         ]
 
     def axes(self) -> dict[str, list[str]]:
-        """Return the values of each axis with several, to filter by."""
+        """Return the values of each axis that has several values, to filter by."""
         lines = [line.shown for lines in self._lines.values() for line in lines.values()]
         values = {axis: sorted({value_of(line) for line in lines}) for axis, value_of in _AXES.items()}
         return {axis: names for axis, names in values.items() if len(names) > 1}

@@ -14,7 +14,7 @@ PickName = Literal["first", "last", "between", "best", "worst", "failed"]
 
 @dataclass(kw_only=True)
 class Picker:
-    """Picker of groups in admission order; `picked()` returns (group, names) once each, in that order.
+    """Picker of groups in admission order; `picked()` returns each chosen group once, with its names, in that order.
 
     Args:
         per_kind: number of groups of each kind.

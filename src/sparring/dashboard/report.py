@@ -56,7 +56,7 @@ def open_store(run_dir: Path) -> SqliteStore:
 
 
 def page(data: Mapping[str, Any], *, live: bool = False) -> str:
-    """Return the page with `gather`'s data; a live one asks its server for more.
+    """Return the page with `gather`'s data; a live page asks its server for more.
 
     Rollout text is untrusted. It is embedded as JSON without characters that could end the script element, enters the
     document only through text nodes, and the page's policy allows only the script with the hash that it names.

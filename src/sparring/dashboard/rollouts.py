@@ -16,7 +16,7 @@ Advantages = Mapping[tuple[str, int], Sequence[float | None]]
 def group_advantages(group: Group, credit: Credit, model: str) -> Advantages:
     """Return the advantage of each sampled token of a training group; {} for a filtered group.
 
-    Right for credits that look at one group at a time, such as GRPO.
+    The result is right for credit rules that look at one group at a time, such as GRPO.
     """
     if any(rollout.purpose != "train" for rollout in group.rollouts):
         return {}

@@ -38,14 +38,14 @@ AFTER = {"rl": ("distill", "eval", "export"), "distill": ("eval", "export")}
 
 
 def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
-    """Compare a config with the one that the folder's run began with. They must be equal, except that a live stage may
-    have more steps.
+    """Compare a config with the config that the folder's run began with. They must be equal, except that a live stage
+    may have more steps.
 
     Args:
         store: store of the run, or None before it has one.
 
     Returns:
-        What is to be said of more steps, one sentence each.
+        Sentences for the user about live stages that get more steps.
 
     Raises:
         BadInput: the folder holds a run with another config, or the stage cannot go on.
@@ -197,7 +197,7 @@ def _teachers(config: RunConfig) -> list[str]:
 
 def _filters_by_default(file: Path) -> bool:
     """Return whether a run filters groups of equal rewards although its config does not say so. Early versions did so
-    by default with these credit rules, and wrote no such key."""
+    by default with some credit rules, and wrote no key for it."""
     algo = tomllib.loads(file.read_text(encoding="utf-8")).get("algo", {})
     explicit = "zero_variance_filter" in algo or "kl_reward" in algo
     return not explicit and algo.get("credit", {}).get("name") in ("grpo", "maxrl", "opo", "pass_at_k", "rloo")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 HEARD_WITHIN_S = 0.5
-"""Seconds that Ctrl-C waits for the event loop to cancel the running tasks in order."""
+"""Seconds that Ctrl-C gives the event loop to cancel the running tasks, before it interrupts the blocking line."""
 
 
 def block(work: Coroutine[Any, Any, T]) -> T:
@@ -54,7 +54,8 @@ def _in_a_thread(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`, and let Ctrl-C interrupt it even if the event loop is blocked, as by an import of seconds."""
+    """Await `work`, and let Ctrl-C interrupt it even if the event loop is blocked, for example by an import that takes
+    seconds."""
     by_asyncio = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(by_asyncio):
         return await work  # only the main thread gets signals, unless they are ignored
@@ -87,8 +88,8 @@ class _Interrupt:
         threading.Thread(target=self._insist, daemon=True).start()
 
     def _cancel(self) -> None:
-        """Cancel the main task, on the event loop. After an exception this does nothing, so that its cleanup is not
-        cancelled."""
+        """Cancel the main task, on the event loop. Do nothing after an exception in the main task, so that the task's
+        cleanup is not cancelled."""
         self._heard.set()
         if not self._raised:
             self._by_asyncio(signal.SIGINT, None)

@@ -96,7 +96,7 @@ class Chat:
         return [] if task is None else list(task.messages)
 
     async def reply(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
-        """Return the answer to a conversation, preceded by the messages that lead to it: tool calls and their results.
+        """Return the answer to a conversation, and the messages between the two: tool calls and their results.
 
         Raises:
             LimitReached: the conversation exceeds the model's context.
@@ -115,7 +115,7 @@ class Chat:
         return replace(answer, tool_calls=()), between
 
     async def _sample_reply(self, messages: Sequence[Message], specs: Sequence[ToolSpec]) -> Message:
-        """Return one reply; if a limit cut it short, the part up to there."""
+        """Return one reply. If a limit cut the reply short, return the part that was sampled."""
         before, self.cut_short = len(self._session.segments), ""
         try:
             return await self._session.complete(messages, specs)

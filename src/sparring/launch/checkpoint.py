@@ -89,8 +89,8 @@ def export_checkpoint(path: Path, out: Path, dtype: str) -> list[str]:
 
 
 def _make_base(run: Path) -> None:
-    """Make a run's base model again if it was in the user's cache: convert its GGUF file, or add the recipe's
-    template."""
+    """Make the base model of a run again if it was deleted from the user's cache: convert its GGUF file, or add the
+    recipe's template."""
     from sparring.recipe.load import load_recorded
 
     spec = load_recorded(run / CONFIG).models[POLICY]

@@ -136,7 +136,7 @@ def evaluated_as(config: RunConfig, name: str, tokenizer: Path | None) -> Subjec
 
     Args:
         config: recipe; its policy gives the tokenizer of an endpoint, unless `tokenizer` does.
-        name: name in the user's words.
+        name: subject as the user wrote it.
         tokenizer: folder of a tokenizer, or None.
 
     Raises:
@@ -185,7 +185,7 @@ def evaluation_folder(config: RunConfig, subject: Subject) -> Path:
 
 
 async def _evaluate_all(config: RunConfig, subjects: Sequence[Subject | Evaluated]) -> list[Evaluated]:
-    """Evaluate each subject without a result. For programs outside the process, all evaluations are one run."""
+    """Evaluate each subject without a result. Programs outside the process see all evaluations as one run."""
     from sparring.stages.preflight.directory import check_directory
 
     check_directory(Path(config.run.directory))
@@ -293,7 +293,8 @@ def _without_addresses(config: RolloutConfig) -> RolloutConfig:
 
 
 def _rewards(config: RunConfig) -> RlConfig:
-    """Return the reward model that scores, if the recipe has one: the run's reward model under a name of its own."""
+    """Return settings with the recipe's reward model alone. The reward model of the run's own stage gets the name
+    `REWARD_MODEL`."""
     name = REWARD_MODEL if config.rl.reward_model == OWN else config.rl.reward_model
     return RlConfig(reward_model=name, reward_weight=config.rl.reward_weight)
 

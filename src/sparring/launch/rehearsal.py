@@ -1,5 +1,5 @@
-"""Rollouts before a run for which workers are claimed at a server of their own, so that no worker of the run is
-involved."""
+"""Rollouts that are played before a run. Workers claim these rollouts at a separate server, so that no worker of the
+run itself is involved."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ OPTION = "--worker"
 HERE = "127.0.0.1:0"
 
 CLAIMED_WITHIN_S = 60.0
-"""Seconds in which the user's worker must claim a rollout. Its imports may take long."""
+"""Seconds within which the user's worker must claim a rollout. Its imports may take long."""
 
 
 async def rehearse(
     context: Context, do: Callable[[Context, Rehearsal | None], Awaitable[T]], command: Sequence[str] = ()
 ) -> T:
-    """Call a function that plays rollouts before a run in the way of the run. A worker claims rollouts by HTTP if the
-    run has workers.
+    """Call a function that plays rollouts before the run begins. They are played as in the run: if the run has workers,
+    a worker claims each rollout by HTTP.
 
     Args:
         do: called with the context of the rollouts, and with the rehearsal of the workers, or None if the run has no

@@ -137,8 +137,8 @@ def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) ->
 async def _replay_alone(
     config: RunConfig, weights: Path, rollout_id: str, turns: Sequence[RecordedTurn], result: ReplayResult
 ) -> None:
-    """Sample the turns of a rollout again, on an engine that serves the one version of the weights that sampled
-    them."""
+    """Sample the turns of a rollout again, on an engine with the weights that sampled them, which are of one
+    version."""
     cluster = cluster_of(config)
     try:
         engine = cluster.engine(POLICY, path=str(weights))
@@ -219,7 +219,7 @@ def _steps_to(store: SqliteStore, folder: Path, rollout: str, versions: set[int]
 
 def _copy(config: RunConfig, folder: Path, stage: str, made: Path) -> RunConfig:
     """Copy the files of a run's folder that a replay of a stage changes, link the others, and return a recipe for the
-    copy. It reports, saves and evaluates nothing, and its engine is in this process."""
+    copy. A run of the copy reports, saves and evaluates nothing, and its engine is in this process."""
     copy = made / config.run.name
     copy.mkdir()
     for entry in folder.iterdir():
@@ -265,7 +265,7 @@ async def _replay_steps(config: RunConfig, folder: Path, steps: Steps, sampling:
 
 
 class Differs(Exception):
-    """Ends a replay that sampled other bits than the recorded ones."""
+    """End of a replay whose sampled bits differ from the recorded ones."""
 
 
 class ReplayedUpdates:

@@ -70,7 +70,8 @@ def run_with_earlier(config: RunConfig) -> Path:
 
 
 def _earlier_recipes(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
-    """Return the recipes that `config` waits for, each after its own. All are read before any is run."""
+    """Return the recipes that `config` waits for. Each stands after the recipes that it waits for itself. All are read
+    before any is run."""
     recipes = []
     for recipe in config.run.after:
         if recipe in begun:
@@ -278,7 +279,7 @@ def _worlds(config: RunConfig, judges: Judges, same: Same) -> tuple[EnvFactory, 
 def _open_door(
     of_run: Mapping[str, str], session: Any, *, models: Mapping[str, Any] = {}, leave_out: Sequence[str] = ()
 ) -> AbstractAsyncContextManager[Address]:
-    """Open a session to agent programs. The gateway is imported at the first call. `of_run` has the recipe's names of
+    """Serve a session to agent programs. The gateway is imported at the first call. `of_run` has the recipe's names of
     models, which take precedence over the program's."""
     from sparring.gateway.server import open_door
 
@@ -381,7 +382,7 @@ def check_recipe(config: RunConfig, worker: Sequence[str] = ()) -> list[str]:
     or written.
 
     Args:
-        worker: command of a worker that plays the rollouts of workers; empty uses one of Sparring.
+        worker: command of the user's worker, which plays rollouts for the check; empty uses a worker of Sparring.
 
     Raises:
         BadInput: a run would be refused.

@@ -93,7 +93,7 @@ def said_to(wanted: Wanted) -> Message:
 
 
 def value_of(schema: Any, depth: int = 0) -> Any:
-    """Return a value that fits a JSON schema: one of its own examples if it has any."""
+    """Return a value that fits a JSON schema: one of the schema's examples, if it has any."""
     if not isinstance(schema, Mapping) or depth > DEEPEST:
         return "text"
     for name in ("const", "default"):

@@ -1,5 +1,5 @@
-"""Equality of a run's tasks. Older runs compare tasks by their messages alone, and keep doing so to keep their
-splits."""
+"""Equality of a run's tasks. Older runs compare tasks by their messages alone. They keep this comparison, so that their
+splits do not change."""
 
 from __future__ import annotations
 

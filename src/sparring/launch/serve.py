@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 BACKLOG = 2048
 REMEMBERED = 8
-"""Number of sets of stop tokens whose text rules are cached."""
+"""Number of sets of stop tokens for which the compiled stop strings and constraints are cached."""
 
 GRACE_S = 10.0
 """Seconds that running responses may take after the server was stopped."""
@@ -166,22 +166,22 @@ class StoppingServer(BoundedServer):
 
 
 def _sweep() -> None:
-    """Remove shared-memory files of publishers whose process has ended. The import is local because it loads torch, as
-    the engine does."""
+    """Remove shared-memory files of publishers whose process has ended. The import is inside the function because it
+    loads torch."""
     from sparring.weights.shared_memory import sweep
 
     sweep()
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Exit by an exception on a signal, so that the socket is removed. uvicorn raises the signal again after its
+    """Handle a signal by raising SystemExit, so that the socket is removed. uvicorn raises the signal again after its
     shutdown."""
     sys.exit(128 + number)
 
 
 def text_rules(folder: Path) -> Bind:
-    """Return a function that makes a request's text rules with the tokenizer of a checkpoint folder. The request's stop
-    tokens end its turn."""
+    """Return a function that binds the stop strings and the constraint of a request to the tokenizer of a checkpoint
+    folder. The request's stop tokens end its turn."""
     tokenizer = cache(lambda: load_tokenizer(base_folder(folder)))
     by_stop_ids = lru_cache(REMEMBERED)(lambda stop_ids: TextRules(tokenizer(), stop_ids))
     return lambda request: by_stop_ids(request.sampling.stop).bind(request)
@@ -204,7 +204,7 @@ def _listen(config: ServeConfig, stack: ExitStack) -> tuple[socket.socket, str]:
 
 def _listen_unix(path: Path, stack: ExitStack) -> socket.socket:
     """Return a Unix socket that only its owner can access. It replaces a socket of a server that has ended."""
-    # of anything else, connecting says the same as of a socket without a server
+    # connecting to anything else fails in the same way as connecting to a socket without a server
     if path.exists() and not path.is_socket():
         raise refusal(str(path), "a free path, or a socket", "another kind of file", "choose another --unix")
     with socket.socket(socket.AF_UNIX) as probe:

@@ -156,10 +156,10 @@ def try_program(trial: ProgramTrial, say: Say) -> bool:
         say: called with each line for the user.
 
     Returns:
-        Whether the rollout of a run would have been completed, and the program ended with status 0.
+        True if the rollout counts as completed, as it would in a run, and the program ended with status 0.
 
     Raises:
-        BadInput: the program is not there.
+        BadInput: the program is not found.
     """
     program = shutil.which(trial.command[0])
     if program is None:

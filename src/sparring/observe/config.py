@@ -20,7 +20,7 @@ class ObserveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Display of progress; `auto` is live in a terminal and plain lines elsewhere."""
 
     lines_every_s: float = 5.0
-    """Seconds between plain progress lines of a stage, at least; the first and the last step are always printed."""
+    """Minimum seconds between plain progress lines of a stage; the first and the last step are always printed."""
 
     wandb_project: str = "sparring"
     """Project that `wandb` logs to."""

@@ -156,8 +156,8 @@ def reward_by_role(tasks: Sequence[TaskResult]) -> dict[str, Estimate]:
 
 
 def narrowed(evaluation: Evaluation, other: Evaluation) -> Evaluation:
-    """Return `evaluation` restricted to the tasks that both scored: success, reward, success by tag, reward by role,
-    tasks."""
+    """Return `evaluation` restricted to the tasks that both evaluations scored: success, reward, success by tag, reward
+    by role, tasks."""
     both = sorted(_scored_tasks(evaluation) & _scored_tasks(other))
     results = [evaluation.tasks[name] for name in both]
     tasks = dict(zip(both, results, strict=True))
@@ -201,7 +201,7 @@ def compare(before: Evaluation, after: Evaluation) -> Comparison:
 
 
 def retained_share(before: Evaluation, after: Evaluation) -> Estimate:
-    """Return the share of the first's success that the second retains, over the tasks that both scored.
+    """Return the share of the success of `before` that `after` retains, over the tasks that both scored.
 
     Raises:
         BadInput: see `compare`.

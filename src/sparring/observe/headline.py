@@ -42,9 +42,9 @@ class Pace:
     """Progress of a stage, with its remaining time at the mean pace of this process's steps.
 
     Args:
-        total_steps: of the stage.
-        clock: seconds, monotonic.
-        at_once: steps that are under way at a time: the first one's end says nothing of the pace of all.
+        total_steps: number of steps of the stage.
+        clock: monotonic clock, in seconds.
+        at_once: number of steps that run at the same time; the end of the first of them says nothing about the pace.
     """
 
     def __init__(self, total_steps: int, clock: Callable[[], float] = time.monotonic, at_once: int = 1) -> None:
@@ -67,8 +67,8 @@ class Pace:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds to the stage's end; None before as many steps as are under way at a time have ended, or half of those
-        that were left when this process began."""
+        """Seconds until the stage ends; None until `at_once` steps have ended, or half of the steps that were left when
+        this process began, if these are fewer."""
         left = max(0, self.total_steps - self.step)
         if left and self._done < min(self._at_once, max(1, (self._done + left) // 2)):
             return None

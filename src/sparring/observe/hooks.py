@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Overlay:
-    """Object with some methods replaced; everything else is the target's.
+    """Object with some methods replaced; all other attributes are those of `target`.
 
     Args:
         target: wrapped object.
@@ -69,7 +69,7 @@ def prefixed(
     Args:
         trainer: trainer of a model other than the policy.
         role: role of its batches and checkpoints.
-        of_batch: maps the metrics of a batch to the reported ones.
+        of_batch: function from the metrics of a batch to the reported metrics.
     """
 
     def named(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -22,8 +22,8 @@ class _Cell:
 class Metrics:
     """Collector of values by name until `take`.
 
-    A mean is weighted (`weight`), and a ratio is the sum of numerators over the sum of denominators, so both add up
-    exactly over workers of any size.
+    A mean is weighted (`weight`), and a ratio is the sum of numerators over the sum of denominators, so both stay exact
+    when collectors of any size are merged.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Metrics:
         self._merge(name, reduce, value * weight if reduce == "mean" else value, weight)
 
     def merge(self, other: Metrics) -> None:
-        """Add another collector's values after this one's own."""
+        """Add the values of another collector, after the values of this collector."""
         for name, cell in other._cells.items():
             self._merge(name, cell.reduce, cell.top, cell.bottom)
 
@@ -70,9 +70,9 @@ class Metrics:
 
 
 def merged(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the metrics of an update's optimiser steps as one, with their number as `optimiser_steps`. Counts and
-    seconds add up, maxima are maximised, and everything else is averaged over the steps that report it. A single step
-    is unchanged. Metrics of another model, such as a critic, have its role as a prefix: "critic/grad_norm"."""
+    """Merge the metrics of an update's optimiser steps, and add the number of these steps as `optimiser_steps`. Counts
+    and seconds add up, maxima are maximised, and everything else is averaged over the steps that report it. A single
+    step is unchanged. Metrics of another model, such as a critic, have its role as a prefix: "critic/grad_norm"."""
     if len(steps) == 1:
         return dict(steps[0])
     metrics = Metrics()

@@ -47,7 +47,7 @@ class LiveProgress:
         self._live.start()
 
     def start(self, stage: str, total_steps: int, at_once: int = 1) -> None:
-        """Show a new stage; what the one before came to stays above as a line."""
+        """Show a new stage; the result of the previous stage stays above it as a line."""
         self._finish()
         self._stage, self._pace, self._values = stage, Pace(total_steps, at_once=at_once), {}
 

@@ -72,15 +72,16 @@ def rate(values: Sequence[float], samples: float, confidence: float = 0.95) -> E
     """Return the mean of one number from 0 to 1 per task (a share of successes, pass@k, pass^k).
 
     The standard error is clustered by task (Miller 2024): for equally many samples per task it is the spread of the
-    tasks' means, here with T - 1 for T. The interval is Wilson's with the effective sample size p (1 - p) / SE^2 (Kott
-    and Carr 1997; Dean and Pagano 2015, "Evaluating confidence interval methods for binomial proportions in clustered
-    surveys"), at most `samples`, and with Student's quantile if that size is an estimate. If all tasks have the same 0
-    or 1, the correlation within tasks is unknown, and each task counts as one trial. With one sample per task this is
-    `wilson`.
+    tasks' means, here with T - 1 in place of T. The interval is Wilson's with the effective sample size p (1 - p) /
+    SE^2 (Kott and Carr 1997; Dean and Pagano 2015, "Evaluating confidence interval methods for binomial proportions in
+    clustered surveys"), at most `samples`, and with Student's quantile if that size is an estimate. If all tasks have
+    the same 0 or 1, the correlation within tasks is unknown, and each task counts as one trial. With one sample per
+    task this is `wilson`.
 
     Args:
         values: one value per task.
-        samples: number of independent trials if tasks made no difference; the number of tasks for one sample each.
+        samples: number of independent trials if samples of one task were uncorrelated. With one sample per task, it is
+            the number of tasks.
         confidence: coverage of the interval.
     """
     tasks = len(values)
@@ -120,17 +121,17 @@ def paired_difference(
     differences).
 
     The interval is Student's over the tasks and two more samples, with 1/2 in each of the four cells (both, neither,
-    gained, lost) (Agresti and Min 2005, who add two pairs to pairs of one sample). So it has a width, and its coverage,
-    even if few or no tasks changed. A task is worth m samples by the design effect (Kish 1965, Survey Sampling): the
-    variance of a change with one sample per task, over its actual variance. The two samples are then 2/m of a task, and
-    their change has the variance of a mean of m, 1/(2m). If the samples of every task agree, m is 1, whatever their
-    number.
+    gained, lost) (Agresti and Min 2005, who add two pairs to pairs of one sample). So the interval has a width, and
+    keeps its coverage, even if few or no tasks changed. A task is worth m samples by the design effect (Kish 1965,
+    Survey Sampling): the variance of a change with one sample per task, over its actual variance. The two samples are
+    then 2/m of a task, and their change has the variance of a mean of m, 1/(2m). If the samples of every task agree, m
+    is 1, whatever their number.
 
     Args:
         before: one value from 0 to 1 per task.
         after: values of the same tasks in the same order.
-        samples: number of independent trials on either side if tasks made no difference, an upper bound of m times the
-            number of tasks; None: one sample per task.
+        samples: number of independent trials on either side if samples of one task were uncorrelated, an upper bound of
+            m times the number of tasks; None: one sample per task.
         confidence: coverage of the interval.
 
     Raises:
@@ -154,9 +155,9 @@ def paired_difference(
 def paired_ratio(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Estimate:
     """Return the share of a rate that remains over the same tasks: the second mean over the first.
 
-    The interval is that of the logarithm by the delta method, from each task's contribution to both means, over the
-    tasks and the two that Agresti and Min (2005) add: so it has a width even if few or no tasks changed, and is finite
-    even if the first rate is 0.
+    The interval is computed for the logarithm, by the delta method, from each task's contribution to both means. The
+    tasks include the two that Agresti and Min (2005) add, so the interval has a width even if few or no tasks changed,
+    and is finite even if the first rate is 0.
 
     Args:
         before: one value from 0 to 1 per task.

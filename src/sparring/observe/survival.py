@@ -41,7 +41,7 @@ class Survival:
             self._count(group.task.env, stages(rollout), lost=1)
 
     def fade(self, share: float) -> None:
-        """Multiply all counts so far by `share`: their decay."""
+        """Multiply all counts so far by `share`, so that old counts decay."""
         for at_stage in self.counts.values():
             for cell in at_stage.values():
                 cell[:] = [share * count for count in cell]

@@ -63,7 +63,7 @@ class Sandbox(Protocol):
     async def converse(self, code: str, other: str) -> ExecResult:
         """Run two Python programs, each in a fresh box and connected by pipes, and return the result of `code`.
 
-        A program writes to file descriptor 201 and reads from 200. When `code` ends, the other is ended too.
+        A program writes to file descriptor 201 and reads from 200. When `code` ends, the other program is ended too.
         """
 
     async def read(self, path: str, most_bytes: int = MOST_BYTES) -> bytes:
@@ -134,7 +134,7 @@ class RolesEnv(OpenedEnv, Protocol):
         """Process a role's reply and return the environment's answer."""
 
     async def score_all(self, trajectories: Mapping[str, Trajectory]) -> Score | None:
-        """Score the finished trajectories, by role, of the roles that got a request."""
+        """Score the finished trajectories of all roles that got a request, given by role."""
 
     async def close(self) -> None:
         """End the environment."""
@@ -299,7 +299,7 @@ class Session(Protocol):
         """Maximum number of ids of one reply."""
 
     def reply(self, request: ReplyRequest) -> ReplyStream:
-        """Sample and record the reply to a conversation; every other way to a reply is a call of this one.
+        """Sample and record the reply to a conversation; all other methods that return a reply call this method.
 
         A consumer that closes the stream ends the sampling, and the reply is recorded as lost. A consumer that is
         cancelled drops the request: nothing of the turn is recorded, and the same request samples the same tokens.
@@ -331,30 +331,30 @@ class Session(Protocol):
         """Put a layer around all replies while the context lasts."""
 
     async def abort(self, reply: str) -> None:
-        """End a reply that is being sampled, by its id, with what was sampled so far."""
+        """End a reply that is being sampled, given its id; the tokens sampled so far are the reply."""
 
     def deliver(self, reply: str, delivered: bool) -> None:
-        """Record whether a client received a reply whole, by its id. The latest call counts; a reply without one was
-        delivered, unless the conversation shows otherwise."""
+        """Record whether a client received a reply whole, by its id. The latest call for a reply counts. A reply
+        without such a call was delivered, unless the conversation shows otherwise."""
 
     def overflow(self, limit: LimitReached) -> None:
         """Count a request that was refused unread, because its prompt is too long."""
 
     def refuse(self, reason: str) -> None:
-        """Count a request that was refused before it came here."""
+        """Count a request that was refused before it reached the session."""
 
     @property
     def has_turn(self) -> bool:
-        """True once a client received a turn of the rollout: a reply that is no title."""
+        """True once a client received a turn of the rollout. Auxiliary replies, such as a title, are not turns."""
 
     @property
     def limit(self) -> LimitReached | None:
-        """Limit that the latest request hit, of those that were answered or hit one; None if it was answered whole.
-        The session ended by it."""
+        """Limit that ended the session: the limit that the latest request hit; None if that request was answered
+        completely. Refused requests do not count."""
 
     @property
     def silence(self) -> str:
-        """Fate of the requests, in words, if none was answered with a turn."""
+        """Description of what happened to the requests, for a session in which none was answered with a turn."""
 
     @property
     def last_words(self) -> Message | None:

@@ -49,8 +49,9 @@ class Engine(Protocol):
         """Compute scores of given tokens. Raises as `generate` does."""
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Return one request per name in `seeds`, to continue a running request from its current token. Its KV cache is
-        kept for them until their conversations are released, whether or not the branches are generated.
+        """Return one request per conversation in `seeds`; each continues a running request from its current token. The
+        KV cache of the running request is kept until these conversations are released, whether or not the branches are
+        generated.
 
         Raises:
             EngineError: not exactly one request of this id is running, or the engine was closed.
@@ -104,8 +105,8 @@ class Store(Protocol):
         """Delete the turns and entries of an unfinished rollout that starts over, and return their number."""
 
     def groups(self, *, stage: str | None = None, first: int = 0, end: int | None = None) -> Iterable[Group]:
-        """Yield recorded groups in admission order: of all stages, or of one stage with index `first` up to before
-        `end`."""
+        """Yield recorded groups in admission order: of all stages, or those of one stage from index `first` up to, but
+        not including, `end`."""
 
     def load(self, rollout: str) -> Rollout:
         """Return a recorded rollout.
@@ -139,7 +140,7 @@ class Store(Protocol):
         """Forget checkpoints of a stage whose folders were deleted."""
 
     def truncate(self, stage: str, step: int, *, first_group: int | None = None) -> None:
-        """Delete a stage's metrics and checkpoints after `step`. With `first_group`, also delete its groups from this
+        """Discard a stage's metrics and checkpoints after `step`. With `first_group`, also discard its groups from this
         index on, with their turns and log entries, and the log of later steps."""
 
     def supersede(self, stage: str, number: int) -> None:
@@ -163,7 +164,7 @@ class Cluster(Protocol):
         """Start an engine of model `name`."""
 
     def value_model(self, name: str, *, path: str) -> ValueModel:
-        """Load a model with a scalar head, in the numerics of model `name`; repeated calls return the same one."""
+        """Load a model with a scalar head, in the numerics of model `name`; repeated calls return the same model."""
 
     async def close(self) -> None:
         """Shut down all parts."""

@@ -76,8 +76,8 @@ class Needs:
 
     Attributes:
         quantities: names of per-token quantities.
-        unit: tokens that have to be in one micro-batch. Rows of a `sequence`, which is a trajectory, may be in several:
-            a loss with this unit has a `survey` for trajectories with several rows.
+        unit: unit whose tokens must be in one micro-batch. A `sequence` is a trajectory, whose rows may be in several
+            micro-batches: a loss with this unit has a `survey` for trajectories with several rows.
         survey: True if the loss has a method `survey(quantities, micro_batch)`, which gets all tokens of the step at
             once and returns annotations, name -> [M]. It costs a first pass without gradients.
         idle_tokens: True if policy tokens with an advantage of 0 have to be computed.
@@ -96,7 +96,7 @@ class LossResult:
 
     Attributes:
         loss: scalar with gradient, already divided by the global denominators.
-        metrics: (sum, count) by name, which micro-batches add up.
+        metrics: (sum, count) by name; both are added up over micro-batches.
     """
 
     loss: torch.Tensor
@@ -126,10 +126,11 @@ class Trainer(Protocol):
 
     @property
     def version(self) -> int:
-        """Number of updates behind its weights."""
+        """Number of updates that its weights have received."""
 
     async def forward(self, rows: Sequence[Sample], needs: Set[str]) -> Sequence[Mapping[str, tuple[float, ...]]]:
-        """Compute quantities of tokens that some term weighs, without gradients: for each row one value per token."""
+        """Compute quantities, without gradients, of the tokens that have a weight in some loss term: for each row one
+        value per token."""
 
     async def score(self, teacher: str, request: ScoreRequest) -> Scores:
         """Score given tokens under one of the trainer's teachers, as an engine would."""

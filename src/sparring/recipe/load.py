@@ -24,7 +24,8 @@ GONE = {
     ("engine", "speculation"): "leave it out: the engine guesses no tokens ahead; samples are the same without",
     ("engine", "speculation_tokens"): "leave it out: the engine guesses no tokens ahead; samples are the same without",
 }
-"""Keys that recipes had and runs have recorded, none of which changed a sampled token; what to do instead."""
+"""Keys of earlier versions that recorded runs may have, each with advice on what to write instead. None of them changed
+a sampled token."""
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -42,7 +43,8 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def load_recorded(path: str | Path) -> RunConfig:
-    """Read the recipe that a run has written into its folder: what is refused since for its secrets is read there.
+    """Read the recipe that a run has written into its folder. URLs with users and the keys of `GONE`, which a new
+    recipe must not have, are accepted.
 
     Raises:
         BadInput: as `load`.
@@ -64,7 +66,8 @@ def _read(path: str | Path) -> dict[str, Any]:
 
 
 def from_data(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Return the same for a recipe that is already parsed. `where` names its source in errors.
+    """Return the config of a recipe that is already parsed, with overrides as in `load`. `where` names its source in
+    errors.
 
     Raises:
         BadInput: as `load`.
@@ -79,7 +82,8 @@ def from_data(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -
 
 
 def _built(states: Sequence[tuple[str, dict[str, Any]]]) -> RunConfig:
-    """Return the config that the last of several states of a recipe says; each stands behind its source."""
+    """Return the config of the last state of a recipe. `states`: pairs of a source (the file, then each override) and
+    the data after it; a refusal names the source that brought in the invalid value."""
     wrong = _complaint(states[-1][1])
     if wrong is not None:
         source = next(source for source, state in states if _is_same(_complaint(state), wrong))
@@ -88,7 +92,7 @@ def _built(states: Sequence[tuple[str, dict[str, Any]]]) -> RunConfig:
 
 
 def _complaint(data: dict[str, Any]) -> InvalidValue | None:
-    """Return what does not fit in `data`, None if everything does."""
+    """Return the first invalid value in `data`; None if all are valid."""
     try:
         _converted(data)
     except InvalidValue as wrong:
@@ -101,7 +105,8 @@ def _is_same(error: InvalidValue | None, other: InvalidValue) -> bool:
 
 
 def _converted(data: dict[str, Any]) -> RunConfig:
-    """Build the config; a name alone in the place of a table that bears it is that table in its defaults."""
+    """Build the config. Where a table has a `name`, a string in its place stands for the table of this name with its
+    defaults."""
     complete = {**data, "algo": named(data["algo"])} if "algo" in data else dict(data)
     for (section, key), name in NAMED.items():
         value = complete[section].get(key) if isinstance(complete.get(section), dict) else None
@@ -166,7 +171,7 @@ def _overridden(data: dict[str, Any], override: str) -> dict[str, Any]:
 
 
 def _toml_value(text: str) -> Any:
-    """Parse `text` as a TOML value; return it unchanged if it is none, so that `--set run.name=first` needs no
+    """Parse `text` as a TOML value; return it unchanged if it is not TOML, so that `--set run.name=first` needs no
     quotes."""
     try:
         parsed = tomllib.loads(f"value = {text.strip()}")

@@ -1,7 +1,7 @@
 """Detection of users and passwords in URLs, which a recipe must not have: it is copied into the run's folder and quoted
 in messages.
 
-A key belongs into an environment variable, named by `api_key_env`. Runs recorded with such a URL can still be read, and
+A key belongs in an environment variable, named by `api_key_env`. Runs recorded with such a URL can still be read, and
 the same recipe without the user resumes them.
 """
 
@@ -58,7 +58,7 @@ def found(data: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ..
 
 
 def refused(where: str, key: Key) -> BadInput:
-    """Return the refusal of such a URL, which does not quote it.
+    """Return the error for a URL with a user; its message does not quote the URL.
 
     Args:
         where: place of the URL.

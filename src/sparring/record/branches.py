@@ -47,7 +47,8 @@ def transcripts_of(
     Args:
         segments: segments of one session, in order.
         constraints: constraints by the index of their reply.
-        messages: function from the index of a reply to the conversation up to it, as its prompt had it.
+        messages: function from the index of a reply to the conversation up to that reply, with the messages of its
+            prompt.
     """
     replies = {segment.index for segment in segments if is_imitable(segment)}
     inner: set[int] = set()

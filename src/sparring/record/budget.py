@@ -28,7 +28,7 @@ class Budget:
         self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
 
     def check(self, usage: Usage) -> None:
-        """Store the current usage. Raises LimitReached if it leaves nothing."""
+        """Store the current usage. Raises LimitReached if no turns or tokens remain."""
         self._usage = usage
         if usage.turns >= self._limits.max_turns:
             raise self._out_of_turns()
@@ -38,7 +38,7 @@ class Budget:
             raise self._out_of_tokens()
 
     async def grant(self, most: int) -> int:
-        """Wait for tokens and return their number: `most`, or all that remain once no other request holds a grant.
+        """Wait for tokens and return their number: `most`, or fewer if no other request holds a grant and fewer remain.
 
         Raises:
             LimitReached: no tokens or turns remain.
@@ -65,7 +65,7 @@ class Budget:
         self._wake_waiting()
 
     def too_many_calls(self) -> LimitReached:
-        """Return the error of a rollout that exceeds its tool calls."""
+        """Return the error of a rollout that exceeds its limit of tool calls."""
         return LimitReached("max_tool_calls", f"{self._name}: more than {self._limits.max_tool_calls} tool calls")
 
     def _take(self, granted: int) -> int:

@@ -21,7 +21,7 @@ _MARKED = re.compile(r"<(\w+)>\s*(.*?)\s*</\1>", re.DOTALL)
 
 
 def first_difference(before: str, after: str) -> tuple[int, str, str]:
-    """Return the index of the first different byte in UTF-8, and an excerpt of both texts from there on."""
+    """Return the index of the first different byte in UTF-8, and an excerpt of both texts from this byte on."""
     if before == after:
         return len(before.encode("utf-8", "surrogatepass")), "", ""
     low, high = 0, min(len(before), len(after))
@@ -33,13 +33,13 @@ def first_difference(before: str, after: str) -> tuple[int, str, str]:
 
 
 def with_equal_thoughts(recorded: Sequence[Message], sent: Sequence[Message], common: int) -> int:
-    """Return the number of common messages of two conversations with thoughts compared as well. A thought that the
-    client left out does not count as different.
+    """Return the number of common messages of two conversations, with thoughts compared as well. A thought that the
+    client left out is not a difference.
 
     Args:
         recorded: recorded conversation.
         sent: conversation of the client.
-        common: number of common messages without thoughts.
+        common: number of common messages if thoughts are not compared.
     """
     for at, (before, after) in enumerate(zip(recorded[:common], sent, strict=False)):
         if after.reasoning and before is not after and thought_of(after) not in ("", thought_of(before)):
@@ -69,8 +69,8 @@ def fork_of(request: Request, lane: Lane, common: int, of: int | None, links: Li
     Args:
         request: first request of the branch.
         lane: lane that is nearest to the request.
-        common: number of messages that both have.
-        of: place of the last segment that both have.
+        common: number of messages that the request has in common with `lane`.
+        of: place of the last segment that the request has in common with `lane`.
         links: links to replies in other branches.
     """
     before, after = lane.history[common:], request.messages[common:]
@@ -122,9 +122,9 @@ def sums_up(node: Node, own: Lane, request: Request, lane: Lane, common: int) ->
     """Return whether a request replaces a conversation by a quoted reply that summarises it.
 
     The agent must have the same tools and the same first messages, such as its system message; a judge or a critic who
-    quotes a reply has other ones. The quote must stand at the first difference, or the request must be shorter than the
-    quoted conversation. There must be a conversation to summarise: either the reply follows other turns of the same
-    agent, which has tools, or it is the reply of another agent and the request is shorter than the recorded
+    quotes a reply has different ones. The quote must stand at the first difference, or the request must be shorter than
+    the quoted conversation. There must be a conversation to summarise. Either the agent has tools and the reply follows
+    other turns of the same agent, or the reply is another agent's and the request is shorter than the recorded
     conversation. A summary by an agent without tools cannot be told from its other replies, which are text as well,
     unless the client labels it.
 

@@ -16,7 +16,7 @@ import xxhash
 from sparring.types import Message, ToolCall, ToolSpec
 
 EXACT = 1 << 53
-"""Largest integer up to which all integers are doubles."""
+"""Largest n such that a double represents every integer up to n exactly."""
 
 DIGEST_BYTES = 16
 """Number of bytes of a digest."""
@@ -116,7 +116,7 @@ def join_replies(messages: Sequence[Message], recorded: Mapping[str, tuple[int, 
 
 def _restore_calls(reply: Message, recorded: Mapping[str, tuple[int, ToolCall]]) -> Message:
     """Return a reply with the sampled text of its malformed calls, found by id, and with its calls in the sampled
-    order. Ids that a chat format writes itself are ignored, because it repeats them."""
+    order. Ids that a chat format writes itself are ignored, because a format repeats its ids."""
     own = [call.id in recorded and _OWN_ID.fullmatch(call.id) is not None for call in reply.tool_calls]
     written = [recorded[c.id][1] if of_session else c for c, of_session in zip(reply.tool_calls, own, strict=True)]
     calls = tuple(w if w.arguments is None else c for w, c in zip(written, reply.tool_calls, strict=True))
@@ -183,8 +183,8 @@ def tools_key(tools: Sequence[ToolSpec]) -> bytes:
 
 
 def written_key(tools: Sequence[ToolSpec]) -> bytes | None:
-    """Return a digest of tools with the order of all keys, or None if they cannot be encoded. It takes a hundredth of
-    the time of `tools_key`."""
+    """Return a digest of tools that depends on the order of all keys; None if they cannot be encoded. It takes a
+    hundredth of the time of `tools_key`."""
     try:
         return digest(_fast.encode(tuple(tools)))
     except (TypeError, ValueError, OverflowError):

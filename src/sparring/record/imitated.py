@@ -49,8 +49,8 @@ class CountedReply(NamedTuple):
 
 class ImitatedIds:
     """Ids of a session of text for its imitator. They are built incrementally, as in a recorded session: a prompt that
-    begins a branch is rendered whole, others bridge the reply that they continue. So a late turn takes as long as an
-    early one.
+    begins a branch is rendered whole; any other prompt bridges the reply that it continues. So a late turn takes as
+    long as an early one.
 
     Args:
         name: name of the session.

@@ -43,8 +43,8 @@ class RecordedReply:
 
     @property
     def _finish_reason(self) -> FinishReason:
-        """Finish reason of a record that lacks it: "length" at the maximum number of tokens without a final stop token,
-        else "stop"."""
+        """Finish reason, derived because the record lacks it: "length" if the reply has the maximum number of tokens
+        and does not end in a stop token, else "stop"."""
         tokens, sampling = self.segment.tokens, self.sampling
         return "length" if len(tokens) >= sampling.max_tokens and tokens[-1] not in sampling.stop else "stop"
 
@@ -59,7 +59,7 @@ class RecordedTurns:
         places: places of all segments.
         inputs: place of the parent, ids and own place of each input.
         replies: recorded replies that were not given yet, in order.
-        is_line: whether each segment follows the one before, so that no two requests ran at once.
+        is_line: whether each segment follows the previous segment, so that no two requests ran at once.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:

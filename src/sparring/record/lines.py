@@ -51,7 +51,7 @@ class Lane:
     """One append-only sequence of ids (a branch under construction).
 
     Attributes:
-        history: messages, as the objects of the first request that sent them.
+        history: messages; each is the object from the first request that sent it.
         tools: digest of the tools.
         specs: tools.
         opening: number of messages in the first request of its agent.
@@ -157,7 +157,7 @@ class Turn:
 def begins(messages: Sequence[Message], prefix: list[Message]) -> bool:
     """Return whether `messages`, which is longer, begins with `prefix`.
 
-    Lists compare elements by identity first, so that this does not read hundreds of messages into the cache of the
+    Lists compare elements by identity first, so the comparison does not read hundreds of messages into the cache of the
     processor. Equal messages match as well.
     """
     if not isinstance(messages, list):

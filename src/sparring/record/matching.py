@@ -42,8 +42,8 @@ class Matching(NamedTuple):
     def deepest(
         self, messages: Sequence[Message], keys: Sequence[bytes], tools: bytes, evidence: Evidence
     ) -> tuple[Node | None, int]:
-        """Return the last reply of the longest recorded conversation that begins `messages`, and that conversation's
-        length."""
+        """Return the last reply of the longest recorded conversation that is a prefix of `messages`, and the length of
+        that conversation."""
         for count in range(len(messages), 0, -1):
             if messages[count - 1].role == "assistant":
                 node = self.nodes.get(keys[count - 1] + tools)

@@ -165,9 +165,9 @@ class RecordedSession(OpenSession):
             await self._recorder.engine.abort(request)
 
     async def _sample(self, request: ReplyRequest) -> ReplyStream:
-        """Take turns until one is answered, since a record that is played again may contain turns that the engine gave
-        up. A request that the engine ends early, by `abort` or by itself, is recorded as lost; its repetition is
-        another turn."""
+        """Sample a reply in one turn, or in several if a record is played again that contains turns that the engine
+        gave up. A request that the engine ends early, after `abort` or on its own, is recorded as lost; its repetition
+        is another turn."""
         answered = False
         while not answered:
             async with aclosing(self._turn(request)) as parts:
@@ -176,7 +176,7 @@ class RecordedSession(OpenSession):
                     yield part
 
     async def _turn(self, request: ReplyRequest) -> ReplyStream:
-        """Plan a turn, sample its reply and record it. Yield nothing for a turn that the record has as given up."""
+        """Plan a turn, sample its reply and record it. Yield nothing for a turn that was given up in the record."""
         self._budget.check(self.usage)
         turn = await self._planned(request)
         granted, recorded, reader, left = 0, None, self._reader(turn, request), False
@@ -201,7 +201,7 @@ class RecordedSession(OpenSession):
                 sampling, completion = recorded.sampling, recorded.completion()
             message, stop = self._message(turn, request, completion, recorded, reader)
             new = self._write(turn, completion, message, sampling, recorded)
-        except BaseException as error:  # made again, this turn is the same turn and samples the same tokens
+        except BaseException as error:  # a repeated request is the same turn and samples the same tokens
             self._tree.abandon(turn)
             if left and isinstance(error, SparringError):
                 return
@@ -278,7 +278,7 @@ class RecordedSession(OpenSession):
         check = far_check(self.id, request.messages, self._recorder.renderer, self.max_context)
         turn = await self._planner.plan(steps, check)
         if turn.node is not None and self._tree.is_lost(turn.node.place):
-            self._delivered(f"{self.id}#{turn.node.place}", True)  # its client goes on from it, so it got it
+            self._delivered(f"{self.id}#{turn.node.place}", True)  # its client continues from it, so it has received it
         return turn
 
     def _limit_hit(self, completion: Completion, cut_reason: StopReason | None, tool_calls: int) -> LimitReached | None:
@@ -302,7 +302,7 @@ class RecordedSession(OpenSession):
         """Return the number of ids of a conversation that is rendered whole.
 
         Raises:
-            LimitReached: it is far too long.
+            LimitReached: the conversation is far too long.
         """
         check_far(self.id, messages, self._recorder.renderer, self.max_context)
         return len(self._recorder.renderer.render(messages, tools).tokens)
@@ -391,8 +391,8 @@ class RecordedSession(OpenSession):
         return EngineError(f"{request}: the engine gave up after {tokens} tokens")
 
     async def _keep(self, new: Sequence[Segment]) -> None:
-        """Append the segments of a new turn to the journal and the store. A task that is cancelled here leaves a whole
-        record."""
+        """Append the segments of a new turn to the journal and the store. If the task is cancelled here, the record is
+        complete nevertheless."""
         if self.journal is not None:
             self.journal.sampled(self._role, new)
         if self._recorder.turns is not None:

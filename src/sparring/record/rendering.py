@@ -1,7 +1,7 @@
 """Rendering of long conversations and compilation of grammars in threads, because all rollouts share the event loop.
 
-A thread renders some 50 ids per millisecond, and a conversation may have a hundred thousand. The turns of one session
-are still planned in order of arrival, so that the record does not depend on timing.
+A thread renders some 50 ids per millisecond, and a conversation may have a hundred thousand ids. The turns of one
+session are still planned in order of arrival, so that the record does not depend on timing.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ LONG = 16384
 """Number of characters above which messages are rendered in a thread: 5 to 10 ms."""
 
 VALUE = 16
-"""Number of characters that a value in a call's arguments, in a tool's schema or a message counts as."""
+"""Number of characters that are added to a text's length for each message, and for each value in a call's arguments or
+a tool's schema, because each takes time of its own."""
 
 THREADS = 2
 
 SEEN = 64
-"""Number of constraints that are known to be compiled; renderers cache as many."""
+"""Maximum number of constraints that are remembered as compiled; renderers cache the same number."""
 
 
 class Rendering(NamedTuple):
@@ -96,11 +97,12 @@ class Planner:
 
 
 class Binder:
-    """Binder of stop strings and constraints to ids. It compiles grammars in a thread: a large one takes a second, and
-    so does the vocabulary's table, which the first one needs.
+    """Translator of a request's stop strings and constraint into token ids, by `Renderer.bind`. It compiles grammars in
+    a thread, because a large grammar takes a second. The first grammar also needs a table of the vocabulary, which
+    takes another second.
 
     Args:
-        renderer: renderer that binds.
+        renderer: renderer of the model.
     """
 
     def __init__(self, renderer: Renderer) -> None:

@@ -65,7 +65,7 @@ def far(room: int) -> tuple[int, int]:
 
 
 def cut_reason(base: int, context: int, request: ReplyRequest, granted: int) -> StopReason | None:
-    """Return the limit that truncated a reply; None if it was the client's.
+    """Return the limit that truncated a reply; None if the client's own limit did.
 
     Args:
         base: maximum number of tokens of a reply in the run.
@@ -79,8 +79,8 @@ def cut_reason(base: int, context: int, request: ReplyRequest, granted: int) -> 
 
 
 def is_far(messages: Sequence[Message], room: int) -> bool:
-    """Return whether messages have so many characters that their beginning must be rendered to know whether they fit a
-    context of `room` tokens."""
+    """Return whether messages are so long that their beginning must be rendered to know whether they fit a context of
+    `room` tokens."""
     return sum([len(message.content) for message in messages]) > CHARACTERS_PER_TOKEN * room
 
 

@@ -23,7 +23,7 @@ class RewardConflict(BadInput):
 
 
 class RewardsClosed(BadInput):
-    """Reward in a run that takes no external rewards, or not under this key."""
+    """Reward in a run that takes no external rewards, or does not take them under this key."""
 
 
 class RewardExpired(BadInput):

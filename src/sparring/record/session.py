@@ -43,7 +43,7 @@ class RequestAccount:
         number = self._made
 
         def end(limit: LimitReached | None) -> None:
-            if number > self._latest and evidence.label != "auxiliary":  # later ones may have been answered before
+            if number > self._latest and evidence.label != "auxiliary":  # a later request may be answered already
                 self._latest, self.limit = number, limit
 
         try:

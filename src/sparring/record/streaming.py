@@ -80,7 +80,7 @@ class PieceReader:
 
 
 def without_stop(message: Message, strings: Sequence[str]) -> tuple[Message, str | None]:
-    """Return a reply up to the first of some stop strings, and that string; the whole reply and None if it has no stop
+    """Return a reply up to its earliest stop string, and that string; the whole reply and None if it has no stop
     string."""
     thought = message.reasoning or ""
     if (end := first_of(thought, strings)) is not None:
@@ -102,7 +102,8 @@ def _with_call_id(call: ToolCall, at: int, calls: str) -> ToolCall:
 
 
 def first_of(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
-    """Return the index of the first of some strings in a text, and that string; None if the text has no such string."""
+    """Return the index of the earliest of some strings in a text, and that string; None if the text has none of
+    them."""
     return min(((at, string) for string in strings if (at := text.find(string)) >= 0), default=None)
 
 

@@ -76,7 +76,7 @@ class TextTree:
         return TextTurn(messages, keys, specs, tools_digest, parent, before)
 
     def ask(self, turn: TextTurn) -> tuple[int, bytes]:
-        """Write the messages of a request. Return the index of the last one, and the digests of conversation and
+        """Write the messages of a request. Return the index of the last message, and the digests of conversation and
         tools."""
         messages, keys, parent, before = turn.messages, turn.keys, turn.parent, turn.before
         fork = self._start_of_agent(messages) if parent is None else None

@@ -56,8 +56,8 @@ class TextRecorder:
 class TextSession(OpenSession):
     """Session whose replies are text. Implements `protocols.Session`.
 
-    Each reply arrives whole; `stop` and `max_tokens` do not apply. Its ids are the imitator's, without
-    log-probabilities.
+    Each reply arrives whole; `stop` and `max_tokens` do not apply. The ids of a reply are those of the imitator's
+    tokenizer, without log-probabilities.
     """
 
     def __init__(self, recorder: TextRecorder, task: Task, rollout_id: str, seed: int, role: str) -> None:
@@ -184,8 +184,8 @@ class TextSession(OpenSession):
         )
 
     def _at_least(self, prompt: CountedPrompt) -> tuple[int, int]:
-        """Return a length for a prompt that was too long for the server, and the room, if the server reported neither:
-        the room is smaller than the prompt."""
+        """Return the length to report for a prompt that was too long for the server, and a room that is smaller than
+        the prompt, if the server reported neither."""
         length = prompt.length or self.max_context + 1
         return length, min(self.max_context, length - 1)
 

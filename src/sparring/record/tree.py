@@ -398,8 +398,8 @@ class Tree:
             del self._leaves[next(iter(self._leaves))]
 
     def _input_segment(self, segment: Callable[..., Segment], place: int, request: Request) -> Segment:
-        """Return the input segment of a request, with its messages, tools, quotes and fork. `segment`: constructor
-        without these fields."""
+        """Return the input segment of a request, with its messages, tools, quotes and fork. `segment`: constructor that
+        takes these fields."""
         messages, evidence = request.messages, request.evidence
         known_agent = evidence.agent in self._agents
         self._agents.add(evidence.agent)
@@ -447,10 +447,10 @@ class Tree:
         return Rendering(long or renders_long(new), partial(self._bridge, node, new, tools))
 
     def _bridge(self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...] | None:
-        """Return the ids that a bridge appends to a node's, or None if the renderer has no bridge.
+        """Return the ids that a bridge appends to the ids of a node, or None if the renderer has no bridge.
 
-        A reply that the client wrote has no bridge, because its ids were not sampled here; neither has a reply after a
-        reply.
+        A reply that the client wrote has no bridge, because its ids were not sampled here. A reply that directly
+        follows a reply has none either.
         """
         reply = self._written[node.place]
         tokens_before = () if reply.parent is None else tuple(self._written[reply.parent].tokens)

@@ -19,8 +19,8 @@ class TurnQueue:
     turn as for a hundred, and one step of an engine ends many turns.
 
     Args:
-        store: store that they are written to. A turn counts when its commit is done; a crash before that loses a turn
-            whose client was not answered.
+        store: store that they are written to. A turn counts once its commit is done. A crash before the commit loses
+            only turns whose clients were not answered yet.
     """
 
     def __init__(self, store: Store) -> None:
@@ -94,6 +94,6 @@ class TurnQueue:
 
 
 def _ignore_error(done: asyncio.Future[None]) -> None:
-    """Retrieve an unawaited error; the next turn meets it as well."""
+    """Retrieve the error of a write that no caller awaits; the next turn fails with the same error."""
     if not done.cancelled():
         done.exception()

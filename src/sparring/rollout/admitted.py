@@ -1,4 +1,5 @@
-"""Estimates over all admitted rollouts of a step, with the lost ones: their length, success and domains (law 5)."""
+"""Estimates over all admitted rollouts of a step, including the lost ones: their length, success and domains (law
+5)."""
 
 from __future__ import annotations
 
@@ -12,8 +13,13 @@ from sparring.types import Group, Rollout
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts of the rollouts of one environment that ended, or were lost, after the same stages: rollouts, sampled
-    tokens, rollouts with a known success, and successes."""
+    """Counts over the rollouts of one environment that went through the same stages.
+
+    Attributes:
+        ended, ended_tokens: number of rollouts that ended, and of their sampled tokens.
+        judged, succeeded: number of ended rollouts with a known success, and with a success.
+        lost, lost_tokens: number of lost rollouts, and of their sampled tokens.
+    """
 
     ended: int = 0
     ended_tokens: int = 0
@@ -27,9 +33,9 @@ class _Counts:
 class AdmittedRollouts:
     """Account of a step's admitted rollouts: those that can be trained, and those that were lost.
 
-    The mean over all admitted rollouts, of length or success, is estimated from the survivors, each weighted by 1 / G
-    (see `Survival`). If every rollout was lost at a stage, the lost rollouts are counted instead, with the tokens that
-    they had sampled. The domains of a task are its environment and its tag.
+    The mean length and the mean success of all admitted rollouts are estimated from the survivors, each weighted by 1 /
+    G (see `Survival`). If every rollout was lost at a stage, the lost rollouts are counted instead, with the tokens
+    that they had sampled. The domains of a task are its environment and its tag.
 
     Attributes:
         survival: estimated probability of surviving each stage, from the step's rollouts.

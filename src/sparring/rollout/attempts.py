@@ -22,13 +22,13 @@ class Attempt:
 
     Attributes:
         rollout: rollout with its outcome and trajectories.
-        score: score of the rollout, or None without one.
-        error: infrastructure error that broke the attempt; None if it came to an outcome.
+        score: score of the rollout; None if it has no score.
+        error: infrastructure error that broke the attempt; None if the attempt came to an outcome.
         transcripts: conversations of each role in messages, one for each branch.
         is_rebuild: whether the attempt began with recorded events.
         caught_up: whether the attempt played the whole journal without a difference.
         rebuildable: whether the journal can be played again.
-        broken: place of the world's call that broke; None if none did.
+        broken: place of the world's call that failed; None if no call failed.
         unjudged: whether only the judge failed, so that the conversation is complete.
         broken_call: kind of the call that broke. If no box could be opened, it is the call that opens the environment.
     """
@@ -50,17 +50,17 @@ class Attempts:
     tokens on to the next attempt and keeps only its failure. An attempt after which the rollout starts over keeps both.
 
     Args:
-        rollout_id: id of the first attempt, which rebuilt attempts share. Attempt n after a start over is
-            `<rollout_id>/retry-<n>`; the failure of attempt n is recorded as `<rollout_id>/broken-<n>`.
+        rollout_id: id of the first attempt, which rebuilt attempts share. If the rollout starts over, attempt n has the
+            id `<rollout_id>/retry-<n>`; the failure of attempt n is recorded as `<rollout_id>/broken-<n>`.
         make_rollout: makes a rollout from an id, the number of an attempt, and trajectories.
-        retries: number of consecutive attempts that may break without getting further than the ones before.
+        retries: maximum number of consecutive attempts that break without getting further than earlier attempts.
         calls: counts of the rollout's calls of its worlds.
         journals: source of journals. An attempt that an earlier process began is resumed.
 
     Attributes:
         journal: journal that the next attempt plays.
         number: number of the next attempt.
-        idle: number of attempts since one got further.
+        idle: number of attempts since the last attempt that got further than those before it.
         failures: number of attempts that broke in this process.
         refused: reason why the rollout cannot be rebuilt, or empty.
         calls: calls of this rollout's worlds.
@@ -105,17 +105,17 @@ class Attempts:
         return True
 
     def is_the_policys(self, attempt: Attempt) -> bool:
-        """Return whether the policy broke the attempt (law 6). Failures of engine and judge are never the policy's, nor
-        is one before its first token."""
+        """Return whether the policy broke the attempt (law 6). A failure of the engine or of a judge is never the
+        policy's, nor is a failure before the policy's first token."""
         error, broken = attempt.error, attempt.broken
         if error is None or isinstance(error, (EngineError, JudgeError)) or broken is None or not attempt.caught_up:
             return False
-        if error.limit_s is not None:  # a limit of time says nothing of the call
+        if error.limit_s is not None:  # a time limit says nothing about the call
             return False
         return bool(sampled_tokens(attempt.rollout)) and self.calls.broke(broken, failure_of(error))
 
     def finish(self) -> tuple[Rollout, ...]:
-        """Return the broken attempts before one that came to an outcome."""
+        """Return the broken attempts before the attempt that came to an outcome."""
         self._pass_tokens_on()
         return self._broken_in_order()
 

@@ -67,13 +67,14 @@ class WorldCalls:
             self._broken.pop(place, None)
 
     def broke(self, place: Place, failure: Failure) -> bool:
-        """Count a call that failed in a world that had answered as the recorded one until then.
+        """Count a failed call of a world whose earlier answers equal the recorded ones.
 
-        A world counts if the failure equals the one in the world before, and if another rollout's call of this kind has
-        succeeded since the last world that counted. Otherwise the environment itself may be broken.
+        A rebuilt world counts if the call fails in it as in the previous world, and if another rollout's call of this
+        kind has succeeded since the last world that counted. Otherwise the environment itself may be broken.
 
         Returns:
-            Whether the failure is the policy's: the call broke in a first world and again in `WORLDS` that count.
+            Whether the failure is the policy's: the call failed in a first world, and again in `WORLDS` later worlds
+            that count.
         """
         others = self._environment.get(place.call, 0) - self._own.get(place.call, 0)
         before, worlds, others_before = self._broken.get(place, (failure, 0, others))
@@ -96,10 +97,10 @@ class AttemptCalls:
 
     Args:
         calls: counts of the rollout's calls.
-        playback: play of the journal.
+        playback: playback of the journal.
 
     Attributes:
-        playback: play of the journal.
+        playback: playback of the journal.
         broken: place of the last failed call, unless the journal has an answer to it; None if no call failed.
     """
 

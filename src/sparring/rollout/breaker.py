@@ -45,10 +45,10 @@ class Trial:
 class Breaker:
     """State of one environment's infrastructure: closed in normal operation, open during an outage.
 
-    It opens when more consecutive attempts have failed than are still running, at least `FEWEST_FAILURES`, on more than
-    one task. Intermittent failures, or one poisonous task, do not open it. While it is open, one attempt at a time is
-    the probe and the others wait. It closes when the environment answers the probe's call of the kind that failed last,
-    or, if no call had failed, when the probe succeeds.
+    It opens when the consecutive failed attempts are at least `FEWEST_FAILURES`, outnumber the attempts that are still
+    running, and belong to more than one task. Intermittent failures, or one poisonous task, do not open it. While it is
+    open, one attempt at a time is the probe and the others wait. It closes when the environment answers a call of the
+    probe that is of the kind that failed last. If no call had failed, it closes when the probe succeeds.
 
     Args:
         name: name of the environment.

@@ -41,8 +41,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     These names take precedence over a preset's."""
 
     calls_from_code: bool = False
-    """Whether calls of the world's tools are run that are in no reply, because an agent program or a worker runs code
-    of its model that calls them (docs/agents.md). Each counts as a tool call of the rollout."""
+    """Whether to run calls of the world's tools that are in no reply. An agent program or a worker makes such calls
+    when it runs code that its model wrote (docs/agents.md). Each counts as a tool call of the rollout."""
 
     gateway: str = ""
     """Address of `sparring gateway`, such as `http://10.0.0.5:9000`, that programs use instead of the run's own server
@@ -112,8 +112,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Maximum number of tool calls; replaces the task's own limit."""
 
     timeout_s: float | None = None
-    """Seconds that the policy's own commands, its calls of the environment, may take together; replaces the task's own
-    limit. It is checked after each call, and truncates the rollout."""
+    """Maximum seconds that the policy's own commands (its calls of the environment) may take together; replaces the
+    task's own limit. The limit is checked after each call; a rollout that exceeds it is truncated."""
 
     box_timeout_s: float = 120.0
     """Maximum seconds to open a box. This limit and those below do not count the policy's own time: when one is hit, it
@@ -148,8 +148,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Seconds without a finished rollout after which a stall is reported, with its cause."""
 
     retries: int = 3
-    """Maximum number of consecutive rebuilds of a rollout that the infrastructure broke, without getting further than
-    before. With fewer than 3, no failure of an environment counts as the policy's."""
+    """Maximum number of consecutive rebuilds of a rollout that the infrastructure broke. A rebuild that gets further
+    than before starts a new count. With fewer than 3, no failure of an environment counts as the policy's."""
 
     retry_delay_s: float = 0.5
     """Maximum pause in seconds before the first retry; doubles with each retry. The pause is drawn uniformly below the
@@ -157,7 +157,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     outage_s: float = 600.0
     """Maximum seconds of an outage of an environment's infrastructure. During an outage, one rollout at a time probes
-    the environment and no other begins; then the run ends and can be resumed."""
+    the environment and no other begins. After this time the run ends, and it can be resumed."""
 
     task_retries: int = 2
     """Maximum number of new groups for a task after the infrastructure broke its whole group."""

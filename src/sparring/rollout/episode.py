@@ -48,9 +48,9 @@ from sparring.types import (
 )
 
 OF_WORLDS = (InfraError, PolicyFailure, BadInput, StoreError)
-"""Errors of ours that an environment may raise: failures of either side, a refusal that no retry can help, and errors
-of the run's own store. Any other error of ours is about the run, which no environment knows, so it becomes an
-`EnvError`."""
+"""Errors of ours that an environment may raise: failures of the infrastructure and of the policy, a refusal that no
+retry can help, and errors of the run's own store. Any other error of ours is about the run, which no environment knows,
+so it becomes an `EnvError`."""
 
 
 class SessionRecorder(Protocol):
@@ -71,7 +71,8 @@ class GuardedEnv:
         executor: runs the environment's code; None runs it on the event loop.
         phases: phases of the attempt; None uses the default limits.
         timeout_s: seconds that the policy's own commands may take together.
-        calls: counter of the attempt's calls of the environment, with the play of its journal; None has no journal.
+        calls: counter of the attempt's calls of the environment, with the playback of its journal; None if there is no
+            journal.
         at_once: whether the environment is made on the event loop, because its constructor does not block.
 
     Attributes:
@@ -123,7 +124,7 @@ class GuardedEnv:
 
     @property
     def playback(self) -> Playback:
-        """Play of the attempt's journal."""
+        """Playback of the attempt's journal."""
         return self.calls.playback
 
     @property
@@ -264,7 +265,7 @@ class GuardedEnv:
         self, method: Callable[..., Any], *arguments: Any, run: Callable[..., Awaitable[Any]] | None = None
     ) -> Any:
         """Call a method of the environment, on the event loop if it is cooperative, else in the executor. `run` is the
-        executor's method for it."""
+        executor's method that runs it there."""
         try:
             if not is_cooperative(method):
                 return await (run or self._executor.run)(method, *arguments)
@@ -380,7 +381,7 @@ class RunningEpisode:
 
     @property
     def failure(self) -> InfraError | None:
-        """Error of a request that was not retried successfully; a client may have hidden it."""
+        """Error of a request that no later retry has answered; the client may have hidden it from the harness."""
         return next((limit.failure for limit in self._turn_limits.values() if limit.failure is not None), None)
 
     @property
@@ -406,8 +407,8 @@ class RunningEpisode:
         """Return one trajectory for each role with a request, in the world's order of roles. Without any request,
         return an empty one of the first role. Each session adds its `generate_s` to `timing`.
 
-        A role whose last request hit a limit ends by this limit. If the limit is the outcome of the attempt, the other
-        roles end as answered, else by the outcome.
+        A role whose last request hit a limit ends at this limit. The other roles end as answered if that limit is the
+        outcome of the attempt; otherwise they end with the outcome.
         """
         cut = {role: outcome_at(session.limit) for role, session in self._sessions.items() if session.limit is not None}
         others = ANSWERED if outcome in cut.values() else outcome

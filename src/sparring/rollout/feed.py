@@ -19,14 +19,14 @@ from sparring.types import Group, Task
 INLINE_S = 0.02
 """Seconds that the event loop waits for the source before it runs other work."""
 FAST_S = 0.002
-"""Duration of a source's answer, in seconds, above which other coroutines run before the next one."""
+"""Duration of a source's answer, in seconds, above which other coroutines run before the next answer."""
 MOST_LEFT_OUT = 1000
 """Number of consecutive invalid tasks that ends the run."""
 
 
 class TaskFeed:
-    """Task source whose `next` may be slow. It runs on a thread, and groups for the source to observe wait until it has
-    answered. A source that answers within `INLINE_S` seconds answers before any other coroutine runs.
+    """Task source whose `next` may be slow. The source runs on a thread. While it makes a task, the groups that it
+    should observe are queued. If it answers within `INLINE_S` seconds, no other coroutine runs before the answer.
 
     Args:
         source: source of tasks.

@@ -22,8 +22,8 @@ from sparring.types import Group, Rollout, Score, Task
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
-    """Admission of a group. `observed` is the number of groups that the task source had been shown before it gave the
-    task; with its state, it decides which tasks the source gives."""
+    """Admission of a group. `observed` is the number of groups shown to the task source before it gave the task. This
+    number and the source's state decide which tasks the source gives."""
 
     task: str
     digest: str
@@ -198,8 +198,8 @@ class GroupLog:
             )
 
     def last_published(self, after: int) -> int:
-        """Return the last step after `after` up to which every step published weights; `after` if the next one did
-        not."""
+        """Return the last of the consecutive steps after `after` that published weights; `after` itself if the step
+        after it did not publish."""
         step = after
         while self._last(step_name(self.stage, step + 1), "published") is not None:
             step += 1

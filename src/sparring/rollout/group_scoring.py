@@ -19,7 +19,7 @@ class GroupScoring:
     """Scorers of a run, in order.
 
     Args:
-        scorers: scorers; each gets the scores of the one before.
+        scorers: scorers; each gets the scores of the scorer before it.
         runner: runner of the rollouts. Its config gives the time limit of a scorer, `score_timeout_s`, and the number
             of `retries`.
     """

@@ -129,7 +129,7 @@ class Journals:
     Args:
         store: store of turns and log; None keeps journals in memory, so that no rollout can be resumed.
         recorded: called with each event that `note` is given.
-        begins: whether only rollouts named by `expect` are looked for in the store. If not, every rollout is.
+        begins: true looks up only the rollouts named by `expect` in the store; false looks up every rollout.
     """
 
     def __init__(
@@ -307,8 +307,8 @@ class Playback:
         return before.took_s
 
     def timed_out(self, exceeded: bool, turn: int, seconds: float) -> bool:
-        """Return whether the policy's time limit was hit. If the journal has the limit, it is hit after the same
-        answer; if not, when `exceeded`.
+        """Return whether the policy's time limit was hit. If the journal has recorded the limit, it is hit again after
+        the same answer; otherwise it is hit if `exceeded`.
 
         Args:
             exceeded: whether the policy's time exceeds its limit.
@@ -359,8 +359,8 @@ class Playback:
             self._progress = None
 
     def _next_reply(self, role: str, left: deque[RecordedReply], sampling: Sampling) -> RecordedReply:
-        """Return the next reply of a role. Its token limits are the recorded ones, because the budget that was left for
-        them depended on concurrent requests."""
+        """Return the next reply of a role. The reply keeps its recorded token limits, because the budget that was left
+        for it depended on concurrent requests."""
         recorded = left[0].sampling
         if replace(sampling, max_tokens=recorded.max_tokens, min_tokens=recorded.min_tokens) != recorded:
             self.differ(f"{role}: a request has other settings of sampling than the recorded one, {_count_left(left)}")

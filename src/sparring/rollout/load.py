@@ -18,7 +18,7 @@ CUT = 0.85
 """Factor on the limit after an overload."""
 
 GROWTH = 0.5
-"""Growth of the limit after a period without overload, in which each of its rollouts sent about one request."""
+"""Growth of the limit after a period without overload. In a period, the rollouts send as many requests as the limit."""
 
 MOST_LOST = 0.25
 """Share of recomputed tokens among all that the engine computes, above which the engine is overloaded."""
@@ -56,8 +56,9 @@ class Places:
     """Concurrency limit of training's rollouts that follows the engine's load: additive increase, multiplicative
     decrease (AIMD).
 
-    The limit changes only when a rollout ends, so it affects only when rollouts begin. After a cut, as many rollouts
-    must end as the limit fell by before the next cut; until then the engine's metrics show the load before the cut.
+    The limit changes only when a rollout ends, so it affects only the start of rollouts. After a cut, the limit does
+    not change until the rollouts in excess of it have ended; until then the engine's metrics show the load before the
+    cut.
 
     Args:
         most: upper bound and initial limit, at least 1.
@@ -112,8 +113,8 @@ class Places:
 class EvalShare:
     """Share of the concurrent rollouts for an evaluation alongside training.
 
-    The evaluation has places in addition to training's, such that they are this share of all places. Its rollouts queue
-    at the engine with the priority of the training group that is admitted next. So under a saturated engine the
+    The evaluation has places of its own in addition to training's; their number is `share` of all places. Its rollouts
+    queue at the engine with the priority of the training group that is admitted next. So under a saturated engine the
     evaluation gets its share of the throughput, and training loses no more than that.
 
     Args:

@@ -64,7 +64,8 @@ def ended_as(rollout: Rollout, outcome: Outcome) -> Rollout:
 
 
 def unscored(rollout: Rollout, outcome: Outcome = UNSCORED) -> Rollout:
-    """Return a rollout without a score as it leaves its group. No score is not a reward of 0."""
+    """Return a rollout with the outcome under which it leaves its group without a score. No score is not a reward of
+    0."""
     return ended_as(rollout, outcome)
 
 

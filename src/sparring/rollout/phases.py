@@ -324,7 +324,7 @@ class TurnLimit(SessionLayer):
 
     @property
     def failure(self) -> InfraError | None:
-        """Error of a request that was not retried successfully; a client may have hidden it."""
+        """Error of a request that no later retry has answered; the client may have hidden it from the harness."""
         return next((failure for _, failure in self._failed), None)
 
     def _settle(self, messages: Sequence[Message]) -> None:

@@ -334,9 +334,9 @@ class Player:
         )
 
     async def _add_outside_rewards(self, attempt: Attempt, rewards: OutsideRewards) -> Attempt:
-        """Return an attempt with its rewards from outside, after the final reward or the time limit for it. If the
-        policy failed, the attempt keeps its own score unless the final reward has arrived already: its sender may be
-        gone."""
+        """Wait for the final reward from outside, or for its time limit, and return the attempt with its rewards from
+        outside. If the policy failed, nothing is awaited, because the sender may be gone: the attempt keeps its own
+        score unless the final reward has arrived already."""
         if attempt.score is None or attempt.rollout.outcome.kind == "policy_failed" and not rewards.final:
             return attempt
         trajectory = attempt.rollout.trajectories[0]

@@ -58,7 +58,7 @@ class Stalls:
 
 
 class Straggler:
-    """Timer of stragglers: of the time in which the group that is next to be trained waits for a single rollout.
+    """Timer of stragglers: measures the time in which the group that is trained next waits for its last rollout.
 
     Args:
         spans: timer of activities; the time counts as `straggling`.

@@ -32,11 +32,12 @@ class WorldAnswer(NamedTuple):
 class AnsweredTurns:
     """Assignment of the world's answers to the turns of one role.
 
-    A reply that the harness gave to the world is matched with the turn of the same message object. Without one, it is
-    matched with an equal message, then with one that differs only in form (`message_key`), and then, for a reply
-    without calls, with one of the same text, because some programs pass on the text alone. Among several such turns,
-    the one that continues from the previously answered turn is chosen, so that another agent's equal words are not
-    confused with it; then the first, with agents' turns before summaries.
+    A reply that the harness gave to the world is matched with the turn whose message is the same object. If there is no
+    such turn, it is matched with an equal message, else with a message that differs only in form (`message_key`). A
+    reply without calls is last matched with a message of the same text, because some programs pass on the text alone.
+    Among turns that match equally well, the turn that continues from the previously answered turn is chosen, so that
+    equal words of another agent are not confused with it. If no turn continues from it, the first is chosen, with
+    agents' turns before summaries.
 
     A reply that consists only of calls is matched with the turn that made them: programs run the calls of a reply one
     by one, and prefix tool names with a server's name. If a role has one turn, all answers belong to it.
@@ -91,8 +92,8 @@ class AnsweredTurns:
         return number
 
     def _choose(self, numbers: Sequence[int], before: Sequence[int | None]) -> int | None:
-        """Return the chosen one of several equal turns, given the previously answered one; None if there are no turns.
-        The previously answered turn is preferred, because its calls are answered one by one."""
+        """Return the turn to choose among turns that match equally well; None if there are no turns. The previously
+        answered turn itself is preferred, because its calls are answered one by one."""
         if len(numbers) < 2:
             return numbers[0] if numbers else None
         last = next((number for number in reversed(before) if number is not None), None)
@@ -185,8 +186,7 @@ def _match_calls(wanted: Sequence[ToolCall], calls: Sequence[ToolCall]) -> list[
 
 
 def _has_more_arguments(call: ToolCall, by: ToolCall) -> bool:
-    """Return whether a call has all arguments of another and more: clients write out default values or leave them
-    out."""
+    """Return whether `by` has all arguments of `call`, and perhaps more, because clients may add default values."""
     if call.arguments is None or by.arguments is None:
         return False
     same = {name: value for name, value in by.arguments.items() if name in call.arguments}

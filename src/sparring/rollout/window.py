@@ -10,8 +10,8 @@ from sparring.rollout.config import RolloutConfig
 
 
 class Window:
-    """Admission control by steps: group g belongs to step g // groups_per_step + 1, and may start once all but
-    `max_lag` of the steps before that one are released.
+    """Admission control by steps: group g belongs to step g // groups_per_step + 1, and may start once all steps before
+    its own, except the last `max_lag` of them, are released.
 
     So a group of step s starts on the weights of version s - 1 - max_lag or newer: its lag when trained is at most
     `max_lag`, by construction (law 5). `max_lag = 0` is a synchronous run.
@@ -95,7 +95,7 @@ def check_window(
     The proof. A step is *open* while groups of it are missing.
 
     (1) The window admits groups in order of index, and always admits the groups of the open step: their step number
-    minus 1 equals the released steps, and `max_lag` is at least 0.
+    minus 1 equals the number of released steps, and `max_lag` is at least 0.
 
     (2) Places for rollouts are given out in admission order and given back only at a rollout's end. So rollouts of the
     open step wait at most for rollouts that were admitted before them, and these are all running. The number of places

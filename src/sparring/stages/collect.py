@@ -93,7 +93,8 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def _no_traces(totals: Mapping[str, int], failure: str) -> BadInput:
-    """Return the refusal of a teacher without any trace; `failure` is the message of the first failed rollout."""
+    """Return the error for a teacher whose rollouts gave no trace. `failure`: message of the first rollout that
+    failed."""
     why = "{failed} failed, {unscored} had no reward, {unfinished} were cut short".format(**totals)
     if totals["full"]:
         why += f" ({totals['full']} of these at the end of the context, of the policy or of the teacher)"
@@ -136,7 +137,7 @@ async def _roll_out(
 def _task_result(config: RunConfig, factory: EnvFactory, task: Task, finished: Sequence[Finished]) -> dict[str, Any]:
     """Return the counts of a task's rollouts and the traces to keep.
 
-    Kept are, for each role of the policy, the first `keep` completed rollouts that earned `min_reward`, with one trace
+    For each role of the policy, the first `keep` completed rollouts that earned `min_reward` are kept, with one trace
     for each branch of their conversations. In an environment of several roles a trace names its role.
     """
     section, tools = config.collect, factory.make().tools
@@ -173,7 +174,7 @@ def _sayable(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str,
     said more than the policy has positions for.
 
     Raises:
-        BadInput: fewer than nine in ten remain; the message is the first refusal.
+        BadInput: fewer than nine in ten traces remain; the message is that of the first refused trace.
     """
     source, tools = context.input("sft"), context.factory.make().tools
     renderer, longest = renderer_of(context.config, source), outline_of(source).max_positions

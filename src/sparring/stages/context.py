@@ -36,7 +36,7 @@ class Replay:
 
     Attributes:
         last_step: last step to replay.
-        updates: function of the policy's engine and its checkpoint folder; returns the part that takes published
+        updates: function from the policy's engine and the engine's checkpoint folder to the part that takes published
             weights.
     """
 
@@ -59,10 +59,10 @@ class RunFiles:
 
     def input(self, stage: str) -> Path:
         """Return the Hugging Face or adapter folder that `stage` starts from: the output of the nearest finished stage
-        before, or the checkpoint that the recipe names.
+        before it, or else the checkpoint that the recipe names.
 
         Raises:
-            BadInput: there is neither, or the output of the stage before was deleted.
+            BadInput: there is neither, or the output of that stage was deleted.
         """
         before = self.before(stage)
         if before is not None:
@@ -93,7 +93,7 @@ class RunFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context(RunFiles):
-    """Parts that all stages of a run share. Their maker closes them.
+    """Parts that all stages of a run share. The code that opened them closes them.
 
     Attributes:
         replay: steps to replay instead of training, or None.

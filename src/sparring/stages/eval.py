@@ -24,8 +24,8 @@ async def run(context: Context) -> dict[str, Any]:
     """Evaluate the best or the last weights (`[eval] weights`) of every finished stage that `[eval] checkpoints` names.
 
     Returns:
-        One `Evaluation` as plain data for each checkpoint; with `[eval] teachers` for each `teacher/<name>`; and
-        with `no_tool_tasks` for `no_tool`, the last checkpoint without its tool host.
+        Evaluations as plain data, by name: one for each checkpoint; with `[eval] teachers`, `teacher/<name>` for each
+        teacher; with `no_tool_tasks`, `no_tool` for the last checkpoint without its tool host.
 
     Raises:
         EvaluationFailed: infrastructure or judge broke too many rollouts of an evaluation.

@@ -38,8 +38,8 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
     """Rollout without its task, which its group holds once: `task` is None if it equals the group's. A branch of a
-    conversation stores only the ids after its common beginning with the conversation it leaves; `shared` locates the
-    others for each trajectory, and is empty if no trajectory has any."""
+    conversation stores only the ids after its common beginning with the conversation it leaves; `shared` tells, for
+    each trajectory, where the ids of such beginnings are; it is empty if no trajectory has such ids."""
 
     id: str
     task: Task | None

@@ -19,7 +19,7 @@ from sparring.store.codec import encode
 from sparring.types import Group, Outcome, Rollout, Score, Segment, Task, Trajectory
 
 DIGEST_BYTES = 8
-"""Size in the log of each published tensor's digest."""
+"""Number of bytes of each tensor's digest, in the log entry of a published version."""
 
 TURN_FIELDS = ("parent", "source", "model", "finish_reason", "message", "label")
 """Fields of a turn, besides its tokens, that are compared."""
@@ -45,7 +45,7 @@ class RecordDifference:
     Attributes:
         where: event: a step, or a group, rollout and turn.
         what: part of the event that differs.
-        values: its text in the first and in the second record.
+        values: text of this part in the first and in the second record.
         tensor: index of the first published tensor that differs, in the order of names; else None.
     """
 
@@ -219,7 +219,7 @@ def group_difference(where: str, left: Group, right: Group) -> RecordDifference 
     """Return the first difference between two groups: of the task, of the rollouts by place, or of their scores.
 
     Args:
-        where: event that they belong to, for the report.
+        where: event that the groups belong to, for the report.
         left: first group.
         right: second group.
     """

@@ -14,9 +14,8 @@ class Shared(NamedTuple):
     """Leading ids of a segment that occur elsewhere in its trajectory.
 
     Attributes:
-        last: index of an earlier segment.
-        count: number of leading ids of the branch that ends with that segment, which are also this segment's leading
-            ids.
+        last: index of the earlier segment that ends the branch in which the ids occur.
+        count: number of ids at the beginning of that branch with which this segment begins, too.
     """
 
     last: int
@@ -64,7 +63,8 @@ def _ids(segments: Sequence[Segment], last: int) -> tuple[int, ...]:
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return the length of the common prefix, by bisection, since comparing slices is fast and single ids is not."""
+    """Return the length of the common prefix, by bisection, because comparing slices is faster than comparing single
+    ids."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2

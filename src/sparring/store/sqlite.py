@@ -163,8 +163,8 @@ class SqliteStore:
                 self._database.executemany("DELETE FROM turns WHERE rollout = ?", trajectory_ids)
 
     def groups(self, *, stage: str | None = None, first: int = 0, end: int | None = None) -> Iterator[Group]:
-        """Yield the groups that count, in admission order; of all stages, ordered by their first group, if `stage` is
-        None. They are read one by one, so a long run fits into memory.
+        """Yield the groups that are not superseded, in admission order. If `stage` is None, yield those of all stages;
+        stages are ordered by their first group. Groups are read one by one, so a long run fits into memory.
 
         Args:
             stage: stage of the run.
@@ -220,8 +220,8 @@ class SqliteStore:
     def entries(
         self, stage: str, *, after: int = 0, kinds: Collection[LogKind] | None = None, name: str | None = None
     ) -> Iterator[tuple[int, LogEntry]]:
-        """Yield (row, entry) of a stage's entries that count, in order. They are read a few hundred at a time, so a
-        long log fits into memory.
+        """Yield (row, entry) of a stage's log entries that are not superseded, in order. They are read a few hundred at
+        a time, so a long log fits into memory.
 
         Args:
             stage: stage of the run.
@@ -307,7 +307,7 @@ class SqliteStore:
                 self._database.execute("PRAGMA synchronous = NORMAL")
 
     def last_checkpoint(self, stage: str) -> tuple[CheckpointRef, Mapping[str, Any]] | None:
-        """Return the latest checkpoint with an existing folder, and its state; None without one."""
+        """Return the latest checkpoint with an existing folder, and its state; None if there is no such checkpoint."""
         query = (
             "SELECT row, step, ref FROM checkpoints WHERE superseded = 0 AND stage = ? AND step < ?"
             " ORDER BY step DESC LIMIT 1"
@@ -323,26 +323,28 @@ class SqliteStore:
         return None
 
     def checkpoints(self, stage: str) -> list[CheckpointRef]:
-        """Return the checkpoints that count and have an existing folder, by step."""
+        """Return the checkpoints that are not superseded and have an existing folder, by step."""
         query = "SELECT ref FROM checkpoints WHERE superseded = 0 AND stage = ? ORDER BY step, row"
         refs = [self._decode(data, CheckpointRef) for (data,) in self._rows(query, stage)]
         return [ref for ref in refs if Path(ref.path).is_dir()]
 
     def retire(self, stage: str, steps: Collection[int]) -> None:
-        """Stop counting checkpoints with deleted folders, and drop their states, which would grow without bound."""
+        """Mark checkpoints whose folders were deleted as superseded. Their states are dropped, so that the store does
+        not grow without bound."""
         with self._transaction():
             change = "UPDATE checkpoints SET superseded = 1, state = x'' WHERE stage = ? AND step = ?"
             self._database.executemany(change, [(stage, step) for step in steps])
 
     def truncate(self, stage: str, step: int, *, first_group: int | None = None) -> None:
-        """Go back to the end of `step`, in one transaction: later metrics and checkpoints stop counting, but stay in
-        the file.
+        """Go back to the end of `step`, in one transaction: later metrics and checkpoints are marked as superseded, but
+        stay in the file.
 
         Args:
             stage: stage of the run.
-            step: last step that counts.
-            first_group: index of the first group that stops counting. With it, turns and log entries that an earlier
-                process left of later rollouts, and log entries of later steps, are dropped. None: keep all groups.
+            step: last step that is kept.
+            first_group: index of the first group that is superseded. The turns and log entries that an earlier process
+                left of this and later groups' rollouts are dropped, and so are its log entries of later steps. None:
+                keep all groups.
         """
         with self._transaction():
             run = self._database.execute
@@ -419,13 +421,14 @@ class SqliteStore:
 
 
 def _prefix_bounds(name: str) -> tuple[str, str]:
-    """Return the bounds of all names that begin with `name` and a slash: the first one, and the first one after
+    """Return the bounds of all names that begin with `name` and a slash: the first such name, and the first name after
     them."""
     return f"{name}/", f"{name}0"  # 0 follows the slash
 
 
 def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """Return a connection without implicit transactions. It waits up to 5 seconds for another's transaction."""
+    """Return a connection without implicit transactions. It waits up to 5 seconds for the transaction of another
+    connection."""
     try:
         check_header(path)
         return sqlite3.connect(

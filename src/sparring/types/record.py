@@ -79,9 +79,9 @@ class Fork:
         of: index of the last common segment, or of the reply that started an agent; None without either.
         message: index in the request of the first differing message; of the last message if only ids or tools differ.
         byte: offset in that message of the first differing byte, in the UTF-8 text by which messages are compared.
-        before: recorded text from there on, shortened; empty if it ends there.
-        after: the request's text from there on, likewise.
-        agent: id of the requesting agent, as its client says; empty if it says none.
+        before: recorded text from this byte on, shortened; empty if the recorded text ends there.
+        after: the request's text from this byte on, likewise.
+        agent: id of the requesting agent, given by its client; empty if the client gives none.
     """
 
     reason: ForkReason
@@ -97,19 +97,20 @@ class Fork:
 class Segment:
     """Node of a trajectory tree: the tokens that it adds to its parent.
 
-    `logprobs`, `versions` and `kv_versions` exist exactly if a model of this run sampled the tokens, with one value per
-    token; so does `kept` if sampling was truncated. Segments are in the order of their requests.
+    `logprobs`, `versions` and `kv_versions` have one value per token if a model of this run sampled the tokens, and do
+    not exist otherwise. `kept` exists if, in addition, sampling was truncated. Segments are in the order of their
+    requests.
 
     Attributes:
         parent: index of the parent; None for a root.
         message: rendered or parsed message; None for pure template tokens.
         model: name of the model that sampled the tokens, or None.
-        versions: weight versions that sampled them.
-        kv_versions: oldest weight versions of the KV cache that they attended to.
+        versions: weight versions that sampled the tokens.
+        kv_versions: oldest weight versions of the KV cache that the tokens attended to.
         finish_reason: reason why sampling ended; None if nothing was sampled, or unknown (old stores).
         label: purpose of a sampled reply.
-        place: number reserved when the request was planned, which the reply's id bears (`rl/12/3#5`). None: equal to
-            `index`. It differs if an earlier request got no reply.
+        place: number reserved when the request was planned, which is part of the reply's id (`rl/12/3#5`). None: equal
+            to `index`. It differs if an earlier request got no reply.
         earlier: messages before `message` that the segment adds. After a fork these follow the last common message.
         tools: tools of the request, if they changed. None: unchanged, or unknown (old stores).
         fork: departure from an earlier conversation; None for a continuation.
@@ -250,7 +251,7 @@ class Trajectory:
         return (segment for segment in self.segments if segment.index not in parents)
 
     def path(self, index: int) -> tuple[Segment, ...]:
-        """Return the segments from the root to the one with this index."""
+        """Return the segments from the root to the segment with this index."""
         path: list[Segment] = []
         at: int | None = index
         while at is not None:
@@ -260,7 +261,7 @@ class Trajectory:
 
 
 def main_replies(segments: Sequence[Segment]) -> list[Segment]:
-    """Return the replies of the main agent, which is the first to request one, in the order of requests.
+    """Return the replies of the main agent, which is the first agent to request a reply, in the order of requests.
 
     Replies of any model count. Auxiliary, compaction, undelivered and sub-agent replies do not.
     """
@@ -274,8 +275,8 @@ def main_replies(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def _by_sub_agents(segments: Sequence[Segment]) -> dict[int, bool]:
-    """Return for each segment whether it belongs to an agent that another's reply started, judged by the tree alone,
-    since clients need not name agents."""
+    """Return for each segment whether it belongs to an agent that was started by another agent's reply, judged by the
+    tree alone, since clients need not name agents."""
     others: dict[int, bool] = {}
     for s in segments:
         before = s.parent if s.parent is not None or s.fork is None else s.fork.of
@@ -297,7 +298,7 @@ class Rollout:
         index: position in the group.
         attempt: number of retries before it.
         trajectories: one trajectory per role that got a request, in the world's order of roles; an attempt without
-            requests has the first role's.
+            requests has an empty trajectory of the first role.
     """
 
     id: str
@@ -329,9 +330,9 @@ class Score:
         parts: named components, for reports and credit rules.
         success: verdict of the verifier; None in a world without one.
         per_turn: part of `reward` that each turn earned, in the order of `Trajectory.turns` (without auxiliary and lost
-            replies); the end earned the rest.
-        per_step: parts of each turn's reward that its steps earned, per turn as (number of the turn's tokens up to the
-            step's end, reward), in order; the turn's end earned the rest.
+            replies); the end of the rollout earned the rest.
+        per_step: for each turn, its steps in order as (number of the turn's tokens up to the end of the step, part of
+            the turn's reward that the step earned); the end of the turn earned the rest.
         states: state in which each turn was taken (see `Observation.state_key`); None for a state that no other turn
             shares.
         per_role: rewards that replace `reward` for the named roles.

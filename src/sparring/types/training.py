@@ -30,13 +30,13 @@ class Sample:
         id: `<trajectory id>#<branch>`, or a name of its own.
         group: name of the group of rows.
         weights: weight of each token by loss term (policy, imitate, ...); an absent term does not train the row.
-        kv_versions: oldest weight versions of the KV cache that they attended to.
+        kv_versions: oldest weight versions of the KV cache that the tokens attended to.
         kept: kept sets; empty for tokens without truncated sampling. None if all are empty.
         bias: (id, value) pairs added to the logits before each token was drawn, minus infinity for banned ids. None if
             all are empty.
         annotations: values of `annotations.Annotation` at each token, by name.
-        label: side in the preference term: 1 chosen or wanted, -1 rejected or unwanted, 0 for a batch statistic only
-            and never trained. The chosen and rejected rows of one `group` are a pair.
+        label: side in the preference term: 1 chosen or wanted, -1 rejected or unwanted, 0 for a row that enters only a
+            batch statistic and is never trained. The chosen and rejected rows of one `group` are a pair.
         teacher: name of the model that the distill term, or a KL penalty, compares with.
         tops: the teacher's likeliest tokens at each token, if not its whole distribution is compared.
         fork: reason why the row's conversation left an earlier one, or None. With "template", replies before the first

@@ -22,8 +22,8 @@ class Sink(Protocol):
     """Receiver of a run's metrics and events. Calls come from one thread, with a stage's steps in order."""
 
     def start(self, stage: str, total_steps: int, at_once: int = 1) -> None:
-        """Begin a stage of `total_steps` steps in all, of which a resumed run may have done some, and of which
-        `at_once` are under way at a time."""
+        """Begin a stage of `total_steps` steps. A resumed run may have done some of them already. `at_once` steps run
+        at the same time."""
         ...
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
@@ -50,7 +50,7 @@ class Fanout:
         self._sinks = tuple(sinks)
 
     def start(self, stage: str, total_steps: int, at_once: int = 1) -> None:
-        """Pass on."""
+        """Forward the call to every sink."""
         for sink in self._sinks:
             sink.start(stage, total_steps, at_once)
 

@@ -47,7 +47,7 @@ class WandbSink:
             )
 
     def start(self, stage: str, total_steps: int, at_once: int = 1) -> None:
-        """Let the stage's values be drawn over its own steps."""
+        """Make wandb plot the stage's values over the stage's own steps."""
         self._run.define_metric(f"{stage}/step")
         self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
 

@@ -66,8 +66,8 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Maximum weight of a token that older weights sampled, under `estimator` = "policy_gradient"."""
 
     tokenizers: Literal["same", "any"] = "same"
-    """Tokenizers of the teachers. any: the student's text is encoded in the teacher's tokens, and compared wherever
-    tokens of both end; for `over` = "token"."""
+    """Tokenizers of the teachers. any: the student's text is encoded in the teacher's tokens, and compared wherever a
+    token ends in both; for `over` = "token"."""
 
     feedback: Literal["none", "sibling"] = "none"
     """Additional input of the teacher. sibling: a successful rollout of the same task, which the student did not see
@@ -82,7 +82,8 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Weight of a cross-entropy loss on the tokens of tool answers (ECHO, arXiv 2605.24517); 0: none."""
 
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """Aggregation of token losses. token_mean: every token has the same weight; sequence_mean: every trajectory has."""
+    """Aggregation of token losses. token_mean: every token has the same weight; sequence_mean: every trajectory has the
+    same weight."""
 
     max_concurrent_scores: int = 64
     """Maximum number of concurrent requests to teachers."""

@@ -9,7 +9,8 @@ from sparring.tasks.pools import DifficultyPools
 
 
 class DomainConfig(EnvConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[envs.<name>]`: one of several environments. It has the keys of `[env]`, including limits and box, and these."""
+    """`[envs.<name>]`: one of several environments. It has the keys of `[env]`, including limits and box, and the
+    following ones."""
 
     weight: float = 1.0
     """Weight of the environment among those trained on, relative to the others: a share of the rollouts that remain

@@ -25,7 +25,7 @@ class CollectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Number of rollouts per task."""
 
     min_reward: float = 1.0
-    """Smallest reward of a kept conversation: its role's, if roles have rewards of their own."""
+    """Minimum reward of a kept conversation; if roles have rewards of their own, the reward of its role."""
 
     keep: int = 1
     """Maximum number of rollouts of a task with kept conversations, per role; the first ones are kept."""

@@ -10,7 +10,8 @@ from sparring.algo.rare.preference.orpo import Orpo
 from sparring.recipe.sections.overrides import TrainOverrides
 
 NAMED = {("preference", "loss"): "dpo", ("reward_model", "loss"): "bradley_terry", ("rl", "preference"): "dpo"}
-"""Tables of several kinds, with the default kind. A kind's name instead of the table stands for its defaults."""
+"""Tables of several kinds, each with its default kind. The name of a kind in place of the table stands for the kind's
+defaults."""
 
 
 class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +61,7 @@ class BradleyTerryConfig(
 
         loss = -log sigmoid(r(chosen) - r(rejected) - margin) + centre * (r(chosen) + r(rejected))^2
 
-    For a reward model of whole replies, from compared ones.
+    This loss trains a reward model of whole replies on compared replies.
     """
 
     centre: float = 0.0
@@ -76,7 +77,7 @@ class StepsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
         loss = -y * log sigmoid(v) - (1 - y) * log sigmoid(-v),    v the value after the step, y its label
 
-    For a process reward model, from solutions with labelled steps.
+    This loss trains a process reward model on solutions with labelled steps.
     """
 
     separator: str = "\n"
@@ -88,7 +89,7 @@ class TurnsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
         loss = -y * log sigmoid(v) - (1 - y) * log sigmoid(-v),    v the value after the reply, y its label
 
-    For a process reward model of `[rl] reward_by = "turn"`, which is read at the same places.
+    This loss trains a process reward model for `[rl] reward_by = "turn"`, which reads the values at the same positions.
     """
 
 

@@ -15,7 +15,7 @@ from sparring.tasks.pools import DifficultyPools
 
 class CriticConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[rl.critic]`: value model for credit gae, which predicts the remaining reward before each token. It learns from
-    the policy's rollouts, in as many optimiser steps."""
+    the policy's rollouts, in as many optimiser steps as the policy."""
 
     model: str = "policy"
     """Initial weights: `policy`, the weights at the start of the stage; `reward_model`, those of this run's stage of
@@ -38,7 +38,7 @@ class CriticConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class ImplicitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[rl.implicit]`: implicit reward model for credit prime: its log-probabilities minus the reference's (`[algo.kl]
     reference`) are process rewards. It learns from the policy's rollouts which of them were right, in as many optimiser
-    steps.
+    steps as the policy.
 
         loss = - mean_i (o_i log sigmoid(R_i) + (1 - o_i) log sigmoid(-R_i))
         R_i  = beta * sum_t (log p_implicit(y_i,t) - log p_reference(y_i,t))    o_i: 1 where rollout i was right
@@ -89,8 +89,8 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     reward_by: Literal["reply", "turn", "step"] = "reply"
     """Unit that the reward model scores. reply: the whole conversation, by its value. turn: every turn of the policy,
-    by the probability that it is right, the sigmoid of the value after it. step: every step of its turns, in the same
-    way. turn and step give process rewards, for a credit rule that uses rewards of turns."""
+    by the probability that it is right, which is the sigmoid of the value after it. step: every step of these turns, in
+    the same way. turn and step give process rewards, for a credit rule that uses rewards of turns."""
 
     reward_separator: str = ""
     """Text between two steps under `reward_by` = "step", with a reward model of `[models]`; empty: a line break. The

@@ -48,7 +48,7 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     damaged: Literal["refuse", "pass_over"] = "refuse"
     """Treatment of a latest checkpoint that cannot be read. refuse: the run ends with an error; pass_over: it resumes
-    from the one before, and trains the later steps again from the record."""
+    from the checkpoint before, and trains the later steps again from the record."""
 
     def __post_init__(self) -> None:
         if self.name in ("", ".", "..") or "/" in self.name or "\0" in self.name:

@@ -13,7 +13,7 @@ class StopConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     stops after the same step."""
 
     metric: str = "rollout/reward"
-    """Name of the metric: one of each step, or of evaluations during training (`rl/eval/success`, with `[eval]
+    """Name of the metric: a metric of each step, or of evaluations during training (`rl/eval/success`, with `[eval]
     every`)."""
 
     highest: bool = True

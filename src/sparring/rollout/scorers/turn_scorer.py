@@ -13,7 +13,7 @@ from sparring.rollout.scorers.reward_scorer import PART
 from sparring.types import Rollout, Score, Task
 
 Probabilities = Sequence[Mapping[int, float]]
-"""Probability that each turn is right so far, by the number of its tokens that the model has read."""
+"""For each turn, the probability that it is right so far, by the number of its tokens that the model has read."""
 
 
 class TurnScorer:
@@ -22,7 +22,7 @@ class TurnScorer:
 
         p_k         = sigmoid(v_k)                         v_k: the model's value at the last token of turn k
         per_turn_k += weight * p_k                         the process reward (Lightman et al., arXiv 2305.20050)
-        reward     += weight * (p_1 + ... + p_K)           so that the reward without the turns' is the world's
+        reward     += weight * (p_1 + ... + p_K)           so that reward minus sum of per_turn is the world's
 
     A turn is the reply to one request of an agent, in the context that it was sampled in. Turns are in the order of
     `Score.per_turn`. If turns have steps, each step is scored at its own end, `per_step` has its reward, and the turn's
@@ -87,8 +87,8 @@ class TurnScorer:
     def _step_rewards(
         self, earned: dict[int, float], probabilities: Mapping[int, float], length: int
     ) -> tuple[tuple[int, float], ...]:
-        """Return the rewards of a turn's steps with the model's added. The model's last reward is put at the turn's
-        end."""
+        """Return the rewards of a turn's steps, with the model's rewards added. The model's last reward is put at the
+        turn's end."""
         for end, probability in probabilities.items():
             place = length if end == max(probabilities) else end
             earned[place] = earned.get(place, 0.0) + self._weight * probability

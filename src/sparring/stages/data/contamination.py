@@ -98,7 +98,7 @@ def check_unseen_files(config: RunConfig, tasks: Sequence[Task]) -> None:
     """Refuse rows of `[sft] data` and `[preference] data` that show a held-out task.
 
     A row shows a task if it has the task's prompt, or if one of its user messages is the last user message of that task
-    alone. Tasks with a key are not compared by text.
+    and of no other. Tasks with a key are not compared by text.
     """
     keyless = [task for task in tasks if not task.key]
     last = Counter(_last_user_message(task) for task in keyless)
@@ -118,7 +118,8 @@ def _prompts_in_files(config: RunConfig) -> Iterator[tuple[str, list[str]]]:
 
 
 def _rows_in_files(config: RunConfig) -> Iterator[tuple[str, Sequence[Message]]]:
-    """Yield place and messages of each row in the training files; of a preference its prompt."""
+    """Yield the place and the messages of each row in the training files. For a row of preferences, the messages are
+    its prompt."""
     if "sft" in config.run.stages and config.sft.data is not None:
         rows = read_conversations(config.sft.data, config.world.columns.mapping())
         yield from ((f"{config.sft.data}, row {number}", messages) for number, messages in enumerate(rows, 1))

@@ -48,7 +48,7 @@ Replies = Expert | Mapping[str, Expert]
 """Function of the messages so far that returns the next reply; or one such function for each role, by name."""
 
 AT_ONCE = 32
-"""Most demonstrations that are played at a time, if `[rollout]` allows as many rollouts."""
+"""Maximum number of demonstrations played at a time; `[rollout]` may allow fewer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +81,7 @@ async def demonstrations(context: Context, renderer: Renderer, longest: int) -> 
 
     Args:
         renderer: renderer of the policy.
-        longest: most tokens of a demonstration.
+        longest: maximum number of tokens of a demonstration.
 
     Raises:
         BadInput: there is nothing to imitate, a row does not parse or is too long, or the expert solves fewer than nine
@@ -93,10 +93,10 @@ async def demonstrations(context: Context, renderer: Renderer, longest: int) -> 
 
 
 def solved_conversations(shown: Sequence[Conversation]) -> list[Conversation]:
-    """Return the conversations that solve their task, and those without a task.
+    """Return the conversations that solve their task, and the conversations without a task.
 
     Raises:
-        BadInput: they are fewer than nine in ten.
+        BadInput: fewer than nine in ten conversations are left.
     """
     solved = [c for c in shown if c.task is None or (c.score is not None and c.score.success is not False)]
     if len(solved) < 0.9 * len(shown):
@@ -111,10 +111,10 @@ def rendered(conversation: Conversation, renderer: Renderer, longest: int) -> Re
     """Return the conversation as tokens with marks of the replies.
 
     Args:
-        longest: most tokens that the policy has positions for.
+        longest: maximum number of tokens, which the policy's positions limit.
 
     Raises:
-        BadInput: the chat format cannot write it, or it is longer.
+        BadInput: the chat format cannot write the conversation, or it has more than `longest` tokens.
     """
     from sparring.render.demonstrate import demonstration_tokens
 
@@ -134,7 +134,7 @@ def rendered(conversation: Conversation, renderer: Renderer, longest: int) -> Re
 
 
 def too_long(where: str, positions: int, got: str) -> BadInput:
-    """Return the refusal of more tokens than the policy has positions for."""
+    """Return the error for a text with more tokens than the policy has positions."""
     expected = f"fewer tokens than the {positions} positions of the model"
     return refusal(where, expected, got, "shorten it, raise models.policy.init.max_positions, or take another model")
 
@@ -397,7 +397,7 @@ def _drain(failures: deque[InfraError]) -> list[InfraError]:
 
 
 def _no_requests(task: Task, harness: str, error: Unanswered) -> BadInput:
-    """Return the refusal of a harness that requested no reply, or whose requests were all refused."""
+    """Return the error for a harness that requested no reply, or whose requests were all refused."""
     reason = str(error).partition(": ")[2]
     got = f"{harness!r}, which {reason} for task {task.id}"
     got = got if reason == "requested no reply" else f"for task {task.id}: {error}"
@@ -406,7 +406,7 @@ def _no_requests(task: Task, harness: str, error: Unanswered) -> BadInput:
 
 
 def _over_context(task: Task, room: int, positions: int) -> BadInput:
-    """Return the refusal of an expert whose prompts or replies do not fit the policy's context.
+    """Return the error for an expert whose prompts or replies do not fit the policy's context.
 
     Args:
         room: tokens of the policy's context.

@@ -100,8 +100,8 @@ def _replies(row: Preference | Solution | JudgedTurns) -> list[Messages]:
 
 
 def split_held_out(rows: Sequence[R], held_out: int, seed: int, section: str) -> tuple[list[R], list[R]]:
-    """Split rows into those to train on and at least `held_out` others. All rows of a prompt fall on one side, which
-    depends on the seed and the prompts alone.
+    """Split rows into training rows and at least `held_out` held-out rows. All rows of a prompt fall on the same side;
+    which side depends only on the seed and the prompts.
 
     Raises:
         BadInput: no row is left to train on.

@@ -10,8 +10,8 @@ from sparring.recipe.run_config import RunConfig
 
 
 def check_section(config: RunConfig, role: str, annotation: Annotation, preset: str) -> bool:
-    """Return whether the run has `[rl.<role>]`. It must stand exactly where the rl stage runs with a credit that reads
-    `annotation`.
+    """Return whether the run has `[rl.<role>]`. The section must be present if the rl stage runs with a credit rule
+    that reads `annotation`, and absent otherwise.
 
     Args:
         role: name of the section.

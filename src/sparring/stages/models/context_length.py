@@ -1,4 +1,4 @@
-"""Context length of a model: its outline, and the most tokens of one conversation."""
+"""Context length of a model: its outline, and the maximum number of tokens of one conversation."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def engine_of(config: RunConfig, name: str) -> EngineConfig:
 
 
 def max_context(model: Outline, engine: EngineConfig, dtype: DType) -> int:
-    """Return the most tokens of one conversation: the model's positions or the engine's cache, whichever is less."""
+    """Return the maximum number of tokens of one conversation: the model's positions or the engine's cache, whichever
+    is less."""
     return min(model.max_positions, engine.cache_tokens(model.token_bytes(dtype)))
 
 
 def policy_context(config: RunConfig, folder: Path) -> int:
-    """Return the most tokens of one conversation of the policy, whose checkpoint folder is `folder`."""
+    """Return the maximum number of tokens of one conversation of the policy, whose checkpoint folder is `folder`."""
     return max_context(outline_of(folder), config.engine, config.models[POLICY].dtype)

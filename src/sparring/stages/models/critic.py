@@ -20,7 +20,7 @@ CRITIC = "critic"
 OWN = "reward_model"
 """Stage whose output `rl.critic.model` may name."""
 LEAST_SPREAD = 1e-12
-"""Smallest variance of returns, as a share of their mean square, from which explained variance is computed."""
+"""Minimum variance of returns, as a share of their mean square, for which explained variance is computed."""
 
 
 def open_critic(section: CriticConfig, cluster: Cluster, folder: Path, total_steps: int) -> Trainer:
@@ -93,7 +93,7 @@ def with_explained_variance(metrics: Mapping[str, float]) -> dict[str, float]:
 def explained_variance(mean: float, *, return_square: float, error: float, error_square: float) -> float | None:
     """Return 1 - variance of the error / variance of the return, or None for constant returns.
 
-    A perfect critic has 1, a constant one 0, and a worse one less than 0.
+    It is 1 for a perfect critic, 0 for a critic with a constant value, and negative for a worse critic.
 
     Args:
         mean: mean return.

@@ -20,7 +20,7 @@ from sparring.stages.context import ONLINE_STAGES, ORDER, POLICY, renderer_of
 from sparring.types import Trajectory
 
 TRIED = 400
-"""Most recorded prompts that an exported template is compared with."""
+"""Maximum number of recorded prompts that an exported template is compared with."""
 
 TEMPLATE, TOKENIZER, GENERATION = "chat_template.jinja", "tokenizer_config.json", "generation_config.json"
 KEPT = ("bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "_from_model_config")

@@ -39,14 +39,15 @@ def reference_teachers(config: RunConfig) -> tuple[dict[str, str | None], dict[s
 
 
 def has_reference_model(config: RunConfig) -> bool:
-    """Return whether the trainer has a separate reference model. For weights of an earlier update it computes
-    log-probabilities itself, before the update, unless the algorithm compares whole distributions."""
+    """Return whether the trainer has a separate reference model. If the reference is weights of an earlier update, the
+    trainer computes log-probabilities with its own model before the update, unless the algorithm compares whole
+    distributions."""
     return needs_reference(config) and (config.algo.kl.reference != LAST or _compares_whole(config))
 
 
 def is_averaging(config: RunConfig, stage: str) -> bool:
-    """Return whether the trainer has a model that follows the policy in stage "rl" or "distill". Checkpoints include
-    its weights."""
+    """Return whether the trainer has a moving average of the policy in stage "rl" or "distill". Checkpoints include its
+    weights."""
     if stage == "distill":
         return AVERAGE in config.distill.teachers.values()
     return has_reference_model(config) and config.algo.kl.reference in (AVERAGE, LAST)

@@ -106,7 +106,8 @@ def _scored_units(config: RunConfig) -> str:
 
 
 def architectures(folder: Path) -> str:
-    """Return the names of the library's classes that a checkpoint folder was written by, with commas between them."""
+    """Return the names of the model classes in the config of a checkpoint folder (`architectures`), separated by
+    commas."""
     config = json.loads((base_folder(folder) / "config.json").read_text(encoding="utf-8"))
     return ", ".join(config.get("architectures") or [])
 

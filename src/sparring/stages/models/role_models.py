@@ -56,8 +56,8 @@ def with_roles(
 
 
 def check_roles(config: RunConfig, factory: EnvFactory) -> list[str]:
-    """Refuse roles that the environment or models that the recipe does not have, models that cannot sample token ids,
-    and a run without a role for the policy.
+    """Refuse roles that the environment does not have, models that the recipe does not have, models that cannot sample
+    token ids, and a run without a role for the policy.
 
     Returns:
         A sentence for each role that another model plays.
@@ -109,7 +109,7 @@ class RoleRecorder:
 
     @property
     def max_context(self) -> int | None:
-        """Most tokens of a prompt of the policy with its reply; None: replies are text."""
+        """Maximum number of tokens of a prompt of the policy and its reply together; None: replies are text."""
         return getattr(self._policy, "max_context", None)
 
     def open(self, task: Task, *, rollout_id: str, seed: int, role: str, admission: int) -> OpenSession:

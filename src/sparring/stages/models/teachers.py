@@ -74,7 +74,8 @@ def teacher_tokenizer(config: RunConfig, name: str) -> TeacherTokenizer:
 
 
 def max_context_of(config: RunConfig, name: str, folder: Path | None = None) -> int:
-    """Return the most tokens that model `name` reads at once; `folder` replaces its folder in the recipe."""
+    """Return the maximum number of tokens that model `name` reads at once; `folder` replaces its folder in the
+    recipe."""
     spec, shape = config.models[name], outline_of(folder or teacher_folder(config, name))
     engine = engine_of(config, name)
     alone = spec.served is None and engine.kind == "native"
@@ -91,7 +92,8 @@ def teacher_folder(config: RunConfig, name: str) -> Path:
 
 
 def check_collect(config: RunConfig) -> list[str]:
-    """Refuse a model to collect from that the recipe does not have or that has no checkpoint, and a missing API key."""
+    """Refuse a teacher of the collect stage that the recipe does not have or that has no checkpoint, and a missing API
+    key."""
     if "collect" not in config.run.stages:
         return []
     section = config.collect
@@ -114,8 +116,8 @@ def _check_collect_model(config: RunConfig, key: str, name: str) -> str:
 
 
 def check_distill(config: RunConfig, factory: EnvFactory) -> list[str]:
-    """Refuse a missing teacher, one that does not read the student's tokens, and one that scores another distribution
-    than the student samples from."""
+    """Refuse a missing teacher, a teacher that does not read the student's tokens, and a teacher that scores another
+    distribution than the student samples from."""
     stage = config.distill
     if "distill" not in config.run.stages:
         if config.eval.teachers:

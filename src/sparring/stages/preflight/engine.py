@@ -49,8 +49,8 @@ def _vllm(config: RunConfig, shape: Outline) -> list[str]:
 
 
 def _answers(config: RunConfig) -> list[str]:
-    """Refuse a server that does not answer, computes otherwise than the run's model, or takes no weights of a run that
-    trains."""
+    """Refuse a server that does not answer, computes with another dtype or other numerics than the run's model, or
+    takes no weights from a run that trains."""
     from sparring.engine.adapters.client import read_api_key
     from sparring.engine.adapters.openai_compatible import OpenAiEngine
     from sparring.engine.adapters.remote import RemoteEngine

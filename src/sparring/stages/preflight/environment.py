@@ -23,11 +23,11 @@ from sparring.stages.preflight.workers import Rehearsal, check_idle
 from sparring.types import Message, Score, Task
 
 DRAWN_AGAIN = 8
-"""Tasks that are drawn a second time."""
+"""Number of tasks that are drawn a second time."""
 LONGEST = 3
-"""Tasks of an environment that are opened to measure their prompts, if a task may set its own tools."""
+"""Number of tasks of an environment that are opened to measure their prompts, if a task may set its own tools."""
 LOOKED_AT = 1000
-"""Most tasks of a split that are searched for a field."""
+"""Maximum number of tasks of a split that are searched for a field."""
 
 
 async def check_environment(
@@ -43,7 +43,7 @@ async def check_environment(
         rehearsal: player of workers' rollouts; None: the run has no workers.
 
     Returns:
-        Facts, the conversations that were played, and those to imitate, which `[sft] data` may add to.
+        Facts, the conversations that were played, and the conversations to imitate; `[sft] data` may add more.
     """
     config = context.config
     firsts = list({task.env: task for task in reversed(tasks)}.values())[::-1]
@@ -65,13 +65,14 @@ async def check_environment(
 
 
 def _experts_demonstrate(config: RunConfig) -> bool:
-    """Return whether experts' conversations are imitated, or train the tokenizer of a fresh model."""
+    """Return whether the run uses experts' conversations: for imitation, or to train the tokenizer of a fresh model."""
     imitates = "sft" in config.run.stages and "collect" not in config.run.stages
     return config.sft.data is None and (_is_fresh(config) or imitates)
 
 
 def _file_demonstrates(config: RunConfig) -> bool:
-    """Return whether conversations of `[sft] data` are imitated, or train the tokenizer of a fresh model."""
+    """Return whether the run uses conversations of `[sft] data`: for imitation, or to train the tokenizer of a fresh
+    model."""
     return config.sft.data is not None and (_is_fresh(config) or "sft" in config.run.stages)
 
 
@@ -110,8 +111,8 @@ async def _play_experts(
 def _longest_with_own_tools(
     config: RunConfig, factory: EnvFactory, tasks: Sequence[Task], held: Sequence[Conversation]
 ) -> list[Task]:
-    """Return the tasks with the longest data of each environment that sets tools per task: only an opened task shows
-    the length of its prompt."""
+    """Return, for each environment that sets tools per task, the tasks with the longest data. They are to be opened,
+    because only an opened task shows the length of its prompt."""
     longest: list[Task] = []
     own = {task.env: tools_key(factory_of(factory, task).make().tools) for task in tasks}
     others = {each.task.env for each in held if each.task and tools_key(each.tools) != own.get(each.task.env)}
@@ -152,7 +153,7 @@ def first_tasks(config: RunConfig, factory: EnvFactory) -> Sequence[Task]:
 
 
 def check_repeats(config: RunConfig, factory: EnvFactory, tasks: Sequence[Task]) -> None:
-    """Refuse an environment that draws other tasks the second time: a resumed run would hold out others.
+    """Refuse an environment that draws other tasks the second time: a resumed run would hold out different tasks.
 
     Args:
         tasks: first training tasks.

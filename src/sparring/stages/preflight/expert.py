@@ -11,14 +11,14 @@ from sparring.stages.preflight.harness import playable
 from sparring.types import Task
 
 TRIED = 16
-"""Demonstrations that are played first. If too many fail, all are played."""
+"""Number of demonstrations that are played first. If too many of them fail, all are played."""
 
 
 async def check_expert(context: Context, imitator: Imitator | None) -> list[Conversation]:
     """Play demonstrations from all over the list, and return the solved conversations.
 
-    If fewer than nine in ten of the tried ones are solved, all are played, so that this check and the stage refuse
-    alike. The result is empty if no stage imitates the expert, or if workers play.
+    If fewer than nine in ten of the tried demonstrations are solved, all are played, so that this check refuses the
+    same experts as the stage. The result is empty if no stage imitates the expert, or if workers play.
 
     Args:
         imitator: policy that imitates; see `imitator_of`.

@@ -20,7 +20,7 @@ from sparring.stages.preflight.workers import Rehearsal
 from sparring.types import Message, Task
 
 FILES_OF_RUN, FILES_OF_BOX = 512, 8
-"""Open files of a run apart from its programs, and of each program's box."""
+"""Number of open files of a run without its programs, and of each program's box."""
 
 
 async def play_silently(context: Context, task: Task) -> list[Conversation]:
@@ -41,7 +41,7 @@ async def play_silently(context: Context, task: Task) -> list[Conversation]:
 def players_of(
     config: RunConfig, held: Iterable[Conversation], rehearsal: Rehearsal | None, *, rendered: bool
 ) -> list[str]:
-    """Return a sentence for each environment with another harness than the built-in ones: the player of its first task.
+    """Return a sentence for each environment whose harness is not built in, which names the player of its first task.
 
     Args:
         held: conversations of the tasks that were played.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def machine_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of memory that this process may use: the machine's, or the least limit of its control groups,
-    above which the kernel kills it.
+    """Return the bytes of memory that this process may use: the machine's memory, or the lowest limit of the process's
+    control groups, above which the kernel kills it.
 
     Source: Linux, Documentation/admin-guide/cgroup-v2.rst (memory.max) and cgroup-v1/memory.rst.
 

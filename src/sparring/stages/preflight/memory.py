@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 FLOAT = 4
-"""Bytes of an optimiser's numbers, for every dtype of the model."""
+"""Bytes of each number that an optimiser keeps, whatever the dtype of the model."""
 LANES, SMALLEST_LANE = 2, 256
-"""Number of lanes into which a trainer on a CPU cuts a micro-batch, and the fewest tokens of a lane; see
+"""Number of lanes into which a trainer on a CPU cuts a micro-batch, and the minimum number of tokens of a lane; see
 `train.trainer`, `batch.packing`."""
 SCATTERED = 1.2
 """Memory of a trainer's threads as a multiple of its peak use: threads keep freed pieces that are too small for the
@@ -36,7 +36,8 @@ UNCOUNTED = 0.08
 """Allowance for memory that is not counted, as a share of the rest: pieces that the C library keeps, and temporary
 copies. Measured by `benchmarks/memory.py`."""
 MOST_TOKENS = 1 << 17
-"""Tokens of the largest micro-batch that is computed without values; the sizes of larger ones are multiples."""
+"""Number of tokens of the largest micro-batch that is measured on the meta device; the memory of larger ones is
+extrapolated."""
 LATER = 160 << 20
 """Bytes of libraries that a run imports after its check, and of its own record."""
 
@@ -123,7 +124,7 @@ def shapes_of(config: RunConfig, start: Path | None) -> dict[str, Outline]:
     """Return the outlines of all models of this process by their name in `[models]`; a model with a scalar head has the
     suffix `SCALAR`.
 
-    A model without a checkpoint is as large as the policy, which begins as the folder `start` or afresh.
+    A model without a checkpoint is as large as the policy, which starts from the folder `start` or as a fresh model.
 
     Raises:
         BadInput: a checkpoint is missing, or the library makes no model of its config.

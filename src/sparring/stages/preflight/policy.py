@@ -14,7 +14,7 @@ from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import POLICY, given_checkpoint
 
 LAYERS = 2
-"""Layers of the fresh model that is made for the check; all layers of a fresh model are alike."""
+"""Number of layers of the fresh model that is made for the check; all layers of a fresh model are alike."""
 
 
 def check_model(config: RunConfig, shape: Outline) -> list[str]:

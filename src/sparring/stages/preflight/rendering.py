@@ -22,7 +22,7 @@ from sparring.stages.models.context_length import max_context
 from sparring.types import Message, Task, ToolSpec
 
 SOME = 200
-"""Demonstrations and training tasks that are tried; a stage refuses the others when it reads them."""
+"""Number of demonstrations and of training tasks that are checked; a stage checks the others when it reads them."""
 
 
 def check_rendering(
@@ -36,7 +36,7 @@ def check_rendering(
     """Check the chat format, and that prompts and demonstrations fit the context.
 
     A fresh model has no tokenizer yet, so one is trained on `shown` alone. It writes `shown` in about as few tokens as
-    the real one at best, so what does not fit here will not fit later.
+    the run's own tokenizer can at best, so what does not fit here will not fit later.
 
     Args:
         tasks: training tasks. Some prompts may be too long, but not all.
@@ -111,7 +111,8 @@ def _check_agent_tools(held: Sequence[Conversation], own: Sequence[ToolSpec], re
 
 
 def _prompt_lengths(held: Sequence[Conversation], renderer: Renderer, shape: Outline) -> list[int]:
-    """Return the tokens of the first request of each played conversation: a task may have tools of its own.
+    """Return the number of tokens of the first request of each played conversation, because a task may have tools of
+    its own.
 
     Raises:
         BadInput: the format refuses a request, or none fits into the model.

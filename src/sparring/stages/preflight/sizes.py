@@ -49,8 +49,8 @@ def check_sizes(config: RunConfig, shape: Outline) -> list[str]:
 
 
 def record_bytes(config: RunConfig, shape: Outline, *, groups: int, lag: int) -> int:
-    """Return the bytes of the record of `groups` groups, and of as many for each of `lag` further steps, if every
-    rollout samples its most tokens."""
+    """Return the bytes of the record of `groups` groups for one step and for each of `lag` further steps, if every
+    rollout samples its maximum number of tokens."""
     rollout = config.rollout
     limits = [environment.limits for environment in config.environments.values()]
     sampled = max(min(each.max_tokens, each.max_turns * rollout.max_turn_tokens) for each in limits)

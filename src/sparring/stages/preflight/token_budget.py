@@ -16,7 +16,7 @@ from sparring.stages.preflight.memory import GIB, MemoryEstimate, resident, shap
 from sparring.train.config import MOST_TOKENS
 
 LEAST_TOKENS = 256
-"""Fewest tokens of a micro-batch; with fewer the processor is not busy."""
+"""Minimum number of tokens of a micro-batch; with fewer, the processor is not busy."""
 SHARE = 0.5
 """Largest share of the machine's memory that a run takes by its own choice; tools, boxes and files need the rest."""
 
@@ -38,7 +38,7 @@ def sized(config: RunConfig) -> tuple[RunConfig, str]:
 
 def chosen(config: RunConfig, shapes: Mapping[str, Outline], memory: int, process: int = 0) -> tuple[RunConfig, str]:
     """Return the recipe with the largest of 8192, 4096, ..., 256 tokens with which the run takes at most `SHARE` of the
-    memory, else with the least; and a sentence with the reason.
+    memory, or with 256 if none does; and a sentence with the reason.
 
     Args:
         shapes: outlines of the models, from `shapes_of`.

@@ -29,7 +29,7 @@ class Keeping:
     Attributes:
         train: `[train]` of the stage: `save_every`, `keep_last`, `best_metric`.
         last_step: last step of the stage, which is always saved.
-        saves: False during a repetition: no checkpoint is saved or moved.
+        saves: False during a replay: no checkpoint is saved or moved.
         eval_every: steps between evaluations; 0: no evaluation. Evaluated steps are saved if `best_metric` is a figure
             of the evaluation.
         passes_over: whether a resume skips a damaged checkpoint.
@@ -51,8 +51,8 @@ class Keeping:
 class Checkpoints:
     """Checkpoints of one stage: a folder each, with a manifest in the store that is written last.
 
-    A crash between the two leaves an unlisted folder, which the next save replaces; a manifest never names an
-    incomplete folder.
+    A crash before the manifest is written leaves an unlisted folder, which the next save replaces; a manifest never
+    names an incomplete folder.
 
     Args:
         trainer: trainer whose state is saved.
@@ -113,8 +113,8 @@ class Checkpoints:
         return 0, {}
 
     def _verify(self, ref: CheckpointRef) -> None:
-        """Read all of a checkpoint that may be skipped before restoring any trainer from it: a partial restore could
-        not be undone.
+        """Read a checkpoint completely before any trainer is restored from it, if a damaged checkpoint may be skipped,
+        because a partial restore could not be undone.
 
         Raises:
             StoreError: the checkpoint is damaged.
@@ -177,7 +177,8 @@ class Checkpoints:
         return {"best": best}
 
     def _retain(self) -> dict[str, Any] | None:
-        """Delete checkpoints beyond those to keep, with weights written from them; mark and return the best."""
+        """Delete the checkpoints that are not kept, and the weights written from them. Mark and return the best
+        checkpoint."""
         from sparring.train.checkpoint import retain
 
         train, refs = self._keeping.train, self._refs or []

@@ -70,7 +70,8 @@ class OnlineObjective:
 
     Attributes:
         tasks: source of the tasks.
-        annotators: annotators in the order in which they run; targets of `observations` follow.
+        annotators: annotators in the order in which they run. `ObservationTargets` of the section's `observations` runs
+            after them.
         credit: rule that turns scores into advantages.
         plan: division of an update into optimiser steps.
         kept: further parts with a state to save, by name.
@@ -89,11 +90,12 @@ class OnlineObjective:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Progress:
-    """Progress of a stage: where it goes on, and the parts that follow every update.
+    """Progress of a stage: where it continues, and the parts that follow every update.
 
     Attributes:
         done: steps of the last checkpoint; 0: none.
-        published: last step whose weights were published. Those after `done` are trained again, not sampled.
+        published: last step whose weights were published. The steps after `done` up to this one are trained again and
+            not sampled again.
         recorded: metrics of steps that are trained again, by step.
         stateful: parts whose state every checkpoint has, by name.
     """

@@ -12,8 +12,8 @@ as prefix."""
 
 
 class StepReports:
-    """Reports of a stage's updates. Of consecutive dropped updates, or correcting ones, the first is reported in a
-    sentence.
+    """Reports of a stage's updates. Only the first of several consecutive dropped updates is reported in a sentence,
+    and likewise only the first of several correcting updates.
 
     Args:
         sink: sink of the run.

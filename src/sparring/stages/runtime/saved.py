@@ -131,8 +131,8 @@ def weights_of(files: RunFiles, stage: str, step: int) -> Path:
 
 
 def _refs(folder: Path) -> list[CheckpointRef]:
-    """Return the complete checkpoints in a stage's folder, oldest first. Manifests may name another place: the run may
-    have moved."""
+    """Return the complete checkpoints in a stage's folder, oldest first. Manifests may name another place, if the run
+    was moved."""
     refs = []
     for saved in sorted((folder / CHECKPOINTS).glob("step-*")):
         if saved.name.removeprefix("step-").isdigit() and (saved / MANIFEST).is_file():

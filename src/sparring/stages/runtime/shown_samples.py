@@ -10,7 +10,7 @@ from sparring.protocols import Store
 from sparring.types import Message, Rollout, Score
 
 MOST_CHARACTERS = 4000
-"""Most characters of a conversation in the table."""
+"""Maximum number of characters of a conversation in the table."""
 
 
 def sample_rows(config: ObserveConfig, store: Store, stage: str, groups_per_step: int, step: int) -> list[SampleRow]:

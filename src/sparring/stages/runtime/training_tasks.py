@@ -17,7 +17,7 @@ def training_tasks(
     """Return the training tasks of a run.
 
     Args:
-        pools: pools that skip tasks by difficulty; an environment of several may have its own.
+        pools: pools that skip tasks by difficulty; each of several environments may have pools of its own.
         drops_equal: whether updates leave out groups of equal rewards.
     """
     seed = config.run.seed

@@ -39,7 +39,7 @@ class VersionLog:
             self.publish(ref)
             return ref
 
-        overlay: Any = Overlay(trainer, {"push": push})  # a trainer, as all else is the trainer's
+        overlay: Any = Overlay(trainer, {"push": push})  # a trainer, because all other methods are the trainer's
         recording: Trainer = overlay
         return recording
 
