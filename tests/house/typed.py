@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_UNTYPED = 103
+MOST_UNTYPED = 101
 """Modules whose types are not checked yet. A new module is never one of them."""
 
 

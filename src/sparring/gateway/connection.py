@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from sparring.errors import SparringError
 from sparring.gateway.dialects.dialect import AnswerWriter, BytesOf, ClientRequest, Dialect, encoded
-from sparring.gateway.exchange import ReadExchange
+from sparring.gateway.exchange import Exchange
 from sparring.gateway.refusals import client_error, refused
 from sparring.gateway.serving import WHEN_BROKEN
 from sparring.reply import ReplyHead, ReplyPart, SampledReply
@@ -33,9 +33,10 @@ class Connection:
         delivered: whether the client got the answer to its end.
     """
 
-    def __init__(self, exchange: ReadExchange, receive: Receive) -> None:
+    def __init__(self, exchange: Exchange, receive: Receive) -> None:
         self.exchange = exchange
         self.delivered = False
+        self._there = True
         self._read = 0
         self._waiting: asyncio.Future[None] | None = None
         self._patient_until = 0.0
@@ -53,8 +54,15 @@ class Connection:
         self._leaving.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        self.exchange.wakers.discard(self._wake)
-        self.exchange.deliver(self.delivered)
+        self.leave()
+
+    def leave(self) -> None:
+        """Stop reading, and take note of whether the answer was delivered."""
+        if self._there:
+            self._there = False
+            self.exchange.wakers.discard(self._wake)
+            self.exchange.deliver(self.delivered)
+            self._wake()
 
     async def parts(self, patience_s: float | None = None) -> Sequence[tuple[int, ReplyPart]]:
         """Return the parts that were not read yet; none where none come in time, or the exchange is over.
@@ -63,7 +71,7 @@ class Connection:
             ClientDisconnect: the client left.
         """
         exchange = self.exchange
-        if self._read == len(exchange.parts) and not exchange.over and not self._leaving.done():
+        if self._read == len(exchange.parts) and not exchange.over and self._there and not self._leaving.done():
             loop = asyncio.get_running_loop()
             self._waiting = loop.create_future()
             if patience_s is not None:
@@ -89,7 +97,7 @@ class Connection:
 
     def check(self) -> None:
         """Raise ClientDisconnect if the client has left."""
-        if self._leaving.done():
+        if self._leaving.done() or not self._there:
             raise ClientDisconnect
 
     def _lose_patience(self) -> None:
@@ -119,7 +127,7 @@ class ExchangeResponse(Response):
 
     def __init__(
         self,
-        exchange: ReadExchange,
+        exchange: Exchange,
         dialect: Dialect,
         client_request: ClientRequest,
         bytes_of: BytesOf,
@@ -131,6 +139,7 @@ class ExchangeResponse(Response):
         self._client_request, self._bytes_of = client_request, bytes_of
         self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
         self._ping_s, self._sent = ping_s, False
+        self._connection: Connection | None = None
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,6 +147,7 @@ class ExchangeResponse(Response):
         scope[WHEN_BROKEN] = self._when_broken
         try:
             with Connection(self._exchange, receive) as connection:
+                self._connection = connection
                 await (self._stream if self._client_request.stream else self._send)(connection, send)
                 self._sent = connection.delivered
         except ClientDisconnect:
@@ -146,9 +156,11 @@ class ExchangeResponse(Response):
             await refused(self._dialect, error)(scope, receive, send)
 
     def _when_broken(self) -> None:
-        """Take note that nobody knows whether the client read the answer, which was sent to its end."""
+        """Take note that the client has left: whether it read an answer that was sent to its end, nobody knows."""
         if self._sent:
             self._exchange.deliver(None)
+        elif self._connection is not None:
+            self._connection.leave()
 
     async def _send(self, connection: Connection, send: Send) -> None:
         """Send a whole answer. Raises SparringError where there is none."""

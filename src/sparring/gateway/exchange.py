@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import xxhash
@@ -33,47 +33,6 @@ HOW = frozenset(("stream", "stream_options"))
 
 RETRIES = b"x-stainless-retry-count"
 """Header in which the vendors' clients count how often they have sent a request before."""
-
-
-class ReadExchange(Protocol):
-    """Exchange as the connections that read it see it: see the attributes of `Exchange`."""
-
-    parts: list[tuple[int, ReplyPart]]
-    error: SparringError | None
-    over: bool
-    wakers: set[Callable[[], None]]
-
-    @property
-    def whole(self) -> list[SampledReply]:
-        """The replies, in order. Raises the error that stands in their place."""
-
-    def deliver(self, delivered: bool | None) -> None:
-        """Take note of whether a connection that read the answer got it to its end; None: nobody knows."""
-
-
-class DoorExchanges(Protocol):
-    """Part of a door that answers requests: in the process of the rollouts, or through a link to it."""
-
-    def begin(self, request: bytes, *, retried: bool, session: Any, wanted: ClientRequest) -> ReadExchange:
-        """Return the exchange of a request, new or not; see `Exchanges.begin`."""
-
-    async def count(self, session: Any, wanted: ClientRequest) -> int:
-        """Return the number of ids of a conversation."""
-
-    async def refuse(self, session: Any, reason: str, *, misdirected: bool = False) -> None:
-        """Have a session take note that a request of its client was refused before it came there. One for a path or by
-        a method that no endpoint has counts where there was no other: agents ask for more than replies."""
-
-    async def overflow(self, limit: LimitReached) -> None:
-        """Take note of a request that was refused unread, since its prompt is too long by far."""
-
-    async def hear(self, wanted: ClientRequest) -> str:
-        """Take note of a conversation that a client tells without asking for a reply. Return the id by which a later
-        request may continue it."""
-
-    async def conversations(self, models: ModelTable[Any], replies: Collection[str]) -> Mapping[str, Sequence[Message]]:
-        """Return all messages up to each of these replies, or up to where one would have stood, by their ids; those of
-        no reply of any of the models are left out."""
 
 
 class Exchange:
@@ -127,15 +86,8 @@ class Exchange:
             self._compact()
         if delivered is None or not self._delivered:
             self._delivered, self.broken = bool(delivered), not delivered
-            for id in self._ids.values() if delivered is not None else ():
+            for id in self._ids.values():
                 self._session.deliver(id, delivered)
-
-    def hand_on(self) -> None:
-        """Take note that the whole answer is on its way to a client, by another process: none of its replies is lost
-        until somebody says so. The word that it was delivered may come when the rollout is over."""
-        if self.broken and not self._delivered:
-            for reply in self.replies.values():
-                self._session.deliver(reply.id, True)
 
     async def end(self) -> None:
         """End the sampling with what there is."""
@@ -219,7 +171,7 @@ class Exchange:
 
 
 class Exchanges:
-    """The exchanges of one door: those under way, and the latest of those that are over. Implements `DoorExchanges`.
+    """The exchanges of one door: those under way, and the latest of those that are over.
 
     Args:
         session: of the policy.
@@ -268,17 +220,19 @@ class Exchanges:
         return session.count(wanted.messages, wanted.tools)
 
     async def refuse(self, session: Session, reason: str, *, misdirected: bool = False) -> None:
-        """Take note of a refusal; see `DoorExchanges.refuse`."""
+        """Have a session take note that a request of its client was refused before it came there. One for a path or by
+        a method that no endpoint has counts where there was no other: agents ask for more than replies."""
         if not misdirected or not self._all and not self._refused:
             session.refuse(reason)
         self._refused = self._refused or not misdirected
 
     async def overflow(self, limit: LimitReached) -> None:
-        """Take note of a request that was refused unread; see `DoorExchanges.overflow`."""
+        """Take note of a request that was refused unread, since its prompt is too long by far."""
         self._session.overflow(limit)
 
     async def hear(self, wanted: ClientRequest) -> str:
-        """Take note of a conversation; see `DoorExchanges.hear`."""
+        """Take note of a conversation that a client tells without asking for a reply. Return the id by which a later
+        request may continue it."""
         self._num_heard += 1
         id = f"heard#{self._num_heard}"
         self._heard[id] = wanted.messages
@@ -289,7 +243,8 @@ class Exchanges:
     async def conversations(
         self, models: ModelTable[Session], replies: Collection[str]
     ) -> dict[str, tuple[Message, ...]]:
-        """Return conversations by the ids of their last replies; see `DoorExchanges.conversations`."""
+        """Return all messages up to each of these replies, or up to where one would have stood, by their ids; those of
+        no reply of any of the models are left out."""
         recalled = {reply: self._heard[reply] for reply in replies if reply in self._heard}
         for session in models.sessions:
             for reply in replies:

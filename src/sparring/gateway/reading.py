@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from sparring.errors import LimitReached, refusal
 from sparring.gateway.dialects.dialect import ClientCall, ClientRequest, Dialect, body_of
 from sparring.gateway.dialects.responses import replies_named
-from sparring.gateway.exchange import DoorExchanges, request_digest
+from sparring.gateway.exchange import Exchanges, request_digest
 from sparring.gateway.models import ModelTable
 from sparring.gateway.refusals import read_request
 from sparring.record.rendering import apart
@@ -110,7 +110,7 @@ class ReadDoor(Protocol):
 
     models: ModelTable[Any]
     leave_out: frozenset[str]
-    exchanges: DoorExchanges
+    exchanges: Exchanges
     room: Room
     reading: asyncio.Lock
 

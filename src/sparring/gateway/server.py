@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,7 +35,6 @@ from sparring.gateway.dialects.responses import Responses
 from sparring.gateway.exchange import Exchanges, is_retried
 from sparring.gateway.hosts import at_home, shows_key
 from sparring.gateway.keys import PATH, KeyTable, key_of, wrong_key
-from sparring.gateway.link import AnsweredDoor, RunLink
 from sparring.gateway.models import ModelTable, model_listed, model_listed_for_google
 from sparring.gateway.openapi import document
 from sparring.gateway.reading import Overflow, Room, read_call, read_tool_call
@@ -52,16 +51,13 @@ from sparring.gateway.refusals import (
     retrying,
 )
 from sparring.gateway.rewards import RewardDesk
-from sparring.gateway.rewards import refused as word_refused
 from sparring.gateway.serving import LocalServer, server_settings
-from sparring.gateway.tool_server import CallResponse, ToolCalls, answer_tools
+from sparring.gateway.tool_server import ToolCalls, answer_tools
 from sparring.gateway.workers import RunKeys, WorkerDesk, listening_at, reached
 from sparring.protocols import Session, ToolHost
 
 NOTED = "x-sparring-noted"
 """Header of an answer: fields of the request that had no effect."""
-
-Answer = Callable[[Request], Awaitable[Response]]
 
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses(), Gemini(), Gemini(streams=True))
 
@@ -107,19 +103,15 @@ class Door:
 class Gateway:
     """Server of the doors that are open on one event loop.
 
-    Args:
-        run: link to the process that has the doors; None where they are opened here.
-
     Attributes:
-        address: of another process that answers for these doors, in the place of a server of this one; empty for none.
-        there: set while that process answers; doors wait for it.
+        address: of a proxy in front of this server, `sparring gateway`, by which alone it is reached; empty for none.
+        there: set while the proxy is there; doors wait for it.
         workers: programs elsewhere that claim rollouts.
     """
 
-    def __init__(self, run: RunLink | None = None) -> None:
+    def __init__(self) -> None:
         self.address = ""
         self.there = asyncio.Event()
-        self._run = run
         self._doors: KeyTable[Door] = KeyTable()
         self._rewards = RewardDesk(self._doors)
         self.workers = WorkerDesk()
@@ -250,28 +242,13 @@ class Gateway:
         for version in ("v1beta", "v1"):
             routes.append(Endpoint(f"/{version}/models", self._models))
             routes.append(Endpoint(f"/{version}/models/{{name:path}}", self._model))
-        routes += self.routes_of_run(self._run)
+        posted = {"/v1/rewards": self._rewards.endpoint, **self.workers.endpoints()}
+        routes += [Endpoint(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()]
+        routes.append(Endpoint("/mcp", self._tools, methods=["GET", "POST", "DELETE"]))
         routes += [Endpoint("/health", self._health), Endpoint("/openapi.json", self._openapi)]
         behind_key = Mount(PATH, app=Router(routes, default=no_endpoint))
         guarded = at_home(Router([*routes, behind_key], default=no_endpoint), from_elsewhere, keyed=shows_key)
         return identified(directed(guarded, self._tell))
-
-    def routes_of_run(
-        self, run: RunLink | None = None, hold: Callable[[Request, CallResponse], None] | None = None
-    ) -> list[Route]:
-        """Return the routes that are answered in the process of the rollouts alone: a gateway elsewhere passes their
-        requests on as they came.
-
-        Args:
-            run: takes them; None in the process of the rollouts.
-            hold: takes note of the answer to a call of a tool that a gateway's client gets; None where clients get it.
-        """
-        posted = {"/v1/rewards": self._rewards.endpoint, **self.workers.endpoints()}
-        tools: Answer = partial(self._tools, hold)
-        if run is not None:
-            posted, tools = dict.fromkeys(posted, _forwarded(run.forward)), _forwarded(run.forward_to_tools)
-        routes = [Endpoint(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()]
-        return [*routes, Endpoint("/mcp", tools, methods=["GET", "POST", "DELETE"])]
 
     def _endpoint(self, dialect: Dialect) -> Any:
         async def endpoint(request: Request) -> Response:
@@ -289,7 +266,7 @@ class Gateway:
 
         async def endpoint(request: Request) -> Response:
             try:
-                door = await self._door(request)
+                door = self.door(key_of(request))
                 client_request, _ = await read_call(dialect, request, door)
                 session = door.models.session(client_request.model)
                 count = await door.exchanges.count(session, client_request)
@@ -306,7 +283,7 @@ class Gateway:
         """List the models in the words of the client's vendor."""
         dialect = dialect_of(request.scope)
         try:
-            models = (await self._door(request)).models
+            models = self.door(key_of(request)).models
         except SparringError as error:
             return refused(dialect, error)
         body = models.listed_for_google() if isinstance(dialect, Gemini) else models.listed()
@@ -316,7 +293,7 @@ class Gateway:
         """Show one model in the words of the client's vendor."""
         dialect, name = dialect_of(request.scope), request.path_params["name"]
         try:
-            (await self._door(request)).models.session(name)
+            self.door(key_of(request)).models.session(name)
         except SparringError as error:
             await self._note(request, error)
             return refused(dialect, error)
@@ -328,15 +305,12 @@ class Gateway:
         error = ClientError(status=426, message="expected POST, got a WebSocket; send requests by POST")
         return Response(msgspec.json.encode(Responses().error(error)), status_code=426, media_type="application/json")
 
-    async def _tools(self, hold: Callable[[Request, CallResponse], None] | None, request: Request) -> Response:
+    async def _tools(self, request: Request) -> Response:
         """Answer a client of the world's tools."""
         try:
             door = self.door(key_of(request))
             data = await read_tool_call(request, door.room)
-            response = await answer_tools(door.tools, door.calls, request, data)
-            if hold is not None and isinstance(response, CallResponse):
-                hold(request, response)
-            return response
+            return await answer_tools(door.tools, door.calls, request, data)
         except ClientDisconnect:
             return Response(status_code=499)
         except SparringError as error:
@@ -355,7 +329,7 @@ class Gateway:
         Raises:
             SparringError: it is refused.
         """
-        door = await self._door(request)
+        door = self.door(key_of(request))
         try:
             client_request, digest = await read_call(dialect, request, door)
             client_request = _labelled(client_request, door.models)
@@ -388,7 +362,7 @@ class Gateway:
     async def _note(self, request: Request, error: SparringError) -> None:
         """Have the session that a request's key opens take note of its refusal; it asked for no reply."""
         with suppress(SparringError):
-            door = await self._door(request)
+            door = self.door(key_of(request))
             await door.exchanges.refuse(door.models.sessions[0], str(error), misdirected=True)
 
     def door(self, key: str) -> Door:
@@ -403,19 +377,6 @@ class Gateway:
             self._turned_away = (self._turned_away[0] + 1, str(error))
             raise error
         return door
-
-    def knows(self, key: str) -> bool:
-        """Return whether a key opens anything."""
-        return key in self._doors or self._rewards.knows(key) or self.workers.knows(key)
-
-    async def _door(self, request: Request) -> AnsweredDoor:
-        """Return the door that a request's key opens, here or in another process.
-
-        Raises:
-            WrongKey: there is none, or two keys that are not the same.
-        """
-        key = key_of(request)
-        return self.door(key) if self._run is None else await self._run.door(key)
 
 
 _GATEWAYS: WeakKeyDictionary[asyncio.AbstractEventLoop, Gateway] = WeakKeyDictionary()
@@ -455,20 +416,6 @@ async def open_door(
         await gateway.shut(door, drop=True)
         raise
     await gateway.shut(door)
-
-
-def _forwarded(forward: Answer) -> Answer:
-    """Return an endpoint that passes requests on."""
-
-    async def endpoint(request: Request) -> Response:
-        try:
-            return await forward(request)
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except SparringError as error:
-            return word_refused(error)
-
-    return endpoint
 
 
 def _labelled(client_request: ClientRequest, models: ModelTable[Any]) -> ClientRequest:

@@ -43,7 +43,8 @@ GRACE_S = 1
 """Seconds that connections have when their server ends."""
 
 WHEN_BROKEN = "sparring.when_broken"
-"""Entry of a request's scope: called where its connection breaks behind the answer and before the next request."""
+"""Entry of a request's scope: called once where its client leaves before the answer's end, or where its connection
+breaks behind the answer and before the next request."""
 
 NO_FILES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
@@ -129,9 +130,15 @@ class ClientProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         if self._timer is not None:
             self._timer.cancel()
-        when_broken = None if exc is None or self.scope is None else self.scope.get(WHEN_BROKEN)
-        if when_broken is not None:
-            when_broken()
+        self.leave(broken=exc is not None)
+
+    def leave(self, *, broken: bool) -> None:
+        """Tell who answers that the client has left; `broken`: without having read all that was sent to it."""
+        answered = self.cycle is None or self.cycle.response_complete
+        if self.scope is not None and (broken or not answered):
+            when_broken = self.scope.pop(WHEN_BROKEN, None)  # type: ignore[typeddict-item]
+            if when_broken is not None:
+                when_broken()
 
     def data_received(self, data: bytes) -> None:
         """Read what a client sends."""
@@ -253,6 +260,8 @@ class BoundedServer(uvicorn.Server):
         config: of uvicorn.
         tell: takes a sentence for the user.
         patience: with clients.
+        protocol: makes what a connection is handed to; it is called as `ClientProtocol` is.
+        files: that one connection takes.
 
     Attributes:
         tally: of what is refused.
@@ -263,11 +272,14 @@ class BoundedServer(uvicorn.Server):
         config: uvicorn.Config,
         tell: Callable[[str], None] = _log.warning,
         patience: Patience = Patience(),
+        *,
+        protocol: Callable[..., asyncio.BaseProtocol] = ClientProtocol,
+        files: int = 1,
     ) -> None:
         self.tally = Tally(tell)
-        config.http = partial(ClientProtocol, tally=self.tally, patience=patience)  # type: ignore[assignment]
+        config.http = partial(protocol, tally=self.tally, patience=patience)  # type: ignore[assignment]
         super().__init__(config)
-        self._most = most_connections()
+        self._most = most_connections() // files
         self._listening: dict[socket.socket, asyncio.TimerHandle | None] = {}
         self._joining: set[asyncio.Task[None]] = set()
 

@@ -34,9 +34,6 @@ NO_METHOD, BAD_PARAMETERS, FAILED = -32601, -32602, -32603
 SESSION = "mcp-session-id"
 """Header of a client's session."""
 
-READER = "x-sparring-reader"
-"""Header of requests of `sparring gateway`, and of answers of which it says whether its client got them."""
-
 RETAINED = 64
 """Calls of one door that are remembered in case their connection breaks."""
 
@@ -135,45 +132,36 @@ class CallResponse(Response):
     Args:
         call: that is wanted.
         id: of the request.
-
-    Attributes:
-        reader: header by which `sparring gateway` names the connection of its client, and says itself what became of
-            the answer; empty where the client reads here.
     """
 
     def __init__(self, call: RunningCall, id: Any) -> None:
-        self.call, self.reader = call, ""
-        self._id, self._sent = id, False
+        self._call, self._id = call, id
+        self._sent = self._has_left = False
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer, unless the client leaves."""
         scope[WHEN_BROKEN] = self._when_broken
-        headers = [(b"content-type", b"application/json")]
-        if self.reader:  # at once: the gateway hears that the call is there
-            headers.append((READER.encode(), self.reader.encode()))
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            content = await while_there(receive, asyncio.ensure_future(self.call.content()))
+            content = await while_there(receive, asyncio.ensure_future(self._call.content()))
         except ClientDisconnect:
             self._deliver(False)
             return
         body = msgspec.json.encode({"jsonrpc": "2.0", "id": self._id, **content})
-        if not self.reader:
-            headers.append((b"content-length", b"%d" % len(body)))
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
         self._sent = True
         self._deliver(True)
 
     def _when_broken(self) -> None:
-        """Take note that nobody knows whether the client read the answer, which was sent to its end."""
-        if self._sent:
-            self._deliver(None)
+        """Take note that the client has left: whether it read an answer that was sent to its end, nobody knows."""
+        self._deliver(None if self._sent else False)
+        self._has_left = True
 
     def _deliver(self, delivered: bool | None) -> None:
-        if not self.reader:
-            self.call.deliver(delivered)
+        if not self._has_left:  # the call may be an equal one's by now
+            self._call.deliver(delivered)
 
 
 async def answer_tools(host: ToolHost | None, calls: ToolCalls, request: Request, data: bytes) -> Response:

@@ -313,9 +313,9 @@ async def answered_outside(
 
             await stack.enter_async_context(outside(config.rollout, folder, tell, gateway, keys_of))
         if gateway:
-            from sparring.gateway.link_server import linked
+            from sparring.gateway.proxied import proxied
 
-            await stack.enter_async_context(linked(folder, gateway, partial(tell, "gateway")))
+            await stack.enter_async_context(proxied(folder, gateway, partial(tell, "gateway")))
         yield
 
 

@@ -93,8 +93,8 @@ class OpenSession(ABC):
         """Sample and record a reply; innermost of the layers."""
 
     @abstractmethod
-    def _delivered(self, reply: str, delivered: bool) -> None:
-        """Record whether a client received a reply."""
+    def _delivered(self, reply: str, delivered: bool | None) -> None:
+        """Record whether a client received a reply; None: nobody knows."""
 
     @abstractmethod
     def trajectory(self, outcome: Outcome, timing: Timing = Timing()) -> Trajectory:
@@ -134,8 +134,8 @@ class OpenSession(ABC):
         finally:
             self._layers.remove(layer)
 
-    def deliver(self, reply: str, delivered: bool) -> None:
-        for layer in reversed(self._layers):
+    def deliver(self, reply: str, delivered: bool | None) -> None:
+        for layer in reversed(self._layers) if delivered is not None else ():
             layer.deliver(reply, delivered)
         self._delivered(reply, delivered)
 

@@ -263,12 +263,12 @@ class Tree:
         numbers follow. A turn of a record that comes again has the same."""
         return f"call_{turn.place - 1}_"
 
-    def deliver(self, reply: str, delivered: bool) -> Segment | None:
+    def deliver(self, reply: str, delivered: bool | None) -> Segment | None:
         """Take note of whether a client got a reply.
 
         Args:
             reply: its id.
-            delivered: whether it did.
+            delivered: whether it did; None: nobody knows any more of one that was delivered.
 
         Returns:
             Its segment, where that is to be written again: of a reply that was lost, or is no more.
@@ -276,6 +276,10 @@ class Tree:
         place = place_named(reply)
         segment = None if place is None else self._written.get(place)
         if place is None or segment is None or segment.sampling is None or segment.delivered == delivered:
+            return None
+        if delivered is None:
+            if segment.delivered:
+                self._written[place] = replace(segment, delivered=None)
             return None
         lost = segment.delivered is False
         evidence = segment.evidence or NO_EVIDENCE

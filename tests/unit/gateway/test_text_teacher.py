@@ -14,9 +14,6 @@ from sessions import RENDERER
 from test_errors import CHAT, GEMINI, MESSAGES, PLACES, RESPONSES
 
 from sparring.engine.adapters.chat_endpoint import ChatEndpoint
-from sparring.errors import EngineError, RequestRefused
-from sparring.gateway.link import error_form, raised
-from sparring.gateway.refusals import client_error
 from sparring.gateway.server import open_door
 from sparring.generation import Sampling
 from sparring.record.imitated import Imitator
@@ -148,10 +145,3 @@ def test_what_a_teacher_refuses_for_good_is_asked_once_and_else_again(
         with pytest.raises(error, match=f"{status}: .*so says the teacher"):
             taught(server, ask)
     assert len(server.bodies) == requests
-
-
-def test_a_refusal_for_good_is_one_behind_the_link_to_a_run_too() -> None:
-    """A gateway of its own answers clients as the run's process does."""
-    for error, status in ((RequestRefused("out of credit"), 400), (EngineError("down"), 503)):
-        passed = raised(error_form(error))
-        assert (client_error(passed).status, str(passed)) == (status, str(error))
