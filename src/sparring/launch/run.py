@@ -293,7 +293,7 @@ async def answered_outside(
     folder: Path,
     tell: Callable[[str, str], None],
     *,
-    linked_too: bool = True,
+    gateway_too: bool = True,
     keys_of: Path | None = None,
 ) -> AsyncIterator[None]:
     """Answer programs elsewhere for as long as the context lasts: workers and whoever rewards rollouts, where the
@@ -302,11 +302,11 @@ async def answered_outside(
     Args:
         folder: in which address and keys are written.
         tell: called with `run` or `gateway`, and the address.
-        linked_too: whether `sparring gateway` is answered.
+        gateway_too: whether `sparring gateway` is answered.
         keys_of: the folder whose keys are taken, where it has some; None: those of `folder`.
     """
     workers = "workers" in config.harnesses
-    gateway = config.rollout.gateway if linked_too else ""
+    gateway = config.rollout.gateway if gateway_too else ""
     async with AsyncExitStack() as stack:
         if workers or config.rollout.rewards_within_s is not None:
             from sparring.launch.outside import outside

@@ -135,8 +135,9 @@ class OpenSession(ABC):
             self._layers.remove(layer)
 
     def deliver(self, reply: str, delivered: bool | None) -> None:
-        for layer in reversed(self._layers) if delivered is not None else ():
-            layer.deliver(reply, delivered)
+        if delivered is not None:
+            for layer in reversed(self._layers):
+                layer.deliver(reply, delivered)
         self._delivered(reply, delivered)
 
     def overflow(self, limit: LimitReached) -> None:
