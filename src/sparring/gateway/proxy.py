@@ -188,7 +188,7 @@ class ClientSide(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the connection to the run; `exc`: why the client's broke, None where it was closed."""
-        self._state.connections.discard(self)  # type: ignore[arg-type]
+        self._state.connections.discard(self)
         self._opening.cancel()
         if self._timer is not None:
             self._timer.cancel()
@@ -241,7 +241,7 @@ class ClientSide(asyncio.Protocol):
         try:
             self._to_run = await self._run.open(_RunSide(self), server[:2], client and client[:2])
         except OSError:
-            self._state.connections.discard(self)  # type: ignore[arg-type]
+            self._state.connections.discard(self)
             alone = self._alone()
             transport.set_protocol(alone)
             alone.connection_made(transport)
