@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from sparring.gateway.link_server import linked
+from sparring.gateway.proxied import proxied
 from sparring.gateway.server import gateway_here, open_door
 from sparring.record.recorder import Recorder
 from sparring.render.demonstrate import reply_tokens
@@ -64,7 +64,7 @@ class Reports(list[str]):
 def test_a_gateway_that_is_followed_says_so_and_ends_with_1(tmp_path: Path) -> None:
     async def main() -> tuple[tuple[int | None, str, str], tuple[int | None, str, str], list[str]]:
         reports = Reports()
-        async with linked(tmp_path, ADDRESS, reports):
+        async with proxied(tmp_path, ADDRESS, reports):
             first, _ = await begun(tmp_path)
             second, _ = await begun(tmp_path)
             followed = await ended(first)
@@ -93,13 +93,13 @@ def test_a_gateway_waits_for_the_process_that_goes_on_with_a_run(tmp_path: Path)
             statuses.append(answer.status_code)
 
         try:
-            async with linked(tmp_path, ADDRESS):
+            async with proxied(tmp_path, ADDRESS):
                 process, url = await begun(tmp_path)
                 raise ConnectionResetError  # as a run ends that is interrupted, or breaks
         except ConnectionResetError:
             lines.append(await said(process))
             await asked(url, "sk-any")
-        async with linked(tmp_path, ADDRESS), open_door(session) as door:
+        async with proxied(tmp_path, ADDRESS), open_door(session) as door:
             lines.append(await said(process))
             await asked(url, door.key)
         return lines, statuses, await ended(process)
@@ -125,7 +125,7 @@ def test_a_rollout_waits_for_the_gateway_of_its_run(tmp_path: Path) -> None:
                 opened.set()
 
         seen = []
-        async with linked(tmp_path, ADDRESS):
+        async with proxied(tmp_path, ADDRESS):
             for _ in range(2):
                 playing = asyncio.create_task(play())
                 for _ in range(100):
@@ -147,7 +147,7 @@ def test_a_rollout_waits_for_the_gateway_of_its_run(tmp_path: Path) -> None:
 def test_a_run_says_that_its_gateway_has_ended(tmp_path: Path) -> None:
     async def main() -> tuple[list[str], tuple[int | None, str, str]]:
         reports = Reports()
-        async with linked(tmp_path, ADDRESS, reports):
+        async with proxied(tmp_path, ADDRESS, reports):
             process, _ = await begun(tmp_path)
             process.send_signal(signal.SIGINT)
             status = await ended(process)

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,9 @@ import msgspec
 import openai
 import pytest
 
-from sparring.gateway.dialects.dialect import ClientRequest
-from sparring.gateway.link import SOCKET
-from sparring.gateway.link_server import linked
-from sparring.gateway.remote_session import GatewayLink
+from sparring.gateway.proxied import proxied
+from sparring.gateway.proxy import RunSocket
+from sparring.gateway.run_socket import SOCKET
 from sparring.gateway.server import open_door
 from sparring.generation import Completion, Delta, GenerateRequest
 from sparring.record.recorder import RecordedSession, Recorder
@@ -118,7 +117,7 @@ async def rollout(folder: Path, engine: ScriptedEngine) -> AsyncIterator[tuple[A
     """A session with a store, its door, and the gateway's process in front of it."""
     store, process = SqliteStore(folder / "store.sqlite"), Process(folder)
     session = recorded(engine, store)
-    async with linked(folder, "http://127.0.0.1:9"):
+    async with proxied(folder, "http://127.0.0.1:9"):
         await process.start()
         try:
             async with open_door(session) as door:
@@ -127,16 +126,6 @@ async def rollout(folder: Path, engine: ScriptedEngine) -> AsyncIterator[tuple[A
         finally:
             await process.kill()
     store.close()
-
-
-@asynccontextmanager
-async def begun_link(folder: Path) -> AsyncIterator[GatewayLink]:
-    """A gateway's link that the run has taken note of: no door opens before."""
-    link = GatewayLink(folder)
-    async with aclosing(link.words()) as words:
-        await anext(words)
-        yield link
-    await link.close()
 
 
 async def streamed(process: Process, key: str, messages: Sequence[Any]) -> Any:
@@ -334,87 +323,85 @@ def test_a_split_character_has_its_bytes_through_the_process(tmp_path: Path) -> 
         assert data == RENDERER.decode(tokens).encode() and data.startswith(text.encode())
 
 
-class Relay:
-    """Relay in front of the run's socket that holds requests of one path back until it is opened."""
+class Passing:
+    """A gateway that passes single requests on to a run, and is killed when the test says so."""
 
-    def __init__(self, folder: Path, held: bytes) -> None:
-        self._folder, self._held = folder, held
-        self.holds, self.opened = asyncio.Event(), asyncio.Event()
+    def __init__(self, folder: Path, key: str) -> None:
+        self.run, self._key = RunSocket(folder), key
+        self._words = self.run.words()
 
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[Path]:
-        front = self._folder / "front"
-        front.mkdir()
-        server = await asyncio.start_unix_server(self._pass_on, front / SOCKET)
-        async with server:
-            yield front
+    async def begin(self) -> None:
+        """Take over from the gateway before: no door opens without one."""
+        await anext(self._words)
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_unix_connection(self._folder / SOCKET)
-        await asyncio.gather(self._copy(reader, far_writer), self._copy(far_reader, writer))
+    async def send(self, *texts: str) -> asyncio.StreamReader:
+        """Send a request with these messages, the client's and the policy's in turn; return what reads the answer."""
+        reader, roles = asyncio.StreamReader(), itertools.cycle(("user", "assistant"))
+        to_run = await self.run.open(asyncio.StreamReaderProtocol(reader), ("127.0.0.1", 9), None)
+        messages = [{"role": next(roles), "content": text} for text in texts]
+        to_run.write(posted(self._key, {"model": "policy", "messages": messages}))
+        return reader
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1 << 16):
-            if data.startswith(b"POST " + self._held):
-                self.holds.set()
-                await self.opened.wait()
-            writer.write(data)
-        writer.close()
+    async def read(self, *texts: str) -> str:
+        """Return the text of the answer, which is read to its end; nobody says whether the client got it."""
+        return await whole(await self.send(*texts))
 
-
-async def read(exchange: Any) -> str:
-    """Read an exchange to its end, and return the text of its reply."""
-    more = asyncio.Event()
-    exchange.wakers.add(more.set)
-    while not exchange.over:
-        more.clear()
-        await more.wait()
-    exchange.wakers.discard(more.set)
-    return str(exchange.whole[0].message.content)
+    async def close(self) -> None:
+        await self._words.aclose()
+        self.run.close()
 
 
-def wanted(*texts: str) -> ClientRequest:
-    """A request with these messages, the client's and the policy's in turn."""
-    roles = itertools.cycle(("user", "assistant"))
-    return ClientRequest(
-        messages=tuple(Message(role=next(roles), content=text) for text in texts), model="policy", tools=()
-    )
+def posted(key: str, body: Any) -> bytes:
+    """A request for a chat completion."""
+    data = json.dumps(body).encode()
+    head = f"authorization: Bearer {key}\r\nhost: gateway\r\ncontent-length: {len(data)}\r\n\r\n"
+    return f"POST /v1/chat/completions HTTP/1.1\r\n{head}".encode() + data
 
 
-@pytest.mark.parametrize("held", [b"/end", b"/exchange"])
-def test_a_note_comes_behind_its_request_and_before_the_next(tmp_path: Path, held: bytes) -> None:
-    """Requests and notes have connections of their own, of which any may be the faster: a client that left and sends
-    its request again gets the same turn all the same."""
+async def whole(reader: asyncio.StreamReader) -> str:
+    """The text of a whole answer."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    return str(json.loads(await reader.readexactly(length))["choices"][0]["message"]["content"])
+
+
+@pytest.mark.parametrize("unread", [False, True])
+def test_the_end_of_a_connection_comes_before_the_next_request_on_another(tmp_path: Path, unread: bool) -> None:
+    """A client that leaves and sends its request again at once, on a connection that is open already, gets the same
+    turn; one that got its answer gets another."""
+    rounds = 5
 
     async def main() -> tuple[list[str], int]:
-        engine, relay = Gated(), Relay(tmp_path, held)
-        session = recorded(engine)
-        async with (
-            linked(tmp_path, "http://127.0.0.1:9"),
-            relay.serving() as front,
-            begun_link(front) as link,
-            open_door(session) as door,
-        ):
-            exchanges = (await link.door(door.key)).exchanges
-
-            def begun() -> Any:
-                return exchanges.begin(b"the same", retried=False, wanted=wanted("Begin."))
-
-            first = begun()
-            texts = [await read(first)] if held == b"/end" else []
-            if not texts:
-                await relay.holds.wait()
-            first.deliver(False)
-            second = begun()
-            await exchanges.count(wanted("What is faster than what is held."))
-            relay.opened.set()
-            texts.append(await read(second))
-            second.deliver(True)
-            texts.append(await read(begun()))
+        loop, engine, texts = asyncio.get_running_loop(), Gated(), []
+        async with rollout(tmp_path, engine) as (_, door, process):
+            reader, writer = await asyncio.open_connection("127.0.0.1", process.port)
+            for number in range(rounds):
+                body = {"model": "policy", "messages": [{"role": "user", "content": f"Begin, {number}."}]}
+                engine.shut_at = 3
+                engine.waits.clear()
+                engine.opened.clear()
+                with socket.create_connection(("127.0.0.1", process.port)) as first:
+                    first.setblocking(False)
+                    await loop.sock_sendall(first, posted(door.key, {**body, "stream": True}))
+                    await engine.waits.wait()
+                    await loop.sock_recv(first, 1)
+                    if not unread:
+                        first.shutdown(socket.SHUT_WR)
+                    else:
+                        first.close()
+                    writer.write(posted(door.key, body))
+                    answer = asyncio.ensure_future(whole(reader))
+                    while not door.exchanges.under_way[-1].broken:
+                        await asyncio.sleep(0)
+                    engine.opened.set()
+                    texts.append(await answer)
+                    engine.shut_at = None
+                    writer.write(posted(door.key, body))
+                    texts.append(await whole(reader))
+            writer.close()
         return texts, len(engine.requests)
 
-    texts, requests = asyncio.run(main())
-    assert texts == [said(0).content] * (len(texts) - 1) + [said(1).content] and requests == 2
+    assert asyncio.run(main()) == ([said(number).content for number in range(2 * rounds)], 2 * rounds)
 
 
 def test_what_a_dead_gateway_had_whole_is_lost_only_if_nobody_can_have_it(tmp_path: Path) -> None:
@@ -424,34 +411,31 @@ def test_what_a_dead_gateway_had_whole_is_lost_only_if_nobody_can_have_it(tmp_pa
     async def main() -> tuple[list[str], list[Any], list[Any]]:
         engine = Gated()
         session = recorded(engine)
-        async with (
-            linked(tmp_path, "http://127.0.0.1:9"),
-            begun_link(tmp_path) as first,
-            open_door(session) as door,
-        ):
-            links = [first, GatewayLink(tmp_path)]
-            before, after = [(await link.door(door.key)).exchanges for link in links]
-
-            def begun(exchanges: Any, *texts: str) -> Any:
-                return exchanges.begin("".join(texts).encode(), retried=False, wanted=wanted(*texts))
-
-            texts = [await read(begun(before, "Begin.")), await read(begun(before, "Another."))]
-            engine.shut_at = 3
-            begun(before, "The third.")
-            await engine.waits.wait()
-            engine.waits.clear()
-            begun(before, "The fourth.")
-            await engine.waits.wait()
-            await anext(links[1].words())
-            engine.opened.set()
-            await asyncio.gather(*(exchange.sampling for exchange in door.exchanges.under_way))
-            labels = [(s.label, s.delivered) for s in session.segments if s.model is not None]
-            texts.append(await read(begun(after, "Begin.")))
-            texts.append(await read(begun(after, "Another.", texts[1], "Go on.")))
-            texts.append(await read(begun(after, "The third.", said(2).content, "Go on.")))
-            texts.append(await read(begun(after, "The fourth.")))
-            await links[1].close()
-        return texts, labels, [(s.label, s.delivered) for s in session.segments if s.model is not None]
+        async with proxied(tmp_path, "http://127.0.0.1:9"):
+            early = Passing(tmp_path, "")
+            await early.begin()
+            async with open_door(session) as door:
+                before, after = Passing(tmp_path, door.key), Passing(tmp_path, door.key)
+                await before.begin()
+                texts = [await before.read("Begin."), await before.read("Another.")]
+                engine.shut_at = 3
+                await before.send("The third.")
+                await engine.waits.wait()
+                engine.waits.clear()
+                await before.send("The fourth.")
+                await engine.waits.wait()
+                await after.begin()
+                engine.opened.set()
+                await asyncio.gather(*(exchange.sampling for exchange in door.exchanges.under_way))
+                labels = [(s.label, s.delivered) for s in session.segments if s.model is not None]
+                texts.append(await after.read("Begin."))
+                texts.append(await after.read("Another.", texts[1], "Go on."))
+                texts.append(await after.read("The third.", str(said(2).content), "Go on."))
+                texts.append(await after.read("The fourth."))
+                later = [(s.label, s.delivered) for s in session.segments if s.model is not None]
+                for gateway in (early, before, after):
+                    await gateway.close()
+        return texts, labels, later
 
     texts, labels, later = asyncio.run(main())
     assert texts == [said(number).content for number in (0, 1, 0, 4, 5, 3)]
@@ -623,7 +607,7 @@ def test_a_run_that_is_not_going_on_is_refused(
 
     async def left() -> None:
         """A socket as a run leaves it that was killed."""
-        async with linked(tmp_path, "http://127.0.0.1:9"):
+        async with proxied(tmp_path, "http://127.0.0.1:9"):
             (tmp_path / "kept").hardlink_to(tmp_path / SOCKET)
 
     if socket:
@@ -635,7 +619,7 @@ def test_a_run_that_is_not_going_on_is_refused(
 
 def test_it_needs_no_torch() -> None:
     code = (
-        "import sys, sparring.cli.gateway, sparring.launch.gateway, sparring.gateway.link_server\n"
+        "import sys, sparring.cli.gateway, sparring.launch.gateway, sparring.gateway.proxied\n"
         "print([name for name in ('torch', 'transformers', 'numpy', 'tokenizers') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

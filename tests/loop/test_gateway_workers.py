@@ -13,7 +13,7 @@ import openai
 import pytest
 from test_gateway_process import RENDERER, Gated, Process
 
-from sparring.gateway.link_server import linked
+from sparring.gateway.proxied import proxied
 from sparring.gateway.server import gateway_here, open_door
 from sparring.gateway.workers import RunKeys
 from sparring.harness.load import load_harness
@@ -49,7 +49,7 @@ def through_a_gateway(folder: Path, scene: Scene) -> Any:
 
     async def main() -> Any:
         gateway, process = gateway_here(), Process(folder)
-        async with gateway.open_outside(KEYS, "127.0.0.1:0", 60.0, ADDRESS) as url, linked(folder, url):
+        async with gateway.open_outside(KEYS, "127.0.0.1:0", 60.0, ADDRESS) as url, proxied(folder, url):
             assert url == ADDRESS and gateway.workers.leases is not None
             harness = load_harness("workers", ("policy",), open_door, leases=lambda: gateway.workers.leases)
             config = RolloutConfig(group_size=1, retry_delay_s=0.0, rewards_within_s=60.0)

@@ -40,7 +40,7 @@ GETS = ("/v1/models", "/v1beta/models", "/v1/models/policy", "/health", "/openap
 HEADERS = (
     *("host", "origin", "authorization", "x-api-key", "x-goog-api-key", "anthropic-version", "anthropic-beta"),
     *("openai-beta", "x-codex-turn-metadata", "x-openai-subagent", CLASS, *AGENTS, *PARENTS, "mcp-session-id"),
-    *("content-type", "content-length", "accept", "cookie", "x-stainless-retry-count", "x-sparring-reader"),
+    *("content-type", "content-length", "accept", "cookie", "x-stainless-retry-count"),
 )
 PARAMETERS = ("key", "alt", "$alt", "pageSize")
 ODD = (

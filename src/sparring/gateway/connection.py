@@ -14,10 +14,11 @@ from starlette.types import Receive, Scope, Send
 from sparring.errors import SparringError
 from sparring.gateway.dialects.dialect import AnswerWriter, BytesOf, ClientRequest, Dialect
 from sparring.gateway.dialects.fields import to_json
-from sparring.gateway.exchange import ReadExchange
+from sparring.gateway.exchange import Exchange
 from sparring.gateway.refusals import client_error, refusal_response
 from sparring.gateway.serving import WHEN_BROKEN
 from sparring.reply import ReplyHead, ReplyPart, SampledReply
+from sparring.types import Message
 
 T = TypeVar("T")
 PING_S = 10.0
@@ -32,9 +33,10 @@ class Connection:
         delivered: whether the client received the complete answer.
     """
 
-    def __init__(self, exchange: ReadExchange, receive: Receive) -> None:
+    def __init__(self, exchange: Exchange, receive: Receive) -> None:
         self.exchange = exchange
         self.delivered = False
+        self._ended = False
         self._read = 0
         self._waiting: asyncio.Future[None] | None = None
         self._deadline = 0.0
@@ -52,8 +54,15 @@ class Connection:
         self._disconnected.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        self.exchange.wakers.discard(self._wake)
-        self.exchange.deliver(self.delivered)
+        self.leave()
+
+    def leave(self) -> None:
+        """Stop reading, and record whether the answer was delivered. Later calls have no effect."""
+        if not self._ended:
+            self._ended = True
+            self.exchange.wakers.discard(self._wake)
+            self.exchange.deliver(self.delivered)
+            self._wake()
 
     async def parts(self, patience_s: float | None = None) -> Sequence[tuple[int, ReplyPart]]:
         """Return the parts that arrived since the last call; empty if `patience_s` passed first or the exchange is
@@ -63,7 +72,7 @@ class Connection:
             ClientDisconnect: the client left.
         """
         exchange = self.exchange
-        if self._read == len(exchange.parts) and not exchange.over and not self._disconnected.done():
+        if self._read == len(exchange.parts) and not exchange.over and not self._has_left:
             loop = asyncio.get_running_loop()
             self._waiting = loop.create_future()
             if patience_s is not None:
@@ -89,8 +98,12 @@ class Connection:
 
     def check(self) -> None:
         """Raise ClientDisconnect if the client has left."""
-        if self._disconnected.done():
+        if self._has_left:
             raise ClientDisconnect
+
+    @property
+    def _has_left(self) -> bool:
+        return self._ended or self._disconnected.done()
 
     def _time_out(self) -> None:
         loop = asyncio.get_running_loop()
@@ -119,7 +132,7 @@ class ExchangeResponse(Response):
 
     def __init__(
         self,
-        exchange: ReadExchange,
+        exchange: Exchange,
         dialect: Dialect,
         client_request: ClientRequest,
         bytes_of: BytesOf,
@@ -131,6 +144,7 @@ class ExchangeResponse(Response):
         self._client_request, self._bytes_of = client_request, bytes_of
         self._more_headers = [(name.encode(), value.encode()) for name, value in headers.items()]
         self._ping_s, self._sent = ping_s, False
+        self._connection: Connection | None = None
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,6 +152,7 @@ class ExchangeResponse(Response):
         scope[WHEN_BROKEN] = self._when_broken
         try:
             with Connection(self._exchange, receive) as connection:
+                self._connection = connection
                 await (self._stream if self._client_request.stream else self._send)(connection, send)
                 self._sent = connection.delivered
         except ClientDisconnect:
@@ -146,9 +161,11 @@ class ExchangeResponse(Response):
             await refusal_response(self._dialect, error)(scope, receive, send)
 
     def _when_broken(self) -> None:
-        """Report that delivery is unknown, if the connection broke after the response was sent completely."""
+        """Record that the client left: before the end of the answer, or after it, when delivery is unknown."""
         if self._sent:
             self._exchange.deliver(None)
+        elif self._connection is not None:
+            self._connection.leave()
 
     async def _send(self, connection: Connection, send: Send) -> None:
         """Send a response that is not streamed. Raises SparringError if the exchange failed."""
@@ -185,6 +202,33 @@ class ExchangeResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._more_headers]})
 
 
+def empty_response(dialect: Dialect, client_request: ClientRequest, id: str, headers: Mapping[str, str]) -> Response:
+    """Return the response to a request that samples nothing: an empty reply in the client's dialect.
+
+    Args:
+        dialect: dialect of the client.
+        client_request: request to answer.
+        id: id by which a later request continues the conversation.
+        headers: headers of the response.
+    """
+    reply = SampledReply(
+        id=id,
+        message=Message(role="assistant"),
+        finish_reason="stop",
+        prompt_tokens=0,
+        cached_tokens=0,
+        tokens=(),
+        logprobs=(),
+        reasoning_tokens=0,
+    )
+    if not client_request.stream:
+        body = to_json(dialect.answer(client_request, [reply], _no_bytes))
+        return Response(body, media_type="application/json", headers=headers)
+    writer = dialect.writer(client_request, _no_bytes)
+    events = writer.begin(ReplyHead(id=id, prompt_tokens=0)) + writer.end(0, reply) + writer.close()
+    return Response(events, media_type=writer.content_type, headers=headers)
+
+
 async def while_connected(receive: Receive, answering: asyncio.Future[T]) -> T:
     """Wait for the result of `answering`, and cancel it if the client leaves first. Called after the body of the
     request has been read.
@@ -211,6 +255,10 @@ def _write_part(writer: AnswerWriter, sample: int, part: ReplyPart, begun: bool)
     if isinstance(part, SampledReply):
         return writer.end(sample, part)
     return writer.piece(sample, part)
+
+
+def _no_bytes(token: int) -> bytes:
+    return b""
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

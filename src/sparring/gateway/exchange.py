@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import xxhash
@@ -37,84 +36,7 @@ RETRIES = b"x-stainless-retry-count"
 """Header in which the vendors' clients count their retries of a request."""
 
 
-class ReadExchange(ABC):
-    """Answer to a request, complete or still growing. Connections read it in this process or in the gateway's.
-
-    Attributes:
-        parts: parts of the answer so far, each with the number of its sample.
-        replies: complete replies, by the number of their sample.
-        error: error that ended the answer; None if there was no error.
-        over: whether the answer is complete or failed.
-        wakers: functions that wake the reading connections when a part arrives, one per connection.
-    """
-
-    def __init__(self) -> None:
-        self.parts: list[tuple[int, ReplyPart]] = []
-        self.replies: dict[int, SampledReply] = {}
-        self.error: SparringError | None = None
-        self.over = False
-        self.wakers: set[Callable[[], None]] = set()
-
-    @property
-    def whole(self) -> list[SampledReply]:
-        """Complete replies, in order. Raises the error of an exchange that failed."""
-        if self.error is not None:
-            raise self.error
-        return [self.replies[sample] for sample in sorted(self.replies)]
-
-    @abstractmethod
-    def deliver(self, delivered: bool | None) -> None:
-        """Record whether a connection delivered the complete answer to its client; None: unknown."""
-
-    def _add(self, sample: int, part: ReplyPart) -> None:
-        if isinstance(part, SampledReply):
-            self.replies[sample] = part
-        self.parts.append((sample, part))
-        self._wake()
-
-    def _wake(self) -> None:
-        for wake in self.wakers:
-            wake()
-
-
-class DoorExchanges(Protocol):
-    """Part of a session's endpoint (`Door`) that answers requests, in this process or through a link to the run's
-    process."""
-
-    def begin(self, request: bytes, *, retried: bool, wanted: ClientRequest) -> ReadExchange:
-        """Return the exchange of a request: a new one, or the earlier one that the request repeats.
-
-        Args:
-            request: digest of the request and its agent; see `request_digest`.
-            retried: whether the client marks the request as a retry.
-            wanted: request to answer.
-        """
-
-    async def count(self, wanted: ClientRequest) -> int:
-        """Return the number of tokens of a conversation. Raises LimitReached if it is far too long."""
-
-    async def refuse(self, reason: str, misdirected: bool = False) -> None:
-        """Record in the policy's session that a request of its client was refused before it reached the session.
-
-        Args:
-            reason: text of the refusal.
-            misdirected: whether no endpoint has the path or method. Such a refusal counts only if the client made no
-                other request, because agents also call paths that have nothing to do with replies.
-        """
-
-    async def overflow(self, limit: LimitReached) -> None:
-        """Record that a request was refused unread, because its prompt is far too long."""
-
-    async def hear(self, wanted: ClientRequest) -> str:
-        """Keep a conversation that a client sends without asking for a reply. Return the id by which a later request
-        can continue it."""
-
-    async def conversations(self, replies: Collection[str]) -> Mapping[str, Sequence[Message]]:
-        """Return all messages up to each of the given replies, by reply id. Unknown replies are left out. An id from
-        `hear` counts as a reply."""
-
-
-class Exchange(ReadExchange):
+class Exchange:
     """One request of a client, and its answer so far.
 
     Args:
@@ -122,12 +44,21 @@ class Exchange(ReadExchange):
         client_request: request to answer.
 
     Attributes:
+        parts: parts of the answer so far, each with the number of its sample.
+        replies: complete replies, by the number of their sample.
+        error: error that ended the answer; None if there was no error.
+        over: whether the answer is complete or failed.
         broken: whether a connection broke before the end of the answer and no other connection delivered it.
+        wakers: functions that wake the reading connections when a part arrives, one per connection.
     """
 
     def __init__(self, session: Session, client_request: ClientRequest) -> None:
-        super().__init__()
+        self.parts: list[tuple[int, ReplyPart]] = []
+        self.replies: dict[int, SampledReply] = {}
+        self.error: SparringError | None = None
+        self.over = False
         self.broken = False
+        self.wakers: set[Callable[[], None]] = set()
         self._session = session
         self._shown = [ShownReply() for _ in range(client_request.samples)]
         self._ids: dict[int, str] = {}
@@ -141,8 +72,15 @@ class Exchange(ReadExchange):
         """True if the request was wrong or the rollout hit a limit; False for a fault of the engine."""
         return isinstance(self.error, (BadInput, PolicyFailure))
 
+    @property
+    def whole(self) -> list[SampledReply]:
+        """Complete replies, in order. Raises the error of an exchange that failed."""
+        if self.error is not None:
+            raise self.error
+        return [self.replies[sample] for sample in sorted(self.replies)]
+
     def deliver(self, delivered: bool | None) -> None:
-        """Record delivery, as `ReadExchange.deliver` does.
+        """Record whether a connection delivered the complete answer to its client; None: unknown.
 
         None also replaces an earlier True: the connection broke after the last byte. Then a repeated request joins this
         exchange, as after a broken connection; without a repeated request, the answer counts as delivered.
@@ -151,16 +89,8 @@ class Exchange(ReadExchange):
             self._compact()
         if delivered is None or not self._delivered:
             self._delivered, self.broken = bool(delivered), not delivered
-            if delivered is not None:
-                for id in self._ids.values():
-                    self._session.deliver(id, delivered)
-
-    def hand_on(self) -> None:
-        """Count the answer as delivered, because another process has received it completely and is sending it. That
-        process may correct this later, even after the rollout is over."""
-        if self.broken and not self._delivered:
-            for reply in self.replies.values():
-                self._session.deliver(reply.id, True)
+            for id in self._ids.values():
+                self._session.deliver(id, delivered)
 
     async def end(self) -> None:
         """End the sampling; replies keep the tokens that they have."""
@@ -221,6 +151,16 @@ class Exchange(ReadExchange):
             part = as_shown(part)
         self._add(sample, part)
 
+    def _add(self, sample: int, part: ReplyPart) -> None:
+        if isinstance(part, SampledReply):
+            self.replies[sample] = part
+        self.parts.append((sample, part))
+        self._wake()
+
+    def _wake(self) -> None:
+        for wake in self.wakers:
+            wake()
+
     def _compact(self) -> None:
         """Replace the pieces of each reply by as few as its message has parts, to save memory."""
         self._in_pieces = False
@@ -232,41 +172,14 @@ class Exchange(ReadExchange):
                 self.parts.append((sample, reply))
 
 
-class EmptyExchange(ReadExchange):
-    """Answer to a request that samples nothing: an empty reply.
-
-    Args:
-        id: id by which a later request continues the conversation.
-    """
-
-    def __init__(self, id: str) -> None:
-        super().__init__()
-        self._add(0, ReplyHead(id=id, prompt_tokens=0))
-        reply = SampledReply(
-            id=id,
-            message=Message(role="assistant"),
-            finish_reason="stop",
-            prompt_tokens=0,
-            cached_tokens=0,
-            tokens=(),
-            logprobs=(),
-            reasoning_tokens=0,
-        )
-        self._add(0, reply)
-        self.over = True
-
-    def deliver(self, delivered: bool | None) -> None:
-        pass
-
-
 class Exchanges:
-    """Exchanges of one session's endpoint: the running ones and the latest finished ones. Implements `DoorExchanges`.
+    """Exchanges of one door: the running ones and the latest finished ones.
 
     Args:
         models: sessions of the models.
     """
 
-    def __init__(self, models: ModelTable[Session]) -> None:
+    def __init__(self, models: ModelTable) -> None:
         self._models, self._session = models, models.sessions[0]
         self._all: OrderedDict[Exchange, bytes] = OrderedDict()
         self._of_request: dict[bytes, list[Exchange]] = {}
@@ -288,6 +201,13 @@ class Exchanges:
         return [exchange for exchange in self._all if exchange.broken and not exchange.wakers]
 
     def begin(self, request: bytes, *, retried: bool, wanted: ClientRequest) -> Exchange:
+        """Return the exchange of a request: a new one, or the earlier one that the request repeats.
+
+        Args:
+            request: digest of the request and its agent; see `request_digest`.
+            retried: whether the client marks the request as a retry.
+            wanted: request to answer.
+        """
         exchange = self.of(request, retried=retried)
         if exchange is None:
             exchange = Exchange(self._models.session(wanted.model), wanted)
@@ -295,20 +215,31 @@ class Exchanges:
         return exchange
 
     async def count(self, wanted: ClientRequest) -> int:
+        """Return the number of tokens of a conversation. Raises LimitReached if it is far too long."""
         session = self._models.session(wanted.model)
         if renders_long(wanted.messages) or has_many(tool.parameters for tool in wanted.tools):
             return await in_thread(session.count, wanted.messages, wanted.tools)
         return session.count(wanted.messages, wanted.tools)
 
-    async def refuse(self, reason: str, misdirected: bool = False) -> None:
+    def refuse(self, reason: str, *, misdirected: bool = False) -> None:
+        """Record in the policy's session that a request of its client was refused before it reached the session.
+
+        Args:
+            reason: text of the refusal.
+            misdirected: whether no endpoint has the path or method. Such a refusal counts only if the client made no
+                other request, because agents also call paths that have nothing to do with replies.
+        """
         if not misdirected or not self._all and not self._refused:
             self._session.refuse(reason)
         self._refused = self._refused or not misdirected
 
-    async def overflow(self, limit: LimitReached) -> None:
+    def overflow(self, limit: LimitReached) -> None:
+        """Record that a request was refused unread, because its prompt is far too long."""
         self._session.overflow(limit)
 
-    async def hear(self, wanted: ClientRequest) -> str:
+    def hear(self, wanted: ClientRequest) -> str:
+        """Keep a conversation that a client sends without asking for a reply. Return the id by which a later request
+        can continue it."""
         self._num_heard += 1
         id = f"heard#{self._num_heard}"
         self._heard[id] = wanted.messages
@@ -316,7 +247,9 @@ class Exchanges:
             self._heard.popitem(last=False)
         return id
 
-    async def conversations(self, replies: Collection[str]) -> dict[str, tuple[Message, ...]]:
+    def conversations(self, replies: Collection[str]) -> dict[str, tuple[Message, ...]]:
+        """Return all messages up to each of the given replies, by reply id. Unknown replies are left out. An id from
+        `hear` counts as a reply."""
         recalled = {reply: self._heard[reply] for reply in replies if reply in self._heard}
         for session in self._models.sessions:
             for reply in replies:

@@ -5,23 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from sparring.errors import BadInput, refusal
+from sparring.protocols import Session
 from sparring.types import POLICY, Label
 
 AUXILIARY = "auxiliary"
 """Name under which the policy answers titles and routing requests; these replies are recorded and not trained."""
 
 
-S_co = TypeVar("S_co", covariant=True)
-
-
 class UnknownModel(BadInput):
     """Error of a model name that the table does not have."""
 
 
-class ModelTable(Generic[S_co]):
+class ModelTable:
     """Table of the models that a client may name.
 
     Args:
@@ -34,7 +32,7 @@ class ModelTable(Generic[S_co]):
         BadInput: an alias names an unknown entry or another alias, or an entry is named `policy`.
     """
 
-    def __init__(self, policy: S_co, models: Mapping[str, S_co | str] = {}) -> None:
+    def __init__(self, policy: Session, models: Mapping[str, Session | str] = {}) -> None:
         if POLICY in models:
             do = "name the other model otherwise"
             raise refusal(f"models.{POLICY}", "the rollout's own session", "another", do)
@@ -55,17 +53,11 @@ class ModelTable(Generic[S_co]):
         return tuple(name for name in names if "*" not in name)
 
     @property
-    def entries(self) -> dict[str, str | None]:
-        """Names other than the policy's, each with its alias target, or None for an entry with its own session."""
-        own: dict[str, str | None] = dict.fromkeys(name for name in self._sessions if name not in self._hidden)
-        return own | self._targets
-
-    @property
-    def sessions(self) -> tuple[S_co, ...]:
+    def sessions(self) -> tuple[Session, ...]:
         """Distinct sessions, the policy's first."""
         return tuple(dict.fromkeys(self._sessions.values()))
 
-    def session(self, name: str) -> S_co:
+    def session(self, name: str) -> Session:
         """Return the session of the model with this name.
 
         Raises:

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from sparring.errors import LimitReached, refusal
-from sparring.gateway.connection import PING_S
 from sparring.gateway.dialects.dialect import ClientCall, ClientRequest, Dialect
 from sparring.gateway.dialects.fields import body_of
 from sparring.gateway.dialects.responses import replies_named
-from sparring.gateway.exchange import DoorExchanges, request_digest
-from sparring.gateway.models import ModelTable
+from sparring.gateway.exchange import Exchanges, request_digest
 from sparring.gateway.refusals import read_request
 from sparring.record.rendering import in_thread
 from sparring.record.request import far
@@ -120,27 +117,6 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
             raise self.overflow("the values in tools and calls")
 
 
-@dataclass(eq=False, kw_only=True, slots=True)
-class AnsweredDoor:
-    """Endpoint of one session, whose requests are answered in this process or in the run's process.
-
-    Attributes:
-        room: maximum size of a prompt of the policy.
-        models: models that the client may name, the policy among them.
-        exchanges: exchanges of its client's requests.
-        leave_out: types of vendor-hosted tools that are dropped from requests instead of refused.
-        ping_s: interval of keep-alive events on a stream, in seconds.
-        reading: lock that is held while a request is read, so that requests are read in order of arrival.
-    """
-
-    room: Room
-    models: ModelTable[Any]
-    exchanges: DoorExchanges
-    leave_out: frozenset[str] = frozenset()
-    ping_s: float = PING_S
-    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
 async def read_body(request: Request, most_bytes: int, over: Callable[[], Exception] | None = None) -> bytes:
     """Read the body of a request.
 
@@ -190,32 +166,46 @@ async def read_tool_call(request: Request, room: Room) -> bytes:
     return data
 
 
-async def read_call(dialect: Dialect, request: Request, door: AnsweredDoor) -> tuple[ClientRequest, bytes]:
-    """Read a client's request. Return it with its digest; see `request_digest`.
+class CallReader:
+    """Reader of the requests for a reply of one door's client, in order of arrival.
 
-    Raises:
-        BadInput: the request is refused.
-        Overflow: it is far too long.
+    Args:
+        room: maximum size of a prompt.
+        exchanges: exchanges of the client's requests, whose conversations a request may continue.
+        leave_out: types of vendor-hosted tools that are dropped from requests instead of refused.
     """
-    data = await read_body(request, MOST_BYTES, lambda: door.room.overflow(f"more than {MOST_BYTES} bytes"))
-    door.room.check(data)
-    values = values_at_most(data)
-    beside = len(data) > MUCH_BYTES or values > MUCH_VALUES
-    async with door.reading:
-        body = await _run(beside, _decode, data, door.room)
-        named = replies_named(body)
-        earlier = await door.exchanges.conversations(named) if named else {}
-        call = ClientCall(
-            body=body,
-            headers={
-                name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(request.scope["headers"])
-            },
-            path=request.path_params,
-            query=request.query_params if request.scope["query_string"] else {},
-            leave_out=door.leave_out,
-            conversation=earlier.get,
-        )
-        return await _run(beside, _read, dialect, call, door.room if values > door.room.context else None)
+
+    def __init__(self, room: Room, exchanges: Exchanges, leave_out: frozenset[str]) -> None:
+        self._room, self._exchanges, self._leave_out = room, exchanges, leave_out
+        self._reading = asyncio.Lock()
+
+    async def read(self, dialect: Dialect, request: Request) -> tuple[ClientRequest, bytes]:
+        """Read a client's request. Return it with its digest; see `request_digest`.
+
+        Raises:
+            BadInput: the request is refused.
+            Overflow: it is far too long.
+            ClientDisconnect: the client left before the end.
+        """
+        room = self._room
+        data = await read_body(request, MOST_BYTES, lambda: room.overflow(f"more than {MOST_BYTES} bytes"))
+        room.check(data)
+        values = values_at_most(data)
+        beside = len(data) > MUCH_BYTES or values > MUCH_VALUES
+        async with self._reading:
+            body = await _run(beside, _decode, data, room)
+            call = ClientCall(
+                body=body,
+                headers={
+                    name.decode("latin-1"): value.decode("latin-1")
+                    for name, value in reversed(request.scope["headers"])
+                },
+                path=request.path_params,
+                query=request.query_params if request.scope["query_string"] else {},
+                leave_out=self._leave_out,
+                conversation=self._exchanges.conversations(replies_named(body)).get,
+            )
+            return await _run(beside, _read, dialect, call, room if values > room.context else None)
 
 
 def values_at_most(data: bytes) -> int:

@@ -117,7 +117,7 @@ class Misdirected(BadInput):
         self.scope, self.status, self.allowed = scope, status, allowed
 
 
-def answering_misdirected(application: ASGIApp, tell: Callable[[Misdirected], Awaitable[None]]) -> ASGIApp:
+def answering_misdirected(application: ASGIApp, tell: Callable[[Misdirected], None]) -> ASGIApp:
     """Return an application that answers misdirected requests in the format of the client's vendor.
 
     Args:
@@ -129,7 +129,7 @@ def answering_misdirected(application: ASGIApp, tell: Callable[[Misdirected], Aw
         try:
             await application(scope, receive, send)
         except Misdirected as error:
-            await tell(error)
+            tell(error)
             response = _error_response(dialect_of(scope), ClientError(status=error.status, message=str(error)))
             if error.allowed:
                 response.headers["allow"] = error.allowed

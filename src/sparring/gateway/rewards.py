@@ -61,8 +61,8 @@ class RewardRoutes:
         """True while a rollout waits for rewards."""
         return len(self._awaited) > 0
 
-    def knows(self, key: str) -> bool:
-        """Return whether a key belongs to rewards or to a session's endpoint."""
+    def _knows(self, key: str) -> bool:
+        """Return whether a key belongs to rewards or to a door."""
         return self._is_runs(key) or any(key in table for table in (self._awaited, self._expired, self._doors))
 
     def _is_runs(self, key: str) -> bool:
@@ -84,7 +84,7 @@ class RewardRoutes:
     async def answer(self, request: Request) -> Response:
         """Answer a request; status 200 means that the reward is durable."""
         key = key_of(request)
-        if not self.knows(key):
+        if not self._knows(key):
             raise wrong_key("one of no rollout, or of one that is long over")
         reward = self._take(key, await read_body(request, MOST_BYTES))
         body = {"reward": reward.reward, "of": reward.of, "branch": reward.branch, "final": reward.ends}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,19 +25,18 @@ from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp
 
 from sparring.errors import BadInput, SparringError
-from sparring.gateway.connection import ExchangeResponse
+from sparring.gateway.connection import PING_S, ExchangeResponse, empty_response
 from sparring.gateway.dialects.chat_completions import ChatCompletions
 from sparring.gateway.dialects.dialect import ClientError, ClientRequest, Dialect
 from sparring.gateway.dialects.gemini import Gemini
 from sparring.gateway.dialects.messages import Messages
 from sparring.gateway.dialects.responses import Responses
-from sparring.gateway.exchange import EmptyExchange, Exchanges, ReadExchange, is_retried
+from sparring.gateway.exchange import Exchanges, is_retried
 from sparring.gateway.hosts import at_home, shows_key
 from sparring.gateway.keys import PATH, KeyTable, key_of, wrong_key
-from sparring.gateway.link import RunLink
 from sparring.gateway.models import ModelTable, google_entry, openai_entry
 from sparring.gateway.openapi import document
-from sparring.gateway.reading import AnsweredDoor, Overflow, Room, read_call, read_tool_call
+from sparring.gateway.reading import CallReader, Overflow, Room, read_tool_call
 from sparring.gateway.refusals import (
     Answer,
     Endpoint,
@@ -53,7 +52,7 @@ from sparring.gateway.refusals import (
 )
 from sparring.gateway.rewards import RewardRoutes
 from sparring.gateway.serving import LocalServer, server_settings
-from sparring.gateway.tool_server import CallResponse, ToolCalls, answer_tools
+from sparring.gateway.tool_server import ToolCalls, answer_tools
 from sparring.gateway.workers import RunKeys, WorkerRoutes, listen_on, reachable_host, refuse_program
 from sparring.protocols import Session, ToolHost
 
@@ -64,46 +63,51 @@ DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses(), Gem
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class Door(AnsweredDoor):
+class Door:
     """Endpoint of one session: a URL and an API key.
 
     Attributes:
         url: URL of the server, without a path.
         key: API key of the client.
         session: session of the policy.
+        room: maximum size of a prompt of the policy.
+        models: models that the client may name, the policy among them.
+        exchanges: exchanges of the client's requests.
+        reader: reader of the client's requests.
         tools: tools of the world, served by MCP at `/mcp`; None if the world has no tools.
         calls: calls of the tools of the world.
         reward_key: key for rewards of the rollout from outside; empty if the run takes no rewards.
-        turned_away: number of requests with unknown keys when the endpoint was opened.
+        ping_s: interval of keep-alive events on a stream, in seconds.
+        turned_away: number of requests with unknown keys when the door was opened.
     """
 
     url: str
     key: str
     session: Session
+    room: Room
+    models: ModelTable
     exchanges: Exchanges
+    reader: CallReader
     tools: ToolHost | None = None
     calls: ToolCalls = field(default_factory=ToolCalls)
     reward_key: str = ""
+    ping_s: float = PING_S
     turned_away: int = 0
 
 
 class Gateway:
     """Server of the session endpoints (`Door`) that are open on one event loop.
 
-    Args:
-        run: link to the process that opens the endpoints; None if this process does.
-
     Attributes:
-        address: address of `sparring gateway`, if it answers for these endpoints instead of a server in this process;
-            else empty.
-        there: event that is set while `sparring gateway` is connected; opening an endpoint waits for it.
+        address: address of `sparring gateway`, the proxy through which alone clients then reach this server; empty
+            without it.
+        there: event that is set while `sparring gateway` is connected; doors wait for it.
         workers: endpoints of external workers.
     """
 
-    def __init__(self, run: RunLink | None = None) -> None:
+    def __init__(self) -> None:
         self.address = ""
         self.there = asyncio.Event()
-        self._run = run
         self._doors: KeyTable[Door] = KeyTable()
         self._rewards = RewardRoutes(self._doors)
         self.workers = WorkerRoutes()
@@ -139,14 +143,15 @@ class Gateway:
             elif self._server is None:
                 await self._start()
             key = f"sk-{secrets.token_urlsafe(24)}"
+            room, exchanges = Room(context=session.max_context, bytes=session.max_prompt_bytes), Exchanges(table)
             door = self._doors[key] = Door(
                 url=self._url,
                 key=key,
                 session=session,
-                room=Room(context=session.max_context, bytes=session.max_prompt_bytes),
+                room=room,
                 models=table,
-                exchanges=Exchanges(table),
-                leave_out=frozenset(leave_out),
+                exchanges=exchanges,
+                reader=CallReader(room, exchanges, frozenset(leave_out)),
                 turned_away=self._turned_away[0],
             )
             rewards = session.rewards
@@ -243,52 +248,35 @@ class Gateway:
         for version in ("v1beta", "v1"):
             routes.append(Endpoint(f"/{version}/models", self._models))
             routes.append(Endpoint(f"/{version}/models/{{name:path}}", self._model))
-        routes += self.routes_of_run(self._run)
+        outside: dict[str, Answer] = {"/v1/rewards": self._rewards.answer, **self.workers.answers()}
+        routes += [Endpoint(path, answer, methods=["POST"], refuse=refuse_program) for path, answer in outside.items()]
+        routes.append(Endpoint("/mcp", self._tools, methods=["GET", "POST", "DELETE"], refuse=_refuse_tools))
         routes += [Endpoint("/health", self._health), Endpoint("/openapi.json", self._openapi)]
         behind_key = Mount(PATH, app=Router(routes, default=no_endpoint))
         guarded = at_home(Router([*routes, behind_key], default=no_endpoint), foreign_page_refusal, keyed=shows_key)
         return with_request_ids(answering_misdirected(guarded, self._record_misdirected))
 
-    def routes_of_run(
-        self, run: RunLink | None = None, hold: Callable[[Request, CallResponse], None] | None = None
-    ) -> list[Route]:
-        """Return the routes that only the run's process can answer. A gateway in its own process passes their requests
-        on unchanged.
-
-        Args:
-            run: link that passes the requests on; None in the run's process.
-            hold: function that takes over the delivery report of a tool call, if a gateway reads the response; None if
-                the client itself reads it.
-        """
-        posted: dict[str, Answer] = {"/v1/rewards": self._rewards.answer, **self.workers.answers()}
-        tools: Answer = partial(self._tools, hold)
-        refuse_tools = _refuse_tools
-        if run is not None:
-            posted, tools, refuse_tools = dict.fromkeys(posted, run.forward), run.forward_to_tools, refuse_program
-        routes = [Endpoint(path, answer, methods=["POST"], refuse=refuse_program) for path, answer in posted.items()]
-        return [*routes, Endpoint("/mcp", tools, methods=["GET", "POST", "DELETE"], refuse=refuse_tools)]
-
     async def _count(self, dialect: Dialect, field: str, request: Request) -> Response:
         """Count the tokens of a prompt. `field` is the name of the count in the response."""
         try:
-            door = await self._door(request)
-            client_request, _ = await read_call(dialect, request, door)
+            door = self.door(key_of(request))
+            client_request, _ = await door.reader.read(dialect, request)
             count = await door.exchanges.count(client_request)
         except SparringError as error:
-            await self._record_refusal(request, error)
+            self._record_refusal(request, error)
             raise
         return json_response({field: count})
 
     async def _models(self, request: Request) -> Response:
-        models = (await self._door(request)).models
+        models = self.door(key_of(request)).models
         return json_response(models.list_for_google() if _is_googles(request) else models.list_for_openai())
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
         try:
-            (await self._door(request)).models.session(name)
+            self.door(key_of(request)).models.session(name)
         except SparringError as error:
-            await self._record_refusal(request, error)
+            self._record_refusal(request, error)
             raise
         return json_response(google_entry(name) if _is_googles(request) else openai_entry(name))
 
@@ -297,13 +285,10 @@ class Gateway:
         error = ClientError(status=426, message="expected POST, got a WebSocket; send requests by POST")
         return json_response(Responses().error(error), 426)
 
-    async def _tools(self, hold: Callable[[Request, CallResponse], None] | None, request: Request) -> Response:
+    async def _tools(self, request: Request) -> Response:
         door = self.door(key_of(request))
         data = await read_tool_call(request, door.room)
-        response = await answer_tools(door.tools, door.calls, request, data)
-        if hold is not None and isinstance(response, CallResponse):
-            hold(request, response)
-        return response
+        return await answer_tools(door.tools, door.calls, request, data)
 
     async def _health(self, request: Request) -> Response:
         return json_response({})
@@ -318,23 +303,22 @@ class Gateway:
         Raises:
             SparringError: the request is refused.
         """
-        door = await self._door(request)
+        door = self.door(key_of(request))
         try:
-            client_request, digest = await read_call(dialect, request, door)
+            client_request, digest = await door.reader.read(dialect, request)
             client_request = _with_label(client_request, door.models)
             session = door.models.session(client_request.model)
         except Overflow as limit:
-            await door.exchanges.overflow(limit)
+            door.exchanges.overflow(limit)
             raise
         except BadInput as error:
-            await door.exchanges.refuse(str(error))
+            door.exchanges.refuse(str(error))
             raise
         headers = {NOTED: ", ".join(client_request.noted)} if client_request.noted else {}
         if client_request.samples_nothing:
-            exchange: ReadExchange = EmptyExchange(await door.exchanges.hear(client_request))
-        else:
-            retried = is_retried(request.scope["headers"])
-            exchange = door.exchanges.begin(digest, retried=retried, wanted=client_request)
+            return empty_response(dialect, client_request, door.exchanges.hear(client_request), headers)
+        retried = is_retried(request.scope["headers"])
+        exchange = door.exchanges.begin(digest, retried=retried, wanted=client_request)
         return ExchangeResponse(
             exchange,
             dialect,
@@ -344,14 +328,13 @@ class Gateway:
             ping_s=door.ping_s,
         )
 
-    async def _record_misdirected(self, error: Misdirected) -> None:
-        await self._record_refusal(Request(error.scope), error)
+    def _record_misdirected(self, error: Misdirected) -> None:
+        self._record_refusal(Request(error.scope), error)
 
-    async def _record_refusal(self, request: Request, error: SparringError) -> None:
+    def _record_refusal(self, request: Request, error: SparringError) -> None:
         """Record in the session of a request's key that the request, which asked for no reply, was refused."""
         with suppress(SparringError):
-            door = await self._door(request)
-            await door.exchanges.refuse(str(error), misdirected=True)
+            self.door(key_of(request)).exchanges.refuse(str(error), misdirected=True)
 
     def door(self, key: str) -> Door:
         """Return the session's endpoint of a key.
@@ -365,19 +348,6 @@ class Gateway:
             self._turned_away = (self._turned_away[0] + 1, str(error))
             raise error
         return door
-
-    def knows(self, key: str) -> bool:
-        """Return whether a key belongs to a session's endpoint, to rewards or to the endpoints of workers."""
-        return key in self._doors or self._rewards.knows(key) or self.workers.knows(key)
-
-    async def _door(self, request: Request) -> AnsweredDoor:
-        """Return the session's endpoint of a request's key, in this process or in the run's.
-
-        Raises:
-            WrongKey: the key belongs to no open endpoint, or the request has two different keys.
-        """
-        key = key_of(request)
-        return self.door(key) if self._run is None else await self._run.door(key)
 
 
 _GATEWAYS: WeakKeyDictionary[asyncio.AbstractEventLoop, Gateway] = WeakKeyDictionary()
@@ -428,7 +398,7 @@ def _is_googles(request: Request) -> bool:
     return isinstance(dialect_of(request.scope), Gemini)
 
 
-def _with_label(client_request: ClientRequest, models: ModelTable[Any]) -> ClientRequest:
+def _with_label(client_request: ClientRequest, models: ModelTable) -> ClientRequest:
     """Return a request with the label of its model, unless its client gave a label. Raises UnknownModel."""
     label, evidence = models.label(client_request.model), client_request.evidence
     if label is None or evidence.label is not None:

@@ -43,8 +43,8 @@ GRACE_S = 1
 """Seconds that connections have to finish when their server stops."""
 
 WHEN_BROKEN = "sparring.when_broken"
-"""Key of a request's scope. Its function is called if the connection breaks after the response and before the next
-request."""
+"""Key of a request's scope. Its function is called once if the client leaves before the end of the response, or if the
+connection breaks after the response and before the next request."""
 
 NO_FILES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
@@ -131,9 +131,16 @@ class ClientProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         if self._timer is not None:
             self._timer.cancel()
-        when_broken = None if exc is None or self.scope is None else self.scope.get(WHEN_BROKEN)
-        if callable(when_broken):
-            when_broken()
+        self.leave(broken=exc is not None)
+
+    def leave(self, *, broken: bool) -> None:
+        """Report that the client left. `broken`: whether it may have left without reading all that was sent to it."""
+        answered = self.cycle is None or self.cycle.response_complete
+        scope: Any = self.scope
+        if scope is not None and (broken or not answered):
+            when_broken = scope.pop(WHEN_BROKEN, None)
+            if when_broken is not None:
+                when_broken()
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes and enforce the size limits."""
@@ -255,6 +262,8 @@ class BoundedServer(uvicorn.Server):
         config: uvicorn settings.
         tell: function that shows the user a sentence.
         patience: time limits of clients.
+        protocol: function that makes the protocol of a connection; it takes the arguments of `ClientProtocol`.
+        files: number of file descriptors that a connection takes.
 
     Attributes:
         tally: counter of refusals.
@@ -265,11 +274,14 @@ class BoundedServer(uvicorn.Server):
         config: uvicorn.Config,
         tell: Callable[[str], None] = _log.warning,
         patience: Patience = Patience(),
+        *,
+        protocol: Callable[..., asyncio.BaseProtocol] = ClientProtocol,
+        files: int = 1,
     ) -> None:
         self.tally = Tally(tell)
-        config.http = partial(ClientProtocol, tally=self.tally, patience=patience)  # type: ignore[assignment]
+        config.http = partial(protocol, tally=self.tally, patience=patience)  # type: ignore[assignment]
         super().__init__(config)
-        self._most = most_connections()
+        self._most = most_connections() // files
         self._listening: dict[socket.socket, asyncio.TimerHandle | None] = {}
         self._joining: set[asyncio.Task[None]] = set()
 

@@ -35,10 +35,6 @@ NO_METHOD, BAD_PARAMETERS, FAILED = -32601, -32602, -32603
 SESSION = "mcp-session-id"
 """Header with a client's session id."""
 
-READER = "x-sparring-reader"
-"""Header with the id of a connection of `sparring gateway`, in requests that it passes on, and in responses whose
-delivery it reports."""
-
 RETAINED = 64
 """Maximum number of calls of a session that are kept, in case a client repeats its request."""
 
@@ -139,45 +135,36 @@ class CallResponse(Response):
     Args:
         call: tool call.
         id: id of the request.
-
-    Attributes:
-        reader: id of the connection of `sparring gateway` that reads this response and reports its delivery; empty if
-            the client reads it directly.
     """
 
     def __init__(self, call: RunningCall, id: Any) -> None:
-        self.call, self.reader = call, ""
-        self._id, self._sent = id, False
+        self._call, self._id = call, id
+        self._sent = self._has_left = False
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response unless the client leaves."""
         scope[WHEN_BROKEN] = self._when_broken
-        headers = [(b"content-type", b"application/json")]
-        if self.reader:  # at once, so that the gateway knows that the call runs
-            headers.append((READER.encode(), self.reader.encode()))
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            content = await while_connected(receive, asyncio.ensure_future(self.call.content()))
+            content = await while_connected(receive, asyncio.ensure_future(self._call.content()))
         except ClientDisconnect:
             self._deliver(False)
             return
         body = msgspec.json.encode({"jsonrpc": "2.0", "id": self._id, **content})
-        if not self.reader:
-            headers.append((b"content-length", b"%d" % len(body)))
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
         self._sent = True
         self._deliver(True)
 
     def _when_broken(self) -> None:
-        """Report that delivery is unknown, if the connection broke after the response was sent completely."""
-        if self._sent:
-            self._deliver(None)
+        """Record that the client left: before the end of the response, or after it, when delivery is unknown."""
+        self._deliver(None if self._sent else False)
+        self._has_left = True
 
     def _deliver(self, delivered: bool | None) -> None:
-        if not self.reader:
-            self.call.deliver(delivered)
+        if not self._has_left:  # an equal request may have joined the call by now
+            self._call.deliver(delivered)
 
 
 async def answer_tools(host: ToolHost | None, calls: ToolCalls, request: Request, data: bytes) -> Response:
@@ -246,7 +233,7 @@ def _named_call(host: ToolHost, parameters: Mapping[str, Any]) -> tuple[str, dic
     """Return name and arguments of a call.
 
     Raises:
-        _Refused: the tool is unknown, or the arguments are not an object.
+        _MethodError: the tool is unknown, or the arguments are not an object.
     """
     name, arguments = parameters.get("name"), parameters.get("arguments") or {}
     if name not in [tool.name for tool in host.tools]:

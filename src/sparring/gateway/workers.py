@@ -151,7 +151,7 @@ class WorkerRoutes:
         leases.finish(request.path_params["id"], end)
         return json_response({"outcome": end.outcome})
 
-    def knows(self, key: str) -> bool:
+    def _knows(self, key: str) -> bool:
         """Return whether a key is the worker key."""
         return bool(self._key) and secrets.compare_digest(key.encode(), self._key.encode())
 
@@ -166,7 +166,7 @@ class WorkerRoutes:
         if self.leases is None:
             do = 'set rollout.harness = "workers" in the recipe'
             raise NoWorkers(str(refusal("claim", "a run that workers play", "one that plays its rollouts itself", do)))
-        if not self.knows(key):
+        if not self._knows(key):
             do = "send that of keys.json in the run's folder"
             raise WrongKey(str(refusal("API key", "the run's worker key", "another", do)))
         return self.leases

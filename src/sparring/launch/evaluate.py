@@ -192,7 +192,7 @@ async def _evaluate_all(config: RunConfig, subjects: Sequence[Subject | Evaluate
     run, tell = Path(config.run.directory) / config.run.name, partial(_tell, config.observe)
     async with AsyncExitStack() as stack:
         if any(isinstance(subject, Subject) for subject in subjects):
-            answered = answered_outside(config, run / FOLDERS, tell, linked_too=False, keys_of=run)
+            answered = answered_outside(config, run / FOLDERS, tell, gateway_too=False, keys_of=run)
             await stack.enter_async_context(answered)
         return [await _evaluate(config, each) if isinstance(each, Subject) else each for each in subjects]
 

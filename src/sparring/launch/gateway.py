@@ -1,4 +1,4 @@
-"""Gateway in a process of its own: it answers agent programs, while the run's process samples and records."""
+"""Gateway in a process of its own: it passes the connections of agent programs on to the run's process."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 
 from sparring.errors import BadInput, InfraError, refusal
-from sparring.gateway.link import SOCKET, Word
-from sparring.gateway.remote_session import GatewayLink
-from sparring.gateway.server import Gateway
-from sparring.gateway.serving import BoundedServer, server_settings
+from sparring.gateway.proxy import ProxyServer, RunSocket
+from sparring.gateway.run_socket import SOCKET, Word
 
 AGAIN_S = 1.0
 """Seconds between two attempts to find the process that resumes a run."""
@@ -45,17 +43,17 @@ def serve_gateway(folder: Path, host: str, port: int, say: Callable[[str], None]
 
 
 async def _serve(folder: Path, listening: socket.socket, url: str, say: Callable[[str], None]) -> None:
-    link = GatewayLink(folder)
+    run = RunSocket(folder)
     try:
-        words = link.words()
+        words = run.words()
         await anext(words)
     except InfraError as error:
         raise BadInput(
             str(refusal(str(folder), "a run that is going on", str(error), "start the run first"))
         ) from error
     say(f"gateway of {folder} on {url}")
-    server = BoundedServer(server_settings(Gateway(link).application()))
-    attending = asyncio.create_task(_attend(link, words, say))
+    server = ProxyServer(run)
+    attending = asyncio.create_task(_attend(run, words, say))
     attending.add_done_callback(lambda task: setattr(server, "should_exit", True))
     try:
         await server.serve(sockets=[listening])
@@ -63,16 +61,17 @@ async def _serve(folder: Path, listening: socket.socket, url: str, say: Callable
     finally:
         attending.cancel()
         await asyncio.gather(attending, return_exceptions=True)
-        await link.close()
+        run.close()
     if followed:
         raise InfraError(f"{folder}: another gateway has begun for this run, and answers in the place of this one")
     say(f"{folder}: the run is over")
 
 
-async def _attend(link: GatewayLink, words: AsyncGenerator[Word], say: Callable[[str], None]) -> Word:
+async def _attend(run: RunSocket, words: AsyncGenerator[Word], say: Callable[[str], None]) -> Word:
     """Return the last message of a run, over all processes that resume it.
 
     Args:
+        run: socket of the run.
         words: messages of the run's process after the first.
         say: called with sentences for the user.
     """
@@ -89,4 +88,4 @@ async def _attend(link: GatewayLink, words: AsyncGenerator[Word], say: Callable[
             say("the run's process has ended; programs are answered again when the run goes on")
         there = False
         await asyncio.sleep(AGAIN_S)
-        words = link.words()
+        words = run.words()

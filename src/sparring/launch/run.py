@@ -299,7 +299,7 @@ async def answered_outside(
     folder: Path,
     tell: Callable[[str, str], None],
     *,
-    linked_too: bool = True,
+    gateway_too: bool = True,
     keys_of: Path | None = None,
 ) -> AsyncIterator[None]:
     """Serve programs outside the process inside a context: workers and senders of rewards if the recipe has them, and
@@ -308,20 +308,20 @@ async def answered_outside(
     Args:
         folder: folder that the address and the keys are written into.
         tell: called with `run` or `gateway`, and the address.
-        linked_too: whether `sparring gateway` is served.
+        gateway_too: whether `sparring gateway` is served.
         keys_of: folder with the keys to use; None uses `folder`.
     """
     workers = "workers" in config.harnesses
-    gateway = config.rollout.gateway if linked_too else ""
+    gateway = config.rollout.gateway if gateway_too else ""
     async with AsyncExitStack() as stack:
         if workers or config.rollout.rewards_within_s is not None:
             from sparring.launch.outside import outside
 
             await stack.enter_async_context(outside(config.rollout, folder, tell, gateway, keys_of))
         if gateway:
-            from sparring.gateway.link_server import linked
+            from sparring.gateway.proxied import proxied
 
-            await stack.enter_async_context(linked(folder, gateway, partial(tell, "gateway")))
+            await stack.enter_async_context(proxied(folder, gateway, partial(tell, "gateway")))
         yield
 
 

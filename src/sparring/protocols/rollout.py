@@ -333,9 +333,9 @@ class Session(Protocol):
     async def abort(self, reply: str) -> None:
         """End a reply that is being sampled, given its id; the tokens sampled so far are the reply."""
 
-    def deliver(self, reply: str, delivered: bool) -> None:
-        """Record whether a client received a reply whole, by its id. The latest call for a reply counts. A reply
-        without such a call was delivered, unless the conversation shows otherwise."""
+    def deliver(self, reply: str, delivered: bool | None) -> None:
+        """Record whether a client received a reply whole, by its id; None: unknown. The latest call counts; a reply
+        without a call was delivered, unless the conversation shows otherwise."""
 
     def overflow(self, limit: LimitReached) -> None:
         """Count a request that was refused unread, because its prompt is too long."""

@@ -289,7 +289,7 @@ class RecordedSession(OpenSession):
             return LimitReached(cut_reason, text)
         return self._budget.too_many_calls() if tool_calls > self._limits.max_tool_calls else None
 
-    def _delivered(self, reply: str, delivered: bool) -> None:
+    def _delivered(self, reply: str, delivered: bool | None) -> None:
         segment = self._tree.deliver(reply, delivered)
         if segment is None or self._closed:
             return

@@ -115,8 +115,8 @@ class OpenSession(ABC):
         """Sample and record a reply; innermost of the layers."""
 
     @abstractmethod
-    def _delivered(self, reply: str, delivered: bool) -> None:
-        """Record whether a client received a reply."""
+    def _delivered(self, reply: str, delivered: bool | None) -> None:
+        """Record whether a client received a reply; None: unknown."""
 
     @abstractmethod
     def trajectory(self, outcome: Outcome, timing: Timing = Timing()) -> Trajectory:
@@ -156,9 +156,10 @@ class OpenSession(ABC):
         finally:
             self._layers.remove(layer)
 
-    def deliver(self, reply: str, delivered: bool) -> None:
-        for layer in reversed(self._layers):
-            layer.deliver(reply, delivered)
+    def deliver(self, reply: str, delivered: bool | None) -> None:
+        if delivered is not None:
+            for layer in reversed(self._layers):
+                layer.deliver(reply, delivered)
         self._delivered(reply, delivered)
 
     def overflow(self, limit: LimitReached) -> None:

@@ -134,10 +134,10 @@ class TextTree:
             self._constraints[index] = constraint
         return segment
 
-    def deliver(self, index: int, delivered: bool) -> None:
-        """Record whether a client received the reply with this index."""
+    def deliver(self, index: int, delivered: bool | None) -> None:
+        """Record whether a client received the reply with this index; None: unknown."""
         segment = self.segments[index]
-        label = (segment.evidence or NO_EVIDENCE).label or "agent" if delivered else "lost"
+        label = "lost" if delivered is False else (segment.evidence or NO_EVIDENCE).label or "agent"
         self.segments[index] = replace(segment, label=label, delivered=delivered)
 
     def transcripts(self) -> tuple[Transcript, ...]:

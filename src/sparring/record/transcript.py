@@ -104,7 +104,7 @@ class TextSession(OpenSession):
     async def abort(self, reply: str) -> None:
         """Do nothing: a reply comes at once."""
 
-    def _delivered(self, reply: str, delivered: bool) -> None:
+    def _delivered(self, reply: str, delivered: bool | None) -> None:
         place = place_named(reply)
         if place is not None and place < len(self._tree.segments) and reply == f"{self.id}#{place}":
             self._tree.deliver(place, delivered)

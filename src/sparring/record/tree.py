@@ -261,12 +261,12 @@ class Tree:
         is played again."""
         return f"call_{turn.place - 1}_"
 
-    def deliver(self, reply: str, delivered: bool) -> Segment | None:
+    def deliver(self, reply: str, delivered: bool | None) -> Segment | None:
         """Record whether a client received a reply.
 
         Args:
             reply: id of the reply.
-            delivered: whether the client received it.
+            delivered: whether the client received it. None: unknown, which replaces an earlier True.
 
         Returns:
             Segment to store again, if the reply becomes lost or was lost before; otherwise None.
@@ -274,6 +274,10 @@ class Tree:
         place = place_named(reply)
         segment = None if place is None else self._written.get(place)
         if place is None or segment is None or segment.sampling is None or segment.delivered == delivered:
+            return None
+        if delivered is None:
+            if segment.delivered:
+                self._written[place] = replace(segment, delivered=None)
             return None
         lost = segment.delivered is False
         evidence = segment.evidence or NO_EVIDENCE

@@ -14,9 +14,6 @@ from sessions import RENDERER
 from test_errors import CHAT, GEMINI, MESSAGES, PLACES, RESPONSES
 
 from sparring.engine.adapters.chat_endpoint import ChatEndpoint
-from sparring.errors import EngineError, RequestRefused, SparringError
-from sparring.gateway.link import decode, encode
-from sparring.gateway.refusals import client_error
 from sparring.gateway.server import open_door
 from sparring.generation import Sampling
 from sparring.record.imitated import Imitator
@@ -148,10 +145,3 @@ def test_final_refusals_of_a_teacher_are_not_retried_and_others_are(
         with pytest.raises(error, match=f"{status}: .*so says the teacher"):
             taught(server, ask)
     assert len(server.bodies) == requests
-
-
-def test_a_final_refusal_stays_final_over_the_link() -> None:
-    """A gateway of its own answers clients as the run's process does."""
-    for error, status in ((RequestRefused("out of credit"), 400), (EngineError("down"), 503)):
-        passed = decode(encode(error), SparringError)
-        assert (client_error(passed).status, str(passed)) == (status, str(error))
