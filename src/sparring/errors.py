@@ -145,7 +145,8 @@ class EvaluationFailed(SparringError):
 
 
 class NotFinite(SparringError):
-    """Gradients stay, or weights have become, infinite or NaN: the run ends, and the broken weights are not saved."""
+    """Gradients were infinite or NaN in several steps in a row, or weights became so. The run ends, and the broken
+    weights are not saved."""
 
 
 class WeightsError(SparringError):

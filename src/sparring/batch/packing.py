@@ -12,7 +12,7 @@ from sparring.types import Sample
 SMALLEST_PIECE = 256
 """Smallest number of tokens for which a separate part pays off."""
 MOST_EXTRA = 0.03
-"""Largest share of duplicated tokens for which parallel parts pay off."""
+"""Maximum share of tokens that a split into parallel parts may duplicate; above it, no split is made."""
 UNITS_PER_PART = 4
 """Subtrees that cost more than 1 / `UNITS_PER_PART` of a part are dealt out by branch."""
 

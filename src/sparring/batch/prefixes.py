@@ -43,7 +43,7 @@ def walk(sequences: Sequence[Sequence[int] | np.ndarray]) -> tuple[list[int], li
 
 
 def lay_out(sequences: Sequence[np.ndarray]) -> PrefixLayout:
-    """Lay out one token for each distinct prefix of `sequences`, in the order of the walk."""
+    """Lay out the prefix tree of `sequences`, one token per distinct prefix, in the order of `walk`."""
     order, shared = walk(sequences)
     paths: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(order)
     offsets = [0]

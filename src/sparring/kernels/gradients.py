@@ -40,8 +40,8 @@ class WeightSum:
         return dx.to(x.dtype)
 
     def attach(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return a view of x, from which all uses of the weight have to compute. After the backward passes of all uses,
-        the sum becomes the gradient of `weight`."""
+        """Return a view of x that every operation with `weight` must take as its input. After all backward passes,
+        the sum of the gradients becomes the gradient of `weight`."""
         attached: torch.Tensor = _ReturnSum.apply(x, weight, self)
         return attached
 
@@ -138,7 +138,7 @@ class LayerNorm(Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: Any, bias: Any, eps: float) -> torch.Tensor:
-        """Normalise x[..., D], weight[D] and bias[D], or None -> [..., D]."""
+        """Return the layer norm [..., D] of x[..., D], with weight[D] and bias[D]; both may be None."""
         y, mean, inverse = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
         ctx.save_for_backward(x, weight, bias, mean, inverse)
         return y

@@ -247,8 +247,8 @@ class FusedPath(KernelPath, Protocol):
         chosen: torch.Tensor,
         shares: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute gated MLPs: row n of x[N, D] uses the experts chosen[n] int32, weighted by shares[n] float32, [N, k]
-        each -> [N, D]; outputs are added in float32 in the order of `chosen`."""
+        """Compute a mixture of gated MLPs on x[N, D] -> [N, D]. Row n uses experts chosen[n], weighted by shares[n].
+        Outputs are added in float32 in the order of `chosen`. Both are [N, k], of int32 and float32."""
 
     def decoder_step(self, plan: Structure, step: Structure, dtype: torch.dtype) -> int:
         """Compute the steps of a `DecoderPlan` and a `StepPlan` (`compiled/decoder_step.py`), for pages of `dtype`.

@@ -62,8 +62,8 @@ class Survival:
 
 
 def stages(rollout: Rollout) -> list[Stage]:
-    """Return the stages that a rollout went through: its opening, and one for each turn. Turns of several roles have no
-    common order, so they count as turns without tools."""
+    """Return the stages that a rollout went through: its opening, and one for each turn. With several roles,
+    tool calls cannot be matched to turns, which have no common order; so all turns count as turns without tools."""
     first = rollout.trajectories[0]
     calls = [bool(s.message and s.message.tool_calls) for s in first.segments if s.model is not None]
     number = turns(rollout)

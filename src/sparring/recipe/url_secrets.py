@@ -15,7 +15,7 @@ from sparring.errors import BadInput, refusal
 from sparring.validation import Key
 
 ADDRESSES = ("url", "gateway", "listen")
-"""Keys with addresses as values, in which a user may occur without a scheme."""
+"""Keys whose values are addresses. These may contain credentials even without a scheme: `user:password@host`."""
 
 _URL = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*:)?//[^/?#\s]*@\S*\s*", re.IGNORECASE)
 _ADDRESS = re.compile(r"\s*(?!unix:)[^/?#\s]*@")

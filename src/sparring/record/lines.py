@@ -169,7 +169,8 @@ def begins(messages: Sequence[Message], prefix: list[Message]) -> bool:
 
 
 def place_named(reply: str) -> int | None:
-    """Return the place in the id of a reply, with any prefix of a dialect; None if it is not the id of a reply."""
+    """Return the place of a segment, which the id of a reply contains; None if `reply` is no such id. A dialect may put
+    a prefix before the id."""
     _, separator, number = reply.rpartition("#")
     place = number.partition(".")[0]
     return int(place) if separator and place.isdecimal() else None

@@ -41,7 +41,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     These names take precedence over a preset's."""
 
     calls_from_code: bool = False
-    """Whether to run calls of the world's tools that are in no reply. An agent program or a worker makes such calls
+    """Whether to run tool calls that the policy did not write in a reply. An agent program or a worker makes such calls
     when it runs code that its model wrote (docs/agents.md). Each counts as a tool call of the rollout."""
 
     gateway: str = ""

@@ -233,8 +233,8 @@ def members(group: Group, rows: Sequence[Sample]) -> list[Member]:
     enter the baseline of others.
 
     Raises:
-        ValueError: a row belongs to no trajectory of the group, or a score of several roles has rewards or states of
-            turns that name no role.
+        ValueError: a row belongs to no trajectory of the group; or, in a rollout of several roles, the reward or state
+            of a turn names no role.
     """
     by_trajectory: dict[str, list[Sample]] = {}
     for row in rows:

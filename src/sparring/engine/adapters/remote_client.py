@@ -1,4 +1,5 @@
-"""`RemoteClient`: client of an engine in another process (`sparring serve`) that does not send weights. Torch-free."""
+"""`RemoteClient`: client that samples from an engine in another process (`sparring serve`) and sends no weights to it.
+Torch-free."""
 
 from __future__ import annotations
 
@@ -203,7 +204,8 @@ class RemoteClient:
             return answer.content
 
     def _check(self, status: int, body: bytes, headers: httpx.Headers, where: str, *, adopts: bool = False) -> None:
-        """Check that an answer is no error, and comes from the known server under weights that this client sent.
+        """Check that a response is no error, that the server is still the same process, and that it used weights of
+        this client.
 
         Raises:
             EngineError: the server's error; or the server was restarted, or another client sent weights.

@@ -154,7 +154,7 @@ class PrefillSharing:
             self._leader_ends.add(end)
 
     def _digests(self, sequence: Sequence) -> list[bytes]:
-        """Return the digests of the ends of a prompt, computed once."""
+        """Return a digest of the prompt up to each page boundary. They are computed once per sequence."""
         if sequence.prompt_digests is None:
             sequence.prompt_digests, upto = [], self._before_last(sequence)
             chain_digests(sequence.prompt_digests, sequence.tokens, upto, self._page_size, sequence.served.number)

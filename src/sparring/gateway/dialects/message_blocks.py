@@ -1,4 +1,5 @@
-"""Readers of the blocks of Anthropic's Messages: text, thoughts, calls and their answers as a conversation; tools."""
+"""Readers for Anthropic's Messages API. They convert blocks (text, thinking, tool calls and results) to a conversation,
+and read tool definitions."""
 
 from __future__ import annotations
 
@@ -140,7 +141,8 @@ def _tool_text(spec: ToolSpec) -> str:
 
 
 def _read_reply(blocks: PlacedObjects) -> tuple[Message, str]:
-    """Read a reply in a conversation. Return it with the id of the reply that its signature names."""
+    """Read a reply in a conversation. Return its message and the id of the recorded reply, which is read from the
+    signature of a thinking block."""
     reply, handle = ReplyParts(), ""
     for place, block in blocks:
         kind = block.get("type")

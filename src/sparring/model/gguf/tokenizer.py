@@ -90,9 +90,8 @@ def write_tokenizer(file: Path, fields: Mapping[str, Any], other: Path | None, o
 
 
 def _library_s(file: Path, kind: str) -> Any:
-    """Return the library's tokenizer of a file. For a kind of model without a tokenizer class of its own, the generic
-    class is called directly: to find out that there is none, the library would read all settings of the file, for
-    seconds."""
+    """Return the library's tokenizer of a file. If the kind of model has no tokenizer class of its own, the generic
+    class is called directly. The library would first read all settings of the file, which takes seconds."""
     if kind in TOKENIZER_MAPPING_NAMES:
         return AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, tokenizer_type=kind)
     return TokenizersBackend.from_pretrained(file.parent, gguf_file=file.name)

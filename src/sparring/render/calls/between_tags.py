@@ -30,8 +30,8 @@ class Layout:
         key: text before a value; its group is the name of the argument.
         close: text after a value.
         tail: text after the last value.
-        ids: tags that are single ids; text that spells one is not the tag. In the expressions, the n-th is the
-            character `_ID` + n.
+        ids: tags that are single token ids; the same characters as ordinary text are not the tag. In the
+            expressions, the n-th of these tags is the character `_ID` + n.
         newlines: whether the template writes a newline before and after each value.
         several: whether one pair of call tags may hold several calls.
         words: literals that the template writes instead of JSON's, with their values.

@@ -46,7 +46,7 @@ class Writing:
         sorts: whether the format sorts keys in JSON.
         quote: control token around texts, in a format whose arguments are a dialect of JSON.
         stops: stop tokens after a call and after a text, if the parser requires them.
-        other: text before and after the name of a call that models write, if it differs from the text that the format
+        other: texts that models write before and after a call's name, if they differ from those that the format
             renders.
     """
 

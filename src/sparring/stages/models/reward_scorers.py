@@ -115,8 +115,8 @@ def architectures(folder: Path) -> str:
 def checkpoint_of(config: RunConfig, where: str, name: str, others: Sequence[str], policy: Path | None) -> Path:
     """Return the checkpoint folder of a model that scores the policy's tokens.
 
-    Refuse a model without a path, and a checkpoint unless it is whole weights with the policy's tokenizer and at least
-    as many positions.
+    Refuse a model without a path. Refuse a checkpoint that is an adapter, has another tokenizer than the policy, or has
+    fewer positions.
 
     Args:
         where: key of the recipe that names the model.

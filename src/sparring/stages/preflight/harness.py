@@ -31,7 +31,7 @@ async def play_silently(context: Context, task: Task) -> list[Conversation]:
         The conversation of each role that was asked.
 
     Raises:
-        BadInput: environment or harness broke, or the harness requested no valid reply.
+        BadInput: the environment or the harness failed, or the harness made no valid request for a reply.
     """
     async with playable(task):
         scripted = Demonstrations(context, imitator_of(context), fits=False)

@@ -250,8 +250,8 @@ def _other_models(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
 
 
 def _cache(config: RunConfig, model: Outline, name: str) -> int:
-    """Return the bytes of an engine's caches: pages here (one more for the probe) and in host memory, and recurrent
-    states."""
+    """Return the bytes of an engine's caches: pages on its device (one more for the probe of an update), pages in host
+    memory, and recurrent states."""
     from sparring.engine.sizes import Sizes
     from sparring.model.states import state_bytes
 

@@ -111,8 +111,8 @@ def _check_agent_tools(held: Sequence[Conversation], own: Sequence[ToolSpec], re
 
 
 def _prompt_lengths(held: Sequence[Conversation], renderer: Renderer, shape: Outline) -> list[int]:
-    """Return the number of tokens of the first request of each played conversation, because a task may have tools of
-    its own.
+    """Return the number of tokens of each played conversation's first request. Each is measured, because a task may
+    add its own tools to the prompt.
 
     Raises:
         BadInput: the format refuses a request, or none fits into the model.

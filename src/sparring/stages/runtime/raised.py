@@ -13,7 +13,7 @@ def raises_key(stage: str) -> str:
 
 
 def first_steps(store: Store, stage: str, steps: int) -> int:
-    """Return the number of steps that a stage began with.
+    """Return the number of steps that the recipe had when the stage first started.
 
     Args:
         stage: name of the stage.

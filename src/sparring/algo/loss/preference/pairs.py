@@ -1,4 +1,5 @@
-"""Losses over pairs of replies: a form defines a reply's reward and the loss of a margin, the rest is shared.
+"""Losses over pairs of replies. Each algorithm (DPO, ORPO and others) defines the reward of a reply and the loss of a
+reward margin; the rest is shared.
 
 Shapes: M weighted tokens of a micro-batch, R rows, P pairs.
 """
