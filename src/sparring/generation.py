@@ -231,7 +231,7 @@ class GenerateRequest:
         tokens: ids of the prompt.
         conversation: name of the rollout branch, under which the KV cache may be kept between turns; None keeps
             nothing.
-        priority: priority of the request; higher is served first. Evaluation has a lower one than training.
+        priority: priority of the request; higher is served first.
         admission: admission number of the rollout. Among equal priorities the lowest is served first and preempted
             last, so that late turns of old rollouts do not wait for first turns of young ones; ties in order of
             arrival.
