@@ -218,11 +218,7 @@ class EngineWorker:
         chunks = self.scheduler.plan()
         if not chunks:  # all requests wait for newer weights
             return
-        constrained = [
-            one
-            for one, _, _, samples in chunks
-            if samples and one.generated.allowed
-        ]
+        constrained = [one for one, _, _, samples in chunks if samples and one.generated.allowed]
         steps = self.scheduler.steps_ahead(chunks, 1 if constrained else self._most_steps(chunks))
         broken = self._constrain(constrained)
         try:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from unit.record.played import playback
 
 from sparring.errors import EngineError, LimitReached, NotRebuildable
 from sparring.generation import Constraint, GenerateRequest, Sampling
+from sparring.record.order import settled
 from sparring.record.recorder import RecordedSession, Recorder
-from sparring.rollout.journal import PATIENCE_S, Playback
+from sparring.reply import ReplyRequest, whole_reply
+from sparring.rollout.journal import PATIENCE_S, Journal, Playback
+from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
 from sparring.testing.conversations import TOOL, say, user
 from sparring.testing.scripted_engine import ScriptedEngine
@@ -161,3 +165,22 @@ def test_failed_concurrent_requests_keep_their_own_seeds() -> None:
     run_virtual(both())
     same = [s.sampling.seed for s in one.segments if s.sampling and s.parent == 0]
     assert len(same) == len(set(same)) == 3
+
+
+def test_the_journal_in_memory_is_what_the_store_keeps(tmp_path: Path) -> None:
+    """With requests at once, a reply that its client never got, and a request that comes again after it."""
+    store, journal = SqliteStore(tmp_path / "store.sqlite"), Journal("r")
+    recorder = Recorder(SlowFirst(script), RENDERER, store, sampling=Sampling(max_tokens=64), max_context=1500)
+    one = recorder.open(toy_task(), rollout_id="r", seed=7, journal=Playback(journal))
+
+    async def talk() -> None:
+        await branches(one)
+        lost = await whole_reply(one.reply(ReplyRequest([user("c")])))
+        one.deliver(lost.id, False)
+        await one.complete([user("c")])
+
+    run_virtual(talk())
+    recorded = journal.segments()["policy"]
+    assert recorded == one.segments == settled(store.turns("r"))
+    assert [segment.label for segment in recorded if segment.model].count("lost") == 1
+    store.close()
