@@ -151,7 +151,7 @@ class Run:
         from sparring.stages.runtime.timing import TRAINER_SPANS
         from sparring.train.config import TrainConfig
 
-        spec = prepare("quickstart", {"folder": folder, "warmup": 0, "steps": 1})
+        spec = prepare("quickstart", {"folder": folder, "groups_per_step": GROUPS, "warmup": 0, "steps": 1})
         self._algo, self._folder, self._count = AlgoConfig(zero_variance_filter=False), folder, 0
         self.cluster = InlineCluster(
             models={"policy": ModelConfig(path=spec["model"])},
