@@ -23,7 +23,16 @@ from uvicorn.server import ServerState
 from sparring.errors import InfraError
 from sparring.gateway.refusals import dialect_of, refusal_response, with_request_ids
 from sparring.gateway.run_socket import BROKEN, CLOSED, SOCKET, Greeting, Word
-from sparring.gateway.serving import GRACE_S, PAUSE_S, BoundedServer, ClientProtocol, Patience, Tally, server_settings
+from sparring.gateway.serving import (
+    GRACE_S,
+    PAUSE_S,
+    BoundedServer,
+    ClientProtocol,
+    Patience,
+    Tally,
+    lost_data,
+    server_settings,
+)
 
 
 class RunSocket:
@@ -115,7 +124,7 @@ class _RunSide(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Forward data of the run to the client."""
-        self._client.transport.write(data)
+        self._client.send(data)
 
     def eof_received(self) -> bool:
         """Close the client's connection after all data of the run."""
@@ -177,7 +186,7 @@ class ClientSide(asyncio.Protocol):
         )
         self._loop = asyncio.get_running_loop()
         self._to_run: asyncio.Transport | None = None
-        self._broken = False
+        self._broken = self._client_closed = False
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -195,7 +204,8 @@ class ClientSide(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         if self._to_run is not None:
-            self._to_run.write(BROKEN if self._broken or exc is not None else CLOSED)
+            lost = self._client_closed and lost_data(self.transport)
+            self._to_run.write(BROKEN if self._broken or lost or exc is not None else CLOSED)
             # unread data of the run breaks this connection, so that the run knows that the client did not receive it
             self._to_run.close()
 
@@ -204,6 +214,15 @@ class ClientSide(asyncio.Protocol):
         loop."""
         assert self._to_run is not None, "nothing is read before"
         self._loop.call_soon(self._to_run.write, data)
+
+    def eof_received(self) -> None:
+        """Note that the client closed the connection."""
+        self._client_closed = True
+
+    def send(self, data: bytes) -> None:
+        """Send data of the run to the client. Data after the client's end is lost, and breaks the connection."""
+        self._broken = self._broken or self._client_closed
+        self.transport.write(data)
 
     def pause_writing(self) -> None:
         """Stop reading from the run, because the client does not read, and start the client's time limit."""

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import logging
 import resource
 import socket
+import sys
+import termios
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,6 +48,9 @@ GRACE_S = 1
 WHEN_BROKEN = "sparring.when_broken"
 """Key of a request's scope. Its function is called once if the client leaves before the end of the response, or if the
 connection breaks after the response and before the next request."""
+
+TCP_CLOSE = 7
+"""State of a connection that was reset, in the first byte of `TCP_INFO` (include/net/tcp_states.h of Linux)."""
 
 NO_FILES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
@@ -119,6 +125,7 @@ class ClientProtocol(HttpToolsProtocol):
         self._begun = self._heard = self._stuck = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._over: tuple[int, str] | None = None
+        self._client_closed = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limits of a connection."""
@@ -131,7 +138,11 @@ class ClientProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         if self._timer is not None:
             self._timer.cancel()
-        self.leave(broken=exc is not None)
+        self.leave(broken=exc is not None or (self._client_closed and lost_data(self.transport)))
+
+    def eof_received(self) -> None:
+        """Note that the client closed the connection."""
+        self._client_closed = True
 
     def leave(self, *, broken: bool) -> None:
         """Report that the client left. `broken`: whether it may have left without reading all that was sent to it."""
@@ -239,6 +250,20 @@ class ClientProtocol(HttpToolsProtocol):
             self.transport.abort()
         else:
             self.transport.close()
+
+
+def lost_data(transport: asyncio.BaseTransport) -> bool:
+    """Return whether a client closed its TCP connection before it received all data that was sent to it.
+
+    A client's FIN acknowledges what the client has received (RFC 9293, 3.10.7.4). Data that arrives after the client
+    closed its socket is answered with a reset.
+    """
+    connection: socket.socket | None = transport.get_extra_info("socket")
+    if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    unacknowledged = int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    return state == TCP_CLOSE or unacknowledged > 0
 
 
 def server_settings(application: ASGIApp, **more: Any) -> uvicorn.Config:

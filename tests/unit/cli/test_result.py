@@ -69,6 +69,7 @@ def test_the_change_from_the_first_evaluation_to_the_last() -> None:
     change |= {"difference": 0.4, "difference_low": 0.345, "difference_high": 0.451}
     lines = result_lines({**SUMMARY, "change": change})
     assert any(
-        line.endswith("+40.0 points (+34.5 to +45.1; rl against init, 340 tasks)") and line.startswith("change, task by")
+        line.endswith("+40.0 points (+34.5 to +45.1; rl against init, 340 tasks)")
+        and line.startswith("change, task by")
         for line in lines
     )

@@ -291,7 +291,11 @@ CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{
     ("change", "status", "text"),
     [
         ({"messages": []}, 400, "messages: expected a message"),
-        ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, 400, "messages[0]: expected answers to its calls"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [CALL]}]},
+            400,
+            "messages[0]: expected answers to its calls",
+        ),
         ({"messages": [{"role": "wizard", "content": "A"}]}, 400, "messages[0].role: expected one of system"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "expected a part that is text"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "half of a surrogate pair"),
@@ -312,9 +316,7 @@ CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{
         ({"model": None}, 400, "model: expected the name"),
     ],
 )
-def test_invalid_requests_are_refused_before_sampling(
-    change: dict[str, Any], status: int, text: str
-) -> None:
+def test_invalid_requests_are_refused_before_sampling(change: dict[str, Any], status: int, text: str) -> None:
     body = {"model": "policy", "messages": [{"role": "user", "content": "Hi"}], **change}
     answer = posted(json.dumps(body).encode())
     assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")

@@ -14,9 +14,11 @@ import httpx
 import openai
 import pytest
 from sessions import ADD, RENDERER, opened, said, says
+from starlette.types import Receive, Scope, Send
 
 from sparring.errors import EngineError
 from sparring.gateway.server import Door, open_door
+from sparring.gateway.serving import WHEN_BROKEN, LocalServer, server_settings
 from sparring.generation import Completion, Delta, GenerateRequest
 from sparring.record.recorder import RecordedSession
 from sparring.render.demonstrate import reply_tokens
@@ -253,6 +255,32 @@ def test_an_undelivered_answer_is_sent_again(path: str, stream: bool, reads: boo
     again = with_door(session, talk)
     assert told(path, again)[0] == ("Another one." if reads else REPLY.content)
     assert [segment.label for segment in sampled(session)] == ["agent"] * (1 + reads)
+
+
+def test_an_answer_to_a_client_that_has_closed_is_broken() -> None:
+    """The client's end is orderly, since it had nothing to read yet, and waits to be read when the answer is sent."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        broken = loop.create_future()
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            scope[WHEN_BROKEN] = lambda: broken.set_result(None)
+            client.close()
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body"})
+
+        listening = socket.create_server(("127.0.0.1", 0))
+        server = LocalServer(server_settings(application))
+        serving = loop.create_task(server.serve(sockets=[listening]))
+        client = socket.create_connection(listening.getsockname())
+        client.sendall(b"GET / HTTP/1.1\r\nhost: gateway\r\n\r\n")
+        await broken
+        server.should_exit = True
+        await serving
+        listening.close()
+
+    asyncio.run(main())
 
 
 def test_a_retried_request_joins_a_running_one() -> None:

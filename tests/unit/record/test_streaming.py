@@ -50,9 +50,7 @@ class Stepping(ScriptedEngine):
         self.steps.release()
 
 
-def session_of(
-    engine: Any, store: SqliteStore | None = None, journal: Playback | None = None
-) -> RecordedSession:
+def session_of(engine: Any, store: SqliteStore | None = None, journal: Playback | None = None) -> RecordedSession:
     recorder = Recorder(engine, RENDERER, store)
     return recorder.open(toy_task(), rollout_id="r", seed=7, limits=LIMITS, journal=journal)
 

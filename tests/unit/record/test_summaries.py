@@ -116,9 +116,7 @@ ELSEWHERE = [system("You sum up conversations."), user("[user] ... [assistant] .
         pytest.param([user(f"Events: {WORK[3].content}")], [SYSTEM, TASK, RESUMED, *WORK[4:]], id="openhands"),
     ],
 )
-def test_compactions_of_known_clients_are_recognised(
-    asks: list[Message], goes_on: list[Message]
-) -> None:
+def test_compactions_of_known_clients_are_recognised(asks: list[Message], goes_on: list[Message]) -> None:
     found = reasons(*GROWN, (asks, say(f"<summary>{SUMMARY}</summary>")), (goes_on, runs("4")), tools=(TOOL,))
     assert found[-1] == "compaction" and found[-2].endswith("compaction")
 
