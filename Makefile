@@ -65,9 +65,10 @@ pythons:
 
 # Three files at once on two cores, in the order of the tree: the long ones come first, a thread each, and a quarter of the
 # time of a file is waiting. All other tests run one after another: they fill the machine.
-# A test that hangs is a failure that says where every thread stands; its worker starts anew once.
-SUITE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 \
-	-o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+SUITE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(HANGS)
+# A test that hangs is a failure that says where every thread stands, and ends the run: after a restart of a worker
+# pytest-xdist 3.8 may wait for ever, because it hands out again, empty, the files that the worker had finished.
+HANGS := --max-worker-restart 0 -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 # tests/conftest.py: with the tests that shorter ones stand for in make test, and on the portable kernels too
 FULL := --full --kernel-paths two
 
@@ -82,13 +83,13 @@ test-mutations: install $(VENV)/.stamp-chromium
 
 test-near: install $(VENV)/.stamp-chromium
 	@near="$$($(BIN)/python tests/near.py $(BASE))"; if [ -z "$$near" ]; then echo "nothing has changed"; exit 0; fi; \
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $$near
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(HANGS) $$near
 
 test-slow: install $(VENV)/.stamp-chromium
 	$(BIN)/python -m pytest $(FULL) -m slow
 
 test-kills: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m kills
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --max-worker-restart 0 -m kills
 
 test-extra: install
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[wandb,peft,docs,clients]"
@@ -159,7 +160,7 @@ test-peers: install
 
 # tests/conftest.py: make test computes on the best of them
 test-paths: install
-	$(BIN)/python -m pytest -n 2 --dist worksteal --full --kernel-paths every
+	$(BIN)/python -m pytest -n 2 --dist worksteal --max-worker-restart 0 --full --kernel-paths every
 
 # the interpreter multiplies with numpy, whose newer products give a row other bits at another place of a tile
 test-triton: install
