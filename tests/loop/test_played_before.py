@@ -23,9 +23,7 @@ HERE = Path(__file__).parent
         (
             f"{HERE / 'clerk.toml'}",
             "clerk_world.py:Errands",
-            [
-                f"harness: {HERE / 'clerk.toml'} played task Errands/train/0, whose replies were empty, to its end"
-            ],
+            [f"harness: {HERE / 'clerk.toml'} played task Errands/train/0, whose replies were empty, to its end"],
         ),
         (
             f"{HERE / 'client_world.py'}:agent",

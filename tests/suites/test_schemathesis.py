@@ -52,7 +52,9 @@ def test_the_token_server_answers_or_refuses_whatever_its_document_allows(server
                 def check(case: Any) -> None:
                     answer = case.call(headers=headers)
                     statuses.add(answer.status_code)
-                    assert answer.status_code in (200, 400, 401, 409, 422, 503), answer.text  # 503: an adapter is not loaded
+                    assert answer.status_code in (200, 400, 401, 409, 422, 503), (
+                        answer.text
+                    )  # 503: an adapter is not loaded
                     described = document["paths"][case.path][case.method.lower()]["responses"]
                     assert str(answer.status_code) in described, answer.text
                     if answer.headers["content-type"] == "application/json":
