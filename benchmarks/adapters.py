@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from engine import MODELS
 
-from sparring.engine.config import EngineConfig
+from sparring.engine.config import EngineConfig, KvConfig
 from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.config import InitConfig
@@ -80,7 +80,7 @@ def main() -> None:
     shape, spec = MODELS["A"]
     with tempfile.TemporaryDirectory() as folder:
         base = create(InitConfig(**shape), spec["vocabulary"], Path(folder) / "base", 0)
-        config = EngineConfig(kv_bytes=spec["kv_bytes"])
+        config = EngineConfig(kv=KvConfig(bytes=spec["kv_bytes"]))
         engine = NativeEngine(load(base, dtype=arguments.dtype), config, threads=arguments.threads)
         rates = asyncio.run(measure(engine, Path(folder), arguments))
     best = {kind: max(found) for kind, found in rates.items()}

@@ -23,7 +23,7 @@ import time
 import torch
 import transformers
 
-from sparring.engine.config import EngineConfig
+from sparring.engine.config import BatchConfig, EngineConfig, KvConfig
 from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
 from sparring.kernels.pages import token_bytes
@@ -107,7 +107,8 @@ async def measure(
     """Tokens per second, milliseconds of a decode step, and its share of the limit."""
     cache = 2 * concurrency * (prompt + new + 16)
     config = EngineConfig(
-        max_running=concurrency, max_batch_tokens=max(8192, concurrency), kv_tokens=cache, kv_across_turns="drop"
+        batch=BatchConfig(max_running=concurrency, max_tokens=max(8192, concurrency)),
+        kv=KvConfig(tokens=cache, across_turns="drop"),
     )
     engine = NativeEngine(model, config, threads=torch.get_num_threads())
     whole, first = [], []

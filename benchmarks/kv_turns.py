@@ -22,7 +22,7 @@ import time
 import torch
 from engine import MODELS
 
-from sparring.engine.config import EngineConfig
+from sparring.engine.config import EngineConfig, KvConfig
 from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.config import InitConfig
@@ -31,10 +31,10 @@ from sparring.model.load import load
 
 PROMPT, SAMPLED, OBSERVED, THINK_S = 200, 20, 60, 0.1
 POLICIES = {
-    "nothing": {"kv_across_turns": "drop", "share_prefixes": False},
-    "drop": {"kv_across_turns": "drop"},
-    "keep": {"kv_across_turns": "keep"},
-    "offload": {"kv_across_turns": "offload"},
+    "nothing": {"across_turns": "drop", "share_prefixes": False},
+    "drop": {"across_turns": "drop"},
+    "keep": {"across_turns": "keep"},
+    "offload": {"across_turns": "offload"},
 }
 # processor time of a policy over that of "nothing": the clock would count whatever else the machine does
 TARGETS = {"keep": 1.0, "offload": 0.5}
@@ -64,7 +64,7 @@ async def once(
 ) -> tuple[dict[str, float], list[Answers]]:
     """Figures of one policy on a fresh engine, and what was sampled."""
     longest = PROMPT + arguments.turns * (SAMPLED + OBSERVED)
-    config = EngineConfig(kv_tokens=arguments.room * longest, **settings)
+    config = EngineConfig(kv=KvConfig(**settings, tokens=arguments.room * longest))
     engine = NativeEngine(load(folder), config, threads=arguments.threads)
     vocabulary, waits = MODELS["A"][1]["vocabulary"], []
     await engine.generate(GenerateRequest(id="warm", tokens=(1, 2, 3), sampling=Sampling(max_tokens=50)))

@@ -192,8 +192,11 @@ def recipe(folder: Path, name: str, dtype: str, asked: dict[str, Any]) -> Path:
         "run": {"name": "run", "directory": str(folder / "runs"), "stages": asked.get("stages", ["rl"])},
         "models": models,
         "env": {"name": f"{folder / 'world.py'}:Digits"},
-        "rollout": {"group_size": 8, "max_turn_tokens": 64, **({} if name == "distill" else {"min_turn_tokens": 64})},
-        "engine": asked.get("engine", {"kv_tokens": 2048, "max_running": 32, "max_batch_tokens": 1024}),
+        "rollout": {
+            "group_size": 8,
+            "sampling": {"max_turn_tokens": 64, "min_turn_tokens": 0 if name == "distill" else 64},
+        },
+        "engine": asked.get("engine", {"kv": {"tokens": 2048}, "batch": {"max_running": 32, "max_tokens": 1024}}),
         "train": asked.get("train", {"token_budget": 1024}),
         "rl": asked.get("rl", RL),
         "sft": {"steps": 2, "rows_per_step": 16, "data": str(folder / "talks.jsonl")},

@@ -201,15 +201,15 @@ def scheduler_of(spec: Mapping[str, Any], engine: Any, store: Any, boxes: Any) -
     from sparring.harness.chat import ChatHarness
     from sparring.record.recorder import Recorder
     from sparring.render.load import load_renderer
-    from sparring.rollout.config import RolloutConfig
+    from sparring.rollout.config import RolloutConfig, SamplingConfig
     from sparring.rollout.group_log import GroupLog
     from sparring.rollout.runner import RolloutRunner
     from sparring.rollout.scheduler import Scheduler
     from sparring.rollout.window import Window
 
-    config = RolloutConfig(group_size=spec["group_size"], max_turn_tokens=NEW_TOKENS)
+    config = RolloutConfig(group_size=spec["group_size"], sampling=SamplingConfig(max_turn_tokens=NEW_TOKENS))
     # an id that no model samples, so that nothing stops early
-    sampling, room = config.sampling(stop=(-1,)), PROMPT_TOKENS + NEW_TOKENS
+    sampling, room = config.sampling.build(stop=(-1,)), PROMPT_TOKENS + NEW_TOKENS
     recorder = Recorder(engine, load_renderer(spec["model"]), store, sampling=sampling, max_context=room)
     factory, window = world(spec["prompts"]), Window(spec["groups_per_step"], 0, spec["warmup"] + spec["steps"])
     runner = RolloutRunner(factory, boxes, recorder, ChatHarness(), config)

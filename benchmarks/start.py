@@ -50,7 +50,7 @@ def start(folder: str, dtype: str, kv_bytes: int, threads: int, given: int) -> N
 
     importlib.import_module(MODULE)
     marks.append(time.perf_counter())
-    from sparring.engine.config import EngineConfig
+    from sparring.engine.config import EngineConfig, KvConfig
     from sparring.engine.native import NativeEngine
     from sparring.model.load import load
 
@@ -65,7 +65,7 @@ def start(folder: str, dtype: str, kv_bytes: int, threads: int, given: int) -> N
         written, marks = float(found.stdout), [mark + waited for mark in marks]
     model = load(folder, dtype=dtype)
     marks.append(time.perf_counter())
-    NativeEngine(model, EngineConfig(kv_bytes=kv_bytes), threads=threads)
+    NativeEngine(model, EngineConfig(kv=KvConfig(bytes=kv_bytes)), threads=threads)
     marks.append(time.perf_counter())
     parts = ("imports", "our_imports", "load", "engine")
     seconds = {part: marks[i + 1] - marks[i] for i, part in enumerate(parts)}

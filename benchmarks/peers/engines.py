@@ -38,12 +38,12 @@ def prompts(spec: dict[str, Any], count: int, seed: int | str) -> Prompts:
 
 def native(spec: dict[str, Any], numerics: str = "exact") -> Generate:
     """Ours, in one of its numerics."""
-    from sparring.engine.config import EngineConfig
+    from sparring.engine.config import EngineConfig, KvConfig
     from sparring.engine.native import NativeEngine
     from sparring.generation import GenerateRequest, Sampling
     from sparring.model.load import load
 
-    config = EngineConfig(kv_bytes=spec["kv_bytes"])
+    config = EngineConfig(kv=KvConfig(bytes=spec["kv_bytes"]))
     engine = NativeEngine(load(spec["model"], dtype=spec["dtype"], numerics=numerics), config, threads=spec["threads"])
 
     async def everyone(rows: Prompts) -> int:

@@ -36,11 +36,11 @@ def scripted(path):
 
 
 def native(path):
-    from sparring.engine.config import EngineConfig
+    from sparring.engine.config import BatchConfig, EngineConfig
     from sparring.engine.native import NativeEngine
     from sparring.model.load import load
 
-    return NativeEngine(load(path), EngineConfig(max_running=8), version=4, threads=1)
+    return NativeEngine(load(path), EngineConfig(batch=BatchConfig(max_running=8)), version=4, threads=1)
 
 
 def watched(path):

@@ -49,7 +49,7 @@ columns = {{ prompt = "question" }}
 kind = "math"
 find = "#### (.+)"
 column_find = "#### (.+)"
-[rollout]
+[rollout.sampling]
 max_turn_tokens = 16
 [observe]
 sinks = []

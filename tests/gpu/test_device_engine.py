@@ -7,6 +7,7 @@ from itertools import chain
 
 import pytest
 import torch
+from tables import with_settings
 
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
@@ -62,7 +63,7 @@ def served(model, wanted, adapters=None, **settings):
     """`adapters`: folders by name."""
 
     async def serve():
-        engine = NativeEngine(model, EngineConfig(**settings), threads=1)
+        engine = NativeEngine(model, with_settings(EngineConfig(), **settings), threads=1)
         for name, folder in (adapters or {}).items():
             await engine.pull(publish("policy", 1, read(folder), adapter=name))
         answers = await asyncio.gather(*(engine.generate(request) for request in wanted))
@@ -97,7 +98,7 @@ def trained(model, wanted, answers):
 def test_engine_equals_packed_training_forward(device, family, dtype, tmp_path):
     path, wanted = tiny_model(family, tmp_path / "model", seed=3), requests()
     model = load(path, dtype=dtype, device=device)
-    answers = served(model, wanted, max_running=2, max_batch_tokens=24)
+    answers = served(model, wanted, max_running=2, max_tokens=24)
     trainer = load(path, dtype=dtype, device=device)
     assert trained(trainer, wanted, answers) == [list(answer.logprobs) for answer in answers]
     assert trained(trainer, wanted[1:2], answers[1:2]) == [list(answers[1].logprobs)]
@@ -127,7 +128,7 @@ def test_recurrent_layers_go_on_from_their_state(device, family, tmp_path):
     be."""
     path, wanted = tiny_model(family, tmp_path / "model", seed=3), requests()
     model = load(path, numerics="fast", device=device)
-    answers = served(model, wanted, max_running=2, max_batch_tokens=24)
+    answers = served(model, wanted, max_running=2, max_tokens=24)
     for found, answer in zip(trained(model, wanted, answers), answers, strict=True):
         assert found == pytest.approx(list(answer.logprobs), abs=1e-3)
 

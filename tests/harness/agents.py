@@ -22,7 +22,7 @@ from sparring.record.recorder import Recorder
 from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.render.demonstrate import reply_tokens
 from sparring.render.grammars.call_format import call_id
-from sparring.rollout.config import RolloutConfig
+from sparring.rollout.config import RetriesConfig, RolloutConfig
 from sparring.rollout.journal import Journals
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
@@ -264,7 +264,9 @@ def play(
             ids = partial(reply_tokens, renderer)
             imitator = Imitator(renderer=renderer, reply_ids=ids, max_context=max_context, max_reply=4096)
             recorder = TextRecorder(expert, "expert", imitator)
-        runner = RolloutRunner(FolderWorld(tools), boxes, recorder, loaded, RolloutConfig(retries=0), log=log)
+        runner = RolloutRunner(
+            FolderWorld(tools), boxes, recorder, loaded, RolloutConfig(retries=RetriesConfig(rebuilds=0)), log=log
+        )
         try:
             task = folder_task(limits=limits, prompt=prompt)
             return await runner.run(task, rollout_id="rl/0/0", index=0, seed=7)

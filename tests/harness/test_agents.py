@@ -9,7 +9,7 @@ import pytest
 from agents import RENDERER, play
 from clients import CLIENTS, NAMED, SUMMARY, Client, broken_stream, compacted, malformed, plain
 
-from sparring.engine.config import EngineConfig
+from sparring.engine.config import BatchConfig, EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.model.load import load
 from sparring.render.demonstrate import demonstration_tokens
@@ -168,7 +168,9 @@ def test_claude_code_that_is_told_that_its_prompt_is_too_long_compacts_and_goes_
 def test_the_native_engine_serves_a_program_that_samples_noise(preset: str, context: int, tmp_path: Path) -> None:
     """Random weights, random replies: what they are is recorded, whatever the client makes of them."""
     sizes = {"vocab_size": RENDERER.tokenizer.vocab_size, "max_position_embeddings": context}
-    engine = NativeEngine(load(tiny_model("qwen3", tmp_path, **sizes)), EngineConfig(max_running=4), threads=1)
+    engine = NativeEngine(
+        load(tiny_model("qwen3", tmp_path, **sizes)), EngineConfig(batch=BatchConfig(max_running=4)), threads=1
+    )
     limits = Limits(max_turns=4, max_tokens=1000, max_tool_calls=9)
     played = play(preset, [], native=engine, max_context=context, limits=limits)
     assert (played.turns >= 1, played.exact) == (True, 1.0), played.note

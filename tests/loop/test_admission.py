@@ -15,6 +15,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import with_settings
 
 from sparring.errors import JudgeError, Outage, SandboxError, SparringError, StoreError
 from sparring.harness.chat import ChatHarness
@@ -103,11 +104,11 @@ def make_run(
     **config: Any,
 ) -> Run:
     """The toy stack behind a scheduler."""
-    settings = RolloutConfig(**{"group_size": 3, "max_concurrent_rollouts": 8, **config})
+    settings = with_settings(RolloutConfig(group_size=3, max_concurrent_rollouts=8), **config)
     check_window(settings, groups_per_step=groups_per_step)
     renderer = toy_renderer()
     engine = ScriptedEngine(toy_script(renderer, errors_in_ten=3), version=version, latency_s=1.0)
-    recorder = Recorder(engine, renderer, sampling=settings.sampling())
+    recorder = Recorder(engine, renderer, sampling=settings.sampling.build())
     runner = RolloutRunner(world, BubblewrapBoxes(SandboxConfig(enabled=False)), recorder, ChatHarness(), settings)
     window = Window(groups_per_step, settings.max_lag, total_steps)
     source = world.tasks("train", 0)
@@ -215,7 +216,7 @@ def test_synchronous_rollouts_do_not_depend_on_time_or_concurrency() -> None:
 
 def test_infrastructure_failures_never_become_a_reward() -> None:
     clean, _ = run_virtual(make_run(ToyWorld()).steps(1, 4))
-    run = make_run(UnevenWorld(9, 2), retries=1)
+    run = make_run(UnevenWorld(9, 2), rebuilds=1)
     steps, _ = run_virtual(run.steps(1, 4))
     failed = 0
     for group, without in zip(chain.from_iterable(steps), chain.from_iterable(clean), strict=True):
@@ -235,7 +236,7 @@ def test_infrastructure_failures_never_become_a_reward() -> None:
 
 
 def test_a_world_that_always_fails_trains_no_step_and_ends_the_run() -> None:
-    run = make_run(UnevenWorld(9, 10), retries=1, outage_s=120)
+    run = make_run(UnevenWorld(9, 10), rebuilds=1, outage_s=120)
     with pytest.raises(Outage, match="within 120 s, got world: crash"):
         run_virtual(run.steps(1, 4))
     assert run.window.released_steps == 0

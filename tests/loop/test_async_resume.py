@@ -23,7 +23,7 @@ from sparring.harness.chat import ChatHarness
 from sparring.log import step_name
 from sparring.protocols import Store, TaskSource
 from sparring.record.recorder import Recorder
-from sparring.rollout.config import RolloutConfig
+from sparring.rollout.config import RetriesConfig, RolloutConfig
 from sparring.rollout.group_log import GroupLog
 from sparring.rollout.journal import Journals
 from sparring.rollout.resample import prompt_of
@@ -180,10 +180,12 @@ class Life:
         held: Any = store
         self.store: Store = held
         self.mortal, self.folder, self.ledger = store, folder, ledger
-        settings = RolloutConfig(group_size=SIZE, max_lag=MAX_LAG, max_concurrent_rollouts=5, retries=2)
+        settings = RolloutConfig(
+            group_size=SIZE, max_lag=MAX_LAG, max_concurrent_rollouts=5, retries=RetriesConfig(rebuilds=2)
+        )
         self.engine = CountingEngine(toy_script(toy_renderer(), errors_in_ten=4), latency_s=1.0)
         self.engine.ledger = ledger
-        recorder = Recorder(self.engine, toy_renderer(), self.store, sampling=settings.sampling())
+        recorder = Recorder(self.engine, toy_renderer(), self.store, sampling=settings.sampling.build())
         boxes = BubblewrapBoxes(SandboxConfig(enabled=False))
         attempts = Journals(self.store)
         runner = RolloutRunner(SlowWorld(number), boxes, recorder, ChatHarness(), settings, log=attempts)

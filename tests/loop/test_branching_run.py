@@ -25,8 +25,8 @@ CLIENT = Path(__file__).parent / "delegating_client.py"
 SETTINGS = (
     f"env.name={CLIENT}:Letters",
     f"rollout.harness={CLIENT}:agent",
-    'rollout.constraint={kind="regex", source="[a-z]{16,22}"}',
-    "rollout.max_turn_tokens=24",
+    'rollout.sampling.constraint={kind="regex", source="[a-z]{16,22}"}',
+    "rollout.sampling.max_turn_tokens=24",
     "rollout.max_concurrent_rollouts=2",
     f"env.limits.max_turns={NUM_TURNS}",
     "env.limits.max_tokens=200",

@@ -79,7 +79,7 @@ def test_a_collection_goes_on_where_it_broke_off(given: Path, capsys: pytest.Cap
         answered[body["messages"][0]["content"]] += 1
         return message("none")
 
-    settings = ("rollout.retry_delay_s=0.0", "collect.max_concurrent_rollouts=4")
+    settings = ("rollout.retries.delay_s=0.0", "collect.max_concurrent_rollouts=4")
     server = ChatServer(breaks)
     try:
         assert collecting(given, server, '["collect"]', *settings) == 2
@@ -235,7 +235,7 @@ def test_every_agent_of_a_program_is_collected_with_its_own_tools(given: Path) -
         "collect.min_reward=0.0",
         "collect.tasks=3",
         "sft.steps=1",
-        "rollout.retries=0",
+        "rollout.retries.rebuilds=0",
         "env.limits.max_turns=4",
     )
     try:

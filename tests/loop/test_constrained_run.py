@@ -54,8 +54,8 @@ def replayed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_run_under_a_regular_expression(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    constraint = f'rollout.constraint={{kind="regex", source="{PATTERN}"}}'
-    folder, turns = trained(given, constraint, "rollout.top_p=0.9")
+    constraint = f'rollout.sampling.constraint={{kind="regex", source="{PATTERN}"}}'
+    folder, turns = trained(given, constraint, "rollout.sampling.top_p=0.9")
     ended = [turn for turn in turns if turn.tokens[-1] in turn.sampling.stop]
     assert len(ended) > len(turns) / 2 and all(re.fullmatch(PATTERN, turn.message.content) for turn in ended)
     assert all(turn.sampling.constraint.source == PATTERN and turn.kept is not None for turn in turns)
@@ -64,9 +64,9 @@ def test_a_run_under_a_regular_expression(given: Path, capsys: pytest.CaptureFix
 
 def test_a_run_with_stop_strings_bias_and_a_minimum(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = (
-        'rollout.stop_strings=["e", "1"]',
-        "rollout.min_turn_tokens=3",
-        "rollout.logit_bias=[[300, -2.0], [68, 1.5]]",
+        'rollout.sampling.stop_strings=["e", "1"]',
+        "rollout.sampling.min_turn_tokens=3",
+        "rollout.sampling.logit_bias=[[300, -2.0], [68, 1.5]]",
     )
     folder, turns = trained(given, *settings)
     stopped = [
@@ -78,12 +78,12 @@ def test_a_run_with_stop_strings_bias_and_a_minimum(given: Path, capsys: pytest.
 
 
 REFUSED = {
-    "rollout.stop_strings=['']": "expected",
-    'rollout.constraint={kind="glob", source="*"}': "rollout.constraint.kind",
-    'rollout.constraint={kind="regex"}': "rollout.constraint",
-    "rollout.min_turn_tokens=13": "min_turn_tokens",
-    "rollout.logit_bias=[[90000, 1.0]]": "[rollout]: expected each biased token once and below",
-    "rollout.logit_bias=[[4, 1.0], [4, 2.0]]": "[rollout]: expected each biased token once",
+    "rollout.sampling.stop_strings=['']": "expected",
+    'rollout.sampling.constraint={kind="glob", source="*"}': "rollout.sampling.constraint.kind",
+    'rollout.sampling.constraint={kind="regex"}': "rollout.sampling.constraint",
+    "rollout.sampling.min_turn_tokens=13": "min_turn_tokens",
+    "rollout.sampling.logit_bias=[[90000, 1.0]]": "[rollout]: expected each biased token once and below",
+    "rollout.sampling.logit_bias=[[4, 1.0], [4, 2.0]]": "[rollout]: expected each biased token once",
 }
 
 
@@ -96,9 +96,9 @@ def test_what_cannot_be_asked_for_is_refused_before_the_run(
 
 
 UNCOMPILED = {
-    "regex": ("(a|b", "rollout.constraint: regex: expected one that compiles"),
-    "json_schema": ('{"type": "nothing"}', "rollout.constraint: json schema: expected one that compiles"),
-    "lark": ("start: nowhere", "rollout.constraint: lark: expected one that compiles"),
+    "regex": ("(a|b", "rollout.sampling.constraint: regex: expected one that compiles"),
+    "json_schema": ('{"type": "nothing"}', "rollout.sampling.constraint: json schema: expected one that compiles"),
+    "lark": ("start: nowhere", "rollout.sampling.constraint: lark: expected one that compiles"),
 }
 
 
@@ -107,7 +107,7 @@ def test_a_constraint_that_does_not_compile_is_refused(
     given: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, message = UNCOMPILED[kind]
-    setting = f"rollout.constraint={{kind={json.dumps(kind)}, source={json.dumps(source)}}}"
+    setting = f"rollout.sampling.constraint={{kind={json.dumps(kind)}, source={json.dumps(source)}}}"
     assert main(["check", str(given), *words(('run.stages=["rl"]', setting))]) == 2
     assert message in capsys.readouterr().err
 

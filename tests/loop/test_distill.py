@@ -211,7 +211,12 @@ def test_it_is_evaluated_beside_its_training(given: Path, teacher: Path) -> None
 def test_a_world_that_only_a_second_pass_scores_is_distilled(given: Path, checkpoint: Path) -> None:
     """Nothing leaves its group unscored, and the account says that all was trained."""
     world = Path(__file__).parent / "tiny_world.py:Compared"
-    settings = (f"env.name={world}", "distill.steps=1", "distill.groups_per_step=1", "rollout.max_turn_tokens=4")
+    settings = (
+        f"env.name={world}",
+        "distill.steps=1",
+        "distill.groups_per_step=1",
+        "rollout.sampling.max_turn_tokens=4",
+    )
     [step] = distill_metrics(given, {"teacher": checkpoint}, *settings)
     with closing(SqliteStore(given.parent / "runs/tiny/store.sqlite")) as store:
         groups, result = list(store.groups(stage="distill")), store.get("stage/distill")
@@ -239,13 +244,16 @@ def test_a_world_that_only_a_second_pass_scores_is_distilled(given: Path, checkp
         (("eval.teachers=true", 'run.stages=["init"]'), "eval.teachers: expected a stage distill"),
         (("models.teacher.thinking=true",), "models.teacher.thinking: expected false, as of models.policy"),
         (("models.teacher.renderer=template",), "models.teacher.renderer: expected 'auto', as of models.policy"),
-        (("rollout.top_p=0.9",), "rollout.top_p: expected its default while the run distils"),
-        (("rollout.min_turn_tokens=2",), "rollout.min_turn_tokens: expected its default"),
+        (("rollout.sampling.top_p=0.9",), "rollout.sampling.top_p: expected its default while the run distils"),
+        (("rollout.sampling.min_turn_tokens=2",), "rollout.sampling.min_turn_tokens: expected its default"),
         (
             ('models.teacher.served={url="http://127.0.0.1:1/v1"}', 'distill.over="vocabulary"'),
             'a teacher on this machine with distill.over = "vocabulary"',
         ),
-        (('models.teacher.served={url="http://a/v1"}', "rollout.temperature=0.7"), "rollout.temperature: expected 1"),
+        (
+            ('models.teacher.served={url="http://a/v1"}', "rollout.sampling.temperature=0.7"),
+            "rollout.sampling.temperature: expected 1",
+        ),
         (
             ('models.teacher.served={kind="chat", url="http://a/v1", served_model="m"}',),
             "a server that scores token ids",

@@ -73,7 +73,7 @@ class Machine:
         self.arms = [reply_tokens(toy_renderer(), Message(role="assistant", content=arm)) for arm in ARMS]
         self.engine = ScriptedEngine(self._pull)
         config = RolloutConfig(group_size=group_size)
-        recorder = Recorder(self.engine, toy_renderer(), sampling=config.sampling())
+        recorder = Recorder(self.engine, toy_renderer(), sampling=config.sampling.build())
         runner = RolloutRunner(world, BubblewrapBoxes(SandboxConfig(enabled=False)), recorder, ChatHarness(), config)
         self.window = Window(1, 0, visits * len(self.logits))
         self.scheduler = Scheduler(

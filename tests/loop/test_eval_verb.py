@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from sparring.cli.main import main
-from sparring.engine.config import EngineConfig
+from sparring.engine.config import BatchConfig, EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.model.load import load
 from sparring.store.sqlite import SqliteStore
@@ -95,11 +95,11 @@ def test_a_regression_closes_the_gate(given: Path, checkpoint: Path, capsys: pyt
 
 
 def test_an_endpoint_scores_like_its_weights(given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    engine = NativeEngine(load(checkpoint), EngineConfig(max_running=8, max_batch_tokens=256), threads=1)
+    engine = NativeEngine(load(checkpoint), EngineConfig(batch=BatchConfig(max_running=8, max_tokens=256)), threads=1)
     server = CompletionsServer(engine)
     file = given.parent / "results.json"
     try:
-        output_of_eval(capsys, given, server.url, checkpoint, "--set", "rollout.temperature=0", "--json", file)
+        output_of_eval(capsys, given, server.url, checkpoint, "--set", "rollout.sampling.temperature=0", "--json", file)
     finally:
         server.stop()
     theirs, ours = json.loads(file.read_text())["evaluations"]
@@ -183,7 +183,7 @@ def test_evaluations_of_other_tasks_are_not_compared(
     ("override", "message"),
     [
         (
-            'engine.live_kv="drain"',
+            'engine.update.live_kv="drain"',
             "eval.every: expected 0",
         ),
         (
@@ -216,7 +216,16 @@ BROKEN = (
 def test_too_many_lost_rollouts_fail_it(given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     world = given.parent / "judged.py"
     world.write_text(BROKEN)
-    words = ("--env", f"{world}:Judged", "--set", "env.held_out=4", "--tasks", "4", "--set", "rollout.retries=0")
+    words = (
+        "--env",
+        f"{world}:Judged",
+        "--set",
+        "env.held_out=4",
+        "--tasks",
+        "4",
+        "--set",
+        "rollout.retries.rebuilds=0",
+    )
     assert main(["eval", str(given), str(checkpoint), *words]) == 1
     error = capsys.readouterr().err
     assert error.startswith(

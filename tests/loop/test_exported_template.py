@@ -75,7 +75,7 @@ def test_it_writes_every_prompt_that_messages_say(
         'run.stages=["init", "sft", "rl", "export"]',
         "sft={ steps = 200, rows_per_step = 8, train = { learning_rate = 6e-3, save_every = 0 } }",
         "rl={ steps = 2, groups_per_step = 3, train = { learning_rate = 1e-5 } }",
-        "rollout.max_turn_tokens=60",
+        "rollout.sampling.max_turn_tokens=60",
         "env.limits={ max_turns = 3, max_tokens = 180 }",
     )
     assert main(["run", str(TINY), *(word for setting in settings for word in ("--set", setting))]) == 0

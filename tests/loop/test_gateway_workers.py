@@ -19,7 +19,7 @@ from sparring.gateway.workers import RunKeys
 from sparring.harness.load import load_harness
 from sparring.record.leases import Leases
 from sparring.record.recorder import Recorder
-from sparring.rollout.config import RolloutConfig
+from sparring.rollout.config import RetriesConfig, RewardsConfig, RolloutConfig
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.testing.toy import ToyWorld, toy_task
 from sparring.types import BoxSpec
@@ -52,7 +52,9 @@ def through_a_gateway(folder: Path, scene: Scene) -> Any:
         async with gateway.open_outside(KEYS, "127.0.0.1:0", 60.0, ADDRESS) as url, proxied(folder, url):
             assert url == ADDRESS and gateway.workers.leases is not None
             harness = load_harness("workers", ("policy",), open_door, leases=lambda: gateway.workers.leases)
-            config = RolloutConfig(group_size=1, retry_delay_s=0.0, rewards_within_s=60.0)
+            config = RolloutConfig(
+                group_size=1, retries=RetriesConfig(delay_s=0.0), rewards=RewardsConfig(within_s=60.0)
+            )
             recorder = Recorder(Gated(), RENDERER, max_context=3000)
             runner = RolloutRunner(ToyWorld(), NoBoxes(), recorder, harness, config)
             numbers = iter(range(100))

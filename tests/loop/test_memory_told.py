@@ -14,7 +14,7 @@ from forked import Forked, finished
 from sparring.cli.main import main
 
 COMMAND = (sys.executable, "-m", "sparring.cli.main", "run")
-HUGE = "engine.offload_bytes=70368744177664"
+HUGE = "engine.kv.offload_bytes=70368744177664"
 """64 TiB of host memory, which no machine has."""
 WARN = "run.memory=warn"
 
@@ -28,7 +28,7 @@ def limited() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (64 << 30, 64 << 30))
 
 
-OFFLOAD = (HUGE, 'engine.kv_across_turns="offload"', "models.policy.dtype=float32")
+OFFLOAD = (HUGE, 'engine.kv.across_turns="offload"', "models.policy.dtype=float32")
 
 
 def test_a_run_that_does_not_fit_is_refused_and_says_how_to_go_on(
@@ -78,7 +78,7 @@ MEASURED = "import os, subprocess, sys; print(os.wait4(subprocess.Popen(sys.argv
 
 @pytest.mark.full
 def test_the_estimate_bounds_the_memory_of_a_run(given: Path) -> None:
-    run = [*COMMAND, *words(given, "engine.kv_tokens=4096")]
+    run = [*COMMAND, *words(given, "engine.kv.tokens=4096")]
     text = subprocess.run([sys.executable, "-c", MEASURED, *run], capture_output=True, text=True, check=True).stdout
     found = re.search(r"memory: about ([\d.]+) GiB", text)
     assert found is not None and "wall clock" in text, text

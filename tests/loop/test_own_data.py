@@ -21,7 +21,13 @@ PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 BLOCKS = dict(
     re.findall(r"^```\w+\n# (\S+)\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 )
-SETTINGS = ("rl.steps=2", "rl.groups_per_step=2", "rollout.group_size=3", "rollout.max_turn_tokens=8", "run.threads=1")
+SETTINGS = (
+    "rl.steps=2",
+    "rl.groups_per_step=2",
+    "rollout.group_size=3",
+    "rollout.sampling.max_turn_tokens=8",
+    "run.threads=1",
+)
 
 
 def finished(recipe: str, *overrides: str) -> None:

@@ -38,8 +38,8 @@ def losses_and_weights(folder: Path) -> tuple[list[dict[str, float]], bytes]:
 @pytest.mark.slow
 def test_the_whole_divergence_begins_at_zero_and_holds(given: Path, checkpoint: Path) -> None:
     """To the start under either name the same, to the bit; sampled under a truncation it is over what was kept."""
-    free, _ = run(given, "free", "algo.kl.coefficient=1e-9", "algo.kl.estimator=full", "rollout.top_k=40")
-    held = ("algo.kl.coefficient=30.0", "algo.kl.estimator=full", "rollout.top_k=40")
+    free, _ = run(given, "free", "algo.kl.coefficient=1e-9", "algo.kl.estimator=full", "rollout.sampling.top_k=40")
+    held = ("algo.kl.coefficient=30.0", "algo.kl.estimator=full", "rollout.sampling.top_k=40")
     start, weights = run(given, "start", *held)
     named, others = run(given, "named", *held, f"models.old.path={checkpoint}", "algo.kl.reference=old")
     assert start[0]["reference_kl"] == 0.0 == named[0]["reference_kl"]

@@ -36,13 +36,13 @@ limits = {{ max_turns = 2, max_tokens = 2500 }}
 """
 SETTINGS = (
     'run.stages=["init", "rl"]',
-    "rollout.max_turn_tokens=2500",
-    "rollout.min_turn_tokens=2400",
+    "rollout.sampling.max_turn_tokens=2500",
+    "rollout.sampling.min_turn_tokens=2400",
     f"rollout.max_lag={MAX_LAG}",
     "rollout.group_size=2",
     f"rl.steps={STEPS}",
     "rl.groups_per_step=1",
-    "engine.max_running=3",
+    "engine.batch.max_running=3",
     "observe.lines_every_s=0",
 )
 

@@ -21,7 +21,7 @@ def test_what_the_program_posts_is_what_is_trained(given: Path, tmp_path: Path) 
         "env.reward=outside",
         f"env.data={rows}",
         f"rollout.harness={WORLD}:agent",
-        "rollout.rewards_within_s=60",
+        "rollout.rewards.within_s=60",
         "env.limits.max_tokens=60",
         "algo.credit=turn_level",
         "rl.steps=2",

@@ -48,9 +48,9 @@ opponents = 1
 """
 SETTINGS = (
     "rl.steps=2",
-    "rollout.max_turn_tokens=8",
+    "rollout.sampling.max_turn_tokens=8",
     "run.threads=1",
-    'rollout.constraint={kind="regex", source="[0-9]{1,3}"}',
+    'rollout.sampling.constraint={kind="regex", source="[0-9]{1,3}"}',
 )
 
 
@@ -191,7 +191,7 @@ def test_more_samples_ask_the_judge_nothing_that_it_has_said(
     given.write_text(
         re.sub(r"(\[env\]\n).*?(\n\[env\.rubric)", rf'\1data = "{tmp_path}/rows.jsonl"\n\2', text, flags=re.DOTALL)
     )
-    command = ["eval", str(given), str(checkpoint), "--tasks", "3", *words("rollout.temperature=0")]
+    command = ["eval", str(given), str(checkpoint), "--tasks", "3", *words("rollout.sampling.temperature=0")]
     try:
         counts = []
         for samples in ("1", "2"):

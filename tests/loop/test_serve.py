@@ -195,7 +195,7 @@ def test_wrong_arguments_end_with_status_2(checkpoint, served, refused_here, tmp
     assert "no such folder" in refused_here(tmp_path / "nothing")
     assert "got a folder without config.json" in refused_here(tmp_path)
     assert "a key of [engine]" in refused_here(checkpoint, "--set", "rl.steps=3")
-    assert "max_running must be at least 1" in refused_here(checkpoint, "--set", "engine.max_running=0")
+    assert "max_running must be at least 1" in refused_here(checkpoint, "--set", "engine.batch.max_running=0")
     assert "environment variable NO_SUCH_KEY: expected an API key" in refused_here(
         checkpoint, "--api-key-env", "NO_SUCH_KEY"
     )

@@ -31,20 +31,24 @@ REFUSED = [
     ),
     (["engine.kind=remote", "engine.url=http://[::1"], "expected a running `sparring serve`, got InvalidURL"),
     (
-        ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.idle_kv_bytes=9"],
-        "engine.idle_kv_bytes: expected its default",
+        ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.kv.idle_bytes=9"],
+        "engine.kv.idle_bytes: expected its default",
     ),
     (
-        ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.kv_across_turns=offload"],
-        "engine.kv_across_turns: expected its default",
+        ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.kv.across_turns=offload"],
+        "engine.kv.across_turns: expected its default",
     ),
     (
-        ["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1", "engine.kv_tokens=4096"],
-        "engine.kv_tokens: expected its default",
+        ["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1", "engine.kv.tokens=4096"],
+        "engine.kv.tokens: expected its default",
     ),
     (
-        ["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1", 'rollout.constraint={kind="regex",source="a+"}'],
-        'rollout.constraint: expected none with engine.kind = "openai"',
+        [
+            "engine.kind=openai",
+            "engine.url=http://127.0.0.1:1/v1",
+            'rollout.sampling.constraint={kind="regex",source="a+"}',
+        ],
+        'rollout.sampling.constraint: expected none with engine.kind = "openai"',
     ),
     (
         ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.api_key_env=NO_SUCH_KEY"],

@@ -20,11 +20,11 @@ from sparring.types import WeightRef
 
 SETTINGS = (
     "rl.steps=3",
-    "rollout.outage_s=1",
-    "rollout.retry_delay_s=0.0",
+    "rollout.retries.outage_s=1",
+    "rollout.retries.delay_s=0.0",
     "rl.train.save_every=0",
-    "engine.update_retries=1",
-    "engine.update_retry_delay_s=0.0",
+    "engine.update.retries=1",
+    "engine.update.retry_delay_s=0.0",
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from sparring.cli.main import main
 
-LIMITS = ("rollout.top_p=0.9", "rollout.top_k=50", "rollout.min_p=0.02")
+LIMITS = ("rollout.sampling.top_p=0.9", "rollout.sampling.top_k=50", "rollout.sampling.min_p=0.02")
 
 
 def test_truncated_rollouts_are_trained_exactly_and_replayed(given: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ async def main(folder):
     renderer, world, config = toy_renderer(), ToyWorld(), RolloutConfig(group_size=2)
     check_round_trip(renderer, (ADD,))
     engine, store = ScriptedEngine(toy_script(renderer)), SqliteStore(folder + "/store.sqlite")
-    recorder = Recorder(engine, renderer, store, sampling=config.sampling())
+    recorder = Recorder(engine, renderer, store, sampling=config.sampling.build())
     boxes = BubblewrapBoxes(SandboxConfig())
     runner = RolloutRunner(world, boxes, recorder, load_harness(config.harness, ("policy",)), config)
     scheduler = Scheduler(

@@ -31,12 +31,12 @@ def test_two_bounds_on_importance_weights_are_refused(given: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("engine.kv_tokens=4096", 'engine.kv_tokens: expected its default unless engine.kind = "native"'),
-        ("engine.kv_across_turns=offload", 'engine.kv_across_turns: expected "keep" or "drop" with vLLM'),
+        ("engine.kv.tokens=4096", 'engine.kv.tokens: expected its default unless engine.kind = "native"'),
+        ("engine.kv.across_turns=offload", 'engine.kv.across_turns: expected "keep" or "drop" with vLLM'),
         ("models.policy.lora={rank=4}", "models.policy.lora: expected none with vLLM"),
         (
-            'rollout.constraint={kind="regex",source="a+"}',
-            'rollout.constraint: expected none with engine.kind = "vllm"',
+            'rollout.sampling.constraint={kind="regex",source="a+"}',
+            'rollout.sampling.constraint: expected none with engine.kind = "vllm"',
         ),
     ],
 )

@@ -39,7 +39,7 @@ def test_workers_play_the_evaluations_of_one_command_as_one_run_that_may_be_stop
     run.mkdir(parents=True)
     given_keys = run / "keys.json"
     given_keys.write_text(json.dumps({"url": f"http://127.0.0.1:{port}", **KEYS}))
-    settings = (f"rollout.listen=127.0.0.1:{port}", "env.held_out=6", "eval.no_tool_tasks=0")
+    settings = (f"rollout.gateway.listen=127.0.0.1:{port}", "env.held_out=6", "eval.no_tool_tasks=0")
     _, recipe, *sets = command(given, tmp_path, *settings)
     words = ["eval", recipe, str(checkpoint), str(other), *sets]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -84,5 +84,8 @@ def test_where_programs_elsewhere_reach_an_evaluation_is_no_part_of_it(given: Pa
     assert main(words) == 0
     evaluations = given.parent / "runs/tiny/evaluations"
     (folder,) = evaluations.iterdir()
-    assert main([*words, "--set", f"rollout.listen=127.0.0.1:{free_port()}", "--set", "rollout.lease_s=7"]) == 0
+    assert (
+        main([*words, "--set", f"rollout.gateway.listen=127.0.0.1:{free_port()}", "--set", "rollout.gateway.lease_s=7"])
+        == 0
+    )
     assert list(evaluations.iterdir()) == [folder]

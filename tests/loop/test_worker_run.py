@@ -56,8 +56,8 @@ SETTINGS = (
     "env.name=",
     "env.reward=outside",
     "rollout.harness=workers",
-    "rollout.rewards_within_s=60",
-    "rollout.lease_s=1",
+    "rollout.rewards.within_s=60",
+    "rollout.gateway.lease_s=1",
     "env.limits.max_turns=2",
     "env.limits.max_tokens=60",
     "observe.lines_every_s=0",
@@ -106,14 +106,16 @@ def test_a_field_that_no_task_has_is_refused_and_one_that_some_have_is_not(
     given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def checked(fields: str) -> tuple[int, str]:
-        words = command(given, tmp_path, f"rollout.shown_to_workers={fields}")
+        words = command(given, tmp_path, f"rollout.gateway.shown_to_workers={fields}")
         rows = [{"prompt": f"{n} + 1 = ?", "page": n} for n in range(20)]
         rows[7]["hint"] = "x"
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return main(["check", *words[1:]]), capsys.readouterr().err
 
     code, error = checked('["page", "pages"]')
-    assert code == 2 and error.startswith("rollout.shown_to_workers: expected fields of a task's data: hint, id, page")
+    assert code == 2 and error.startswith(
+        "rollout.gateway.shown_to_workers: expected fields of a task's data: hint, id, page"
+    )
     assert checked('["page", "hint"]')[0] == 0
 
 
@@ -159,7 +161,7 @@ def test_a_gateway_that_is_killed_three_times_and_a_run_that_is_killed_lose_and_
     folder = given.parent / "runs/tiny"
     gateway = Gateway(folder, tmp_path / "process")
     address = f"http://127.0.0.1:{gateway.port}"
-    words = command(given, tmp_path, f"rollout.gateway={address}")
+    words = command(given, tmp_path, f"rollout.gateway.address={address}")
     keys = folder / "keys.json"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with ExitStack() as stack:

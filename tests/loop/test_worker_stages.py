@@ -176,8 +176,8 @@ def test_the_expert_answers_workers_and_sft_is_shown_what_rl_shows(
     each = (
         'run.stages=["sft", "rl"]',
         "rollout.harness=workers",
-        "rollout.lease_s=1",
-        "rollout.stalled_s=1",
+        "rollout.gateway.lease_s=1",
+        "rollout.timeouts.stalled_s=1",
         "sft.steps=1",
         "rl.steps=1",
         "env.demonstrations=4",

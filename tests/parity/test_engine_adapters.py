@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from suite import short_of
+from tables import with_settings
 
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
@@ -72,7 +73,7 @@ def requests():
 
 def served(folders, asked, dtype="float32", **settings):
     async def serve():
-        config = EngineConfig(**{"max_running": 32, "max_batch_tokens": 64, **settings})
+        config = with_settings(EngineConfig(), **{"max_running": 32, "max_tokens": 64, **settings})
         engine = NativeEngine(load(folders[None], dtype=dtype), config, threads=1)
         for name in NAMES:
             await engine.pull(publish("policy", 1, read(folders[name]), adapter=name))
@@ -117,10 +118,10 @@ def test_every_adapter_of_a_crowd_equals_its_trainer(folders, dtype):
 @pytest.mark.parametrize("dtype", short_of(["float32", "bfloat16"], ["bfloat16"]))
 def test_a_request_in_a_crowd_is_as_alone(folders, dtype):
     asked = list(requests())
-    alone = [served(folders, [request], dtype, max_batch_tokens=2048)[0][0] for request in asked[::9]]
+    alone = [served(folders, [request], dtype, max_tokens=2048)[0][0] for request in asked[::9]]
     for settings in (
         {},
-        {"max_running": 7, "max_batch_tokens": 8},
+        {"max_running": 7, "max_tokens": 8},
         {"share_prefixes": False},
         {"kv_tokens": 192, "max_running": 8},
     ):

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from sparring.engine.config import EngineConfig
+from sparring.engine.config import BatchConfig, EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.attention import Packed
@@ -42,7 +42,7 @@ def sampled(model):
     """(prompt, tokens, log-probabilities, temperature) of each request, served together."""
 
     async def serve():
-        engine = NativeEngine(model, EngineConfig(max_running=5, max_batch_tokens=24), threads=1)
+        engine = NativeEngine(model, EngineConfig(batch=BatchConfig(max_running=5, max_tokens=24)), threads=1)
         answers = await asyncio.gather(*(engine.generate(request) for request in requests()))
         await engine.close()
         return answers

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AutoConfig
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
-from sparring.engine.config import EngineConfig
+from sparring.engine.config import BatchConfig, EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
 from sparring.kernels import ops
@@ -313,7 +313,7 @@ def test_the_engine_samples_with_the_trainers_probabilities(family, dtype, path_
 
     async def serve():
         engine = NativeEngine(
-            load(path_of(family), dtype=dtype), EngineConfig(max_running=3, max_batch_tokens=48), threads=1
+            load(path_of(family), dtype=dtype), EngineConfig(batch=BatchConfig(max_running=3, max_tokens=48)), threads=1
         )
         answers = await asyncio.gather(*(engine.generate(request) for request in requests))
         await engine.close()

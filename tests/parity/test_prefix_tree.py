@@ -8,7 +8,7 @@ from suite import short_of
 
 from sparring.batch.packing import pack
 from sparring.batch.tensors import micro_batch
-from sparring.engine.config import EngineConfig
+from sparring.engine.config import BatchConfig, EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.attention import Packed
@@ -38,7 +38,7 @@ def sampled(model):
     ]
 
     async def serve():
-        engine = NativeEngine(model, EngineConfig(max_running=7, max_batch_tokens=48), threads=1)
+        engine = NativeEngine(model, EngineConfig(batch=BatchConfig(max_running=7, max_tokens=48)), threads=1)
         answers = await asyncio.gather(*(engine.generate(request) for request in requests))
         await engine.close()
         return answers

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 from suite import short_of
+from tables import with_settings
 from test_families import LENGTHS, error, library, packed, rows, typical_error
 
 from sparring.engine.config import EngineConfig
@@ -121,7 +122,7 @@ def serve(scenario, path, dtype="float32", **settings):
     """What `scenario(engine)` returns, of a fresh engine with these `[engine]` settings."""
 
     async def run():
-        config = EngineConfig(**{"max_running": 32, "max_batch_tokens": 64, **settings})
+        config = with_settings(EngineConfig(), **{"max_running": 32, "max_tokens": 64, **settings})
         engine = NativeEngine(fast(path, dtype), config, threads=1)
         try:
             return await scenario(engine)
@@ -157,7 +158,7 @@ def agrees(model, asked, answer):
 )
 def test_neighbours_and_chunks(family, dtype, path_of):
     model = fast(path_of(family), dtype)
-    for settings in ({}, {"max_batch_tokens": 7, "max_running": 3}, {"max_running": 1}):
+    for settings in ({}, {"max_tokens": 7, "max_running": 3}, {"max_running": 1}):
         answers = serve(crowd, path_of(family), dtype, **settings)
         assert all(agrees(model, request(number), answer) for number, answer in enumerate(answers)), settings
 
@@ -185,7 +186,7 @@ def test_neighbours_under_other_adapters(family, path_of, tmp_path):
             await engine.pull(publish("policy", 1, read(folder), adapter=name))
         return await asyncio.gather(*map(engine.generate, asked))
 
-    answers = serve(scenario, path_of(family), max_batch_tokens=23, max_running=5)
+    answers = serve(scenario, path_of(family), max_tokens=23, max_running=5)
     for one, answer in zip(asked, answers, strict=True):
         assert [agrees(models[name], one, answer) for name in targets] == [name == one.adapter for name in targets]
 
@@ -228,7 +229,7 @@ def test_turns_go_on_from_the_state_of_the_last(family, path_of):
         return talk
 
     # idle pages that may hold nothing go to host memory at once; the states stay
-    for settings in ({}, {"kv_across_turns": "offload", "idle_kv_bytes": 1}):
+    for settings in ({}, {"kv_across_turns": "offload", "kv_idle_bytes": 1}):
         talk = serve(scenario, path_of(family), **settings)
         assert all(agrees(model, asked, answer) for asked, answer in talk)
         # all but the token sampled last, which nobody has read yet
@@ -254,7 +255,7 @@ def test_requests_with_a_common_prefix_start_from_a_copy_of_its_state(family, pa
         one_by_one = [await engine.generate(asked) for asked in alone]
         return one_by_one + await asyncio.gather(*map(engine.generate, group))
 
-    for settings in ({}, {"max_batch_tokens": 7, "max_running": 3}, {"kv_tokens": 240}):
+    for settings in ({}, {"max_tokens": 7, "max_running": 3}, {"kv_tokens": 240}):
         answers = serve(scenario, path_of(family), **settings)
         assert all(agrees(model, asked, answer) for asked, answer in zip(alone + group, answers, strict=True))
         if not settings:
@@ -309,7 +310,7 @@ def test_given_tokens_are_scored(family, path_of):
         whole = ScoreRequest(id="score", tokens=asked.tokens, first=1)
         return (await asyncio.gather(crowd(engine), engine.score(whole)))[1]
 
-    found = serve(scenario, path_of(family), max_batch_tokens=32)
+    found = serve(scenario, path_of(family), max_tokens=32)
     begun = replace(asked, tokens=asked.tokens[:1])
     assert (differences(model, begun, asked.tokens[1:], found.logprobs) <= ROUNDING).all()
 

@@ -12,7 +12,7 @@ from sparring.algo.loss.policy import PolicyLoss
 from sparring.algo.pipeline import load_credit
 from sparring.batch.batches import assemble
 from sparring.batch.flatten import flatten
-from sparring.engine.config import EngineConfig
+from sparring.engine.config import BatchConfig, EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model import head
@@ -118,7 +118,9 @@ def steps(path, dtype, limits):
         )
 
     async def main():
-        engine = NativeEngine(load(path, dtype=dtype), EngineConfig(max_running=4, max_batch_tokens=24), threads=1)
+        engine = NativeEngine(
+            load(path, dtype=dtype), EngineConfig(batch=BatchConfig(max_running=4, max_tokens=24)), threads=1
+        )
         ours, other = trainer(), trainer()
         answers = await sampled(engine, limits, 0)
         without = await other.forward_backward(batch_of(group_of(answers), 1, forget=True))

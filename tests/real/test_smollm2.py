@@ -47,6 +47,8 @@ zero_variance_filter = false
 
 [rollout]
 group_size = 4
+
+[rollout.sampling]
 max_turn_tokens = 32
 
 [train]

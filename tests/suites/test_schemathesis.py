@@ -9,7 +9,7 @@ import httpx
 import jsonschema
 import pytest
 
-from sparring.engine.config import EngineConfig
+from sparring.engine.config import BatchConfig, EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.model.load import load
 from sparring.testing.served import ServerThread
@@ -22,7 +22,9 @@ KEY = "secret"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tiny_model("qwen3", tmp_path_factory.mktemp("served") / "tiny", tied=True, seed=4)
-    thread = ServerThread(NativeEngine(load(folder), EngineConfig(max_running=8), threads=1), folder, api_key=KEY)
+    thread = ServerThread(
+        NativeEngine(load(folder), EngineConfig(batch=BatchConfig(max_running=8)), threads=1), folder, api_key=KEY
+    )
     yield thread
     thread.stop()
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
 import pytest
 from served import Weights, published
+from tables import with_settings
 
 from sparring.engine.adapters.vllm import VllmEngine
 from sparring.testing.real_vllm import CONFIG, real_vllm
@@ -31,7 +31,7 @@ def run(weights: tuple[Weights, Weights]) -> Callable[..., Any]:
 
     def played(scenario: Callable[[VllmEngine], Awaitable[Any]], **settings: Any) -> Any:
         async def main() -> Any:
-            config = msgspec.structs.replace(CONFIG, **settings)
+            config = with_settings(CONFIG, **settings)
             engine = VllmEngine(real_vllm(weights[0].path), config, version=3, keep_server=True)
             try:
                 await engine.pull(weights[0].at(4))

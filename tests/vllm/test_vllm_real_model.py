@@ -40,6 +40,8 @@ zero_variance_filter = false
 
 [rollout]
 group_size = 4
+
+[rollout.sampling]
 max_turn_tokens = 48
 temperature = 0.7
 
@@ -48,7 +50,9 @@ token_budget = 512
 
 [engine]
 kind = "vllm"
-kv_bytes = 536870912
+
+[engine.kv]
+bytes = 536870912
 
 [engine.vllm]
 python = "{python}"

@@ -31,7 +31,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         "engine.kind=vllm",
         f"engine.vllm.python={PYTHON}",
         'engine.vllm.arguments=["--enforce-eager"]',
-        "engine.kv_bytes=67108864",
+        "engine.kv.bytes=67108864",
     )
     return [word for one in said for word in ("--set", one)]
 

@@ -150,7 +150,7 @@ def test_draining_waits_and_a_late_update_is_refused(run, weights):
         task = await running(engine)
         with pytest.raises(
             WeightsError,
-            match="not applied within engine.update_timeout_s = 2.0; the engine keeps serving the old version",
+            match="not applied within engine.update.timeout_s = 2.0; the engine keeps serving the old version",
         ):
             await engine.pull(weights[1].at(5))
         assert not task.done() and engine.version == 4

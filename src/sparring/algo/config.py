@@ -70,7 +70,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Weights with which token losses are averaged."""
 
     max_tokens: int = 0
-    """Constant length that aggregation "constant" divides by; 0 takes `rollout.max_turn_tokens`."""
+    """Constant length that aggregation "constant" divides by; 0 takes `rollout.sampling.max_turn_tokens`."""
 
     kl: Kl = Kl()
     """KL penalty against a reference model, in the loss."""

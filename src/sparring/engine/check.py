@@ -44,7 +44,7 @@ def check_request(request: GenerateRequest, limits: EngineLimits) -> int:
         problem = f"a prompt of fewer than {limits.max_positions} tokens, got {len(tokens)}; shorten it"
     elif len(tokens) + max_new - 1 > limits.capacity:
         got = f"{len(tokens)} + {max_new}"
-        problem = f"prompt + max_tokens within the cache of {limits.capacity} tokens, got {got}; raise engine.kv_tokens"
+        problem = f"prompt + max_tokens within the cache of {limits.capacity} tokens, got {got}; raise engine.kv.tokens"
     else:
         problem = problem_of(request, limits.vocab_size)
     if problem:
@@ -66,7 +66,7 @@ def check_score(request: ScoreRequest, limits: EngineLimits) -> None:
     elif min(tokens) < 0 or max(tokens) >= limits.vocab_size:
         problem = f"token ids below {limits.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
     elif len(tokens) > most:
-        problem = f"at most {most} tokens, got {len(tokens)}; shorten the text or raise engine.kv_tokens"
+        problem = f"at most {most} tokens, got {len(tokens)}; shorten the text or raise engine.kv.tokens"
     elif not is_temperature(request.temperature):
         problem = f"{TEMPERATURE}, got {request.temperature}; correct it"
     elif not 0 <= request.top_k <= limits.vocab_size:

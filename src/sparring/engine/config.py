@@ -1,4 +1,4 @@
-"""Section `[engine]`: limits of the engine's batches and of its cache. Torch-free."""
+"""Section `[engine]`, with a table for each of its topics. Torch-free."""
 
 from __future__ import annotations
 
@@ -28,6 +28,96 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"start_timeout_s must be above 0, got {self.start_timeout_s}")
 
 
+class BatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Section `[engine.batch]`: size of a step of the engine."""
+
+    max_running: int = 128
+    """Maximum number of requests that are computed together; further requests wait."""
+
+    max_tokens: int = 2048
+    """Maximum number of new tokens of a step: one for each request that generates, the rest for prompts, which are
+    split into chunks."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_running", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_tokens < self.max_running:
+            raise ValueError(
+                f"max_tokens ({self.max_tokens}) must be at least max_running ({self.max_running}): "
+                "every running request adds a token per step"
+            )
+
+
+class KvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Section `[engine.kv]`: cache of keys and values."""
+
+    tokens: int = 0
+    """Tokens whose keys and values fit into the cache; 0: as many as fit into `bytes`."""
+
+    bytes: int = 512 << 20
+    """Size of the cache if `tokens` is 0; smaller if `engine.batch.max_running` requests of full length need less. A
+    model with recurrent state stores up to the same amount again in states: one for each running request, the others
+    for conversations between turns and for common prefixes of prompts."""
+
+    across_turns: Literal["keep", "drop", "offload"] = "keep"
+    """keep: a conversation's next turn prefills only its new tokens, unless its cache was evicted; offload: an evicted
+    cache is copied to host memory and back; drop: every turn is prefilled completely."""
+
+    idle_bytes: int = 0
+    """Maximum number of bytes of the cache for conversations between their turns; beyond it the longest idle are
+    evicted. 0: all bytes that running requests do not need."""
+
+    offload_bytes: int = 2 << 30
+    """Host memory for "offload"; if it is full, the conversations stored longest ago are evicted."""
+
+    share_prefixes: bool = True
+    """Compute full pages of a common prefix once for all requests that begin with it."""
+
+    def __post_init__(self) -> None:
+        if self.bytes < 1:
+            raise ValueError(f"bytes must be at least 1, got {self.bytes}")
+        for name in ("tokens", "idle_bytes", "offload_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+
+    def capacity(self, token_bytes: int) -> int:
+        """Return the number of tokens that the cache holds, in whole pages and at least one page; no conversation can
+        be longer.
+
+        Args:
+            token_bytes: bytes of one token's keys and values in all layers.
+        """
+        return max(1, (self.tokens or self.bytes // token_bytes) // PAGE_SIZE) * PAGE_SIZE
+
+
+class UpdateConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Section `[engine.update]`: updates of the engine's weights."""
+
+    live_kv: Literal["keep", "recompute", "drain"] = "keep"
+    """Treatment of running requests when the weights are updated. keep: they continue with their cached keys and
+    values, recorded per token; recompute: keys and values are recomputed under the new weights; drain: the update waits
+    until running requests have finished."""
+
+    timeout_s: float = 300.0
+    """Time limit, in seconds, for an update to arrive and be applied; a late one is refused and the old weights stay in
+    service."""
+
+    retries: int = 3
+    """Retries of a late or refused update. Meanwhile the old weights stay in service and no newer rollouts begin; after
+    the last retry the run ends, and the same command resumes it."""
+
+    retry_delay_s: float = 5.0
+    """Longest pause before the first retry; it doubles with each."""
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s must be above 0, got {self.timeout_s}")
+        for name in ("retries", "retry_delay_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Section `[engine]`. None of these settings changes a sampled token: in exact numerics a request does not depend
     on its neighbours."""
@@ -48,50 +138,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     served_model: str = ""
     """Name of the model on an openai server; empty: the server's only model."""
 
-    max_running: int = 128
-    """Maximum number of requests that are computed together; further requests wait."""
+    batch: BatchConfig = BatchConfig()
+    """Size of a step."""
 
-    max_batch_tokens: int = 2048
-    """Maximum number of new tokens of a step: one for each request that generates, the rest for prompts, which are
-    split into chunks."""
+    kv: KvConfig = KvConfig()
+    """Cache of keys and values."""
 
-    kv_tokens: int = 0
-    """Tokens whose keys and values fit into the cache; 0: as many as fit into `kv_bytes`."""
-
-    kv_bytes: int = 512 << 20
-    """Size of the cache if `kv_tokens` is 0; smaller if `max_running` requests of full length need less. A model with
-    recurrent state stores up to the same amount again in states: one for each running request, the others for
-    conversations between turns and for common prefixes of prompts."""
-
-    kv_across_turns: Literal["keep", "drop", "offload"] = "keep"
-    """keep: a conversation's next turn prefills only its new tokens, unless its cache was evicted; offload: an evicted
-    cache is copied to host memory and back; drop: every turn is prefilled completely."""
-
-    idle_kv_bytes: int = 0
-    """Maximum number of bytes of the cache for conversations between their turns; beyond it the longest idle are
-    evicted. 0: all bytes that running requests do not need."""
-
-    offload_bytes: int = 2 << 30
-    """Host memory for "offload"; if it is full, the conversations stored longest ago are evicted."""
-
-    share_prefixes: bool = True
-    """Compute full pages of a common prefix once for all requests that begin with it."""
-
-    live_kv: Literal["keep", "recompute", "drain"] = "keep"
-    """Treatment of running requests when the weights are updated. keep: they continue with their cached keys and
-    values, recorded per token; recompute: keys and values are recomputed under the new weights; drain: the update waits
-    until running requests have finished."""
-
-    update_timeout_s: float = 300.0
-    """Time limit, in seconds, for an update to arrive and be applied; a late one is refused and the old weights stay in
-    service."""
-
-    update_retries: int = 3
-    """Retries of a late or refused update. Meanwhile the old weights stay in service and no newer rollouts begin; after
-    the last retry the run ends, and the same command resumes it."""
-
-    update_retry_delay_s: float = 5.0
-    """Longest pause before the first retry; it doubles with each."""
+    update: UpdateConfig = UpdateConfig()
+    """Updates of the weights."""
 
     vllm: VllmConfig = VllmConfig()
     """Settings of the server that `kind = "vllm"` starts."""
@@ -102,30 +156,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         trainer's."""
         return self.kind in ("native", "remote")
 
-    def cache_tokens(self, token_bytes: int) -> int:
-        """Return the number of tokens that the cache holds, in whole pages and at least one page; no conversation can
-        be longer.
-
-        Args:
-            token_bytes: bytes of one token's keys and values in all layers.
-        """
-        return max(1, (self.kv_tokens or self.kv_bytes // token_bytes) // PAGE_SIZE) * PAGE_SIZE
-
     def __post_init__(self) -> None:
         if (self.kind in ("remote", "openai")) != bool(self.url):
             raise ValueError(
                 f'url must be set for kind "remote" and "openai" and no other, got {self.url!r} with kind "{self.kind}"'
-            )
-        for name in ("max_running", "max_batch_tokens", "kv_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.update_timeout_s > 0:
-            raise ValueError(f"update_timeout_s must be above 0, got {self.update_timeout_s}")
-        for name in ("kv_tokens", "idle_kv_bytes", "offload_bytes", "update_retries", "update_retry_delay_s"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        if self.max_batch_tokens < self.max_running:
-            raise ValueError(
-                f"max_batch_tokens ({self.max_batch_tokens}) must be at least max_running ({self.max_running}): "
-                "every running request adds a token per step"
             )

@@ -118,7 +118,7 @@ class NativeEngine:
 
     async def pull(self, ref: WeightRef) -> None:
         """Serve other weights: stage them, then swap and verify them between two steps; returning acknowledges the
-        update. Parked conversations are dropped; `[engine] live_kv` decides about the keys and values of running
+        update. Parked conversations are dropped; `engine.update.live_kv` decides about the keys and values of running
         requests.
 
         A reference to an adapter loads it next to the other adapters, or replaces its older version; the base model
@@ -133,12 +133,12 @@ class NativeEngine:
         """
         check_model(ref, self._name)
         late = WeightsError(
-            f"{where(ref)}: not applied within engine.update_timeout_s = {self._config.update_timeout_s}; {OLD_STAYS}"
+            f"{where(ref)}: not applied within engine.update.timeout_s = {self._config.update.timeout_s}; {OLD_STAYS}"
         )
         clock = asyncio.get_running_loop().time
-        deadline = clock() + self._config.update_timeout_s
+        deadline = clock() + self._config.update.timeout_s
         try:
-            staged = await asyncio.wait_for(asyncio.to_thread(stage, self._model, ref), self._config.update_timeout_s)
+            staged = await asyncio.wait_for(asyncio.to_thread(stage, self._model, ref), self._config.update.timeout_s)
         except TimeoutError:
             raise late from None
         update = Update(ref, staged)
@@ -176,7 +176,7 @@ class NativeEngine:
         """Check a request and make its sequence. If it asks for prompt_logprobs, its prompt is scored first."""
         max_new = check_request(request, self._limits)
         self._arrivals += 1
-        keep = self._config.kv_across_turns != "drop"
+        keep = self._config.kv.across_turns != "drop"
         sequence = Sequence.of(request, reply, arrival=self._arrivals, max_new=max_new, keep=keep)
         sequence.prompt_logprobs = await prompt_logprobs(self, request)
         return sequence

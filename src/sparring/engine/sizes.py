@@ -31,13 +31,13 @@ class Sizes(NamedTuple):
     def of(model: CausalModel, config: EngineConfig) -> Sizes:
         """Compute the sizes: at most as many pages as all running requests of full length could use; states for all
         running requests and the same number of parked ones."""
-        most = config.max_running * -(-model.max_positions // PAGE_SIZE)
+        most = config.batch.max_running * -(-model.max_positions // PAGE_SIZE)
         states = 0
         if model.recurrent:
-            states = min(2 * config.max_running, max(1, config.kv_bytes // state_bytes(model.recurrent)))
+            states = min(2 * config.batch.max_running, max(1, config.kv.bytes // state_bytes(model.recurrent)))
         size = token_bytes(model.kv_heads, model.dtype)
         page_bytes = PAGE_SIZE * size
-        num_pages = min(config.cache_tokens(size) // PAGE_SIZE, most)
-        host_pages = config.offload_bytes // page_bytes if config.kv_across_turns == "offload" else 0
-        idle_pages = config.idle_kv_bytes // page_bytes if config.idle_kv_bytes else num_pages
+        num_pages = min(config.kv.capacity(size) // PAGE_SIZE, most)
+        host_pages = config.kv.offload_bytes // page_bytes if config.kv.across_turns == "offload" else 0
+        idle_pages = config.kv.idle_bytes // page_bytes if config.kv.idle_bytes else num_pages
         return Sizes(num_pages, page_bytes, host_pages, idle_pages, states)

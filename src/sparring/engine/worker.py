@@ -54,19 +54,21 @@ class EngineWorker:
     def __init__(
         self, model: CausalModel, config: EngineConfig, sizes: Sizes, *, name: str, version: int, threads: int
     ) -> None:
-        self._name, self._live_kv, self._vocab_size = name, config.live_kv, model.vocab_size
+        self._name, self._live_kv, self._vocab_size = name, config.update.live_kv, model.vocab_size
         self._page_bytes = sizes.page_bytes
         cache = KvCache(
             sizes.num_pages,
             PAGE_SIZE,
-            share_prefixes=config.share_prefixes,
+            share_prefixes=config.kv.share_prefixes,
             host_pages=sizes.host_pages,
             idle_pages=sizes.idle_pages,
             window=model.window,
         )
         memory = RecurrentMemory(cache, sizes.num_states) if model.recurrent else PagedMemory(cache)
-        self.scheduler = StepScheduler(memory, max_running=config.max_running, max_batch_tokens=config.max_batch_tokens)
-        self._runner = Runner(model, sizes, page_size=PAGE_SIZE, max_running=config.max_running)
+        self.scheduler = StepScheduler(
+            memory, max_running=config.batch.max_running, max_batch_tokens=config.batch.max_tokens
+        )
+        self._runner = Runner(model, sizes, page_size=PAGE_SIZE, max_running=config.batch.max_running)
         self._base = BaseWeights(self._runner, name, version)
         self._adapters = AdapterTable(model, self._runner, name, self._base.served, memory.forget)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()

@@ -116,7 +116,7 @@ class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     reward: str = ""
     """Reward function instead of a name: `path/to/file.py:function` with `def function(completion: str, answer: str) ->
     float`, or TRL's `def function(completions, answer, **kwargs)`, which returns a list; or `outside`: every reward
-    arrives by HTTP (`rollout.rewards_within_s`)."""
+    arrives by HTTP (`rollout.rewards.within_s`)."""
 
     rubric: dict[str, Part] = {}
     """Rubric instead of a name: its parts by name, each with a `kind`; see docs/rewards.md."""

@@ -17,7 +17,7 @@ OUTSIDE = "outside"
 
 
 def outside() -> None:
-    """Return no reward: it arrives by HTTP, and `[rollout] rewards_within_s` bounds the wait for it."""
+    """Return no reward: it arrives by HTTP, and `rollout.rewards.within_s` bounds the wait for it."""
 
 
 class RewardFunction(Env):

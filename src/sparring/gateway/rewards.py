@@ -96,7 +96,7 @@ class RewardRoutes:
             key, data = self._of_run(data)
         rewards, conversation = self._awaited.get(key) or (self._expired.get(key), None)
         if rewards is None and key in self._doors:
-            do = "send it under the rollout's reward key, in a recipe with rollout.rewards_within_s"
+            do = "send it under the rollout's reward key, in a recipe with rollout.rewards.within_s"
             raise RewardsClosed(str(refusal("reward", "none under the key that samples", "one", do)))
         if rewards is None:
             raise wrong_key("one of no rollout, or of one that is long over")

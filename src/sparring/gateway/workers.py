@@ -182,7 +182,7 @@ def listen_on(host: str, port: int) -> socket.socket:
         family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError, UnicodeError) as error:
-        do = "choose another rollout.listen"
+        do = "choose another rollout.gateway.listen"
         raise refusal(f"{host}:{port}", "a free address of this machine", str(error), do) from error
     # asyncio sets this for its own sockets alone; the head and the body of a response are two writes
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from sparring.cluster.inline import InlineCluster
-from sparring.engine.config import EngineConfig
+from sparring.engine.config import BatchConfig, EngineConfig
 from sparring.errors import BadInput, EnvError, LimitReached
 from sparring.generation import Sampling
 from sparring.launch.chat_world import UNLIMITED, ChatSetting, ChatWorld, bare_setting, setting_of
@@ -59,7 +59,7 @@ class Chat:
         policy = ModelConfig(path=str(checkpoint)) if recipe is None else recipe.models[POLICY]
         model = msgspec.structs.replace(policy, path=str(checkpoint), init=None, lora=None, served=None)
         render = RenderConfig() if recipe is None else recipe.render
-        engine = EngineConfig(max_running=1)
+        engine = EngineConfig(batch=BatchConfig(max_running=1))
         threads = len(os.sched_getaffinity(0))
         self._cluster = InlineCluster(
             models={POLICY: model}, train=TrainConfig(), engine=engine, device="cpu", threads=threads

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import xxhash
 
-from sparring.engine.config import EngineConfig
+from sparring.engine.config import BatchConfig, EngineConfig
 from sparring.errors import refusal
 from sparring.generation import Completion, GenerateRequest, Sampling
 from sparring.launch.block import block
@@ -92,7 +92,7 @@ class CheckpointEngine:
         name = os.fspath(checkpoint)
         self._folder = checkpoint_or_hub(name)
         self._dtype, self._numerics = dtype, numerics
-        self._config = EngineConfig(max_running=max_running)
+        self._config = EngineConfig(batch=BatchConfig(max_running=max_running))
         self._renderer = load_renderer(base_folder(self._folder), thinking=thinking)
         model = load(str(self._folder), dtype=dtype, numerics=numerics)
         threads = threads or len(os.sched_getaffinity(0))

@@ -35,7 +35,7 @@ from sparring.recipe.sections.rl import RlConfig
 from sparring.recipe.sections.run import RunSection
 from sparring.recipe.url_secrets import has_user
 from sparring.recipe.url_secrets import refused as url_refused
-from sparring.rollout.config import RolloutConfig
+from sparring.rollout.config import GatewayConfig, RolloutConfig
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.reward_scorers import OWN
 
@@ -243,7 +243,7 @@ def _evaluated_result(context: Context, subject: Subject, evaluation: Evaluation
         folder=str(folder),
         environment=context.factory.name,
         seed=config.run.seed,
-        temperature=config.rollout.temperature,
+        temperature=config.rollout.sampling.temperature,
         evaluation=evaluation,
     )
 
@@ -288,8 +288,8 @@ def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> R
 def _without_addresses(config: RolloutConfig) -> RolloutConfig:
     """Return the settings of rollouts without those that do not affect the samples: addresses of servers and waiting
     times for workers."""
-    own = RolloutConfig()
-    return msgspec.structs.replace(config, gateway=own.gateway, listen=own.listen, lease_s=own.lease_s)
+    shown = config.gateway.shown_to_workers
+    return msgspec.structs.replace(config, gateway=GatewayConfig(shown_to_workers=shown))
 
 
 def _rewards(config: RunConfig) -> RlConfig:

@@ -57,7 +57,9 @@ async def outside(
         folder.mkdir(parents=True, exist_ok=True)
     earlier = (_read_keys(keys_of / KEYS) if keys_of is not None else None) or _read_keys(path)
     keys = earlier or RunKeys(worker=f"wk-{secrets.token_urlsafe(24)}", reward=f"rk-{secrets.token_urlsafe(24)}")
-    async with gateway_here().open_outside(keys, config.listen, config.lease_s, gateway.rstrip("/")) as url:
+    async with gateway_here().open_outside(
+        keys, config.gateway.listen, config.gateway.lease_s, gateway.rstrip("/")
+    ) as url:
         write_keys(path, KeysFile(url=url, worker_key=keys.worker, reward_key=keys.reward))
         tell("run", f"programs elsewhere: {url}, keys in {path}")
         yield

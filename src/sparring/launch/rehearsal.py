@@ -59,7 +59,7 @@ async def rehearse(
     keys = RunKeys(worker=f"wk-{secrets.token_urlsafe(24)}", reward=f"rk-{secrets.token_urlsafe(24)}")
     doors = partial(open_door, models=context.config.rollout.models, gateway=gateway)
     within_s = CLAIMED_WITHIN_S if command else None
-    async with gateway.open_outside(keys, HERE, context.config.rollout.lease_s) as url:
+    async with gateway.open_outside(keys, HERE, context.config.rollout.gateway.lease_s) as url:
         harness = behind(context.harness, doors, lambda: gateway.workers.leases, within_s)
         if command:
             playing = asyncio.create_task(_worker(command, url, keys, context.folder))

@@ -356,7 +356,7 @@ class ReplayedUpdates:
             if done.unclear:
                 result.lines.append(f"{done.unclear} turns not compared: two versions read their prompt")
             if done.crowded:
-                do = "the cache is too small; raise engine.kv_tokens"
+                do = "the cache is too small; raise engine.kv.tokens"
                 result.lines.append(f"{done.crowded} turns not compared: {do}")
             if done.difference is not None:
                 result.lines.append(str(done.difference))

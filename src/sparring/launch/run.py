@@ -265,7 +265,7 @@ def _worlds(config: RunConfig, judges: Judges, same: Same) -> tuple[EnvFactory, 
             open_door,
             programs,
             _leases,
-            config.rollout.shown_to_workers,
+            config.rollout.gateway.shown_to_workers,
             calls_from_code=config.rollout.calls_from_code,
         )
         for key, each in factories.items()
@@ -312,9 +312,9 @@ async def answered_outside(
         keys_of: folder with the keys to use; None uses `folder`.
     """
     workers = "workers" in config.harnesses
-    gateway = config.rollout.gateway if gateway_too else ""
+    gateway = config.rollout.gateway.address if gateway_too else ""
     async with AsyncExitStack() as stack:
-        if workers or config.rollout.rewards_within_s is not None:
+        if workers or config.rollout.rewards.within_s is not None:
             from sparring.launch.outside import outside
 
             await stack.enter_async_context(outside(config.rollout, folder, tell, gateway, keys_of))

@@ -66,7 +66,9 @@ def engine_config(settings: Sequence[str]) -> EngineConfig:
     """
     for setting in settings:
         if not setting.startswith("engine."):
-            raise refusal(f"--set {setting}", "a key of [engine]", "another", "write it like engine.max_running=32")
+            raise refusal(
+                f"--set {setting}", "a key of [engine]", "another", "write it like engine.batch.max_running=32"
+            )
     recipe = {"run": {"name": "serve"}, "models": {"policy": {"path": "."}}, "env": {"name": "none"}}
     engine = from_data(recipe, "the engine's settings", settings).engine
     if engine.kind != "native":

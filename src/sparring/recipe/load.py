@@ -14,6 +14,7 @@ import msgspec
 
 from sparring.algo.config import named
 from sparring.errors import BadInput, refusal
+from sparring.recipe.moved import moved, moved_key, tell
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.preference import NAMED
 from sparring.recipe.url_secrets import found, masked, refused
@@ -44,7 +45,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def load_recorded(path: str | Path) -> RunConfig:
     """Read the recipe that a run has written into its folder. URLs with users and the keys of `GONE`, which a new
-    recipe must not have, are accepted.
+    recipe must not have, are accepted. Nothing is told of keys that have moved.
 
     Raises:
         BadInput: as `load`.
@@ -53,7 +54,7 @@ def load_recorded(path: str | Path) -> RunConfig:
     for section, key in GONE:
         if isinstance(table := data.get(section), dict):
             table.pop(key, None)
-    return _built([(str(path), data)])
+    return _built([(str(path), moved(data, ""))])
 
 
 def _read(path: str | Path) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def from_data(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -
     Raises:
         BadInput: as `load`.
     """
-    states = [(where, data)]
+    states = [(where, moved(data, where))]
     for override in overrides:
         states.append((f"--set {masked(override)}", _overridden(states[-1][1], override)))
     for keys, url in found(states[-1][1]):
@@ -135,20 +136,26 @@ def _advice(wrong: InvalidValue) -> str:
     return f"do you mean {elsewhere[0]}.{wrong.unknown}?" if elsewhere else wrong.do
 
 
-def _section_keys() -> dict[str, set[str]]:
-    sections = {field.name: field.type for field in msgspec.structs.fields(RunConfig)}
-    return {
-        name: {field.encode_name for field in msgspec.structs.fields(kind)}
-        for name, kind in sections.items()
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-    }
+def _section_keys(kind: type[msgspec.Struct] = RunConfig, path: str = "") -> dict[str, set[str]]:
+    """Return the keys of every section and of the tables in it, by dotted path."""
+    found: dict[str, set[str]] = {}
+    for field in msgspec.structs.fields(kind):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            inside = f"{path}{field.name}"
+            found[inside] = {inner.encode_name for inner in msgspec.structs.fields(field.type)}
+            found |= _section_keys(field.type, f"{inside}.")
+    return found
 
 
 def _overridden(data: dict[str, Any], override: str) -> dict[str, Any]:
     """Return a copy of `data` with one `a.b=c` applied."""
     where = f"--set {masked(override)}"
     path, equals, text = override.partition("=")
-    keys = path.strip().split(".")
+    path, value = path.strip(), _toml_value(text)
+    new = moved_key(path, value)
+    if new != path:
+        tell([".".join(path.split(".")[:2])], where)
+    keys = new.split(".")
     if not equals or not all(keys):
         raise refusal(where, "section.key=value", repr(masked(override)), "write it like rl.steps=10")
     result = copy.deepcopy(data)
@@ -164,7 +171,7 @@ def _overridden(data: dict[str, Any], override: str) -> dict[str, Any]:
         else:
             raise refusal(where, f"a table at {here}", json.dumps(at, default=str), "set that key itself")
         if depth == len(keys) - 1:
-            at[index] = _toml_value(text)
+            at[index] = value
         else:
             at = at.setdefault(index, {}) if isinstance(at, dict) else at[index]
     return result

@@ -111,10 +111,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ValueError(f"envs must have names of letters, digits, _ and -, got {name!r}")
         if self.envs and not any(domain.weight for domain in self.envs.values()):
             raise ValueError("envs must have a weight above 0 in one of them, got weights that are all 0")
-        if self.rollout.rewards_within_s is None:
+        if self.rollout.rewards.within_s is None:
             for key, env in self.environments.items():
                 if env.reward == "outside":
-                    raise ValueError(f"rollout.rewards_within_s must be set where {key}.reward is outside, got none")
+                    raise ValueError(f"rollout.rewards.within_s must be set where {key}.reward is outside, got none")
 
     @property
     def environments(self) -> dict[str, EnvConfig]:

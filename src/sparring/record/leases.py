@@ -240,7 +240,7 @@ class Leases:
         offer = self._lease(id).offer
         if end.reward is not msgspec.UNSET:
             if offer.rewards is None:
-                do = "leave it out, or set rollout.rewards_within_s in the recipe"
+                do = "leave it out, or set rollout.rewards.within_s in the recipe"
                 raise RewardsClosed(str(refusal("reward", "none in this run", "one", do)))
             offer.rewards.give(OutsideReward(reward=end.reward))
         self._end(id, end)

@@ -123,7 +123,7 @@ class OutsideRewards:
         """
         if self.closed:
             self._expire()
-            do = "send it earlier, or raise rollout.rewards_within_s"
+            do = "send it earlier, or raise rollout.rewards.within_s"
             raise RewardExpired(str(refusal("reward", "one that comes in time", "expired", do)))
         same = self._by_id.get(reward.id) if reward.id else self._by_target.get((reward.of, reward.branch))
         if same == reward:

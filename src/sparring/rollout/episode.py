@@ -364,7 +364,7 @@ class RunningEpisode:
         if role not in self._turn_limits:
             if self.rewards is not None and len(self.env.roles) > 1:
                 do = "unset it: the environment scores its roles"
-                raise refusal("rollout.rewards_within_s", "an environment of one role", f"{len(self.env.roles)}", do)
+                raise refusal("rollout.rewards.within_s", "an environment of one role", f"{len(self.env.roles)}", do)
             session = self._session(role)
             session.rewards = self.rewards
             self._turn_limits[role] = TurnLimit(self.env.phases, role)

@@ -20,8 +20,8 @@ class GroupScoring:
 
     Args:
         scorers: scorers; each gets the scores of the scorer before it.
-        runner: runner of the rollouts. Its config gives the time limit of a scorer, `score_timeout_s`, and the number
-            of `retries`.
+        runner: runner of the rollouts. Its config gives the time limit of a scorer, `timeouts.score_s`, and the number
+            of `retries.rebuilds`.
     """
 
     def __init__(self, scorers: Sequence[Scorer], runner: RolloutRunner) -> None:
@@ -45,13 +45,13 @@ class GroupScoring:
     ) -> Sequence[Score]:
         """Call one scorer until it succeeds or the retries are used up."""
         config = self._runner.config
-        for retry in range(config.retries + 1):
+        for retry in range(config.retries.rebuilds + 1):
             if retry:
-                await asyncio.sleep(retry_pause_s(config.retry_delay_s, retry, "scorer", rollouts[0].id))
+                await asyncio.sleep(retry_pause_s(config.retries.delay_s, retry, "scorer", rollouts[0].id))
             try:
                 return await self._score_once(scorer, task, rollouts, scores)
             except JudgeError:
-                if retry == config.retries:
+                if retry == config.retries.rebuilds:
                     raise
         raise AssertionError("the last try returns or raises")
 

@@ -2,15 +2,15 @@
 
     box queue       wait for a place to start a box                  no limit
     worker queue    wait for a worker to claim the rollout           no limit
-    box             start of the box                                 box_timeout_s      SandboxError
-    open            opening of the environment                       open_timeout_s     EnvError
-    turn            one reply: queueing, sampling, weight updates    turn_timeout_s     EngineError
-    tool            one `env.step`                                   tool_timeout_s     ToolHostError
-    score           the environment's score                          score_timeout_s    JudgeError
-    close           closing of environment, box and sessions         close_timeout_s    the error of the part
+    box             start of the box                                 timeouts.box_s     SandboxError
+    open            opening of the environment                       timeouts.open_s    EnvError
+    turn            one reply: queueing, sampling, weight updates    timeouts.turn_s    EngineError
+    tool            one `env.step`                                   timeouts.tool_s    ToolHostError
+    score           the environment's score                          timeouts.score_s   JudgeError
+    close           closing of environment, box and sessions         timeouts.close_s   the error of the part
 
-Between two phases the harness runs, with the limit `tool_timeout_s` (EnvError). A limit that is hit is a failure of the
-infrastructure, whatever the policy did. The policy's own time has a limit of its own, `Limits.timeout_s`.
+Between two phases the harness runs, with the limit `timeouts.tool_s` (EnvError). A limit that is hit is a failure of
+the infrastructure, whatever the policy did. The policy's own time has a limit of its own, `Limits.timeout_s`.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Waits:
 
     def __init__(self, config: RolloutConfig) -> None:
         self._limits: dict[Phase, float] = {
-            phase: math.inf if phase in QUEUES else getattr(config, _key(phase)) for phase in ERRORS
+            phase: math.inf if phase in QUEUES else getattr(config.timeouts, _key(phase)) for phase in ERRORS
         }
         self._loop: asyncio.AbstractEventLoop | None = None
         self._armed: set[Phase] = set()
@@ -270,7 +270,7 @@ class Phases:
     def strike(self, wait: Wait, error: type[InfraError]) -> InfraError:
         """Record a limit that was hit, and return the error for it."""
         limit_s = self._waits.limit_s(wait.phase)
-        failure = error(f"{wait}: {UNDONE[wait.phase]} after {limit_s:g} s (rollout.{_key(wait.phase)})")
+        failure = error(f"{wait}: {UNDONE[wait.phase]} after {limit_s:g} s (rollout.timeouts.{_key(wait.phase)})")
         failure.limit_s = limit_s
         self.struck = self.struck or failure
         data = {"phase": wait.phase, "detail": wait.detail, "turn": self.turns, "seconds": limit_s}
@@ -334,5 +334,5 @@ class TurnLimit(SessionLayer):
 
 
 def _key(phase: Phase) -> str:
-    """Return the `[rollout]` key of a phase's limit."""
-    return "tool_timeout_s" if phase == "harness" else f"{phase}_timeout_s"
+    """Return the `[rollout.timeouts]` key of a phase's limit."""
+    return "tool_s" if phase == "harness" else f"{phase}_s"

@@ -101,7 +101,7 @@ class Player:
         self._ends = HarnessEnds(self._metrics, lambda sentence: self.report(sentence))
         self.close_failures: deque[InfraError] = deque(maxlen=100)
         self.waits = Waits(self.config)
-        self._stalls = Stalls(self.waits, self.config.stalled_s, lambda sentence: self.report(sentence))
+        self._stalls = Stalls(self.waits, self.config.timeouts.stalled_s, lambda sentence: self.report(sentence))
         self.abandoned = 0
 
     @property
@@ -205,7 +205,7 @@ class Player:
             return replace(attempt, score=await self._score(episode, attempt.rollout))
         except PolicyFailure as failure:
             if scoring:  # raised by the scorer: there is nothing left to score
-                return finish(MALFORMED, Score(reward=self.config.policy_failure_reward, success=False))
+                return finish(MALFORMED, Score(reward=self.config.rewards.policy_failure, success=False))
             error = EnvError(f"environment {episode.task.env}: {failure}")  # raised before the policy's first action
             return finish(broken_by(error), error=error)
         except InfraError as error:
@@ -308,26 +308,26 @@ class Player:
         Raises:
             JudgeError: the judge failed in all retries.
         """
-        for retry in range(self.config.retries + 1):
+        for retry in range(self.config.retries.rebuilds + 1):
             if retry:
-                await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, retry, "score", rollout.id))
+                await asyncio.sleep(retry_pause_s(self.config.retries.delay_s, retry, "score", rollout.id))
             try:
                 score = await episode.env.score(rollout.trajectories)
                 return episode.env.with_turns(score or Score(reward=None), rollout.trajectories)
             except JudgeError:
-                if retry == self.config.retries or episode.env.abandoned:
+                if retry == self.config.retries.rebuilds or episode.env.abandoned:
                     raise
         raise AssertionError("the last try returns or raises")
 
     def _outside_rewards(self, journal: Journal) -> OutsideRewards | None:
         """Return the receiver of an attempt's rewards from outside, with the rewards of the journal; None if the run
         takes none."""
-        if self.config.rewards_within_s is None:
+        if self.config.rewards.within_s is None:
             return None
         return OutsideRewards(
             journal.attempt,
-            self.config.rewards_within_s,
-            by_sampler=self.config.rewards_under == "any_key",
+            self.config.rewards.within_s,
+            by_sampler=self.config.rewards.under == "any_key",
             before=journal.rewards,
             record=journal.rewarded,
             expire=partial(self._metrics.add, "rollout/rewards_expired", 1, "sum"),

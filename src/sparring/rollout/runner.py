@@ -53,7 +53,7 @@ class RolloutRunner(Player):
         places: Mapping[str, int] = self.factory.places if isinstance(self.factory, Domains) else {}
         self._places = {name: asyncio.Semaphore(number) for name, number in places.items()}
         self.places = Places(self.config.max_concurrent_rollouts)
-        self.breakers = Breakers(self.config.outage_s, self.report)
+        self.breakers = Breakers(self.config.retries.outage_s, self.report)
 
     async def run(
         self,
@@ -86,7 +86,7 @@ class RolloutRunner(Player):
             task=self._with_limits(task), index=index, seed=seed, purpose=purpose, admission=admission
         )
         calls = WorldCalls(self._successes[task.env])
-        attempts = Attempts(rollout_id, request.rollout, self.config.retries, calls, self.log)
+        attempts = Attempts(rollout_id, request.rollout, self.config.retries.rebuilds, calls, self.log)
         self._metrics.add("rollout/started_over", 0, "sum")
         return await self._play_attempts(rollout_id, request, attempts)
 
@@ -109,7 +109,7 @@ class RolloutRunner(Player):
         breaker, environment = self.breakers.of(task.env), self._places.get(task.env) or nullcontext()
         while again:
             if attempts.failures:
-                await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, attempts.idle + 1, rollout_id))
+                await asyncio.sleep(retry_pause_s(self.config.retries.delay_s, attempts.idle + 1, rollout_id))
             async with environment, breaker.trial(task.id) as trial:
                 attempts.calls.answered = trial.answered
                 attempt = await self.play(request, attempts.journal, attempts.number, attempts.calls)
@@ -138,10 +138,10 @@ class RolloutRunner(Player):
             if not attempts.is_the_policys(attempt):
                 return None
             rollout = ended_as(rollout, replace(broken_by(attempt.error), kind="policy_failed"))
-            score = Score(reward=self.config.policy_failure_reward, success=False)
+            score = Score(reward=self.config.rewards.policy_failure, success=False)
         return Finished(rollout=rollout, score=score, broken=attempts.finish(), transcripts=attempt.transcripts)
 
     def _with_limits(self, task: Task) -> Task:
         """Return the task with the limits of the run."""
-        limits = self.config.limits(task.limits)
+        limits = self.config.limits.apply(task.limits)
         return task if limits == task.limits else replace(task, limits=limits)

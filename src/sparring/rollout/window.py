@@ -105,7 +105,7 @@ def check_window(
     phases. Every phase has a time limit that does not depend on the part it waits for. An environment's code runs on a
     thread of its own and is abandoned if it blocks or ignores cancellation. A second scoring pass has a limit, too. The
     phase `box queue` has no limit, but its places are given out in order, and each is given back within
-    `box_timeout_s`. The engine can always run its oldest request if one whole rollout fits into its cache, because it
+    `timeouts.box_s`. The engine can always run its oldest request if one whole rollout fits into its cache, because it
     may evict every other conversation, so turns end without their limit. Two things are trusted not to block: a
     harness, and code that holds the interpreter's lock.
 
@@ -123,7 +123,9 @@ def check_window(
     """
     if groups_per_step < 1:
         raise refusal("rl.groups_per_step", "at least 1", str(groups_per_step), "raise it")
-    for name, limit in config.time_limits():
+    timeouts = config.timeouts
+    limits = {f"timeouts.{name}": getattr(timeouts, name) for name in timeouts.__struct_fields__ if name != "stalled_s"}
+    for name, limit in {"limits.timeout_s": config.limits.timeout_s, **limits}.items():
         if limit == math.inf:
             raise refusal(f"rollout.{name}", "a finite time", "inf", "set one: a wait without an end can stop the run")
     if engine_tokens is not None and rollout_tokens is not None and rollout_tokens > engine_tokens:

@@ -201,7 +201,7 @@ async def _open_teacher(context: Context, name: str, others: Mapping[str, Engine
     """Open the runner of rollouts in which the model `name` of the recipe plays the policy's roles; `others` are the
     engines of all other roles."""
     config = context.config
-    spec, sampling = config.models[name], config.rollout.sampling()
+    spec, sampling = config.models[name], config.rollout.sampling.build()
     recorder: SessionRecorder
     if spec.served is not None and spec.served.kind == "chat":
         from sparring.engine.adapters.chat_endpoint import ChatEndpoint

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparring.engine.config import EngineConfig, VllmConfig
+from sparring.engine.config import BatchConfig, EngineConfig, KvConfig, VllmConfig
 
 if TYPE_CHECKING:
     from sparring.engine.adapters.vllm_server import VllmServer
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 PYTHON = os.environ.get("SPARRING_VLLM_PYTHON", str(Path(".venv-vllm/bin/python").absolute()))
 """Interpreter with vLLM: SPARRING_VLLM_PYTHON, or `.venv-vllm` in the working directory."""
 CONFIG = EngineConfig(
-    kind="vllm", max_running=16, kv_bytes=64 << 20, vllm=VllmConfig(python=PYTHON, arguments=("--enforce-eager",))
+    kind="vllm",
+    batch=BatchConfig(max_running=16),
+    kv=KvConfig(bytes=64 << 20),
+    vllm=VllmConfig(python=PYTHON, arguments=("--enforce-eager",)),
 )
 
 

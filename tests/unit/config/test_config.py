@@ -145,8 +145,8 @@ def test_a_run_that_recorded_keys_which_are_gone_is_read(recipe: Path) -> None:
         ("train.learning_rate=nan", "train.learning_rate: expected a finite number"),
         ("rl.train.learning_rate=inf", "rl.train.learning_rate: expected a finite number"),
         (
-            "rollout.timeout_s=-inf",
-            "rollout.timeout_s: expected a finite number",
+            "rollout.limits.timeout_s=-inf",
+            "rollout.limits.timeout_s: expected a finite number",
         ),
         (
             "run.seed=9223372036854775808",
@@ -189,7 +189,7 @@ def test_a_run_needs_a_policy(recipe: Path) -> None:
 
 
 def test_dump_loads_to_the_same_config_and_so_does_its_dump(recipe: Path, tmp_path: Path) -> None:
-    config = resolve(load(recipe, ["algo.gate.low=0.1", "rollout.timeout_s=1.5", "run.seed=3"]))
+    config = resolve(load(recipe, ["algo.gate.low=0.1", "rollout.limits.timeout_s=1.5", "run.seed=3"]))
     text = dump(config)
     (tmp_path / "dumped.toml").write_text(text)
     assert load(tmp_path / "dumped.toml") == config

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import torch
+from tables import with_settings
 
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
@@ -42,7 +43,7 @@ def serve(model_path):
     def run(scenario, *, path=None, dtype="float32", **settings):
         @asynccontextmanager
         async def opened():
-            config = EngineConfig(**{"max_running": 32, "max_batch_tokens": 64, **settings})
+            config = with_settings(EngineConfig(), **{"max_running": 32, "max_tokens": 64, **settings})
             engine = NativeEngine(load(path or model_path, dtype=dtype), config, threads=1)
             try:
                 yield engine

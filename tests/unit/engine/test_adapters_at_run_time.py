@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tables import with_settings
 
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
@@ -43,7 +44,9 @@ def run(base):
 
     def served(scenario, **settings):
         async def main():
-            config = EngineConfig(**{"max_running": 16, "max_batch_tokens": 64, "kv_tokens": 16384, **settings})
+            config = with_settings(
+                EngineConfig(), **{"max_running": 16, "max_tokens": 64, "kv_tokens": 16384, **settings}
+            )
             engine = NativeEngine(load(base), config, threads=1)
             try:
                 return await scenario(engine)
@@ -234,7 +237,7 @@ def test_a_dropped_adapter_finishes_running_requests_and_refuses_new_ones(run, s
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"kv_across_turns": "offload", "idle_kv_bytes": 1}], ids=["here", "in host memory"]
+    "settings", [{}, {"kv_across_turns": "offload", "kv_idle_bytes": 1}], ids=["here", "in host memory"]
 )
 def test_parked_pages_of_a_dropped_adapter_are_freed(run, states, settings):
     """At a swap, and at a drop as soon as nobody is served by it any more; what others keep stays."""

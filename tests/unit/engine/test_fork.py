@@ -97,7 +97,7 @@ def test_branches_equal_fresh_requests_and_compute_no_prefix(serve, model_path, 
             await free_after_release(engine, branches),
         )
 
-    branches, answers, read, whole, free = serve(scenario, path=model_path, share_prefixes=share, max_batch_tokens=64)
+    branches, answers, read, whole, free = serve(scenario, path=model_path, share_prefixes=share, max_tokens=64)
     assert answers == fresh(serve, model_path, map(short, branches))
     assert len({answer[0] for answer in answers}) == 6
     # of each branch the one token that nobody had computed yet: the last that was sampled

@@ -77,9 +77,9 @@ def all_free(engine):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"max_batch_tokens": 2048},
+        {"max_tokens": 2048},
         {"max_running": 1},
-        {"max_running": 3, "max_batch_tokens": 7},
+        {"max_running": 3, "max_tokens": 7},
         {"share_prefixes": False},
         {"kv_tokens": 512, "max_running": 8},
     ],

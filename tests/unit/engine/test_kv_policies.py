@@ -17,10 +17,10 @@ pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths("
 PAGE_BYTES = 16 * 2 * 2 * 2 * 16 * 4
 POLICIES = {
     "keep": {"kv_across_turns": "keep"},
-    "keep, little idle": {"kv_across_turns": "keep", "idle_kv_bytes": 14 * PAGE_BYTES},
+    "keep, little idle": {"kv_across_turns": "keep", "kv_idle_bytes": 14 * PAGE_BYTES},
     "offload": {"kv_across_turns": "offload"},
     "offload, unshared": {"kv_across_turns": "offload", "share_prefixes": False},
-    "offload, little idle": {"kv_across_turns": "offload", "idle_kv_bytes": 10 * PAGE_BYTES},
+    "offload, little idle": {"kv_across_turns": "offload", "kv_idle_bytes": 10 * PAGE_BYTES},
     "offload, little room": {"kv_across_turns": "offload", "offload_bytes": 20 * PAGE_BYTES},
 }
 
@@ -210,5 +210,5 @@ def test_idle_conversations_leave_the_rest_of_the_cache_to_others(serve, model_p
         await engine.generate(GenerateRequest(id="b", tokens=(1,), sampling=Sampling(max_tokens=1)))
         return engine.metrics["kv_idle_bytes_now"]
 
-    assert serve(scenario, path=model_path, idle_kv_bytes=12 * PAGE_BYTES) == 10 * PAGE_BYTES
+    assert serve(scenario, path=model_path, kv_idle_bytes=12 * PAGE_BYTES) == 10 * PAGE_BYTES
     assert serve(scenario, path=model_path) == 40 * PAGE_BYTES

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sparring.engine.config import EngineConfig
+from sparring.engine.config import EngineConfig, UpdateConfig
 from sparring.errors import EngineError, WeightsError
 from sparring.generation import GenerateRequest, Sampling
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
@@ -138,7 +138,7 @@ def test_a_late_update_is_withdrawn_for_good_and_the_old_version_serves_on(serve
         await anext(begun)
         with pytest.raises(
             WeightsError,
-            match="not applied within engine.update_timeout_s = 0.3; the engine keeps serving the old version",
+            match="not applied within engine.update.timeout_s = 0.3; the engine keeps serving the old version",
         ):
             await engine.pull(trained[0])
         beside = asyncio.create_task(engine.generate(request()))
@@ -254,5 +254,5 @@ def test_closing_answers_an_update_that_waits(serve, model_path, trained):
 
 
 def test_a_timeout_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="update_timeout_s must be above 0"):
-        EngineConfig(update_timeout_s=0.0)
+    with pytest.raises(ValueError, match="timeout_s must be above 0"):
+        EngineConfig(update=UpdateConfig(timeout_s=0.0))

@@ -89,8 +89,8 @@ def recomputed_logprobs(model_path, kernel_path):
     "settings",
     [
         {},
-        {"max_batch_tokens": 2048},
-        {"max_running": 7, "max_batch_tokens": 8},
+        {"max_tokens": 2048},
+        {"max_running": 7, "max_tokens": 8},
         {"max_running": 1},
         {"share_prefixes": False},
         {"kv_tokens": 192},
@@ -163,8 +163,8 @@ def test_a_group_computes_its_prompt_once(serve, length, found):
         answers = await asyncio.gather(*map(engine.generate, group))
         return [content(a) for a in answers], [a.cached_tokens for a in answers], engine.metrics["prefill_tokens"]
 
-    shared, cached, prefilled = serve(scenario, max_batch_tokens=512)
-    alone, none, all_prefilled = serve(scenario, max_batch_tokens=512, share_prefixes=False)
+    shared, cached, prefilled = serve(scenario, max_tokens=512)
+    alone, none, all_prefilled = serve(scenario, max_tokens=512, share_prefixes=False)
     assert shared == alone
     assert (sorted(cached), none) == ([0] + [found] * 7, [0] * 8)
     assert (prefilled, all_prefilled) == (length + 7 * (length - found), 8 * length)

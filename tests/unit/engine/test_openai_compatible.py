@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sparring.engine.adapters.openai_compatible import OpenAiEngine
-from sparring.engine.config import EngineConfig
+from sparring.engine.config import BatchConfig, EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.errors import BadInput, EngineError, RequestRefused
 from sparring.generation import Constraint, GenerateRequest, Sampling, ScoreRequest
@@ -30,7 +30,9 @@ def start_server(model_path):
 
     def start(**settings):
         servers.append(
-            CompletionsServer(NativeEngine(load(model_path), EngineConfig(max_running=8), threads=1), **settings)
+            CompletionsServer(
+                NativeEngine(load(model_path), EngineConfig(batch=BatchConfig(max_running=8)), threads=1), **settings
+            )
         )
         return servers[-1]
 

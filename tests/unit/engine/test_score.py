@@ -61,8 +61,8 @@ def numbers(scores):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"max_batch_tokens": 2048},
-        {"max_running": 3, "max_batch_tokens": 5},
+        {"max_tokens": 2048},
+        {"max_running": 3, "max_tokens": 5},
         {"share_prefixes": False},
         {"kv_tokens": 192, "max_running": 8},
     ],
@@ -164,7 +164,7 @@ def test_scores_on_the_way_at_an_update_are_all_of_the_new_weights(serve, model)
         return scores, after, len(waiting)
 
     # eight tokens a step, most of them for who generates: a score takes many steps
-    scores, after, waiting = serve(scenario, path=path, dtype=dtype, max_batch_tokens=32, share_prefixes=False)
+    scores, after, waiting = serve(scenario, path=path, dtype=dtype, max_tokens=32, share_prefixes=False)
     [before] = {numbers(score) for score in scores if score.version == 0}
     assert {numbers(score) for score in scores if score.version == 1} <= {numbers(after)} and after.version == 1
     assert [before] == trained(path, dtype, [request]) and before != numbers(after)

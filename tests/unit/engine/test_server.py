@@ -15,7 +15,7 @@ import torch
 from refusals import refused_at
 
 from sparring.engine.adapters.remote import RemoteEngine
-from sparring.engine.config import EngineConfig
+from sparring.engine.config import BatchConfig, EngineConfig, KvConfig
 from sparring.engine.native import NativeEngine
 from sparring.engine.server import BESIDE, OF_BIAS, OF_ID
 from sparring.errors import BadInput, EngineError, RequestRefused, WeightsError
@@ -51,7 +51,7 @@ def model_path(tmp_path_factory):
 
 @pytest.fixture
 def server(model_path):
-    engine = NativeEngine(load(model_path), EngineConfig(max_running=8), threads=1)
+    engine = NativeEngine(load(model_path), EngineConfig(batch=BatchConfig(max_running=8)), threads=1)
     thread = ServerThread(engine, model_path)
     yield thread
     thread.stop()
@@ -212,7 +212,7 @@ def test_leaving_http_without_an_answer_drops_the_request_too(server, http):
 
 
 def test_a_key_is_asked_for_under_v1_alone(model_path):
-    engine = NativeEngine(load(model_path), EngineConfig(max_running=8), threads=1)
+    engine = NativeEngine(load(model_path), EngineConfig(batch=BatchConfig(max_running=8)), threads=1)
     thread = ServerThread(engine, model_path, api_key="secret")
     try:
         with pytest.raises(BadInput, match="the server's API key"):
@@ -230,7 +230,7 @@ def test_a_key_is_asked_for_under_v1_alone(model_path):
 
 
 def test_an_engine_that_has_ended_is_not_healthy(model_path):
-    engine = NativeEngine(load(model_path), EngineConfig(max_running=8), threads=1)
+    engine = NativeEngine(load(model_path), EngineConfig(batch=BatchConfig(max_running=8)), threads=1)
     thread = ServerThread(engine, model_path)
     try:
         with httpx.Client(base_url=thread.url) as client:
@@ -350,10 +350,10 @@ def test_a_server_that_does_not_fit_the_run_is_refused(server, model_path):
     async def small(engine):
         with pytest.raises(BadInput, match=f"a context of {LONG + 8} tokens"):
             engine.check("float32", path, EngineConfig())
-        engine.check("float32", path, EngineConfig(kv_tokens=64))
+        engine.check("float32", path, EngineConfig(kv=KvConfig(tokens=64)))
 
     on(server, scenario)
-    narrow = ServerThread(NativeEngine(load(model_path), EngineConfig(kv_tokens=64), threads=1), model_path)
+    narrow = ServerThread(NativeEngine(load(model_path), EngineConfig(kv=KvConfig(tokens=64)), threads=1), model_path)
     try:
         on(narrow, small)
     finally:
@@ -432,7 +432,7 @@ def test_adapters_are_loaded_and_named_through_the_server(server, model_path, se
 
 def test_odd_heads_and_bodies_over_the_bound_are_refused_in_its_form(model_path):
     """A host that is none, under a key, and a body that is longer than any request of this context."""
-    engine = NativeEngine(load(model_path), EngineConfig(max_running=8), threads=1)
+    engine = NativeEngine(load(model_path), EngineConfig(batch=BatchConfig(max_running=8)), threads=1)
     server = ServerThread(engine, model_path, api_key="k")
     try:
         most = BESIDE + OF_ID * engine.context + OF_BIAS * engine.model.vocab_size

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 from sessions import RENDERER, opened, said, says
+from tables import with_settings
 from test_rewards import NoBoxes
 
 from sparring.errors import BadInput
@@ -19,7 +20,7 @@ from sparring.gateway.workers import RunKeys
 from sparring.harness.load import load_harness
 from sparring.record.recorder import Recorder
 from sparring.rewards import RewardRefused, send
-from sparring.rollout.config import RolloutConfig
+from sparring.rollout.config import RetriesConfig, RewardsConfig, RolloutConfig
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.testing.toy import ToyWorld, toy_task
 from sparring.workers import claim
@@ -38,7 +39,7 @@ def play_with_worker(
         gateway = gateway_here()
         async with gateway.open_outside(KEYS, "127.0.0.1:0", lease_s) as url:
             harness = load_harness("workers", ("policy",), open_door, leases=lambda: gateway.workers.leases)
-            config = RolloutConfig(group_size=1, retry_delay_s=0.0, **settings)
+            config = with_settings(RolloutConfig(group_size=1), delay_s=0.0, **settings)
             runner = RolloutRunner(ToyWorld(), NoBoxes(), Recorder(engine, RENDERER, max_context=3000), harness, config)
             headers = {"authorization": f"Bearer {KEYS.worker}"}
             async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as client:
@@ -212,7 +213,9 @@ def test_the_client_of_workers_plays_until_the_run_is_over() -> None:
         gateway = gateway_here()
         async with gateway.open_outside(KEYS, "127.0.0.1:0", 60.0) as url:
             harness = load_harness("workers", ("policy",), open_door, leases=lambda: gateway.workers.leases)
-            config = RolloutConfig(group_size=1, retry_delay_s=0.0, rewards_within_s=5.0)
+            config = RolloutConfig(
+                group_size=1, retries=RetriesConfig(delay_s=0.0), rewards=RewardsConfig(within_s=5.0)
+            )
             recorder = Recorder(says(said("A")), RENDERER, max_context=3000)
             runner = RolloutRunner(ToyWorld(), NoBoxes(), recorder, harness, config)
             working = asyncio.create_task(asyncio.to_thread(work, url))

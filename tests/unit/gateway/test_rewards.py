@@ -26,7 +26,7 @@ from sparring.recipe.run_config import RunConfig
 from sparring.record.recorder import Recorder
 from sparring.record.rewards import OutsideReward, OutsideRewards
 from sparring.rewards import RewardRefused, send
-from sparring.rollout.config import RolloutConfig
+from sparring.rollout.config import RetriesConfig, RewardsConfig, RolloutConfig
 from sparring.rollout.journal import Journals
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.store.sqlite import SqliteStore
@@ -63,7 +63,9 @@ class Outside:
                 await talk(door, client)
 
         engine = says(*map(said, replies or ("A", "B", "C")))
-        config = RolloutConfig(group_size=1, retries=0, rewards_within_s=within_s)
+        config = RolloutConfig(
+            group_size=1, retries=RetriesConfig(rebuilds=0), rewards=RewardsConfig(within_s=within_s)
+        )
         recorder = Recorder(engine, RENDERER, store=store, max_context=3000)
         self.runner = RolloutRunner(
             ToyWorld(), NoBoxes(), recorder, CallableHarness(agent, "agent"), config, log=Journals(store)
@@ -340,19 +342,20 @@ def test_a_world_of_several_roles_is_refused() -> None:
     async def agent(episode: Episode) -> None:
         episode.session("white")
 
-    config = RolloutConfig(rewards_within_s=1.0, retries=0)
+    config = RolloutConfig(rewards=RewardsConfig(within_s=1.0), retries=RetriesConfig(rebuilds=0))
     recorder = Recorder(says(), RENDERER, max_context=3000)
     runner = RolloutRunner(TwoWorld(), NoBoxes(), recorder, CallableHarness(agent, "agent"), config)
-    with refused_at("rollout.rewards_within_s", "an environment of one role"):
+    with refused_at("rollout.rewards.within_s", "an environment of one role"):
         asyncio.run(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=7))
 
 
 def test_a_recipe_with_external_rewards_needs_a_waiting_time() -> None:
-    tables = {
+    tables: dict[str, Any] = {
         "run": {"name": "outside"},
         "models": {"policy": {"path": "model"}},
         "env": {"reward": "outside", "data": "rows.jsonl"},
     }
-    with pytest.raises(msgspec.ValidationError, match="rollout.rewards_within_s must be set where env.reward is outsi"):
+    with pytest.raises(msgspec.ValidationError, match="rollout.rewards.within_s must be set where env.reward is outsi"):
         msgspec.convert(tables, RunConfig)
-    assert msgspec.convert({**tables, "rollout": {"rewards_within_s": 60}}, RunConfig).rollout.rewards_within_s == 60
+    tables["rollout"] = {"rewards": {"within_s": 60}}
+    assert msgspec.convert(tables, RunConfig).rollout.rewards.within_s == 60

@@ -23,7 +23,7 @@ from sparring.harness.by_environment import mounts_of
 from sparring.harness.load import load_harness
 from sparring.record.recorder import Recorder
 from sparring.render.demonstrate import reply_tokens
-from sparring.rollout.config import RolloutConfig
+from sparring.rollout.config import RetriesConfig, RolloutConfig
 from sparring.rollout.journal import Journals
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
@@ -85,7 +85,7 @@ class Bench:
 
         self.engine, self.notes = ScriptedEngine(script), []
         log = Journals(recorded=lambda kind, name, data: self.notes.append(dict(data) if kind == "program" else {}))
-        config = RolloutConfig(retries=0)
+        config = RolloutConfig(retries=RetriesConfig(rebuilds=0))
         recorder = Recorder(self.engine, RENDERER, max_context=4000)
         runner = RolloutRunner(FolderWorld(), self.boxes, recorder, harness, config, log=log)
 

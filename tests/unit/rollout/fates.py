@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tables import with_settings
+
 from sparring.errors import SandboxError
 from sparring.harness.chat import ChatHarness
 from sparring.protocols import Sandbox
@@ -169,8 +171,8 @@ def make_stack(
 ) -> Stack:
     """The toy stack with settings of `[rollout]`."""
     fates = fates or Fates()
-    settings = RolloutConfig(**config)
+    settings = with_settings(RolloutConfig(), **config)
     engine = engine or ScriptedEngine(toy_script(toy_renderer()), latency_s=1.0)
-    recorder = Recorder(engine, toy_renderer(), store, sampling=settings.sampling())
+    recorder = Recorder(engine, toy_renderer(), store, sampling=settings.sampling.build())
     runner = RolloutRunner(FatedWorld(fates), FatedBoxes(fates), recorder, ChatHarness(), settings)
     return Stack(fates, settings, engine, recorder, runner)

@@ -70,7 +70,7 @@ class Training:
     ) -> None:
         config = RolloutConfig(group_size=GROUP_SIZE, max_concurrent_rollouts=most, max_lag=max_lag)
         self.engine, self.world = engine, Talks()
-        recorder = Recorder(engine, toy_renderer(), sampling=config.sampling())
+        recorder = Recorder(engine, toy_renderer(), sampling=config.sampling.build())
         boxes = BubblewrapBoxes(SandboxConfig(enabled=False))
         self.runner = RolloutRunner(self.world, boxes, recorder, ChatHarness(), config)
         if follows:

@@ -24,7 +24,7 @@ from sparring.types import Group
 def grouped(fates: Fates, *, errors_in_ten: int = 0) -> list[Group]:
     """Two groups of three whose policy errs, against a baseline that never does unless its world breaks."""
     stack = make_stack(engine=ScriptedEngine(toy_script(toy_renderer(), errors_in_ten=errors_in_ten)), group_size=3)
-    greedy = replace(stack.config.sampling(), temperature=0.0)
+    greedy = replace(stack.config.sampling.build(), temperature=0.0)
     best = ScriptedEngine(toy_script(toy_renderer()))
     baseline = RolloutRunner(
         FatedWorld(fates),

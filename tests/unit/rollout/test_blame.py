@@ -13,7 +13,7 @@ from sparring.errors import Outage, ToolHostError
 from sparring.harness.chat import ChatHarness
 from sparring.record.recorder import Recorder
 from sparring.rollout.blame import Place, Successes, WorldCalls
-from sparring.rollout.config import RolloutConfig
+from sparring.rollout.config import RetriesConfig, RewardsConfig, RolloutConfig
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
@@ -148,9 +148,9 @@ class FragileWorld(ToyWorld):
 
 def side_by_side(world: ToyWorld, retries: int = 3) -> list[Finished]:
     """The deadly task beside forty others, ten at a time."""
-    config = RolloutConfig(retries=retries, policy_failure_reward=-0.5)
+    config = RolloutConfig(retries=RetriesConfig(rebuilds=retries), rewards=RewardsConfig(policy_failure=-0.5))
     engine = ScriptedEngine(toy_script(toy_renderer()), latency_s=0.2)
-    recorder = Recorder(engine, toy_renderer(), sampling=config.sampling())
+    recorder = Recorder(engine, toy_renderer(), sampling=config.sampling.build())
     runner = RolloutRunner(world, FatedBoxes(Fates()), recorder, ChatHarness(), config)
     places = asyncio.Semaphore(5)
 

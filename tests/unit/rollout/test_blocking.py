@@ -130,8 +130,8 @@ def quick_engine() -> ScriptedEngine:
 @pytest.mark.parametrize("kind", [BlockingTool, BlockingStep, BlockingOpen, BlockingMaking, BlockingReward, Deaf])
 def test_an_environment_that_blocks_costs_its_rollout_alone(kind: type[Adds]) -> None:
     """The event loop and the other rollouts go on: the one that blocks does so until they are all over."""
-    limits = dict.fromkeys(("open_timeout_s", "tool_timeout_s", "score_timeout_s", "close_timeout_s"), LIMIT_S)
-    stack = make_stack(engine=quick_engine(), group_size=4, retries=0, **limits)
+    limits = dict.fromkeys(("open_s", "tool_s", "score_s", "close_s"), LIMIT_S)
+    stack = make_stack(engine=quick_engine(), group_size=4, rebuilds=0, **limits)
     threads, events = LoopThreads(grace_s=0.05), []
 
     def recorded(event: str, rollout_id: str, data: Mapping[str, Any]) -> None:

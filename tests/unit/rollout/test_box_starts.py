@@ -34,7 +34,7 @@ class SlowBoxes(FatedBoxes):
 
 def run_boxed(most: int, **config: object) -> tuple[list[Finished], float, SlowBoxes, list[str]]:
     """Twelve rollouts whose boxes start slowly, at most so many at once."""
-    pool, lines, stack = SlowBoxes(Fates()), [], make_stack(retries=0, **config)
+    pool, lines, stack = SlowBoxes(Fates()), [], make_stack(rebuilds=0, **config)
     runners = [
         RolloutRunner(
             FatedWorld(Fates()),
@@ -64,13 +64,13 @@ def test_boxes_that_start_are_capped_over_all_runners() -> None:
 
 
 def test_who_waits_for_others_boxes_is_on_no_clock() -> None:
-    done, seconds, _, lines = run_boxed(1, box_timeout_s=1.5 * BOX_S, timeout_s=1.0, stalled_s=0.8 * BOX_S)
+    done, seconds, _, lines = run_boxed(1, box_s=1.5 * BOX_S, timeout_s=1.0, stalled_s=0.8 * BOX_S)
     assert seconds > 12 * BOX_S, "the last has waited for eleven boxes, far beyond the limit of one"
     assert {f.rollout.outcome.kind for f in done} == {"completed"} and not any(f.broken for f in done)
     assert lines[0].endswith("rl/0/0 has been in phase box for 40 s"), "what is said is what the others wait for"
 
 
 def test_a_box_that_hangs_gives_its_place_to_the_next() -> None:
-    done, *_ = run_boxed(1, box_timeout_s=0.5 * BOX_S)
+    done, *_ = run_boxed(1, box_s=0.5 * BOX_S)
     failures = [f.rollout.outcome.failure for f in done]
     assert all(failure is not None and failure.message.startswith("no box after 25 s") for failure in failures)

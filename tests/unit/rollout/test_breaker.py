@@ -127,7 +127,7 @@ def test_one_task_that_breaks_its_environment_is_lost_alone_and_comes_again(agai
 
 def test_probes_are_one_at_a_time_and_rarer_and_rarer() -> None:
     knocks: list[float] = []
-    stack = make_stack(dead(0.0, 100.0, knocks), group_size=4, max_concurrent_rollouts=16, retries=2)
+    stack = make_stack(dead(0.0, 100.0, knocks), group_size=4, max_concurrent_rollouts=16, rebuilds=2)
     run_virtual(collected(scheduled(stack, 2).groups()))
     probes = [at for at in knocks if 1.0 < at <= 130.0]
     gaps = [later - earlier for earlier, later in pairwise(probes) if later < 100]

@@ -67,7 +67,7 @@ def test_the_result_does_not_depend_on_concurrency() -> None:
 
 
 def test_infrastructure_is_counted_named_and_left_out() -> None:
-    stack = make_stack(Fates(score=lambda n: JudgeError("judge: 503") if n % 3 == 0 else None), retries=0)
+    stack = make_stack(Fates(score=lambda n: JudgeError("judge: 503") if n % 3 == 0 else None), rebuilds=0)
     result = run(stack)
     assert len(result.lost) == 10 and result.success.tasks == 20 and result.success.value == 1.0
     assert {lost.failure for lost in result.lost} == {"JudgeError: judge: 503"} and result.lost_share == pytest.approx(
@@ -95,14 +95,14 @@ def test_an_evaluation_has_the_shares_that_training_has_from_its_record_too(tmp_
 
 
 def test_a_task_that_lost_a_sample_counts_by_the_others() -> None:
-    stack = make_stack(Fates(score=lambda n: JudgeError("judge: 503") if n == 0 else None), retries=0)
+    stack = make_stack(Fates(score=lambda n: JudgeError("judge: 503") if n == 0 else None), rebuilds=0)
     result = run(stack, TASKS[:3], concurrent=1, samples=2, ks=(2,))
     assert [len(t.solved) for t in result.tasks.values()] == [1, 2, 2]
     assert result.success.tasks == 3 and result.pass_at["2"].tasks == 2 and len(result.lost) == 1
 
 
 def test_nothing_scored_is_none_and_not_zero() -> None:
-    result = run(make_stack(Fates(open=lambda n: SandboxError("gone")), retries=0), TASKS[:2])
+    result = run(make_stack(Fates(open=lambda n: SandboxError("gone")), rebuilds=0), TASKS[:2])
     assert result.success.value is None and result.success.interval is None
     assert (result.reward.value, result.mean_turns, result.versions, result.lost_share) == (None, None, None, 1.0)
 
@@ -130,7 +130,9 @@ def test_what_is_recorded_is_not_run_again(tmp_path: Path) -> None:
 
 def test_what_infrastructure_broke_is_run_again(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.sqlite")
-    broken = make_stack(Fates(score=lambda n: JudgeError("judge: 503") if n % 3 == 0 else None), store=store, retries=0)
+    broken = make_stack(
+        Fates(score=lambda n: JudgeError("judge: 503") if n % 3 == 0 else None), store=store, rebuilds=0
+    )
     assert len(run(broken, store=store).lost) == 10
     stack = make_stack(store=store)
     result = run(stack, store=store)

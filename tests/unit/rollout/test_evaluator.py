@@ -72,7 +72,7 @@ class Life:
         settings = RolloutConfig(group_size=3)
         self.world = LongWorld(dies)
         self.engine = ScriptedEngine(toy_script(toy_renderer(), errors_in_ten=3), latency_s=1.0)
-        recorder = Recorder(self.engine, toy_renderer(), store, sampling=settings.sampling())
+        recorder = Recorder(self.engine, toy_renderer(), store, sampling=settings.sampling.build())
         boxes = BubblewrapBoxes(SandboxConfig(enabled=False))
         runner = RolloutRunner(self.world, boxes, recorder, ChatHarness(), settings)
         self.window = Window(2, 0)

@@ -69,7 +69,7 @@ ANSWERS: dict[str, tuple[Answer, str]] = {
     "text": (lambda scores: "abc", "expected a list of scores"),
     "raises": (raised(KeyError("row")), "KeyError: 'row'"),
     "cancels itself": (raised(asyncio.CancelledError()), "its own code was cancelled"),
-    "hangs": (lambda scores: hang(), "no score after 120 s (rollout.score_timeout_s)"),
+    "hangs": (lambda scores: hang(), "no score after 120 s (rollout.timeouts.score_s)"),
     "ignores cancellation": (lambda scores: hang_through_cancellation(), "no score after 120 s"),
 }
 

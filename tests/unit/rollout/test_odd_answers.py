@@ -56,7 +56,7 @@ class OddWorld(ToyWorld):
 
 
 def finished(phase: str, change: Change) -> Finished:
-    stack = make_stack(retries=1)
+    stack = make_stack(rebuilds=1)
     runner = RolloutRunner(
         OddWorld(phase, change), FatedBoxes(stack.fates), stack.recorder, ChatHarness(), stack.config
     )
@@ -148,7 +148,7 @@ class OddScorer:
 
 @pytest.mark.parametrize(("change", "told"), ODD_SCORES)
 def test_such_a_score_of_a_second_pass_is_the_judges_failure(change: Change, told: str) -> None:
-    stack = make_stack(group_size=2, retries=1)
+    stack = make_stack(group_size=2, rebuilds=1)
     scorers = [OddScorer(change)]
     source = ToyTasks("train", None)
     window = Window(1, 1, 1)

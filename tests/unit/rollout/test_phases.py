@@ -64,7 +64,7 @@ def run(runner: RolloutRunner, task: Task = BOXED) -> Finished:
 )
 @pytest.mark.parametrize("retries", [0, 2])
 def test_a_hang_is_the_infrastructures_failure(fates: Fates, error: str, retries: int) -> None:
-    stack = make_stack(fates, retries=retries)
+    stack = make_stack(fates, rebuilds=retries)
     done = stack.run(BOXED)
     assert done.score is None and done.rollout.outcome.kind == "infra_failed" and len(done.broken) == retries
     assert done.rollout.outcome.failure is not None and done.rollout.outcome.failure.error == error
@@ -72,7 +72,7 @@ def test_a_hang_is_the_infrastructures_failure(fates: Fates, error: str, retries
 
 
 def test_a_stalled_engine_is_the_infrastructures_failure() -> None:
-    done = make_stack(engine=slow_engine(FOREVER_S), retries=1).run(BOXED)
+    done = make_stack(engine=slow_engine(FOREVER_S), rebuilds=1).run(BOXED)
     assert done.score is None and done.rollout.outcome.kind == "infra_failed"
     assert done.rollout.outcome.failure is not None and done.rollout.outcome.failure.error == "EngineError"
 
@@ -138,7 +138,7 @@ def test_waiting_for_a_place_to_run_a_command_is_not_the_policys_time() -> None:
 
 
 def test_a_limit_that_strikes_is_recorded() -> None:
-    stack = make_stack(Fates(step=lambda number: FOREVER_S if number == 1 else 20.0), retries=0, tool_timeout_s=30.0)
+    stack = make_stack(Fates(step=lambda number: FOREVER_S if number == 1 else 20.0), rebuilds=0, tool_s=30.0)
     runner, events = with_harness(stack, stack.runner.harness)
     run(runner)
     assert events == [("limit", "rl/0/0", {"phase": "tool", "detail": "", "turn": 2, "seconds": 30.0})]
@@ -153,11 +153,11 @@ def test_a_harness_that_asks_for_nothing_has_failed() -> None:
         await episode.env.open(episode.task, episode.box)
         await asyncio.sleep(FOREVER_S)
 
-    stack = make_stack(retries=0)
+    stack = make_stack(rebuilds=0)
     runner, events = with_harness(stack, CallableHarness(idle))
     done = run(runner)
     assert done.score is None and done.rollout.outcome.failure is not None
-    assert done.rollout.outcome.failure.error == "EnvError" and "rollout.tool_timeout_s" in str(done.rollout.outcome)
+    assert done.rollout.outcome.failure.error == "EnvError" and "rollout.timeouts.tool_s" in str(done.rollout.outcome)
     assert [event[2]["phase"] for event in events] == ["harness"]
 
 
@@ -170,7 +170,7 @@ def test_a_harness_cannot_outlive_a_limit_that_struck() -> None:
             except SparringError:
                 continue
 
-    stack = make_stack(Fates(step=lambda number: FOREVER_S if number == 0 else None), retries=0)
+    stack = make_stack(Fates(step=lambda number: FOREVER_S if number == 0 else None), rebuilds=0)
     runner, events = with_harness(stack, CallableHarness(stubborn))
     done = run(runner)
     assert done.score is None and done.rollout.outcome.failure is not None
@@ -212,7 +212,7 @@ class DeafWorld(ToyWorld):
 
 @pytest.mark.parametrize("call", ["open", "step"])
 def test_an_environment_that_ignores_cancellation_is_abandoned(call: str) -> None:
-    stack = make_stack(retries=0)
+    stack = make_stack(rebuilds=0)
     runner, events = with_harness(stack, stack.runner.harness, DeafWorld(call))
 
     done = run(runner)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from fates import FatedBoxes, Fates
+from tables import with_settings
 
 from sparring.errors import EngineError, NotRebuildable, ToolHostError
 from sparring.generation import GenerateRequest
@@ -141,9 +142,9 @@ def made(
     **config: object,
 ) -> tuple[RolloutRunner, ScriptedEngine]:
     """A runner and its engine."""
-    settings = RolloutConfig(**{"max_turn_tokens": 200, **config})
+    settings = with_settings(RolloutConfig(), **{"max_turn_tokens": 200, **config})
     engine = ScriptedEngine(script, fail_on=fail_on, latency_s=latency_s)
-    recorder = Recorder(engine, RENDERER, store, sampling=settings.sampling())
+    recorder = Recorder(engine, RENDERER, store, sampling=settings.sampling.build())
     parts = (DuelWorld(weather), FatedBoxes(Fates()), recorder, CallableHarness(harness), settings)
     return RolloutRunner(*parts, log=Journals(store)), engine
 
@@ -246,7 +247,7 @@ def test_a_rollout_that_breaks_ever_further_goes_on_as_long_as_it_gets_further()
 
     started = [0]
     weather.breaks = breaks
-    done = ran(weather, retries=1)
+    done = ran(weather, rebuilds=1)
     assert everything(done) == everything(UNINTERRUPTED) and weather.requests == CLEAN.requests
     assert (weather.worlds, len(done.broken)) == (7, 6)
 
@@ -255,7 +256,7 @@ def test_a_world_that_breaks_on_the_way_back_keeps_what_was_sampled() -> None:
     broken_calls = {5, 7, 11}  # call 5 of the first world, calls 2 and 4 of the next two
     done = ran(weather := Weather(breaks=lambda n: ToolHostError("503") if n in broken_calls else None))
     assert everything(done) == everything(UNINTERRUPTED) and weather.requests == CLEAN.requests
-    lost = ran(weather := Weather(breaks=lambda n: ToolHostError("503") if n in broken_calls else None), retries=2)
+    lost = ran(weather := Weather(breaks=lambda n: ToolHostError("503") if n in broken_calls else None), rebuilds=2)
     assert lost.score is None and weather.requests == CLEAN.requests[:5]
     assert tokens(lost.rollout) == sum(tokens_of(r) for r in CLEAN.requests[:5]) and not sum(map(tokens, lost.broken))
 
@@ -298,7 +299,7 @@ def test_a_world_may_refuse_by_name() -> None:
 def test_a_world_that_is_never_the_same_and_always_breaks_is_given_up() -> None:
     weather = Weather(answer=str)
     weather.breaks = lambda number: ToolHostError("503") if number % 3 == 0 else None
-    done = ran(weather, retries=2)
+    done = ran(weather, rebuilds=2)
     assert done.score is None and len(done.broken) <= 4
 
 
@@ -471,7 +472,7 @@ async def program(episode: Episode) -> None:
 
 def test_a_harness_in_a_process_of_its_own_is_rebuilt() -> None:
     def run(weather: Weather) -> tuple[Finished, list[GenerateRequest]]:
-        runner, engine = made(weather, program, retry_delay_s=0.0, latency_s=0.0)
+        runner, engine = made(weather, program, delay_s=0.0, latency_s=0.0)
         return asyncio.run(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1)), engine.requests
 
     clean, requests = run(Weather())

@@ -87,7 +87,7 @@ async def complains(episode: Episode) -> None:
 def test_a_program_that_raises_what_it_was_answered_with_ended_by_that(
     limits: dict[str, int], fail_on: tuple[int, ...], outcome: Outcome | None, failure: str | None
 ) -> None:
-    stack = make_stack(engine=ScriptedEngine(toy_script(toy_renderer()), fail_on=fail_on), retries=0, **limits)
+    stack = make_stack(engine=ScriptedEngine(toy_script(toy_renderer()), fail_on=fail_on), rebuilds=0, **limits)
     runner = RolloutRunner(
         FatedWorld(stack.fates), FatedBoxes(stack.fates), stack.recorder, CallableHarness(complains), stack.config
     )
@@ -105,7 +105,7 @@ async def breaks_behind_a_cut_reply(episode: Episode) -> None:
 
 def test_a_mistake_of_the_harness_behind_a_limit_is_told_and_counted() -> None:
     """A limit of the rollout is its outcome, whatever its harness makes of it; but nobody would see the mistake."""
-    stack = make_stack(engine=ScriptedEngine(toy_script(toy_renderer())), retries=0, max_tokens=3)
+    stack = make_stack(engine=ScriptedEngine(toy_script(toy_renderer())), rebuilds=0, max_tokens=3)
     said: list[str] = []
     harness = CallableHarness(breaks_behind_a_cut_reply)
     runner = RolloutRunner(

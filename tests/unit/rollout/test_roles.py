@@ -17,7 +17,7 @@ from sparring.generation import GenerateRequest
 from sparring.harness.load import CallableHarness
 from sparring.protocols import Episode
 from sparring.record.recorder import Recorder
-from sparring.rollout.config import RolloutConfig
+from sparring.rollout.config import RetriesConfig, RolloutConfig
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
@@ -94,8 +94,8 @@ def script(request: GenerateRequest) -> tuple[int, ...]:
 
 def run_rollout(world: GameWorld, harness: object = play, task: Task | None = None, seed: int = 1) -> Finished:
     """One rollout."""
-    recorder = Recorder(ScriptedEngine(script), RENDERER, sampling=RolloutConfig().sampling())
-    config = RolloutConfig(retries=0)
+    recorder = Recorder(ScriptedEngine(script), RENDERER, sampling=RolloutConfig().sampling.build())
+    config = RolloutConfig(retries=RetriesConfig(rebuilds=0))
     runner = RolloutRunner(world, FatedBoxes(Fates()), recorder, CallableHarness(harness), config)  # type: ignore[arg-type]
     task = task or toy_task(limits=Limits(max_turns=2))
     return run_virtual(runner.run(task, rollout_id="rl/0/0", index=0, seed=seed))[0]
@@ -199,9 +199,9 @@ def test_a_retry_and_a_store_keep_every_role(tmp_path: Path) -> None:
             return await super().score_all(trajectories)
 
     store = SqliteStore(tmp_path / "store.sqlite")
-    config = RolloutConfig(group_size=2, retry_delay_s=0.0)
+    config = RolloutConfig(group_size=2, retries=RetriesConfig(delay_s=0.0))
     engine = ScriptedEngine(script)
-    recorder = Recorder(engine, RENDERER, store, sampling=config.sampling())
+    recorder = Recorder(engine, RENDERER, store, sampling=config.sampling.build())
     world = GameWorld(BreaksOnce)
     runner = RolloutRunner(world, FatedBoxes(Fates()), recorder, CallableHarness(play), config)
 

@@ -73,7 +73,7 @@ def test_a_crash_is_rebuilt_and_samples_no_token_again(where: str, error: Except
 
 @pytest.mark.parametrize("where", ["step", "score"])
 def test_a_failure_that_every_world_has_is_never_the_policys(where: str) -> None:
-    stack = make_stack(Fates(**{where: always(SandboxError("box: died of signal 9"))}), retries=10)
+    stack = make_stack(Fates(**{where: always(SandboxError("box: died of signal 9"))}), rebuilds=10)
     done = stack.run(BOXED)
     assert done.score is None and done.rollout.outcome.kind == "infra_failed"
     assert len(done.broken) == 10 and len(stack.engine.requests) == len(sampled_tokens(done.rollout))
@@ -82,7 +82,7 @@ def test_a_failure_that_every_world_has_is_never_the_policys(where: str) -> None
 
 def test_a_different_second_failure_is_not_the_policys() -> None:
     fates = Fates(step=lambda number: SandboxError(f"box: failure {number}"))
-    done = make_stack(fates, retries=2).run(BOXED)
+    done = make_stack(fates, rebuilds=2).run(BOXED)
     assert done.score is None and done.rollout.outcome.kind == "infra_failed"
     assert [r.attempt for r in (*done.broken, done.rollout)] == [0, 1, 2]
 
@@ -96,14 +96,14 @@ def test_a_different_second_failure_is_not_the_policys() -> None:
     ],
 )
 def test_failures_that_the_policy_cannot_have_caused_never_become_a_reward(fates: Fates) -> None:
-    done = make_stack(fates, retries=3).run(BOXED)
+    done = make_stack(fates, rebuilds=3).run(BOXED)
     assert done.score is None and done.rollout.outcome.kind in ("infra_failed", "judge_failed")
     assert len(done.broken) == 3
 
 
 @pytest.mark.parametrize("fate", [JudgeError("judge: 503"), 1000.0])
 def test_a_judge_that_fails_scores_the_same_conversation_again(fate: BaseException | float) -> None:
-    stack = make_stack(Fates(score=lambda number: fate if number < 2 else None), retries=2)
+    stack = make_stack(Fates(score=lambda number: fate if number < 2 else None), rebuilds=2)
     done = stack.run(BOXED)
     assert done.score is not None and done.score.reward == 1.0 and done.broken == ()
     assert done.rollout.id == "rl/0/0" and len(stack.engine.requests) == 2
@@ -111,7 +111,7 @@ def test_a_judge_that_fails_scores_the_same_conversation_again(fate: BaseExcepti
 
 
 def test_a_judge_that_fails_for_good_takes_the_rollout_out_of_its_group_unsampled() -> None:
-    stack = make_stack(Fates(score=always(JudgeError("judge: 503"))), retries=3)
+    stack = make_stack(Fates(score=always(JudgeError("judge: 503"))), rebuilds=3)
     done = stack.run(BOXED)
     assert done.score is None and done.rollout.outcome.kind == "judge_failed" and done.broken == ()
     assert stack.fates.calls["score"] == 4 and len(stack.engine.requests) == 2
@@ -119,13 +119,13 @@ def test_a_judge_that_fails_for_good_takes_the_rollout_out_of_its_group_unsample
 
 def test_a_dead_engine_never_becomes_a_reward() -> None:
     engine = ScriptedEngine(toy_script(toy_renderer()), fail_on=range(2, 100))
-    done = make_stack(engine=engine, retries=1).run(toy_task())
+    done = make_stack(engine=engine, rebuilds=1).run(toy_task())
     assert done.score is None and done.rollout.outcome.kind == "infra_failed"
     assert done.rollout.outcome.failure is not None and done.rollout.outcome.failure.error == EngineError.__name__
 
 
 def test_no_retries_means_none() -> None:
-    done = make_stack(Fates(step=once(SandboxError("gone"))), retries=0).run(toy_task())
+    done = make_stack(Fates(step=once(SandboxError("gone"))), rebuilds=0).run(toy_task())
     assert done.score is None and done.broken == () and done.rollout.outcome.kind == "infra_failed"
 
 
@@ -142,12 +142,12 @@ def test_slow_commands_are_truncated_and_still_scored() -> None:
 def test_waiting_for_a_box_is_not_on_the_policys_clock() -> None:
     done = make_stack(Fates(take=lambda number: 100.0), timeout_s=10.0).run(BOXED)
     assert done.rollout.outcome.kind == "completed"
-    late = make_stack(Fates(take=lambda number: 1000.0), retries=0).run(BOXED)
+    late = make_stack(Fates(take=lambda number: 1000.0), rebuilds=0).run(BOXED)
     assert late.score is None and late.rollout.outcome.kind == "infra_failed"
 
 
 def test_a_judge_that_hangs_has_failed() -> None:
-    done = make_stack(Fates(score=lambda number: 1000.0), retries=0).run(toy_task())
+    done = make_stack(Fates(score=lambda number: 1000.0), rebuilds=0).run(toy_task())
     assert done.score is None and done.rollout.outcome.kind == "judge_failed"
 
 
@@ -237,7 +237,7 @@ class OddWorld(ToyWorld):
 
 def odd(world: OddWorld, retries: int = 0) -> Finished:
     """One rollout in it."""
-    stack = make_stack(retries=retries)
+    stack = make_stack(rebuilds=retries)
     runner = RolloutRunner(world, FatedBoxes(stack.fates), stack.recorder, ChatHarness(), stack.runner.config)
     return run_virtual(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1))[0]
 

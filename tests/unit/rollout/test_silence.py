@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from fates import FatedBoxes, Fates, make_stack
+from tables import with_settings
 
 from sparring.algo.credit.members import members
 from sparring.errors import BadInput, LimitReached, SpoiltFile
@@ -42,7 +43,7 @@ ANSWERED = Outcome(kind="completed", reason="answered")
 
 def runner_of(agent: object, env: type = ToyEnv, **settings: object) -> RolloutRunner:
     """A runner of this harness, with a policy that says a long sentence."""
-    stack = make_stack(retries=0)
+    stack = make_stack(rebuilds=0)
     engine = ScriptedEngine(lambda request: RENDERER.tokenizer.encode("I say this and that."))
     recorder = Recorder(engine, RENDERER, max_context=500, sampling=Sampling(max_tokens=settings.pop("most", 100)))
 
@@ -51,7 +52,7 @@ def runner_of(agent: object, env: type = ToyEnv, **settings: object) -> RolloutR
             return env()
 
     harness = agent if hasattr(agent, "run") else CallableHarness(agent)
-    config = RolloutConfig(retries=0, **settings)
+    config = with_settings(RolloutConfig(), rebuilds=0, **settings)
     return RolloutRunner(World(), FatedBoxes(Fates()), recorder, harness, config, log=stack.runner.log)
 
 

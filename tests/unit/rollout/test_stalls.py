@@ -17,7 +17,7 @@ def said_by(step_s: Callable[[int], float], *, turn_s: float = 1.0, rollouts: in
     """The lines of some rollouts at once."""
     lines: list[str] = []
     engine = ScriptedEngine(toy_script(toy_renderer()), latency_s=turn_s)
-    runner: RolloutRunner = make_stack(Fates(step=step_s), engine=engine, retries=0, **config).runner
+    runner: RolloutRunner = make_stack(Fates(step=step_s), engine=engine, rebuilds=0, **config).runner
     runner.report = lines.append
 
     async def main() -> None:

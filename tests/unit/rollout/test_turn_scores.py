@@ -62,7 +62,7 @@ class BrokenEnv(PayingEnv):
 
 
 def played(env: type[ToyEnv], task: Task) -> Finished:
-    stack = make_stack(retries=0)
+    stack = make_stack(rebuilds=0)
 
     class World(ToyWorld):
         def make(self) -> ToyEnv:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.errors import BadInput
-from sparring.rollout.config import RolloutConfig
+from sparring.rollout.config import RolloutConfig, RolloutLimitsConfig, TimeoutsConfig
 from sparring.rollout.window import Window, check_window
 
 
@@ -105,9 +105,21 @@ def test_the_proof_accepts_what_can_run() -> None:
 @pytest.mark.parametrize(
     ("config", "extra", "message"),
     [
-        (RolloutConfig(timeout_s=float("inf")), {}, "rollout.timeout_s: expected a finite time"),
-        (RolloutConfig(score_timeout_s=float("inf")), {}, "rollout.score_timeout_s: expected a finite time"),
-        (RolloutConfig(box_timeout_s=float("inf")), {}, "rollout.box_timeout_s: expected a finite time"),
+        (
+            RolloutConfig(limits=RolloutLimitsConfig(timeout_s=float("inf"))),
+            {},
+            "rollout.limits.timeout_s: expected a finite time",
+        ),
+        (
+            RolloutConfig(timeouts=TimeoutsConfig(score_s=float("inf"))),
+            {},
+            "rollout.timeouts.score_s: expected a finite time",
+        ),
+        (
+            RolloutConfig(timeouts=TimeoutsConfig(box_s=float("inf"))),
+            {},
+            "rollout.timeouts.box_s: expected a finite time",
+        ),
         (RolloutConfig(), {"groups_per_step": 0}, "rl.groups_per_step: expected at least 1"),
         (RolloutConfig(), {"engine_tokens": 100, "rollout_tokens": 101}, "a cache of at least 101 tokens"),
     ],

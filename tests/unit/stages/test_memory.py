@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from tables import with_settings
 
+from sparring.engine.config import EngineConfig
 from sparring.kernels import pages
 from sparring.model.config import InitConfig, LoraConfig
 from sparring.model.load import load
@@ -47,6 +49,7 @@ def held_config(
     models: dict | None = None,
     rl: dict | None = None,
     policy: dict | None = None,
+    engine: dict | None = None,
     **sections: dict,
 ) -> RunConfig:
     rubric = sections.pop("rubric", None)
@@ -57,9 +60,9 @@ def held_config(
         "rl": rl or {},
         **sections,
         "train": {"token_budget": 64},
-        "engine": {"kv_tokens": 256, **sections.get("engine", {})},
     }
-    return msgspec.convert(document, RunConfig)
+    config = msgspec.convert(document, RunConfig)
+    return msgspec.structs.replace(config, engine=with_settings(EngineConfig(), **{"kv_tokens": 256, **(engine or {})}))
 
 
 def held(*stages: str, others: tuple[str, ...] = (), policy: dict | None = None, **settings: dict) -> MemoryEstimate:
@@ -86,7 +89,7 @@ def test_the_largest_parts_are_told_with_what_makes_them_smaller() -> None:
     found = held("rl")._replace(step=3 * GIB, cache=2 * GIB, weights=GIB)
     assert found.largest() == (
         "gradients and activations 3.00 GiB (less by train.token_budget, models.policy.gradient_checkpointing); "
-        "engines' caches 2.00 GiB (less by engine.kv_bytes, engine.offload_bytes); "
+        "engines' caches 2.00 GiB (less by engine.kv.bytes, engine.kv.offload_bytes); "
         "weights 1.00 GiB (less by models.policy.dtype)"
     )
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 
 import pytest
 
-from sparring.engine.config import EngineConfig
+from sparring.engine.config import EngineConfig, UpdateConfig
 from sparring.errors import WeightsError
 from sparring.loop import run_loop
 from sparring.rollout.window import Window
@@ -62,7 +62,7 @@ class Life:
         async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
             self.finished.append(step.version)
 
-        updates = RetriedUpdates(self.engine, EngineConfig(update_retries=3), self.reported.append)
+        updates = RetriedUpdates(self.engine, EngineConfig(update=UpdateConfig(retries=3)), self.reported.append)
         await run_loop(admitted(), batches, {"policy": Trainer()}, {"policy": updates}, self.window, after_step)
 
 

@@ -107,10 +107,10 @@ class RemoteClient:
         if served.numerics != numerics:
             do = "serve it on a processor like this one, with the same SPARRING_KERNELS"
             raise refusal(where, f"kernel path {numerics}, as in this process", served.numerics, do)
-        room = min(served.max_positions, config.cache_tokens(served.token_bytes))
+        room = min(served.max_positions, config.kv.capacity(served.token_bytes))
         if served.context < room:
-            do = "serve it with a larger engine.kv_bytes, or lower it in the recipe"
-            raise refusal(where, f"a context of {room} tokens, as engine.kv_bytes allows", str(served.context), do)
+            do = "serve it with a larger engine.kv.bytes, or lower it in the recipe"
+            raise refusal(where, f"a context of {room} tokens, as engine.kv.bytes allows", str(served.context), do)
 
     async def generate(self, request: GenerateRequest) -> Completion:
         return await completion_of(self._pieces(request, deltas=False))

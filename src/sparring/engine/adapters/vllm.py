@@ -162,9 +162,9 @@ class VllmEngine:
         """Serve other weights: pause, load, verify, commit, resume. vLLM computes the publisher's probe while
         everything else is paused, so no request is served by unverified weights.
 
-        `[engine] live_kv` decides about running requests. keep: they continue with their keys and values; recompute:
-        they recompute them; drain: the update waits until they have finished. Cancelling the caller does not stop an
-        update that has begun.
+        `engine.update.live_kv` decides about running requests. keep: they continue with their keys and values;
+        recompute: they recompute them; drain: the update waits until they have finished. Cancelling the caller does not
+        stop an update that has begun.
 
         Raises:
             WeightsError: the update failed its verification or is late; the old weights were loaded again and are
@@ -226,7 +226,7 @@ class VllmEngine:
     async def _serving(self, request: GenerateRequest, *, streams: bool) -> AsyncIterator[_RunningRequest]:
         max_new = self._check(request)
         await self._available()
-        recomputes = self._config.live_kv == "recompute"
+        recomputes = self._config.update.live_kv == "recompute"
         sampled = SampledTurn(request, self.version, vocab_size=self.server.vocab_size, recomputes=recomputes)
         live = _RunningRequest(request, self._unique(), sampled, max_new, streams)
         self._live.append(live)

@@ -154,13 +154,13 @@ def find_vllm(config: EngineConfig) -> str:
 
 def _arguments(config: EngineConfig, dtype: str) -> list[str]:
     """Return vLLM's command line; the user's arguments come last and override ours."""
-    cached = config.share_prefixes or config.kv_across_turns != "drop"
+    cached = config.kv.share_prefixes or config.kv.across_turns != "drop"
     options = {
         "--dtype": dtype,
-        "--max-num-seqs": config.max_running,
-        "--max-num-batched-tokens": config.max_batch_tokens,
+        "--max-num-seqs": config.batch.max_running,
+        "--max-num-batched-tokens": config.batch.max_tokens,
         "--block-size": BLOCK_SIZE,
-        "--kv-cache-memory-bytes": config.kv_bytes,
+        "--kv-cache-memory-bytes": config.kv.bytes,
         "--scheduling-policy": "priority",
         # log-probabilities of the sampling distribution (law 2), without a limit on their number
         "--logprobs-mode": "processed_logprobs",

@@ -68,14 +68,14 @@ class VllmWeights:
                 staged = await asyncio.to_thread(self._stage, ref)
             self.available.clear()
             try:
-                async with asyncio.timeout(self._config.update_timeout_s):
+                async with asyncio.timeout(self._config.update.timeout_s):
                     await self._pause()
                     tokens = ref.probe[0] if ref.probe is not None else ()
                     before = await self._judged(tokens) if tokens else ()
                 await self._commit(ref, staged, (tokens, before))
                 return True
             except TimeoutError:
-                late = f"not applied within engine.update_timeout_s = {self._config.update_timeout_s}"
+                late = f"not applied within engine.update.timeout_s = {self._config.update.timeout_s}"
                 raise WeightsError(f"{where(ref)}: {late}; {OLD_STAYS}") from None
             finally:
                 if str(staged) not in self._served:
@@ -94,10 +94,10 @@ class VllmWeights:
         """
         tokens, expected = probe
         try:
-            async with asyncio.timeout(self._config.update_timeout_s):
+            async with asyncio.timeout(self._config.update.timeout_s):
                 logprobs = await self._judged(tokens)
         except TimeoutError:
-            got = f"no answer within engine.update_timeout_s; {OLD_STAYS}"
+            got = f"no answer within engine.update.timeout_s; {OLD_STAYS}"
             raise WeightsError(f"{about}: expected vLLM to score the probe, got {got}") from None
         worst = max((abs(a - b) for a, b in zip(logprobs, expected, strict=True)), default=0.0)
         # a comparison with NaN is false, so NaN is refused
@@ -130,7 +130,7 @@ class VllmWeights:
         return file
 
     async def _pause(self) -> None:
-        kind = self._config.live_kv
+        kind = self._config.update.live_kv
         await self._client.post(f"/pause?mode={'wait' if kind == 'drain' else 'keep'}&clear_cache=false")
         if kind == "recompute":
             await self._client.post("/reset_prefix_cache?reset_running_requests=true")

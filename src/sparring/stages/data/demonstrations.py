@@ -215,7 +215,7 @@ async def play_experts(context: Context, tasks: Sequence[Task], imitator: Imitat
 
     async def one(task: Task) -> list[Conversation]:
         async with gate:
-            return await stage.play_expert(task, context.config.rollout.retries)
+            return await stage.play_expert(task, context.config.rollout.retries.rebuilds)
 
     played = await asyncio.gather(*map(one, tasks))
     return [each for of_task in played for each in of_task if context.config.rollout.speaks(each.role)]
@@ -252,8 +252,11 @@ class Demonstrations:
         fits: bool = True,
     ) -> None:
         config = context.config.rollout
-        if config.rewards_within_s is not None:
-            config = msgspec.structs.replace(config, rewards_within_s=0.0)  # rewards from outside are for training only
+        if config.rewards.within_s is not None:
+            at_once = msgspec.structs.replace(
+                config.rewards, within_s=0.0
+            )  # rewards from outside are for training only
+            config = msgspec.structs.replace(config, rewards=at_once)
         self._context, self._config, self._imitator, self._report = context, config, imitator, report
         self._fits = fits
         self._scripts, self._numbers = _Scripts(config, imitator), count()
@@ -284,7 +287,7 @@ class Demonstrations:
                 raise
             except InfraError as error:
                 self._report(f"task {task.id} is played again: {error}")
-            await asyncio.sleep(retry_pause_s(self._config.retry_delay_s, retry, "demonstration", task.id))
+            await asyncio.sleep(retry_pause_s(self._config.retries.delay_s, retry, "demonstration", task.id))
         return await self.play(task, self._expert(task))
 
     async def play(self, task: Task, replies: Replies) -> list[Conversation]:
@@ -414,5 +417,5 @@ def _over_context(task: Task, room: int, positions: int) -> BadInput:
     """
     got = f"more in the demonstration of task {task.id}"
     if room < positions:
-        return refusal("engine.kv_bytes", f"prompts of fewer than the {room} tokens of the cache", got, "raise it")
+        return refusal("engine.kv.bytes", f"prompts of fewer than the {room} tokens of the cache", got, "raise it")
     return too_long(f"task {task.id}", room, "a longer demonstration")

@@ -34,7 +34,7 @@ def engine_of(config: RunConfig, name: str) -> EngineConfig:
 def max_context(model: Outline, engine: EngineConfig, dtype: DType) -> int:
     """Return the maximum number of tokens of one conversation: the model's positions or the engine's cache, whichever
     is less."""
-    return min(model.max_positions, engine.cache_tokens(model.token_bytes(dtype)))
+    return min(model.max_positions, engine.kv.capacity(model.token_bytes(dtype)))
 
 
 def policy_context(config: RunConfig, folder: Path) -> int:

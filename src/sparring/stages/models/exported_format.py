@@ -126,9 +126,13 @@ def _write_generation(out: Path, config: RunConfig, renderer: Renderer) -> None:
     """Write the ids that end a turn and the run's sampling settings as defaults of generation."""
     before, rollout = read_json(out / GENERATION), config.rollout
     kept: dict[str, Any] = {key: before[key] for key in KEPT if key in before}
-    greedy = rollout.temperature == 0
-    drawn = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k}
-    drawn |= {"min_p": rollout.min_p} if rollout.min_p else {}
+    greedy = rollout.sampling.temperature == 0
+    drawn = {
+        "temperature": rollout.sampling.temperature,
+        "top_p": rollout.sampling.top_p,
+        "top_k": rollout.sampling.top_k,
+    }
+    drawn |= {"min_p": rollout.sampling.min_p} if rollout.sampling.min_p else {}
     sampling = {"do_sample": False} if greedy else {"do_sample": True, **drawn}
     _write(out / GENERATION, {**kept, "eos_token_id": list(renderer.stop_ids), **sampling})
 

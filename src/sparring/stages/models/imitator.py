@@ -30,5 +30,5 @@ def imitator_of(files: RunFiles, renderer: Renderer | None = None) -> Imitator |
         renderer=renderer,
         reply_ids=partial(reply_tokens, renderer),
         max_context=room,
-        max_reply=min(files.config.rollout.sampling().max_tokens, room),
+        max_reply=min(files.config.rollout.sampling.build().max_tokens, room),
     )

@@ -13,7 +13,7 @@ def credit_chosen(config: RunConfig) -> Credit:
     """Return the credit rule of the stage: pairs under `[rl] preference`, otherwise the rule of `[algo]`."""
     if config.rl.preference is not None:
         return Pairs()
-    return load_credit(config.algo, seed=config.run.seed, max_tokens=config.rollout.max_turn_tokens)
+    return load_credit(config.algo, seed=config.run.seed, max_tokens=config.rollout.sampling.max_turn_tokens)
 
 
 def preference_loss(config: RunConfig) -> Loss | None:

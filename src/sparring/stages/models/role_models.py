@@ -46,7 +46,7 @@ def with_roles(
             engine,
             renderer_of(config, teacher_folder(config, name), name),
             store,
-            sampling=config.rollout.sampling(),
+            sampling=config.rollout.sampling.build(),
             model=name,
             max_context=max_context_of(config, name),
         )

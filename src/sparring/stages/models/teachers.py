@@ -170,9 +170,11 @@ def _check_teacher(config: RunConfig, where: str, name: str) -> None:
         got, do = '"chat", which returns text alone', 'serve it by "openai" or "remote", or collect from it'
         raise refusal(f"models.{name}.served.kind", "a server that scores token ids", got, do)
     elsewhere = spec.served is not None and spec.served.kind == "openai"
-    if elsewhere and stage.over != "vocabulary" and config.rollout.temperature != 1:
-        got, do = f"{config.rollout.temperature:g}", 'set it to 1, or serve the teacher as kind "remote"'
-        raise refusal("rollout.temperature", f"1, the only temperature at which the server of {name} scores", got, do)
+    if elsewhere and stage.over != "vocabulary" and config.rollout.sampling.temperature != 1:
+        got, do = f"{config.rollout.sampling.temperature:g}", 'set it to 1, or serve the teacher as kind "remote"'
+        raise refusal(
+            "rollout.sampling.temperature", f"1, the only temperature at which the server of {name} scores", got, do
+        )
     if spec.served is not None and stage.over == "vocabulary":
         got, do = "one that is served elsewhere", 'set distill.over = "top_k" or "token", or leave out served'
         raise refusal(f"models.{name}.served", 'a teacher on this machine with distill.over = "vocabulary"', got, do)
@@ -195,11 +197,11 @@ def _check_teacher(config: RunConfig, where: str, name: str) -> None:
 
 def _check_untruncated(config: RunConfig) -> None:
     """Refuse truncated sampling of the student: a teacher scores the whole distribution."""
-    rollout, defaults = config.rollout, type(config.rollout)()
+    sampling, defaults = config.rollout.sampling, type(config.rollout.sampling)()
     for key in ("top_p", "top_k", "min_p", "logit_bias", "min_turn_tokens", "constraint"):
-        if getattr(rollout, key) != getattr(defaults, key):
+        if getattr(sampling, key) != getattr(defaults, key):
             expected = "its default while the run distils, because teachers score the distribution without truncation"
-            raise refusal(f"rollout.{key}", expected, repr(getattr(rollout, key)), "leave it out")
+            raise refusal(f"rollout.sampling.{key}", expected, repr(getattr(sampling, key)), "leave it out")
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.model.outline import Outline
@@ -20,16 +22,18 @@ def check_engine(config: RunConfig, shape: Outline) -> list[str]:
         "remote": "leave it out; give it to `sparring serve`, as --set engine.{name}={value}",
         "openai": "leave it out; the server decides it",
     }[engine.kind]
-    defaults = EngineConfig()
-    native_only = ("idle_kv_bytes", *(() if engine.kind == "remote" else ("kv_tokens",)))
-    for name in native_only if engine.kind == "vllm" else (*native_only, "kv_across_turns", "live_kv"):
-        if (value := getattr(engine, name)) != getattr(defaults, name):
+    native_only = ["kv.idle_bytes", *(() if engine.kind == "remote" else ("kv.tokens",))]
+    if engine.kind != "vllm":
+        native_only += ["kv.across_turns", "update.live_kv"]
+    for name in native_only:
+        value_of = attrgetter(name)
+        if (value := value_of(engine)) != value_of(EngineConfig()):
             expected = 'its default unless engine.kind = "native"'
             raise refusal(f"engine.{name}", expected, repr(value), advice.format(name=name, value=value))
-    if rollout.constraint is not None and engine.kind != "remote":
+    if rollout.sampling.constraint is not None and engine.kind != "remote":
         expected = f'none with engine.kind = "{engine.kind}", which takes no token masks from its client'
-        got, do = f"a {rollout.constraint.kind}", 'leave it out, or set engine.kind = "native"'
-        raise refusal("rollout.constraint", expected, got, do)
+        got, do = f"a {rollout.sampling.constraint.kind}", 'leave it out, or set engine.kind = "native"'
+        raise refusal("rollout.sampling.constraint", expected, got, do)
     return _vllm(config, shape) if engine.kind == "vllm" else _answers(config)
 
 
@@ -38,13 +42,13 @@ def _vllm(config: RunConfig, shape: Outline) -> list[str]:
     from sparring.engine.adapters.vllm_wire import WHOLE_VOCABULARY, truncates
 
     engine, rollout = config.engine, config.rollout
-    if engine.kv_across_turns == "offload":
-        raise refusal("engine.kv_across_turns", '"keep" or "drop" with vLLM', '"offload"', "choose one of these")
-    if truncates(rollout.sampling()) and not rollout.top_k and shape.vocab_size > WHOLE_VOCABULARY:
+    if engine.kv.across_turns == "offload":
+        raise refusal("engine.kv.across_turns", '"keep" or "drop" with vLLM', '"offload"', "choose one of these")
+    if truncates(rollout.sampling.build()) and not rollout.sampling.top_k and shape.vocab_size > WHOLE_VOCABULARY:
         expected = (
             f"a number with top_p or min_p on vLLM, which returns the kept tokens as the top_k of {shape.vocab_size}"
         )
-        raise refusal("rollout.top_k", expected, "0", "set it, or leave top_p and min_p out")
+        raise refusal("rollout.sampling.top_k", expected, "0", "set it, or leave top_p and min_p out")
     return [f"engine: {find_vllm(engine)} has vLLM"]
 
 

@@ -172,8 +172,9 @@ def _excerpt(task: Task) -> str:
 
 
 def check_shown(config: RunConfig, factory: EnvFactory) -> None:
-    """Refuse a field of `rollout.shown_to_workers` that none of the first `LOOKED_AT` tasks of either split has."""
-    missing, fields = set(config.rollout.shown_to_workers), set[str]()
+    """Refuse a field of `rollout.gateway.shown_to_workers` that none of the first `LOOKED_AT` tasks of either split
+    has."""
+    missing, fields = set(config.rollout.gateway.shown_to_workers), set[str]()
     for split in ("train", "eval"):
         source = factory.tasks(split, config.run.seed)
         for _ in range(LOOKED_AT if missing else 0):
@@ -185,7 +186,7 @@ def check_shown(config: RunConfig, factory: EnvFactory) -> None:
     if missing:
         expected = f"fields of a task's data: {', '.join(sorted(fields)) or 'none has any'}"
         got = ", ".join(map(repr, sorted(missing)))
-        raise refusal("rollout.shown_to_workers", expected, got, "correct it, or leave it out")
+        raise refusal("rollout.gateway.shown_to_workers", expected, got, "correct it, or leave it out")
 
 
 def _first_of_each_tag(config: RunConfig, factory: EnvFactory) -> Sequence[Task]:
@@ -226,7 +227,7 @@ def _is_unscored(conversations: Sequence[Conversation]) -> bool:
 
 def _wants_scores(config: RunConfig, factory: EnvFactory) -> bool:
     """Return whether training has no other reward than the environment's own."""
-    others = (config.rollout.rewards_within_s, config.rl.reward_model, factory.scorer)
+    others = (config.rollout.rewards.within_s, config.rl.reward_model, factory.scorer)
     return "rl" in config.run.stages and others == (None, None, None)
 
 
@@ -237,7 +238,7 @@ async def _play_empty(context: Context, task: Task) -> list[Conversation]:
         async with playable(task):
             answered = await Demonstrations(context).play(task, lambda messages: Message(role="assistant", content="?"))
         if _is_unscored(answered):
-            do = "return a number from reward, or set rollout.rewards_within_s where rewards come from outside"
+            do = "return a number from reward, or set rollout.rewards.within_s where rewards come from outside"
             raise refusal(f"task {task.id}", "a reward of an answer", "None for an empty answer and for '?'", do)
     if (_reward(silent) or 0.0) > 0:  # a negative reward is a penalty, which is right
         got = f"{_reward(silent):g}"

@@ -55,8 +55,8 @@ PARTS = (
     (("optimiser",), "optimiser", "models.policy.lora"),
     (("step",), "gradients and activations", "train.token_budget, models.policy.gradient_checkpointing"),
     (("update",), "an update", "models.policy.lora"),
-    (("cache",), "engines' caches", "engine.kv_bytes, engine.offload_bytes"),
-    (("sampling",), "a step of sampling", "engine.max_batch_tokens"),
+    (("cache",), "engines' caches", "engine.kv.bytes, engine.kv.offload_bytes"),
+    (("sampling",), "a step of sampling", "engine.batch.max_tokens"),
     (("process", "uncounted"), "the rest", ""),
 )
 """Parts of an estimate: its fields, their name in a message, and the keys of a recipe that make the part smaller."""
@@ -264,8 +264,8 @@ def _sampling(config: RunConfig, model: Outline, name: str) -> int:
     """Return the bytes of one step of an engine over its largest number of tokens."""
     engine = engine_of(config, name)
     dtype = config.models.get(name, config.models[POLICY]).dtype
-    tokens = min(engine.max_batch_tokens, engine.cache_tokens(model.token_bytes(dtype)))
-    return model.step(tokens, min(tokens, engine.max_running)).total
+    tokens = min(engine.batch.max_tokens, engine.kv.capacity(model.token_bytes(dtype)))
+    return model.step(tokens, min(tokens, engine.batch.max_running)).total
 
 
 def check_memory(files: RunFiles, shapes: Mapping[str, Outline]) -> list[str]:
@@ -273,7 +273,7 @@ def check_memory(files: RunFiles, shapes: Mapping[str, Outline]) -> list[str]:
     config, estimate = files.config, MemoryEstimate.of(files.config, shapes, resident())
     here, warnings = machine_memory(), []
     if config.run.device == "cpu" and estimate.total > here:
-        do = "lower train.token_budget, engine.kv_bytes or engine.offload_bytes, or take a smaller model"
+        do = "lower train.token_budget, engine.kv.bytes or engine.kv.offload_bytes, or take a smaller model"
         got = f"{here / GIB:.1f} GiB on this machine"
         if config.run.memory == "refuse":
             raise refusal("memory", estimate.in_words(), got, f'{do}; or set run.memory = "warn" to begin all the same')

@@ -68,7 +68,7 @@ def check_rendering(
             raise too_long(f"task {prompted[0].id}", shape.max_positions, f"a prompt of {lengths[0]}, tools included")
         if min(lengths) >= room:
             got, expected = f"a prompt of {min(lengths)}, tools included", f"prompts of fewer than the {room} tokens"
-            raise refusal("engine.kv_bytes", f"{expected} of the cache", got, "raise it, or kv_tokens")
+            raise refusal("engine.kv.bytes", f"{expected} of the cache", got, "raise it, or engine.kv.tokens")
         for conversation in shown[:SOME]:
             rendered(conversation, renderer, shape.max_positions)
     fitting = [length for length in lengths if length < room]
@@ -134,11 +134,11 @@ def _check_sampling(config: RunConfig, shape: Outline, renderer: Renderer) -> li
     """Refuse sampling settings of `[rollout]` that the engine does not have, and constraints that do not compile."""
     from sparring.engine.check import problem_of
 
-    sampling = config.rollout.sampling(stop=renderer.stop_ids)
+    sampling = config.rollout.sampling.build(stop=renderer.stop_ids)
     try:
         request = renderer.bind(GenerateRequest(id="check", tokens=(0,), sampling=sampling))
     except BadInput as cause:
-        raise refusal_in("rollout.constraint", cause) from cause
+        raise refusal_in("rollout.sampling.constraint", cause) from cause
     problem = problem_of(request, shape.vocab_size)
     if problem:
         raise BadInput(f"[rollout]: expected {problem}", "[rollout]")

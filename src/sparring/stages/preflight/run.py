@@ -77,7 +77,7 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
         check_window(
             config.rollout if stage == "rl" else alone,
             groups_per_step=config.rl.groups_per_step if stage == "rl" else config.distill.groups_per_step,
-            engine_tokens=config.engine.kv_tokens or None,
+            engine_tokens=config.engine.kv.tokens or None,
             rollout_tokens=shape.max_positions,
         )
     if "rl" in config.run.stages:
@@ -140,9 +140,9 @@ def _check_sampling(config: RunConfig) -> None:
         return
     greedy = (("temperature", 0, "above 0", "raise"), ("top_k", 1, "0, or 2 and more,", "raise"))
     for key, value, expected, do in (*greedy, ("min_p", 1, "below 1", "lower")):
-        if (got := getattr(config.rollout, key)) == value:
+        if (got := getattr(config.rollout.sampling, key)) == value:
             why = f"{do} it: the greedy rollouts of a task are all the same"
-            raise refusal(f"rollout.{key}", f"{expected} while the run trains", f"{got:g}", why)
+            raise refusal(f"rollout.sampling.{key}", f"{expected} while the run trains", f"{got:g}", why)
 
 
 def _check_held_out(files: RunFiles, factory: EnvFactory) -> list[str]:

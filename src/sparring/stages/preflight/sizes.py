@@ -21,10 +21,13 @@ def check_sizes(config: RunConfig, shape: Outline) -> list[str]:
         Warnings; `run.memory = "warn"` only warns of memory.
     """
     rollout = config.rollout
-    if rollout.max_turn_tokens > shape.max_positions and rollout.max_turn_tokens != type(rollout)().max_turn_tokens:
+    if (
+        rollout.sampling.max_turn_tokens > shape.max_positions
+        and rollout.sampling.max_turn_tokens != type(rollout.sampling)().max_turn_tokens
+    ):
         expected = f"at most {shape.max_positions}, the positions of the model"
         do = "lower it: a turn ends with the context anyway"
-        raise refusal("rollout.max_turn_tokens", expected, str(rollout.max_turn_tokens), do)
+        raise refusal("rollout.sampling.max_turn_tokens", expected, str(rollout.sampling.max_turn_tokens), do)
     here, warnings = machine_memory(), []
     for stage in ONLINE_STAGES:
         if stage not in config.run.stages:
@@ -53,6 +56,6 @@ def record_bytes(config: RunConfig, shape: Outline, *, groups: int, lag: int) ->
     rollout samples its maximum number of tokens."""
     rollout = config.rollout
     limits = [environment.limits for environment in config.environments.values()]
-    sampled = max(min(each.max_tokens, each.max_turns * rollout.max_turn_tokens) for each in limits)
+    sampled = max(min(each.max_tokens, each.max_turns * rollout.sampling.max_turn_tokens) for each in limits)
     tokens = min(sampled, shape.max_positions)
     return groups * (lag + 1) * rollout.group_size * (ROLLOUT + TOKEN * tokens)

@@ -188,7 +188,7 @@ class OnlineTraining:
         scales = {name: domain.reward_scale for name, domain in context.config.envs.items()}
         return Scheduler(
             runner,
-            LostTasksAgain(objective.tasks, context.config.rollout.task_retries),
+            LostTasksAgain(objective.tasks, context.config.rollout.retries.groups),
             window,
             run_seed=context.config.run.seed,
             engine_version=lambda: engine.version,

@@ -79,9 +79,9 @@ def check_beside(config: RunConfig, factory: EnvFactory) -> list[str]:
     if not set(ONLINE_STAGES) & set(config.run.stages):
         expected = f"0 without a stage beside which it evaluates ({', '.join(ONLINE_STAGES)})"
         raise refusal("eval.every", expected, str(config.eval.every), "leave it out")
-    if config.engine.live_kv == "drain":
-        got = f'{config.eval.every}, with engine.live_kv = "drain"'
-        do = 'set engine.live_kv to "keep" or "recompute", or leave eval.every out'
+    if config.engine.update.live_kv == "drain":
+        got = f'{config.eval.every}, with engine.update.live_kv = "drain"'
+        do = 'set engine.update.live_kv to "keep" or "recompute", or leave eval.every out'
         raise refusal("eval.every", "0 where an update waits for every request, evaluation's too", got, do)
     tasks = len(held_out(config, factory, config.eval.every_tasks, "eval.every_tasks"))
     return [f"eval: {tasks} held-out tasks after every {config.eval.every} steps, beside training"]

@@ -34,7 +34,7 @@ def rollout_runner(
         greedy: whether the policy takes its likeliest token; such turns are not stored, because they are not trained.
         rebuilds: whether rollouts that an earlier process began continue from the store.
     """
-    sampling, store = context.config.rollout.sampling(), None if greedy else context.store
+    sampling, store = context.config.rollout.sampling.build(), None if greedy else context.store
     recorder = Recorder(
         engine,
         renderer_of(context.config, model),

@@ -18,7 +18,7 @@ class RetriedUpdates:
 
     Args:
         engine: engine that takes the weights.
-        config: engine settings `update_retries`, `update_retry_delay_s`.
+        config: engine settings `update.retries`, `update.retry_delay_s`.
         report: called with a sentence before each repetition.
     """
 
@@ -31,20 +31,20 @@ class RetriedUpdates:
         Raises:
             WeightsError: all tries failed; the engine serves the old version.
         """
-        retries, where = self._config.update_retries, f"weights of {ref.model} version {ref.version}"
+        retries, where = self._config.update.retries, f"weights of {ref.model} version {ref.version}"
         for attempt in range(retries + 1):
             try:
                 return await self._engine.pull(ref)
             except (WeightsError, EngineError) as error:
                 if attempt == retries:
                     raise WeightsError(self._failure(ref, error)) from error
-                pause_s = retry_pause_s(self._config.update_retry_delay_s, attempt + 1, ref.checksum, ref.version)
+                pause_s = retry_pause_s(self._config.update.retry_delay_s, attempt + 1, ref.checksum, ref.version)
                 again = f"tried again in {pause_s:.1f} s ({attempt + 1} of {retries})"
                 self._report(f"{where}: {again}, version {self._engine.version} serves on: {error}")
                 await asyncio.sleep(pause_s)
 
     def _failure(self, ref: WeightRef, error: SparringError) -> str:
-        expected = f"expected an update within {self._config.update_retries + 1} tries"
+        expected = f"expected an update within {self._config.update.retries + 1} tries"
         served = f"the engine serves version {self._engine.version}, the run cannot go on without them"
         do = f"mend the engine, then the same command goes on after step {ref.version}"
         return f"weights of {ref.model} version {ref.version}: {expected}, got {error}; {served}; {do}"
