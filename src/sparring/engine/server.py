@@ -91,7 +91,6 @@ class TokenServer:
         self._engine, self._served, self._bind, self._api_key = engine, served, bind, api_key
         self._numbers = itertools.count(1)
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._branches: dict[str, GenerateRequest] = {}
         self._base = served.base
         self._most_bytes = BESIDE + OF_ID * served.context + OF_BIAS * served.vocab_size
 
@@ -175,9 +174,6 @@ class TokenServer:
         wanted = self._named(wanted)
         if not (wanted.sampling.stop_strings or wanted.sampling.constraint):
             return wanted
-        branch = self._branches.get(wanted.conversation or "")
-        if branch is not None and branch.tokens == wanted.tokens:  # a branch's turn begins inside its prompt
-            return replace(wanted, ends=branch.ends, allowed=branch.allowed)
         try:
             return await asyncio.to_thread(self._bind, wanted)  # a grammar may take a while to compile
         except BadInput as cause:
@@ -193,7 +189,6 @@ class TokenServer:
     async def _fork(self, request: Request) -> Response:
         form = await self._body(request, wire.ForkForm)
         branches = await self._engine.fork(form.id, form.seeds)
-        self._branches.update({branch.id: branch for branch in branches if branch.ends or branch.allowed})
         return _json([wire.generate_form(branch, stream=False, deltas=True) for branch in branches])
 
     async def _score(self, request: Request) -> Response:
@@ -202,7 +197,6 @@ class TokenServer:
 
     async def _release(self, request: Request) -> Response:
         conversation = (await self._body(request, wire.ReleaseForm)).conversation
-        self._branches.pop(conversation, None)
         await self._engine.release(conversation)
         return _json({})
 

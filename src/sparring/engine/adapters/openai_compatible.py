@@ -250,6 +250,8 @@ class OpenAiEngine:
             problem = "no constraint", f"{kind}; {do}"
         elif request.ends and not sampling.stop_strings:
             problem = "stop strings as text", "a Python function (`ends`); set stop_strings in its sampling"
+        elif request.told and request.ends:
+            problem = "a whole turn", "the rest of one, in which the server looks for stop strings anew; leave them out"
         elif changed and not self._processed:
             expected = "log-probabilities of the distribution that is sampled from"
             problem = expected, "those before temperature; start the server with --logprobs-mode processed_logprobs"
