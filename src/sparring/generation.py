@@ -352,8 +352,12 @@ class Scores:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delta:
     """Tokens that a streamed request sampled since the previous delta, at least one. The `Completion` at the end
-    repeats them all. Attributes are those of `Completion`; an engine that tells `versions` only at the end leaves the
-    last four out."""
+    repeats them all. Attributes are those of `Completion`; an engine that tells `versions` only at the end leaves all
+    but the first two out.
+
+    Attributes:
+        finish_reason: finish reason, if these are the last tokens.
+    """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -361,6 +365,7 @@ class Delta:
     kv_versions: Runs = Runs()
     kept: KeptSets | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

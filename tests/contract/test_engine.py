@@ -78,7 +78,22 @@ def vllm(path):
     return VllmEngine(real_vllm(path), CONFIG, version=4, keep_server=True)
 
 
-ENGINES = {"native": native, "scripted": scripted, "watched": watched, "remote": remote, "openai": openai, "vllm": vllm}
+def fleet(path):
+    from sparring.engine.fleet import Fleet
+    from sparring.testing.served import RemoteToThread
+
+    return Fleet([RemoteToThread(native(path), path) for _ in range(2)])
+
+
+ENGINES = {
+    "native": native,
+    "scripted": scripted,
+    "watched": watched,
+    "remote": remote,
+    "fleet": fleet,
+    "openai": openai,
+    "vllm": vllm,
+}
 KEEPS_NOTHING = {openai}
 REFUSED = {
     "fork": {"openai": "an engine that can fork, got an OpenAI-compatible server"},
@@ -252,8 +267,8 @@ def test_a_stream_is_the_completion_in_pieces(serve, exact):
     assert tuple(logprob for delta in deltas for logprob in delta.logprobs) == last.logprobs
     if deltas[0].versions.values:
         whole = joined(deltas)
-        told = (whole.versions, whole.kv_versions, whole.kept, whole.top_logprobs)
-        assert told == (last.versions, last.kv_versions, last.kept, last.top_logprobs)
+        told = (whole.versions, whole.kv_versions, whole.kept, whole.top_logprobs, whole.finish_reason)
+        assert told == (last.versions, last.kv_versions, last.kept, last.top_logprobs, last.finish_reason)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"top_p": 0.9, "top_logprobs": 2}, {"top_k": 4, "min_tokens": 10}])

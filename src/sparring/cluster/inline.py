@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparring.engine.config import EngineConfig
@@ -127,21 +128,29 @@ class InlineCluster:
     def _remote(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.client import read_api_key
         from sparring.engine.adapters.remote import RemoteEngine
+        from sparring.engine.adapters.remote_client import check_distinct, reachable
+        from sparring.engine.fleet import Fleet
 
         spec, config = self._models[name], self._engine_of[name]
-        engine = RemoteEngine(config.url, name=name, api_key=read_api_key(config.api_key_env))
+        key = read_api_key(config.api_key_env)
+        engines = reachable([partial(RemoteEngine, url, name=name, api_key=key) for url in config.urls])
         model = self._model(name, path)
-        engine.check(spec.dtype, model.path_name, config)
+        for engine in engines:
+            engine.check(spec.dtype, model.path_name, config)
+        check_distinct(engines)
         own = model.adapters.everywhere
-        engine.begin(model.state(), None if own is None else own.state())
-        return engine
+        for engine in engines:
+            engine.begin(model.state(), None if own is None else own.state())
+        return (
+            engines[0] if len(engines) == 1 else Fleet(engines, room=config.batch.max_running, silent_s=config.silent_s)
+        )
 
     def _openai(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.client import read_api_key
         from sparring.engine.adapters.openai_compatible import OpenAiEngine
 
         config = self._engine_of[name]
-        return OpenAiEngine(config.url, model=config.served_model, api_key=read_api_key(config.api_key_env))
+        return OpenAiEngine(config.urls[0], model=config.served_model, api_key=read_api_key(config.api_key_env))
 
     def _model(self, name: str, path: str) -> CausalModel:
         from sparring.model.load import load

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain, groupby
 from operator import itemgetter
 
-from sparring.generation import Completion, Delta, KeptSets, Runs
+from sparring.generation import Completion, Delta, FinishReason, KeptSets, Runs
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:
@@ -22,6 +22,21 @@ def joined(deltas: Sequence[Delta]) -> Delta:
         kv_versions=_runs(delta.kv_versions for delta in deltas),
         kept=_kept(deltas),
         top_logprobs=None if tops[0] is None else tuple(chain.from_iterable(top or () for top in tops)),
+        finish_reason=deltas[-1].finish_reason,
+    )
+
+
+def told_completion(told: Sequence[Delta], finish_reason: FinishReason) -> Completion:
+    """Return the completion of a turn whose deltas, with versions, were all told; without any, an empty one."""
+    whole = joined(told or (Delta(tokens=(), logprobs=()),))
+    return Completion(
+        tokens=whole.tokens,
+        logprobs=whole.logprobs,
+        finish_reason=finish_reason,
+        versions=whole.versions,
+        kv_versions=whole.kv_versions,
+        kept=whole.kept,
+        top_logprobs=whole.top_logprobs,
     )
 
 

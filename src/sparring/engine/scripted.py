@@ -94,7 +94,7 @@ class ScriptedEngine:
             if number in self._fail_on:
                 raise EngineError(f"request {number} was chosen to fail")
             tokens, finished = _ended(self._turn(request), request)
-            for token in tokens:
+            for number, token in enumerate(tokens, 1):
                 if turn.aborted:
                     break
                 turn.sampled.append(token)
@@ -102,7 +102,10 @@ class ScriptedEngine:
                 position = len(request.tokens) + len(turn.sampled) - 1
                 version = Runs.of(self._version, 1)
                 logprob = self._logprob(position, token, request)
-                yield Delta(tokens=(token,), logprobs=(logprob,), versions=version, kv_versions=version)
+                end: FinishReason | None = ("stop" if finished else "length") if number == len(tokens) else None
+                yield Delta(
+                    tokens=(token,), logprobs=(logprob,), versions=version, kv_versions=version, finish_reason=end
+                )
         finally:
             self._live.remove(turn)
         yield self._answer(turn, "abort" if len(turn.sampled) < len(tokens) else "stop" if finished else "length")

@@ -198,6 +198,7 @@ class Sequence:
             kv_versions=Runs.of(kv_version, length),
             kept=KeptSets(rows=tuple(kept)) if kept and any(kept) else None,
             top_logprobs=None if self.tops is None else tuple(self.tops[begin:]),
+            finish_reason=self.finish_reason,
         )
 
     def scored(self, version: int) -> Scores:

@@ -26,7 +26,7 @@ from sparring.train.config import TrainConfig
 
 NO_DIFFERENCE = (
     *("observe", "run.memory", "run.redo", "run.damaged"),
-    *("rollout.gateway.address", "rollout.gateway.listen", "rollout.gateway.lease_s"),
+    *("rollout.gateway.url", "rollout.gateway.listen", "rollout.gateway.lease_s"),
 )
 """Settings that may change: progress display, addresses, and what a resume does."""
 BEGUN = "config.begun.toml"

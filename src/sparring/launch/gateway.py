@@ -30,7 +30,7 @@ def serve_gateway(folder: Path, host: str, port: int, say: Callable[[str], None]
         InfraError: another gateway has replaced this one.
     """
     if not (folder / SOCKET).is_socket():
-        do = "start the run first, with the address of this gateway as rollout.gateway.address"
+        do = "start the run first, with the address of this gateway as rollout.gateway.url"
         raise refusal(str(folder), "a run that is going on and has a gateway", f"no {SOCKET} in it", do)
     try:
         family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -312,7 +312,7 @@ async def answered_outside(
         keys_of: folder with the keys to use; None uses `folder`.
     """
     workers = "workers" in config.harnesses
-    gateway = config.rollout.gateway.address if gateway_too else ""
+    gateway = config.rollout.gateway.url if gateway_too else ""
     async with AsyncExitStack() as stack:
         if workers or config.rollout.rewards.within_s is not None:
             from sparring.launch.outside import outside

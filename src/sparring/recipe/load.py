@@ -14,7 +14,7 @@ import msgspec
 
 from sparring.algo.config import named
 from sparring.errors import BadInput, refusal
-from sparring.recipe.moved import moved, moved_key, tell
+from sparring.recipe.moved import moved, moved_override, tell
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.preference import NAMED
 from sparring.recipe.url_secrets import found, masked, refused
@@ -78,7 +78,7 @@ def from_data(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -
         states.append((f"--set {masked(override)}", _overridden(states[-1][1], override)))
     for keys, url in found(states[-1][1]):
         source = next(source for source, state in states if (keys, url) in found(state))
-        raise refused(f"{source}: {dotted(keys)}", keys[-1])
+        raise refused(f"{source}: {dotted(keys)}", next(key for key in reversed(keys) if isinstance(key, str)))
     return _built(states)
 
 
@@ -151,8 +151,8 @@ def _overridden(data: dict[str, Any], override: str) -> dict[str, Any]:
     """Return a copy of `data` with one `a.b=c` applied."""
     where = f"--set {masked(override)}"
     path, equals, text = override.partition("=")
-    path, value = path.strip(), _toml_value(text)
-    new = moved_key(path, value)
+    path = path.strip()
+    new, value = moved_override(path, _toml_value(text))
     if new != path:
         tell([".".join(path.split(".")[:2])], where)
     keys = new.split(".")

@@ -110,7 +110,7 @@ def test_overrides_take_the_old_spelling_too() -> None:
     )
     config = from_data(BASE, "the test", settings)
     assert (config.rollout.sampling.temperature, config.rollout.retries.rebuilds) == (0.5, 2)
-    assert config.rollout.gateway.address == "http://10.0.0.5:9000" and config.engine.kv.tokens == 64
+    assert config.rollout.gateway.url == "http://10.0.0.5:9000" and config.engine.kv.tokens == 64
     assert config.rollout.sampling.constraint is not None and config.rollout.sampling.constraint.kind == "regex"
 
 

@@ -189,10 +189,10 @@ class OpenAiEngine:
             answer = client.get(f"{self._url}/models")
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             got = f"{type(error).__name__}: {error}"
-            raise refusal(where, "an OpenAI-compatible server", got, "start it, or correct engine.url") from error
+            raise refusal(where, "an OpenAI-compatible server", got, "start it, or correct engine.urls") from error
         if answer.status_code == 401:
             raise refusal(where, "the server's API key", "a wrong key or none", "set engine.api_key_env")
-        with boundary(BadInput, where, "a list of models", "correct engine.url; it ends with /v1"):
+        with boundary(BadInput, where, "a list of models", "correct engine.urls; it ends with /v1"):
             names = [
                 str(entry["id"]) for entry in msgspec.json.decode(answer.raise_for_status().content, type=Models).data
             ]

@@ -4,9 +4,10 @@ Torch-free."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ import msgspec
 from sparring.engine import wire
 from sparring.engine.adapters.client import ClientCounts, authorization, completion_of
 from sparring.engine.config import EngineConfig
-from sparring.errors import EngineError, boundary, refusal
+from sparring.errors import BadInput, EngineError, boundary, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, Runs, ScoreRequest, Scores
 
 CONNECT_S = 10.0
@@ -31,6 +32,8 @@ KEEP_ALIVE = [
 
 
 T = TypeVar("T")
+Client = TypeVar("Client", bound="RemoteClient")
+_log = logging.getLogger("sparring.engine")
 
 
 class _SentRequest:
@@ -78,6 +81,11 @@ class RemoteClient:
     def version(self) -> int:
         """Version of the served weights in the run's count, by the server's last answer."""
         return self._version - self._base
+
+    @property
+    def place(self) -> str:
+        """Name for the user."""
+        return f"engine at {self._url}"
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -145,6 +153,17 @@ class RemoteClient:
             EngineError: no adapter with this name is loaded, or the server did not answer.
         """
         await self._post("drop", wire.DropForm(adapter=self.served.model if adapter == self._name else adapter))
+
+    async def ping(self) -> None:
+        """Return once the server has answered.
+
+        Raises:
+            EngineError: it is not there, its engine is broken, or it was restarted.
+        """
+        where = f"{self.place}: ping"
+        with boundary(EngineError, where):
+            answer = await self._client.get("/health")
+            self._check(answer.status_code, answer.content, answer.headers, where)
 
     async def close(self) -> None:
         """Drop running requests. The server continues."""
@@ -233,6 +252,44 @@ class RemoteClient:
     def _read(data: bytes, kind: type[T], where: str) -> T:
         with boundary(EngineError, where, "an answer of the same Sparring version", "install the same version there"):
             return msgspec.json.decode(data, type=kind)
+
+
+def reachable(connect: Sequence[Callable[[], Client]]) -> list[Client]:
+    """Return the clients whose servers answer, and warn of the others. A run has checked that all answer before its
+    first stage; a server that was lost since does not stop the next one.
+
+    Args:
+        connect: functions that make a client, or raise BadInput if its server does not answer.
+
+    Raises:
+        BadInput: no server answers.
+    """
+    clients, failures = [], []
+    for make in connect:
+        try:
+            clients.append(make())
+        except BadInput as error:
+            failures.append(error)
+    if not clients:
+        raise failures[0]
+    for failure in failures:
+        _log.warning("%s; this stage goes on without it", failure)
+    return clients
+
+
+def check_distinct(clients: Sequence[RemoteClient]) -> None:
+    """Check that clients have servers of their own.
+
+    Raises:
+        BadInput: two addresses are of one server.
+    """
+    places: dict[str, str] = {}
+    for client in clients:
+        other = places.setdefault(client.served.instance, client.place)
+        if other != client.place:
+            raise refusal(
+                "engine.urls", "a server of its own at each address", f"{other} at {client.place} too", "leave one out"
+            )
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[tuple[str, bytes]]:

@@ -58,6 +58,7 @@ def _answers(config: RunConfig) -> list[str]:
     from sparring.engine.adapters.client import read_api_key
     from sparring.engine.adapters.openai_compatible import OpenAiEngine
     from sparring.engine.adapters.remote import RemoteEngine
+    from sparring.engine.adapters.remote_client import check_distinct
     from sparring.kernels import ops
 
     engine, spec = config.engine, config.models[POLICY]
@@ -67,10 +68,14 @@ def _answers(config: RunConfig) -> list[str]:
             raise refusal(
                 "engine.kind", expected, '"openai"', 'write "native" or "remote", or leave rl out of run.stages'
             )
-        OpenAiEngine(engine.url, model=engine.served_model, api_key=read_api_key(engine.api_key_env))
-        return [f"engine: {engine.url} takes and tells token ids"]
-    remote = RemoteEngine(engine.url, name=POLICY, api_key=read_api_key(engine.api_key_env))
+        OpenAiEngine(engine.urls[0], model=engine.served_model, api_key=read_api_key(engine.api_key_env))
+        return [f"engine: {engine.urls[0]} takes and tells token ids"]
     numerics = "fast" if spec.numerics == "fast" else ops.path_name(config.run.device)
-    remote.check(spec.dtype, numerics, engine)
-    served = remote.served
-    return [f"engine: {engine.url} serves {served.dtype} on {served.numerics}, version {remote.version}"]
+    remotes = [RemoteEngine(url, name=POLICY, api_key=read_api_key(engine.api_key_env)) for url in engine.urls]
+    for remote in remotes:
+        remote.check(spec.dtype, numerics, engine)
+    check_distinct(remotes)
+    return [
+        f"{remote.place} serves {remote.served.dtype} on {remote.served.numerics}, version {remote.version}"
+        for remote in remotes
+    ]
