@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from forked import Forked
 
 from sparring.cli.main import main
 
@@ -44,6 +45,48 @@ def test_a_run_on_two_servers_has_the_bits_of_one_on_its_own(
         )
         assert "a server of its own at each address" in capsys.readouterr().err
     check_same(given, "two", capsys)
+
+
+@pytest.mark.kills
+@pytest.mark.slow
+def test_twenty_kills_of_two_servers_cost_the_run_nothing(
+    given: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are killed in turn, each when the other has come back, at any moment of a step."""
+    longer = (STAGES, "rl.steps=1000", "observe.lines_every_s=0.01")
+    assert main(words(given, "own", *longer)) == 0
+    sockets = [tmp_path / "one.sock", tmp_path / "other.sock"]
+
+    def served(socket: Path) -> Forked:
+        server = Forked(("serve", str(checkpoint), "--unix", str(socket), "--threads", "1"), stdout=subprocess.PIPE)
+        assert server.stdout is not None and server.stdout.readline().startswith("serving ")
+        return server
+
+    servers = [served(socket) for socket in sockets]
+    urls = ", ".join(f"'unix:{socket}'" for socket in sockets)
+    settings = (*longer, "engine.kind=remote", f"engine.urls=[{urls}]", "engine.silent_s=1")
+    command = (sys.executable, "-m", "sparring.cli.main", *words(given, "killed", *settings))
+    output, kills = list[str](), 0
+    try:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+            assert run.stdout is not None
+            ready = True
+            for line in run.stdout:
+                output.append(line)
+                ready |= "gets requests again" in line
+                if line.startswith("rl ") and ready and kills < 20:
+                    at = kills % 2
+                    servers[at].kill()
+                    servers[at].wait()
+                    servers[at], ready = served(sockets[at]), False
+                    kills += 1
+            assert run.wait() == 0, "".join(output)
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+    assert kills == 20, "".join(output)
+    check_same(given, "killed", capsys)
 
 
 @pytest.mark.full

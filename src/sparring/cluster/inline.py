@@ -12,6 +12,8 @@ from sparring.protocols import Engine, Trainer, TrainPlan, ValueModel
 from sparring.train.config import TrainConfig
 
 if TYPE_CHECKING:
+    import torch
+
     from sparring.model.causal import CausalModel
     from sparring.train.trainer import LocalTrainer
 
@@ -138,9 +140,9 @@ class InlineCluster:
         for engine in engines:
             engine.check(spec.dtype, model.path_name, config)
         check_distinct(engines)
-        own = model.adapters.everywhere
         for engine in engines:
-            engine.begin(model.state(), None if own is None else own.state())
+            engine.begin(*_states(model))
+            engine.initial = lambda: _states(self._model(name, path))
         return (
             engines[0] if len(engines) == 1 else Fleet(engines, room=config.batch.max_running, silent_s=config.silent_s)
         )
@@ -166,3 +168,9 @@ class InlineCluster:
             await self._trainers.pop().close()
         while self._rewards:
             await self._rewards.popitem()[1].close()
+
+
+def _states(model: CausalModel) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None]:
+    """Return the weights of a model and of its adapter, if it has one."""
+    own = model.adapters.everywhere
+    return model.state(), None if own is None else own.state()

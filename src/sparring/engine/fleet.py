@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 from sparring.engine.adapters.client import completion_of
 from sparring.engine.derived import prompt_logprobs
 from sparring.engine.pieces import completed, told_completion
-from sparring.errors import EngineError, RequestRefused, SparringError, WeightsError
+from sparring.errors import EngineError, RequestRefused, WeightsError
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.protocols import Engine
 from sparring.types import WeightRef
@@ -38,11 +38,20 @@ class FleetEngine(Engine, Protocol):
         """Name for the user, such as its address."""
         ...
 
-    async def ping(self) -> None:
-        """Return once the engine's process has answered.
+    async def ping(self) -> bool:
+        """Return whether the process that answers is the one that was sent weights, and not a new one in its place.
 
         Raises:
-            EngineError: it is not there, its engine is broken, or another process answers in its place.
+            EngineError: none answers, or its engine is broken.
+        """
+        ...
+
+    async def restore(self) -> None:
+        """Send a new process the weights that the run began with, as version 0.
+
+        Raises:
+            WeightsError: they were refused.
+            EngineError: no process answers.
         """
         ...
 
@@ -105,7 +114,7 @@ class Fleet:
 
     A conversation stays at the engine that has its KV cache, and a prompt at the engine that has read it, unless that
     engine is full. An engine that dies, stands still or fails an update is lost: it gets no request until it serves the
-    fleet's weights again.
+    fleet's weights again. For lost engines the fleet keeps the reference to the newest weights.
 
     Args:
         engines: engines of equal weights and numerics, closed with the fleet.
@@ -127,6 +136,7 @@ class Fleet:
         self._homes: dict[str, _Member] = {}
         self._prompts: OrderedDict[int, _Member] = OrderedDict()
         self._served = engines[0].version
+        self._newest: WeightRef | None = None
         self._updating = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
         self._catching_up: dict[_Member, asyncio.Task[None]] = {}
@@ -220,28 +230,24 @@ class Fleet:
             await home.engine.release(conversation)
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve other weights at all routed engines. Those that fail are lost, unless all fail. Lost engines take the
-        weights meanwhile, and come back when they serve them.
+        """Serve other weights at all routed engines. Those that fail are lost, unless all fail. Lost engines catch up
+        meanwhile.
 
         Raises:
             WeightsError: no engine serves the new weights.
             EngineError: as WeightsError; the served version of the engines is unknown.
         """
         async with self._updating:
-            routed, lost = self._some_routed(), [member for member in self._members if member.lost is not None]
-            for member in lost:
-                if (before := self._catching_up.pop(member, None)) is not None:
-                    before.cancel()
+            routed = self._some_routed()
             results = await asyncio.gather(*(member.engine.pull(ref) for member in routed), return_exceptions=True)
             failed = {member: error for member, error in zip(routed, results, strict=True) if error is not None}
             for error in failed.values():
                 if len(failed) == len(routed) or not isinstance(error, (WeightsError, EngineError)):
                     raise error
             self._served = max(member.engine.version for member in routed if member not in failed)
+            self._newest = ref
             for member, error in failed.items():
                 self._lose(member, str(error))
-            for member in lost:
-                self._catching_up[member] = asyncio.create_task(self._catch_up(member, ref))
 
     async def drop(self, adapter: str) -> None:
         """Serve no new request with an adapter.
@@ -303,14 +309,17 @@ class Fleet:
     def _at(self, member: _Member, turn: _Turn) -> Iterator[None]:
         """Count a request at an engine, which is watched meanwhile."""
         member.turns.add(turn)
-        if self._watching is None or self._watching.done():
-            self._watching = asyncio.create_task(self._watch())
+        self._keep_watch()
         try:
             yield
         finally:
             member.turns.remove(turn)
 
     # which engines answer
+
+    def _keep_watch(self) -> None:
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
         """Ping engines that have requests or are lost, while there are any."""
@@ -319,35 +328,44 @@ class Fleet:
             await asyncio.sleep(self._silent_s / 2)
 
     async def _look_at(self, member: _Member) -> None:
-        """Route an engine that answers and serves the fleet's weights; leave one out that does not answer."""
-        error = await self._silence(member)
-        if error is not None:
-            self._lose(member, error)
-        elif member.lost is not None and member.engine.version == self._served and not self._updating.locked():
-            self._route(member)
+        """Leave an engine out that does not answer, and let a lost one catch up that does."""
+        if member.lost is None:
+            await self._is_lost(member, None)
+        elif member not in self._catching_up or self._catching_up[member].done():
+            try:
+                same = await self._ping(member)
+            except EngineError:
+                return
+            self._catching_up[member] = asyncio.create_task(self._catch_up(member, same))
 
-    async def _is_lost(self, member: _Member, error: EngineError) -> bool:
-        """Return whether an engine that raised an error is lost; else the error is of the request alone."""
-        if member.lost is None and (silence := await self._silence(member)) is not None:
-            self._lose(member, f"{error}; {silence}")
+    async def _is_lost(self, member: _Member, error: EngineError | None) -> bool:
+        """Ping an engine, which may have raised an error; return whether it is lost. If not, the error is of the
+        request alone."""
+        if member.lost is None:
+            cause = None
+            try:
+                if not await self._ping(member):
+                    cause = "it was restarted"
+            except EngineError as silence:
+                cause = str(silence)
+            if cause is not None:
+                self._lose(member, cause if error is None else f"{error}; {cause}")
         return member.lost is not None
 
-    async def _silence(self, member: _Member) -> str | None:
-        """Ping an engine; return why it counts as lost, or None."""
+    async def _ping(self, member: _Member) -> bool:
+        """Ping an engine. Raises EngineError if it does not answer in time."""
         try:
             async with asyncio.timeout(self._silent_s):
-                await member.engine.ping()
+                return await member.engine.ping()
         except TimeoutError:
-            return f"no answer within {self._silent_s:g} s"
-        except EngineError as error:
-            return str(error)
-        return None
+            raise EngineError(f"no answer within {self._silent_s:g} s") from None
 
     def _lose(self, member: _Member, cause: str) -> None:
         """Send no more requests to an engine, and end the waits for it."""
         if member.lost is not None:
             return
         member.lost = cause
+        self._keep_watch()
         self._report(f"{member.engine.place} is left out, {len(member.turns)} requests go on elsewhere: {cause}")
         for turn in member.turns:
             if turn.wait is not None:
@@ -357,8 +375,14 @@ class Fleet:
         member.lost = None
         self._report(f"{member.engine.place} serves version {member.engine.version} and gets requests again")
 
-    async def _catch_up(self, member: _Member, ref: WeightRef) -> None:
-        """Bring a lost engine to the fleet's weights."""
-        with suppress(SparringError):
-            await member.engine.pull(ref)
+    async def _catch_up(self, member: _Member, same: bool) -> None:
+        """Bring a lost engine to the fleet's weights. `same`: its process was not restarted."""
+        with suppress(WeightsError, EngineError):
+            if not same:
+                await member.engine.restore()
+            while (ref := self._newest) is not None and (not same or member.engine.version != self._served):
+                await member.engine.pull(ref)
+                same = True
+            if self._updating.locked():
+                return  # it is looked at again
             self._route(member)

@@ -36,7 +36,7 @@ class Place(ScriptedEngine):
     def __init__(self, place: str, **settings: object) -> None:
         super().__init__(script, **settings)  # type: ignore[arg-type]
         self.place = place
-        self.dead = False
+        self.dead = self.restarted = False
         self.running = asyncio.Event()
         self.running.set()
         self.dies_after: int | None = None
@@ -47,9 +47,14 @@ class Place(ScriptedEngine):
         if self.dead:
             raise EngineError(f"{self.place}: connection refused")
 
-    async def ping(self) -> None:
+    async def ping(self) -> bool:
         await self.running.wait()
         self._alive()
+        return not self.restarted
+
+    async def restore(self) -> None:
+        await self.ping()
+        self.restarted, self._version = False, 0
 
     async def drop(self, adapter: str) -> None:
         self._alive()
@@ -243,11 +248,11 @@ def test_an_update_is_of_all_engines_that_get_requests() -> None:
         assert engines.version == 2 and [place.version for place in places] == [2, 1, 2]
         answers = await asyncio.gather(*(engines.generate(ask(f"{n}", n, prompt=(n,))) for n in range(6)))
         assert {answer.versions.values for answer in answers} == {(2,)} and "other is left out" in told[0]
+        await asyncio.sleep(SILENT_S)
+        assert engines.metrics["engines_now"] == 3 and places[1].version == 2
         await engines.pull(weights(3))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
         assert engines.metrics["engines_now"] == 3 and [place.version for place in places] == [3, 3, 3]
-        assert "other serves version 3" in told[1]
+        assert "other serves version 2" in told[1]
         await engines.close()
 
     run_virtual(main())
@@ -296,6 +301,23 @@ def test_an_engine_that_stood_still_between_updates_comes_back_too() -> None:
         one.running.set()
         await asyncio.sleep(3 * SILENT_S)
         assert engines.metrics["engines_now"] == 2 and len(told) == 2
+        await engines.close()
+
+    run_virtual(main())
+
+
+def test_a_restarted_engine_gets_the_first_weights_and_then_the_newest() -> None:
+    async def main() -> None:
+        one, other = Place("one", refuse_on=()), Place("other")
+        engines, _ = fleet(one, other)
+        await engines.pull(weights(1))
+        for version in (1, 2):
+            one.restarted, one._version = True, 7
+            await engines.generate(ask(f"r{version}", prompt=(version,)))
+            await asyncio.sleep(2 * SILENT_S)
+            assert one.version == version and engines.metrics["engines_now"] == 2 and engines.version == version
+            await engines.pull(weights(2))
+        assert [ref.version for ref in one.pulled] == [1, 1, 2, 2, 2]
         await engines.close()
 
     run_virtual(main())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 
@@ -17,9 +17,19 @@ from sparring.types import WeightRef
 from sparring.weights.fetch import fetch
 from sparring.weights.shared_memory import TRANSPORT, published
 
+Initial = Callable[[], tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor] | None]]
+"""Function that returns the weights that a run begins with, and those of its adapter."""
+
 
 class RemoteEngine(RemoteClient):
-    """Client of `sparring serve` for the run whose weights it serves: this client sends them. Implements `Engine`."""
+    """Client of `sparring serve` for the run whose weights it serves: this client sends them. Implements `Engine`.
+
+    Attributes:
+        initial: function that loads the weights of version 0 for a server that was restarted; None: it cannot be served
+            again before the next run.
+    """
+
+    initial: Initial | None = None
 
     def begin(self, state: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor] | None = None) -> None:
         """Send weights that count as version 0 from now on, whatever number the server gives them. Blocks.
@@ -56,6 +66,18 @@ class RemoteEngine(RemoteClient):
         async with _lent(sent) as lent:
             await self._post("weights", wire.weight_form(lent, self._base), adopts=True)
         self._counts.updated()
+
+    async def restore(self) -> None:
+        """Send version 0 to a server that was restarted.
+
+        Raises:
+            WeightsError: the server refused the weights.
+            EngineError: the server did not answer, or these weights are not there any more.
+        """
+        if self.initial is None:
+            raise EngineError(f"{self.place}: expected the same server, got a restarted one; start the run again")
+        state, adapter = await asyncio.to_thread(self.initial)
+        await asyncio.to_thread(self.begin, state, adapter)
 
     def _have(self, where: str, version: int, state: Mapping[str, torch.Tensor], adapter: str | None) -> None:
         with published(self.served.model, version, state, adapter=adapter) as ref, boundary(EngineError, where):

@@ -154,16 +154,19 @@ class RemoteClient:
         """
         await self._post("drop", wire.DropForm(adapter=self.served.model if adapter == self._name else adapter))
 
-    async def ping(self) -> None:
-        """Return once the server has answered.
+    async def ping(self) -> bool:
+        """Return whether the server is the same process as before.
 
         Raises:
-            EngineError: it is not there, its engine is broken, or it was restarted.
+            EngineError: it is not there, or its engine is broken.
         """
         where = f"{self.place}: ping"
         with boundary(EngineError, where):
             answer = await self._client.get("/health")
-            self._check(answer.status_code, answer.content, answer.headers, where)
+        if answer.status_code == 200 and answer.headers.get(wire.INSTANCE) != self._instance:
+            return False
+        self._check(answer.status_code, answer.content, answer.headers, where)
+        return True
 
     async def close(self) -> None:
         """Drop running requests. The server continues."""
