@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from sparring.train.config import TrainConfig
 if TYPE_CHECKING:
     import torch
 
+    from sparring.engine.adapters.remote import RemoteEngine
+    from sparring.engine.fleet import Fleet
     from sparring.model.causal import CausalModel
     from sparring.train.trainer import LocalTrainer
 
@@ -129,13 +132,25 @@ class InlineCluster:
 
     def _remote(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.client import read_api_key
+
+        config = self._engine_of[name]
+        fleet = self._fleet(name, path, config.urls, read_api_key(config.api_key_env))
+        return fleet.engines[0] if len(config.urls) == 1 else fleet
+
+    def _fleet(
+        self, name: str, path: str, urls: Sequence[str], key: str, lost: Callable[[str], None] = lambda url: None
+    ) -> Fleet[RemoteEngine]:
+        """Connect to the servers of a model and send them its weights.
+
+        Args:
+            lost: called with the address of a server that does not answer any more.
+        """
         from sparring.engine.adapters.remote import RemoteEngine
         from sparring.engine.adapters.remote_client import check_distinct, reachable
         from sparring.engine.fleet import Fleet
 
         spec, config = self._models[name], self._engine_of[name]
-        key = read_api_key(config.api_key_env)
-        engines = reachable([partial(RemoteEngine, url, name=name, api_key=key) for url in config.urls])
+        engines = reachable([partial(RemoteEngine, url, name=name, api_key=key) for url in urls])
         model = self._model(name, path)
         for engine in engines:
             engine.check(spec.dtype, model.path_name, config)
@@ -143,9 +158,8 @@ class InlineCluster:
         for engine in engines:
             engine.begin(*_states(model))
             engine.initial = lambda: _states(self._model(name, path))
-        return (
-            engines[0] if len(engines) == 1 else Fleet(engines, room=config.batch.max_running, silent_s=config.silent_s)
-        )
+        room, silent_s = config.batch.max_running, config.silent_s
+        return Fleet(engines, room=room, silent_s=silent_s, lost=lambda engine: lost(engine.url))
 
     def _openai(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.client import read_api_key

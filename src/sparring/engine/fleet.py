@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from sparring.engine.adapters.client import completion_of
 from sparring.engine.derived import prompt_logprobs
@@ -64,6 +64,9 @@ class FleetEngine(Engine, Protocol):
         ...
 
 
+E = TypeVar("E", bound=FleetEngine)
+
+
 @dataclass(eq=False, slots=True)
 class _Turn:
     """Request in flight.
@@ -79,7 +82,7 @@ class _Turn:
 
 
 @dataclass(eq=False, slots=True)
-class _Member:
+class _Member(Generic[E]):
     """Engine of a fleet.
 
     Attributes:
@@ -87,7 +90,7 @@ class _Member:
         turns: requests that it answers.
     """
 
-    engine: FleetEngine
+    engine: E
     lost: str | None = None
     turns: set[_Turn] = field(default_factory=set)
 
@@ -109,7 +112,7 @@ class _Member:
         raise EngineError(f"{self.engine.place}: {self.lost}")
 
 
-class Fleet:
+class Fleet(Generic[E]):
     """Engines of one model that answer as one. Implements `Engine`.
 
     A conversation stays at the engine that has its KV cache, and a prompt at the engine that has read it, unless that
@@ -120,26 +123,32 @@ class Fleet:
         engines: engines of equal weights and numerics, closed with the fleet.
         room: number of requests at which an engine is full.
         silent_s: seconds without an answer to a ping after which an engine is lost.
+        lost: called with an engine that is lost.
         report: called with a sentence when an engine is lost or comes back.
+
+    Attributes:
+        engines: the engines.
     """
 
     def __init__(
         self,
-        engines: Sequence[FleetEngine],
+        engines: Sequence[E],
         *,
         room: int = 128,
         silent_s: float = 10.0,
+        lost: Callable[[E], None] = lambda engine: None,
         report: Callable[[str], None] = _log.warning,
     ) -> None:
+        self.engines, self._on_loss = engines, lost
         self._members = [_Member(engine) for engine in engines]
         self._room, self._silent_s, self._report = room, silent_s, report
-        self._homes: dict[str, _Member] = {}
-        self._prompts: OrderedDict[int, _Member] = OrderedDict()
+        self._homes: dict[str, _Member[E]] = {}
+        self._prompts: OrderedDict[int, _Member[E]] = OrderedDict()
         self._served = engines[0].version
         self._newest: WeightRef | None = None
         self._updating = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
-        self._catching_up: dict[_Member, asyncio.Task[None]] = {}
+        self._catching_up: dict[_Member[E], asyncio.Task[None]] = {}
         self._moved = 0
         self._closed = False
 
@@ -269,10 +278,10 @@ class Fleet:
     # which engine
 
     @property
-    def _routed(self) -> list[_Member]:
+    def _routed(self) -> list[_Member[E]]:
         return [member for member in self._members if member.lost is None]
 
-    def _some_routed(self) -> list[_Member]:
+    def _some_routed(self) -> list[_Member[E]]:
         """Return the routed engines.
 
         Raises:
@@ -285,7 +294,7 @@ class Fleet:
         causes = "; ".join(f"{member.engine.place}: {member.lost}" for member in self._members)
         raise EngineError(f"fleet: expected an engine that answers, got none: {causes}")
 
-    def _member_for(self, request: GenerateRequest) -> _Member:
+    def _member_for(self, request: GenerateRequest) -> _Member[E]:
         """Choose the engine of a request, and remember it for its conversation and its prompt."""
         routed, name, prompt = self._some_routed(), request.conversation, hash(request.tokens)
         home = self._homes.get(name) if name is not None else None
@@ -302,11 +311,11 @@ class Fleet:
         return home
 
     @staticmethod
-    def _least(members: Sequence[_Member]) -> _Member:
+    def _least(members: Sequence[_Member[E]]) -> _Member[E]:
         return min(members, key=lambda member: len(member.turns))
 
     @contextmanager
-    def _at(self, member: _Member, turn: _Turn) -> Iterator[None]:
+    def _at(self, member: _Member[E], turn: _Turn) -> Iterator[None]:
         """Count a request at an engine, which is watched meanwhile."""
         member.turns.add(turn)
         self._keep_watch()
@@ -327,7 +336,7 @@ class Fleet:
             await asyncio.gather(*map(self._look_at, watched))
             await asyncio.sleep(self._silent_s / 2)
 
-    async def _look_at(self, member: _Member) -> None:
+    async def _look_at(self, member: _Member[E]) -> None:
         """Leave an engine out that does not answer, and let a lost one catch up that does."""
         if member.lost is None:
             await self._is_lost(member, None)
@@ -338,7 +347,7 @@ class Fleet:
                 return
             self._catching_up[member] = asyncio.create_task(self._catch_up(member, same))
 
-    async def _is_lost(self, member: _Member, error: EngineError | None) -> bool:
+    async def _is_lost(self, member: _Member[E], error: EngineError | None) -> bool:
         """Ping an engine, which may have raised an error; return whether it is lost. If not, the error is of the
         request alone."""
         if member.lost is None:
@@ -352,7 +361,7 @@ class Fleet:
                 self._lose(member, cause if error is None else f"{error}; {cause}")
         return member.lost is not None
 
-    async def _ping(self, member: _Member) -> bool:
+    async def _ping(self, member: _Member[E]) -> bool:
         """Ping an engine. Raises EngineError if it does not answer in time."""
         try:
             async with asyncio.timeout(self._silent_s):
@@ -360,22 +369,23 @@ class Fleet:
         except TimeoutError:
             raise EngineError(f"no answer within {self._silent_s:g} s") from None
 
-    def _lose(self, member: _Member, cause: str) -> None:
+    def _lose(self, member: _Member[E], cause: str) -> None:
         """Send no more requests to an engine, and end the waits for it."""
         if member.lost is not None:
             return
         member.lost = cause
         self._keep_watch()
         self._report(f"{member.engine.place} is left out, {len(member.turns)} requests go on elsewhere: {cause}")
+        self._on_loss(member.engine)
         for turn in member.turns:
             if turn.wait is not None:
                 turn.wait.reschedule(asyncio.get_running_loop().time())
 
-    def _route(self, member: _Member) -> None:
+    def _route(self, member: _Member[E]) -> None:
         member.lost = None
         self._report(f"{member.engine.place} serves version {member.engine.version} and gets requests again")
 
-    async def _catch_up(self, member: _Member, same: bool) -> None:
+    async def _catch_up(self, member: _Member[E], same: bool) -> None:
         """Bring a lost engine to the fleet's weights. `same`: its process was not restarted."""
         with suppress(WeightsError, EngineError):
             if not same:

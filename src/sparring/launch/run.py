@@ -221,8 +221,10 @@ def _for_this_machine(config: RunConfig, store: Store) -> RunConfig:
 def cluster_of(config: RunConfig) -> Cluster:
     """Return a cluster for the models of a recipe."""
     from sparring.cluster.inline import InlineCluster
+    from sparring.cluster.local import LocalCluster
 
-    return InlineCluster(
+    make = InlineCluster if config.cluster.kind == "inline" else partial(LocalCluster, config.cluster)
+    return make(
         models=config.models,
         train=config.train,
         engine=config.engine,

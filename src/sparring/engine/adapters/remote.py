@@ -41,7 +41,7 @@ class RemoteEngine(RemoteClient):
             WeightsError: the server refused the weights.
             EngineError: the server did not answer.
         """
-        where = f"engine at {self._url}: weights"
+        where = f"engine at {self.url}: weights"
         with boundary(EngineError, where), self._blocking(None) as client:
             # an earlier run may have left its adapter, and then the base model cannot change; without one the server
             # answers with an error, which is ignored

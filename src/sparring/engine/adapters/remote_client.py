@@ -54,12 +54,15 @@ class RemoteClient:
         name: name of the model in the run; updates of other models are refused.
         api_key: key sent as a bearer token; "" for none.
 
+    Attributes:
+        url: the address.
+
     Raises:
         BadInput: no server answers at `url`, or it needs another key.
     """
 
     def __init__(self, url: str, *, name: str = "policy", api_key: str = "") -> None:
-        self._url, self._name = url, name
+        self.url, self._name = url, name
         self._headers = authorization(api_key)
         socket_path = url.removeprefix("unix:") if url.startswith("unix:") else None
         self._base_url = "http://engine" if socket_path else url
@@ -85,7 +88,7 @@ class RemoteClient:
     @property
     def place(self) -> str:
         """Name for the user."""
-        return f"engine at {self._url}"
+        return f"engine at {self.url}"
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -103,7 +106,7 @@ class RemoteClient:
         Raises:
             BadInput: the server computes differently, or has a smaller context.
         """
-        served, where = self.served, f"engine at {self._url}"
+        served, where = self.served, f"engine at {self.url}"
         if served.dtype != dtype:
             raise refusal(
                 where, f"a model in {dtype}, as in models.{self._name}.dtype", served.dtype, "serve it with --dtype"
@@ -181,17 +184,17 @@ class RemoteClient:
             with self._blocking(CONNECT_S) as client:
                 answer = client.get("/v1/model")
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise wire.unreachable(self._url, f"{type(error).__name__}: {error}") from error
+            raise wire.unreachable(self.url, f"{type(error).__name__}: {error}") from error
         if answer.status_code == 401:
             raise refusal(
-                f"engine at {self._url}", "the server's API key", "a wrong key or none", "set engine.api_key_env"
+                f"engine at {self.url}", "the server's API key", "a wrong key or none", "set engine.api_key_env"
             )
         if answer.status_code != 200 or wire.INSTANCE not in answer.headers:
-            raise wire.unreachable(self._url, f"another server, status {answer.status_code}")
-        return wire.decode(answer.content, wire.ServedModel, f"engine at {self._url}")
+            raise wire.unreachable(self.url, f"another server, status {answer.status_code}")
+        return wire.decode(answer.content, wire.ServedModel, f"engine at {self.url}")
 
     async def _pieces(self, request: GenerateRequest, *, deltas: bool) -> AsyncGenerator[Delta | Completion, None]:
-        where, live = f"engine at {self._url}: request {request.id}", _SentRequest()
+        where, live = f"engine at {self.url}: request {request.id}", _SentRequest()
         form = wire.generate_form(request, stream=True, deltas=deltas)
         self._live[request.id].append(live)
         try:
@@ -219,7 +222,7 @@ class RemoteClient:
 
     async def _post(self, name: str, value: Any, *, adopts: bool = False) -> bytes:
         """Return the body of an answer; with `adopts` it may come from a restarted server."""
-        where = f"engine at {self._url}: {name}"
+        where = f"engine at {self.url}: {name}"
         with boundary(EngineError, where):
             answer = await self._client.post(f"/v1/{name}", content=wire.encode(value))
             self._check(answer.status_code, answer.content, answer.headers, where, adopts=adopts)
