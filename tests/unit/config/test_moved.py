@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from refusals import refused_at
 
+from sparring.errors import BadInput
 from sparring.recipe import moved
 from sparring.recipe.load import from_data, load, load_recorded
 from sparring.recipe.run_config import RunConfig
@@ -114,6 +115,33 @@ def test_overrides_take_the_old_spelling_too() -> None:
     assert config.rollout.sampling.constraint is not None and config.rollout.sampling.constraint.kind == "regex"
 
 
+def test_an_override_of_a_whole_table_takes_the_old_spelling_too() -> None:
+    settings = ("rollout={temperature=0.5, retries=2}", "engine={kv_tokens=64, kv={bytes=9}}")
+    config = from_data(BASE, "the test", settings)
+    assert (config.rollout.sampling.temperature, config.rollout.retries.rebuilds) == (0.5, 2)
+    assert (config.engine.kv.tokens, config.engine.kv.bytes) == (64, 9)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("rollout.temperatur", "rollout.sampling.temperature"),
+        ("rollout.top-p", "rollout.sampling.top_p"),
+        ("rollout.tool_timeout", "rollout.timeouts.tool_s"),
+        ("rollout.kv_bytes", "engine.kv.bytes"),
+        ("rollout.sampling.max_tokens", "rollout.limits.max_tokens"),
+        ("rollout.retries.retries", "rollout.retries.rebuilds"),
+        ("rollout.timeouts.retries", "rollout.retries.rebuilds"),
+        ("engine.kv.max_running", "engine.batch.max_running"),
+        ("gateway.listen", "rollout.gateway"),
+    ],
+)
+def test_a_key_in_the_wrong_place_or_misspelt_is_pointed_to_its_table(wrong: str, meant: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        from_data(nested({wrong: 1}), "the test")
+    assert str(refused.value).endswith(f"do you mean {meant}?")
+
+
 def test_new_tables_of_an_old_name_are_new(caplog: pytest.LogCaptureFixture) -> None:
     recipe = nested({"rollout.retries.groups": 1, "rollout.gateway.lease_s": 5.0})
     with caplog.at_level(logging.WARNING):
@@ -156,6 +184,9 @@ def test_the_new_spelling_is_told_once(caplog: pytest.LogCaptureFixture) -> None
         ({}, ("rollout.sampling.max_turns=3",), "rollout.sampling.max_turns", "rollout.limits.max_turns?"),
         ({}, ("engine.share_prefixes.a=3",), "engine.kv.share_prefixes", "true or false"),
         ({}, ("engine.max_running=0",), "engine.batch", "max_running"),
+        ({"rollout.gateway": [{"address": "http://10.0.0.5:9000"}]}, (), "rollout.gateway", "a table"),
+        ({}, ("rollout.retries=[3]",), "rollout.retries", "a table"),
+        ({}, ("engine={kv={tokens=1}, kv_tokens=2}",), "engine.kv.tokens", "spelling"),
     ],
 )
 def test_bad_values_of_old_keys_are_refused(values: Any, settings: tuple[str, ...], place: str, noun: str) -> None:
