@@ -24,10 +24,15 @@ from sparring.gateway.serving import ClientProtocol, LocalServer, Patience, serv
 
 
 class _HalfClosing:
-    """Transport whose `close` ends only the sending direction, so that the mark of a client can still be received."""
+    """Transport whose `close` ends only the sending direction, so that the mark of a client can still be received.
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport, self._closing = transport, False
+    Args:
+        transport: transport of the connection.
+        closed: called when nothing more is sent.
+    """
+
+    def __init__(self, transport: asyncio.Transport, closed: Callable[[], None]) -> None:
+        self._transport, self._closing, self._closed = transport, False, closed
         self.write: Callable[[bytes], None] = transport.write
         self.writelines: Callable[[Any], None] = transport.writelines
 
@@ -43,6 +48,7 @@ class _HalfClosing:
         if not self.is_closing():
             self._closing = True
             self.write = self.writelines = _ignore
+            self._closed()
             self._transport.resume_reading()
             try:
                 self._transport.write_eof()
@@ -66,7 +72,7 @@ class Tunnel(ClientProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limits of a connection, and take the addresses of its client from the greeting."""
-        super().connection_made(_HalfClosing(transport))  # type: ignore[arg-type]
+        super().connection_made(_HalfClosing(transport, self._end_answer))  # type: ignore[arg-type]
         self.server, self.client = self._greeting.server, self._greeting.client
         self._tunnels.add(self)
 
@@ -86,6 +92,13 @@ class Tunnel(ClientProtocol):
         if marked:
             self._marked = True
             self.leave(broken=broken)  # before the client's next request, which may have arrived already
+
+    def _end_answer(self) -> None:
+        """Report that the client does not get the rest of its answer, because the sending direction has ended."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            self.leave(broken=False)
 
     def cut(self) -> None:
         """Break the connection."""
