@@ -72,7 +72,7 @@ class Tunnel(ClientProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limits of a connection, and take the addresses of its client from the greeting."""
-        super().connection_made(_HalfClosing(transport, self._end_answer))  # type: ignore[arg-type]
+        super().connection_made(_HalfClosing(transport, partial(self.leave, broken=False)))  # type: ignore[arg-type]
         self.server, self.client = self._greeting.server, self._greeting.client
         self._tunnels.add(self)
 
@@ -92,13 +92,6 @@ class Tunnel(ClientProtocol):
         if marked:
             self._marked = True
             self.leave(broken=broken)  # before the client's next request, which may have arrived already
-
-    def _end_answer(self) -> None:
-        """Report that the client does not get the rest of its answer, because the sending direction has ended."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-            self.leave(broken=False)
 
     def cut(self) -> None:
         """Break the connection."""
