@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from sparring.errors import refusal
 from sparring.gateway.run_socket import BROKEN, CLOSED, MOST_GREETING, SOCKET, Greeting, Word, socket_path
 from sparring.gateway.server import Gateway, gateway_here
 from sparring.gateway.serving import ClientProtocol, LocalServer, Patience, server_settings
@@ -247,17 +248,12 @@ async def proxied(folder: Path, address: str, report: Callable[[str], None] = la
         folder: folder of the run.
         address: address of `sparring gateway` for programs.
         report: function that shows the user a sentence.
+
+    Raises:
+        BadInput: the folder cannot hold a socket.
     """
-    gateway, path = gateway_here(), folder / SOCKET
-    path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX) as listening:
-        before = os.umask(0o177)
-        try:
-            with socket_path(folder) as short:
-                listening.bind(short)
-        finally:
-            os.umask(before)
-        listening.listen(2048)
+    gateway = gateway_here()
+    with _listen(folder) as listening:
         proxies = Proxies(gateway, report)
         server = LocalServer(server_settings(gateway.application()), protocol=partial(_Arrival, proxies))
         serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
@@ -277,7 +273,29 @@ async def proxied(folder: Path, address: str, report: Callable[[str], None] = la
             await serving
             for tunnel in tuple(proxies.tunnels):
                 tunnel.cut()
-            path.unlink(missing_ok=True)
+            (folder / SOCKET).unlink(missing_ok=True)
+
+
+def _listen(folder: Path) -> socket.socket:
+    """Return the listening socket of a run, in place of one that an earlier process left. Only its user may connect.
+
+    Raises:
+        BadInput: the folder cannot hold a socket.
+    """
+    listening = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        (folder / SOCKET).unlink(missing_ok=True)
+        with socket_path(folder) as short:
+            listening.bind(short)
+        listening.listen(2048)
+    except OSError as error:
+        listening.close()
+        do = "put the run's folder on a file system with Unix sockets, or leave rollout.gateway.address out"
+        raise refusal(str(folder / SOCKET), "room for a Unix socket", error.strerror or str(error), do) from error
+    finally:
+        os.umask(before)
+    return listening
 
 
 def _ignore(data: Any) -> None:

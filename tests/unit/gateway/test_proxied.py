@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused_at
 from sessions import opened, said, says
 
 from sparring.gateway.proxied import proxied
@@ -72,6 +73,17 @@ def test_an_answer_that_the_run_cut_short_is_not_delivered(tmp_path: Path, strea
 
     cut, again = asyncio.run(main())
     assert cut == b"" and b"One." in again
+
+
+def test_a_folder_that_holds_no_socket_is_refused(tmp_path: Path) -> None:
+    (tmp_path / SOCKET / "not empty").mkdir(parents=True)
+
+    async def main() -> None:
+        async with proxied(tmp_path, "http://127.0.0.1:9"):
+            pass
+
+    with refused_at(str(tmp_path / SOCKET), "socket"):
+        asyncio.run(main())
 
 
 def test_a_web_page_is_refused_as_at_the_runs_own_address(tmp_path: Path) -> None:
