@@ -37,7 +37,7 @@ def serve_gateway(folder: Path, host: str, port: int, say: Callable[[str], None]
         listening = socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError, UnicodeError) as error:
         raise refusal(f"{host}:{port}", "a free address", str(error), "choose another --host or --port") from error
-    shown = f"[{host}]" if family == socket.AF_INET6 else host
+    shown = f"[{host}]" if ":" in host else host
     with listening:
         asyncio.run(_serve(folder, listening, f"http://{shown}:{listening.getsockname()[1]}", say))
 

@@ -110,5 +110,6 @@ def _new_value(new: str, value: Any) -> Any:
 
 
 def _is_table(new: str, value: Any) -> bool:
-    """Return whether a value, of a key that moved to `new`, is the new table of that name."""
-    return new in ("rollout.gateway.url", "rollout.retries.rebuilds") and isinstance(value, dict)
+    """Return whether a value, of a key that moved to `new`, is meant as the new table of that name. A list is meant so
+    too: it is what `[[rollout.gateway]]` says, and is refused as no table."""
+    return new in ("rollout.gateway.url", "rollout.retries.rebuilds") and isinstance(value, (dict, list))

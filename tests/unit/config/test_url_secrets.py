@@ -41,7 +41,7 @@ def data(text: str = RECIPE) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("override", "place"),
     [
-        (f'engine={{ kind = "remote", url = "http://user:{SECRET}@host:1" }}', "engine.url"),
+        (f'engine={{ kind = "remote", url = "http://user:{SECRET}@host:1" }}', "engine.urls.0"),
         (f"models.judge.served.url=https://{SECRET}@host/v1", "models.judge.served.url"),
         (f"models.judge.served.url=user:{SECRET}@host:80", "models.judge.served.url"),
         (f"models.judge.served.url= HTTP://user:{SECRET}@host", "models.judge.served.url"),
