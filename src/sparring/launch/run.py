@@ -361,7 +361,8 @@ def _describe_model(config: RunConfig, name: str) -> str:
     spec = config.models[name]
     files = [] if spec.path is None else sorted(file for file in model_folder(spec).iterdir() if file.is_file())
     stats = [(file.name, (status := file.stat()).st_size, status.st_mtime_ns) for file in files]
-    return repr((msgspec.to_builtins(spec), config.engine.kind, config.run.device, stats))
+    kind = "native" if config.engine.exact else config.engine.kind  # a remote engine samples the same replies
+    return repr((msgspec.to_builtins(spec), kind, config.run.device, stats))
 
 
 def _check_recorded(folder: Path) -> None:

@@ -34,7 +34,7 @@ def has_user(text: str, key: Key = "") -> bool:
 
 
 def masked(text: str) -> str:
-    """Return a text for the user, such as `--set engine.url=http://user:password@host`, with the users of its URLs
+    """Return a text for the user, such as `--set engine.urls=http://user:password@host`, with the users of its URLs
     replaced."""
     return _IN_TEXT.sub(r"\1...@", text)
 

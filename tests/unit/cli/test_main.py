@@ -184,6 +184,21 @@ sys.exit(main())
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
 
 
+def test_a_signal_before_the_verb_begins_has_the_status_of_one_after(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+class Signal:
+    def find_spec(self, name, path=None, target=None):
+        if name == "sparring.cli.main":
+            os.kill(os.getpid(), signal.SIGTERM)
+sys.meta_path.insert(0, Signal())
+from sparring.cli.start import main
+sys.exit(main())
+"""
+    (tmp_path / "first.toml").write_text(RECIPE)
+    assert _sparring("run", str(tmp_path / "first.toml"), code=code).returncode == 75
+
+
 def test_an_interrupt_ignored_by_the_shell_stays_ignored() -> None:
     code = """
 import signal, sys
