@@ -267,22 +267,22 @@ class _Events(Response):
     async def _tell(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with aclosing(self._event_bytes()) as events:
-            async for data in events:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+            async for data, more in events:
+                await send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def _event_bytes(self) -> AsyncGenerator[bytes, None]:
+    async def _event_bytes(self) -> AsyncGenerator[tuple[bytes, bool], None]:
+        """Yield each event, and whether more follow."""
         try:
             async with aclosing(self._pieces):  # type: ignore[type-var]
                 piece = await self._first
                 while not isinstance(piece, Completion):
-                    yield wire.event("delta", piece)
+                    yield wire.event("delta", piece), True
                     piece = await anext(self._pieces)
             self._ended(piece.finish_reason)
-            yield wire.event("completion", piece)
+            yield wire.event("completion", piece), False
         except SparringError as error:
             self._ended(type(error).__name__)
-            yield wire.event("error", wire.problem(error))
+            yield wire.event("error", wire.problem(error)), False
 
 
 async def _unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -17,20 +16,12 @@ import msgspec
 
 from sparring.engine import wire
 from sparring.engine.adapters.client import ClientCounts, authorization, completion_of
+from sparring.engine.adapters.connections import KEEP_ALIVE, Connections, HttpAnswer
 from sparring.engine.config import EngineConfig
 from sparring.errors import BadInput, EngineError, boundary, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, Runs, ScoreRequest, Scores
 
 CONNECT_S = 10.0
-KEEP_ALIVE = [
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-]
-"""Socket options: an answer may take any time, but a dead host is detected within a minute."""
-
-
 T = TypeVar("T")
 Client = TypeVar("Client", bound="RemoteClient")
 _log = logging.getLogger("sparring.engine")
@@ -72,13 +63,8 @@ class RemoteClient:
         self._newest: int | None = None  # newest version that this client sent
         self._counts = ClientCounts()
         self._live: dict[str, list[_SentRequest]] = defaultdict(list)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._client = httpx.AsyncClient(
-            base_url=self._base_url,
-            headers=self._headers,
-            timeout=httpx.Timeout(None, connect=CONNECT_S),
-            transport=httpx.AsyncHTTPTransport(limits=limits, **self._transport),
-        )
+        tls = httpx.create_ssl_context() if url.startswith("https:") else None  # as `_blocking` has it
+        self._connections = Connections(url, self._headers, connect_s=CONNECT_S, tls=tls)
 
     @property
     def version(self) -> int:
@@ -165,15 +151,16 @@ class RemoteClient:
         """
         where = f"{self.place}: ping"
         with boundary(EngineError, where):
-            answer = await self._client.get("/health")
-        if answer.status_code == 200 and answer.headers.get(wire.INSTANCE) != self._instance:
+            with await self._connections.get("/health") as answer:
+                body = await answer.read()
+        if answer.status == 200 and answer.headers.get(wire.INSTANCE) != self._instance:
             return False
-        self._check(answer.status_code, answer.content, answer.headers, where)
+        self._check(answer.status, body, answer.headers, where)
         return True
 
     async def close(self) -> None:
         """Drop running requests. The server continues."""
-        await self._client.aclose()
+        self._connections.close()
 
     def _blocking(self, timeout_s: float | None) -> httpx.Client:
         transport = httpx.HTTPTransport(**self._transport)
@@ -199,12 +186,12 @@ class RemoteClient:
         self._live[request.id].append(live)
         try:
             with boundary(EngineError, where):
-                async with self._client.stream("POST", "/v1/generate", content=wire.encode(form)) as response:
-                    body = b"" if response.status_code == 200 else await response.aread()
-                    self._check(response.status_code, body, response.headers, where)
+                with await self._connections.post("/v1/generate", wire.encode(form)) as answer:
+                    body = b"" if answer.status == 200 else await answer.read()
+                    self._check(answer.status, body, answer.headers, where)
                     base = self._base
                     live.there.set()
-                    async for name, data in _events(response):
+                    async for name, data in _events(answer):
                         if name == "error":
                             raise wire.raised(self._read(data, wire.Failed, where).error, where)
                         if name == "completion":
@@ -224,11 +211,12 @@ class RemoteClient:
         """Return the body of an answer; with `adopts` it may come from a restarted server."""
         where = f"engine at {self.url}: {name}"
         with boundary(EngineError, where):
-            answer = await self._client.post(f"/v1/{name}", content=wire.encode(value))
-            self._check(answer.status_code, answer.content, answer.headers, where, adopts=adopts)
-            return answer.content
+            with await self._connections.post(f"/v1/{name}", wire.encode(value)) as answer:
+                body = await answer.read()
+            self._check(answer.status, body, answer.headers, where, adopts=adopts)
+            return body
 
-    def _check(self, status: int, body: bytes, headers: httpx.Headers, where: str, *, adopts: bool = False) -> None:
+    def _check(self, status: int, body: bytes, headers: Mapping[str, str], where: str, *, adopts: bool = False) -> None:
         """Check that a response is no error, that the server is still the same process, and that it used weights of
         this client.
 
@@ -298,13 +286,16 @@ def check_distinct(clients: Sequence[RemoteClient]) -> None:
             )
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[tuple[str, bytes]]:
-    rest = b""
-    async for chunk in response.aiter_raw():
-        *complete, rest = (rest + chunk).split(b"\n\n")
-        for text in complete:
-            name, _, data = text.partition(b"\ndata: ")
+async def _events(answer: HttpAnswer) -> AsyncIterator[tuple[str, bytes]]:
+    rest, searched = bytearray(), 0
+    async for piece in answer.pieces():
+        rest += piece
+        while (end := rest.find(b"\n\n", searched)) >= 0:
+            name, _, data = bytes(rest[:end]).partition(b"\ndata: ")
+            del rest[: end + 2]
+            searched = 0
             yield name.removeprefix(b"event: ").decode(), data
+        searched = max(0, len(rest) - 1)  # a long event comes in many pieces
 
 
 def _renumbered(completion: Completion, base: int) -> Completion:
