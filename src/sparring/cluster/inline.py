@@ -13,6 +13,7 @@ from sparring.train.config import TrainConfig
 if TYPE_CHECKING:
     from sparring.model.causal import CausalModel
     from sparring.train.trainer import LocalTrainer
+    from sparring.weights.links import WeightLinks
 
 
 class InlineCluster:
@@ -44,6 +45,7 @@ class InlineCluster:
         self._engines: list[Engine] = []
         self._trainers: list[LocalTrainer] = []
         self._rewards: dict[tuple[str, str], ValueModel] = {}
+        self._links: WeightLinks | None = None
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
         from sparring.model.load import load
@@ -127,9 +129,17 @@ class InlineCluster:
     def _remote(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.client import read_api_key
         from sparring.engine.adapters.remote import RemoteEngine
+        from sparring.weights.fetch import links
 
         spec, config = self._models[name], self._engine_of[name]
-        engine = RemoteEngine(config.url, name=name, api_key=read_api_key(config.api_key_env))
+        self._links = self._links or links(config.shared_folder)
+        engine = RemoteEngine(
+            config.url,
+            name=name,
+            api_key=read_api_key(config.api_key_env),
+            links=self._links,
+            timeout_s=config.update.timeout_s,
+        )
         model = self._model(name, path)
         engine.check(spec.dtype, model.path_name, config)
         own = model.adapters.everywhere
@@ -157,3 +167,5 @@ class InlineCluster:
             await self._trainers.pop().close()
         while self._rewards:
             await self._rewards.popitem()[1].close()
+        if self._links is not None:
+            self._links.close()

@@ -124,7 +124,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     kind: Literal["native", "vllm", "remote", "openai"] = "native"
     """native: the trainer's own module, so that both agree to the bit; vllm: a vLLM server, which does not agree to the
-    bit; remote: a `sparring serve` on this machine, which does; openai: a server of OpenAI's completions API with token
+    bit; remote: a `sparring serve`, which does; openai: a server of OpenAI's completions API with token
     ids, which takes no weights and so can only evaluate. The settings below apply to the native engine."""
 
     url: str = ""
@@ -134,6 +134,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     api_key_env: str = ""
     """Environment variable with the key of the server at `url`; empty: none. A value such as
     `Basic dXNlcjpwYXNzd29yZA==` is a user and a password; in the URL these are refused."""
+
+    shared_folder: str = ""
+    """Folder that the server of a remote engine sees under the same path, for weights; used if the server does not
+    share this machine's memory. Empty: weights are then sent over HTTP."""
 
     served_model: str = ""
     """Name of the model on an openai server; empty: the server's only model."""

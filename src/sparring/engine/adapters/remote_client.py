@@ -203,7 +203,7 @@ class RemoteClient:
             self._check(answer.status_code, answer.content, answer.headers, where, adopts=adopts)
             return answer.content
 
-    def _check(self, status: int, body: bytes, headers: httpx.Headers, where: str, *, adopts: bool = False) -> None:
+    def _check(self, status: int, body: bytes, headers: Mapping[str, str], where: str, *, adopts: bool = False) -> None:
         """Check that a response is no error, that the server is still the same process, and that it used weights of
         this client.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from operator import attrgetter
 
 from sparring.engine.config import EngineConfig
-from sparring.errors import refusal
+from sparring.errors import WeightsError, refusal
 from sparring.model.outline import Outline
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.context import POLICY
+from sparring.stages.context import POLICY, given_checkpoint
 
 
 def check_engine(config: RunConfig, shape: Outline) -> list[str]:
@@ -74,3 +74,34 @@ def _answers(config: RunConfig) -> list[str]:
     remote.check(spec.dtype, numerics, engine)
     served = remote.served
     return [f"engine: {engine.url} serves {served.dtype} on {served.numerics}, version {remote.version}"]
+
+
+def check_updates(config: RunConfig) -> list[str]:
+    """Send the weights that the run starts from to the engine's server, as the run will. A fresh model has none yet:
+    then only the way is tried.
+
+    Raises:
+        BadInput: the server refuses the weights, or cannot use `engine.shared_folder`.
+    """
+    if config.engine.kind != "remote":
+        return []
+    from sparring.engine.adapters.client import read_api_key
+    from sparring.engine.adapters.remote import RemoteEngine
+    from sparring.model.load import load
+    from sparring.weights.fetch import links
+
+    engine, spec, start = config.engine, config.models[POLICY], given_checkpoint(config)
+    ways, key = links(engine.shared_folder), read_api_key(engine.api_key_env)
+    try:
+        remote = RemoteEngine(engine.url, name=POLICY, api_key=key, links=ways, timeout_s=engine.update.timeout_s)
+        way = remote.choose_link()
+        if start is not None:
+            model = load(start, dtype=spec.dtype, device=config.run.device, numerics=spec.numerics)
+            own = model.adapters.everywhere
+            remote.begin(model.state(), None if own is None else own.state())
+    except WeightsError as error:
+        where = f"engine at {engine.url}"
+        raise refusal(where, "a server that takes the policy's weights", str(error), "serve that model") from error
+    finally:
+        ways.close()
+    return [f"weights: {'travel' if start is None else 'travelled'} to {engine.url} by {way}"]
