@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,8 +20,10 @@ from sparring.engine.adapters.remote import RemoteEngine
 from sparring.errors import WeightsError
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.load import load
+from sparring.weights.http import Http
 from sparring.weights.inline import publish
-from sparring.weights.shared_memory import FOLDER, PREFIX
+from sparring.weights.links import WeightLinks
+from sparring.weights.shared_memory import FOLDER, PREFIX, SharedMemory
 
 ALONE = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"', "alone"]
 """Words that give a program a /dev/shm of its own. Without the right to them the test fails, with what unshare says."""
@@ -68,7 +70,6 @@ def test_a_run_with_an_engine_on_another_machine_has_the_bits_of_one_on_its_own(
         sent = finished(given, "http", stages, *there)
         through = finished(given, "disk", stages, *there, folder)
         assert not list(shared.iterdir())
-        (tmp_path / "mine").mkdir()
         missing = f"engine.shared_folder={tmp_path / 'absent'}"
         assert main(["check", str(given), *sets, "--set", missing]) == 2
         assert "engine.shared_folder: expected a folder" in capsys.readouterr().err
@@ -77,29 +78,28 @@ def test_a_run_with_an_engine_on_another_machine_has_the_bits_of_one_on_its_own(
     assert main(["diff", str(own), str(sent)]) == 0, capsys.readouterr().out
 
 
+@pytest.mark.parametrize("link", [SharedMemory, Http])
 def test_a_server_that_stands_still_is_a_weights_error_in_time_and_loses_nothing(
-    given: Path, checkpoint: Path, served: Callable[..., object]
+    checkpoint: Path, served: Callable[..., AbstractContextManager[tuple[subprocess.Popen[str], str]]], link: type
 ) -> None:
-    """For every link that needs the server's answer, at the beginning of a run and in its middle."""
+    """In the middle of a run and at the beginning of one. A push that was not acknowledged is repeated."""
     state, ask = load(checkpoint).state(), GenerateRequest(id="", tokens=(5, 6, 7), sampling=Sampling(max_tokens=2))
 
     async def scenario(process: subprocess.Popen[str], url: str) -> None:
-        engine = RemoteEngine(url, timeout_s=0.5)
+        engine = RemoteEngine(url, links=WeightLinks([link()]), timeout_s=1.0)
         engine.begin(state)
-        first = publish("policy", 1, state)
         process.send_signal(signal.SIGSTOP)
         with pytest.raises(WeightsError, match="unknown until it answers again"):
-            await engine.pull(first)
+            await engine.pull(publish("policy", 1, state))
         with pytest.raises(WeightsError, match="unknown until it answers again"):
             engine.begin(state)
         process.send_signal(signal.SIGCONT)
-        patient = RemoteEngine(url)
-        patient._base, patient._newest = engine._base, engine._newest
-        await patient.pull(first)
-        answer = await patient.generate(ask)
-        assert set(answer.versions.values) == {patient.version}
-        await patient.close()
+        for _ in range(2):  # the second is acknowledged again
+            await engine.pull(publish("policy", 1, state))
+        answer = await engine.generate(ask)
+        assert set(answer.versions.values) == {1} and engine.version == 1
         await engine.close()
 
-    with served(checkpoint) as (process, url):  # type: ignore[attr-defined]
+    with served(checkpoint) as (process, url):
         asyncio.run(scenario(process, url))
+    assert not list(FOLDER.glob(f"{PREFIX}{os.getpid()}-*"))

@@ -13,7 +13,7 @@ import torch
 
 from sparring.engine import wire
 from sparring.engine.adapters.remote_client import RemoteClient
-from sparring.engine.adapters.weight_sender import WeightSender, late
+from sparring.engine.adapters.weight_sender import GRACE_S, WeightSender, late
 from sparring.engine.update import check_model
 from sparring.errors import SparringError
 from sparring.types import WeightRef
@@ -21,10 +21,6 @@ from sparring.weights.fetch import fetch
 from sparring.weights.fetch import links as transport_links
 from sparring.weights.inline import reference
 from sparring.weights.links import Link, WeightLinks
-
-GRACE_S = 2.0
-"""Seconds by which this side waits longer than `engine.update.timeout_s`, so that the server can refuse a late update
-first."""
 
 T = TypeVar("T")
 
@@ -117,7 +113,7 @@ class RemoteEngine(RemoteClient):
         return f"engine at {self._url}: weights"
 
     def _sender(self) -> WeightSender:
-        return WeightSender(self._url, self._headers, self._timeout_s + GRACE_S)
+        return WeightSender(self._url, self._headers, self._timeout_s)
 
     @contextmanager
     def _sent(self, ref: WeightRef, sender: WeightSender) -> Iterator[WeightRef]:

@@ -16,6 +16,10 @@ from sparring.errors import EngineError, WeightsError, boundary
 from sparring.types import WeightRef
 from sparring.weights.upload import Bucket
 
+GRACE_S = 2.0
+"""Seconds by which this side waits longer than `engine.update.timeout_s`, so that the server can refuse a late update
+first."""
+
 
 class SentAnswer(NamedTuple):
     """Answer of a server; names of headers in lower case."""
@@ -45,12 +49,13 @@ class WeightSender:
     Args:
         url: `http://host:port`, or `unix:path` for a socket.
         headers: headers of every request.
-        timeout_s: time limit of all requests together, in seconds; a later answer is a WeightsError.
+        timeout_s: `engine.update.timeout_s`. All requests together have `GRACE_S` more; a later answer is a
+            WeightsError.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float) -> None:
         self._url, self._headers, self._timeout_s = url, headers, timeout_s
-        self._deadline = time.monotonic() + timeout_s
+        self._deadline = time.monotonic() + timeout_s + GRACE_S
 
     def sees(self, ref: WeightRef) -> None:
         self.post("sees", wire.encode(wire.weight_form(ref, None)))
