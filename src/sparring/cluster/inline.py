@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sparring.engine.fleet import Fleet
     from sparring.model.causal import CausalModel
     from sparring.train.trainer import LocalTrainer
+    from sparring.weights.links import WeightLinks
 
 
 class InlineCluster:
@@ -50,6 +51,7 @@ class InlineCluster:
         self._engines: list[Engine] = []
         self._trainers: list[LocalTrainer] = []
         self._rewards: dict[tuple[str, str], ValueModel] = {}
+        self._links: WeightLinks | None = None
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
         from sparring.model.load import load
@@ -148,9 +150,12 @@ class InlineCluster:
         from sparring.engine.adapters.remote import RemoteEngine
         from sparring.engine.adapters.remote_client import check_distinct, reachable
         from sparring.engine.fleet import Fleet
+        from sparring.weights.fetch import links
 
         spec, config = self._models[name], self._engine_of[name]
-        engines = reachable([partial(RemoteEngine, url, name=name, api_key=key) for url in urls])
+        self._links = self._links or links(config.shared_folder)
+        connect = partial(RemoteEngine, name=name, api_key=key, links=self._links, timeout_s=config.update.timeout_s)
+        engines = reachable([partial(connect, url) for url in urls])
         model = self._model(name, path)
         for engine in engines:
             engine.check(spec.dtype, model.path_name, config)
@@ -182,6 +187,8 @@ class InlineCluster:
             await self._trainers.pop().close()
         while self._rewards:
             await self._rewards.popitem()[1].close()
+        if self._links is not None:
+            self._links.close()
 
 
 def _states(model: CausalModel) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None]:

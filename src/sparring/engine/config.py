@@ -139,6 +139,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Seconds without an answer to a ping after which one of several servers gets no more requests. Its requests go on
     at the others."""
 
+    shared_folder: str = ""
+    """Folder that the server of a remote engine sees under the same path, for weights; used if the server does not
+    share this machine's memory. Empty: weights are then sent over HTTP."""
+
     served_model: str = ""
     """Name of the model on an openai server; empty: the server's only model."""
 

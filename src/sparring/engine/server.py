@@ -6,7 +6,9 @@
     POST /v1/fork       requests that continue a running one
     POST /v1/score      log-probabilities of given tokens
     POST /v1/release    drop the KV of a conversation
-    POST /v1/weights    serve other weights or another adapter, from this machine's shared memory
+    POST /v1/weights    serve other weights or another adapter, fetched from where they were published
+    POST /v1/bucket     a part of weights, to be fetched from this server itself
+    POST /v1/sees       fetch published weights and drop them again
     POST /v1/drop       stop serving an adapter
     GET  /health        200 while the engine answers
     GET  /metrics       counters, gauges and histograms for Prometheus
@@ -40,6 +42,8 @@ from sparring.engine.prometheus import exposition
 from sparring.errors import BadInput, EngineError, RequestRefused, SparringError, WeightsError, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest
 from sparring.protocols import Engine
+from sparring.types import WeightRef
+from sparring.weights.upload import Bucket, Received, UploadArea
 
 BESIDE, OF_ID, OF_BIAS = 1 << 18, 24, 48
 """Maximum number of bytes of a request, as a sum of three parts: one for all but ids and biases, one per id of the
@@ -92,11 +96,13 @@ class TokenServer:
         self._numbers = itertools.count(1)
         self._counts: Counter[tuple[str, str]] = Counter()
         self._base = served.base
+        self._uploads = UploadArea(served.state_bytes)
         self._most_bytes = BESIDE + OF_ID * served.context + OF_BIAS * served.vocab_size
 
     def application(self) -> ASGIApp:
         """Return the ASGI application."""
-        routes = [Route(f"/v1/{name}", getattr(self, f"_{name}"), methods=["POST"]) for name in wire.POSTS]
+        posts = (*wire.POSTS, "bucket")
+        routes = [Route(f"/v1/{name}", getattr(self, f"_{name}"), methods=["POST"]) for name in posts]
         gets = {"/v1/model": self._model, "/health": self._health, "/metrics": self._metrics}
         gets["/openapi.json"] = self._document
         routes += [Route(path, answer, methods=["GET"]) for path, answer in gets.items()]
@@ -202,13 +208,50 @@ class TokenServer:
 
     async def _weights(self, request: Request) -> Response:
         form = await self._body(request, wire.WeightForm)
-        ref = wire.weight_ref(form)
-        if ref.transport == "inline":
-            where, got = f"weights of {ref.model} version {ref.version}", "'inline', which works in one process only"
-            raise WeightsError(f"{where}: expected transport 'shared_memory', got {got}; publish them there")
-        await _unless_left(request.receive, self._engine.pull(ref))
+        ref = self._located(wire.weight_ref(form))
+        try:
+            await _unless_left(request.receive, self._engine.pull(ref))
+        finally:
+            self._drop_upload(ref)
         self._base = self._base if form.base is None else form.base
         return _json({})
+
+    async def _sees(self, request: Request) -> Response:
+        from sparring.weights.fetch import fetch  # imports torch, which the engine has imported
+
+        ref = self._located(wire.weight_ref(await self._body(request, wire.WeightForm)))
+        try:
+            await asyncio.to_thread(fetch, ref)
+        finally:
+            self._drop_upload(ref)
+        return _json({})
+
+    async def _bucket(self, request: Request) -> Response:
+        head = request.headers.get(wire.BUCKET, "").encode()
+        receiving = self._uploads.receive(wire.decode(head, Bucket, f"header {wire.BUCKET}"))
+        async for chunk in request.stream():
+            receiving.add(chunk)
+        receiving.finish()
+        return _json({})
+
+    def _located(self, ref: WeightRef) -> WeightRef:
+        """Return a reference that this process can fetch.
+
+        Raises:
+            WeightsError: its transport works in one process only, or its upload is not complete.
+        """
+        where = f"weights of {ref.model} version {ref.version}"
+        if ref.transport == "inline":
+            got = "'inline', which works in one process only"
+            raise WeightsError(f"{where}: expected a transport between processes, got {got}; publish them there")
+        upload = ref.location.get("upload") if isinstance(ref.location, dict) else None
+        if not isinstance(upload, str):
+            return ref
+        return replace(ref, location=Received(ref.location, self._uploads.complete(upload, where).data))
+
+    def _drop_upload(self, ref: WeightRef) -> None:
+        if isinstance(ref.location, Received):
+            self._uploads.drop(ref.location.location["upload"])
 
     async def _drop(self, request: Request) -> Response:
         await self._engine.drop((await self._body(request, wire.DropForm)).adapter)

@@ -34,7 +34,7 @@ MOST_HEAD = 64 << 10
 """Maximum number of bytes of a request's head (its line and headers), and of its trailers."""
 
 MOST_SENT = 16 << 20
-"""Maximum number of bytes of one request on the wire, chunk sizes included. Endpoints accept less."""
+"""Default of the maximum number of bytes of one request on the wire, chunk sizes included. Endpoints accept less."""
 
 MOST_WAITING = 16
 """Maximum number of pipelined requests of one connection."""
@@ -112,12 +112,15 @@ class ClientProtocol(HttpToolsProtocol):
     Args:
         tally: counter of refusals.
         patience: time limits of the client.
+        most_sent: maximum number of bytes of a request on the wire.
     """
 
-    def __init__(self, *arguments: Any, tally: Tally, patience: Patience, **named: Any) -> None:
+    def __init__(
+        self, *arguments: Any, tally: Tally, patience: Patience, most_sent: int = MOST_SENT, **named: Any
+    ) -> None:
         """Set up the limits; other arguments are uvicorn's."""
         super().__init__(*arguments, **named)
-        self._patience = patience
+        self._patience, self._most_sent = patience, most_sent
         self.logger = _faults
         self._tally = tally
         self._waits_for: str = "head"  # or "body", or "answer"
@@ -178,8 +181,8 @@ class ClientProtocol(HttpToolsProtocol):
             return
         if self._waits_for == "head" and self._bytes > MOST_HEAD:
             self._refuse(431, f"expected a head of at most {MOST_HEAD} bytes")
-        elif self._bytes > MOST_SENT:
-            self._refuse(413, f"expected a request of at most {MOST_SENT} bytes")
+        elif self._bytes > self._most_sent:
+            self._refuse(413, f"expected a request of at most {self._most_sent} bytes")
 
     def on_message_begin(self) -> None:
         """Start the time limit of a request's head."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from operator import attrgetter
 
 from sparring.engine.config import EngineConfig
-from sparring.errors import refusal
+from sparring.errors import WeightsError, refusal
 from sparring.model.outline import Outline
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.context import POLICY
+from sparring.stages.context import POLICY, given_checkpoint
 
 
 def check_engine(config: RunConfig, shape: Outline) -> list[str]:
@@ -79,3 +79,36 @@ def _answers(config: RunConfig) -> list[str]:
         f"{remote.place} serves {remote.served.dtype} on {remote.served.numerics}, version {remote.version}"
         for remote in remotes
     ]
+
+
+def check_updates(config: RunConfig) -> list[str]:
+    """Send the weights that the run starts from to the engine's servers, as the run will. A fresh model has none yet:
+    then only the way is tried.
+
+    Raises:
+        BadInput: a server refuses the weights, or cannot use `engine.shared_folder`.
+    """
+    if config.engine.kind != "remote":
+        return []
+    from sparring.engine.adapters.client import read_api_key
+    from sparring.engine.adapters.remote import RemoteEngine
+    from sparring.model.load import load
+    from sparring.weights.fetch import links
+
+    engine, spec, start = config.engine, config.models[POLICY], given_checkpoint(config)
+    ways, key, facts, where = links(engine.shared_folder), read_api_key(engine.api_key_env), [], ""
+    model = None if start is None else load(start, dtype=spec.dtype, device=config.run.device, numerics=spec.numerics)
+    try:
+        for url in engine.urls:
+            where = f"engine at {url}"
+            remote = RemoteEngine(url, name=POLICY, api_key=key, links=ways, timeout_s=engine.update.timeout_s)
+            way = remote.choose_link()
+            if model is not None:
+                own = model.adapters.everywhere
+                remote.begin(model.state(), None if own is None else own.state())
+            facts.append(f"weights: {'travel' if model is None else 'travelled'} to {url} by {way}")
+    except WeightsError as error:
+        raise refusal(where, "a server that takes the policy's weights", str(error), "serve that model") from error
+    finally:
+        ways.close()
+    return facts
