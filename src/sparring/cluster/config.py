@@ -12,12 +12,13 @@ MOST_ENGINES = 1024
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[cluster]`: processes of the run. None of these settings changes a sampled token or a weight."""
 
-    kind: Literal["inline", "local"] = "inline"
+    kind: Literal["inline", "local", "ray"] = "inline"
     """inline: trainer and engine in the run's process; local: engines of the policy in processes of their own on this
-    machine, which are started with each stage that samples, and started again when they die."""
+    machine; ray: such processes on the nodes of a Ray cluster. They are started with each stage that samples, and
+    started again when they die."""
 
     engines: int = 1
-    """Number of engine processes with `kind = "local"`; they share the requests (docs/engine/fleet.md)."""
+    """Number of engine processes; they share the requests (docs/engine/fleet.md)."""
 
     engine_threads: int = 0
     """Number of CPU threads of each engine process; 0: those of `run.threads` divided among the engines."""
@@ -25,10 +26,16 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     start_timeout_s: float = 300.0
     """Time limit for an engine process to load its model and to answer, in seconds."""
 
+    address: str = "auto"
+    """Address of the Ray cluster, `host:port`; auto: the one that this machine belongs to."""
+
+    wait_s: float = 60.0
+    """Seconds that the Ray cluster has to provide what the engines need."""
+
     def __post_init__(self) -> None:
         if not 1 <= self.engines <= MOST_ENGINES:
             raise ValueError(f"engines must be 1 to {MOST_ENGINES}, got {self.engines}")
         if self.kind == "inline" and self.engines > 1:
             raise ValueError(f'engines must be 1 with kind "inline", got {self.engines}; set kind = "local"')
-        if self.engine_threads < 0 or not self.start_timeout_s > 0:
-            raise ValueError("engine_threads must be 0 or more and start_timeout_s above 0")
+        if self.engine_threads < 0 or not self.start_timeout_s > 0 or not self.wait_s >= 0:
+            raise ValueError("engine_threads and wait_s must be 0 or more and start_timeout_s above 0")

@@ -67,6 +67,10 @@ class EngineProcess:
                 self.close()
                 raise EngineError(f"engine process: expected it to start, got {got}; the end of its log:\n{log}")
 
+    def find(self, deadline: float) -> str:
+        """Return the address of the server, which stays the same."""
+        return self.url
+
     def kill(self) -> None:
         """Kill the present process, which stands still; another one is started."""
         self._process.kill()

@@ -53,6 +53,9 @@ class InlineCluster:
         self._rewards: dict[tuple[str, str], ValueModel] = {}
         self._links: WeightLinks | None = None
 
+    def check(self) -> list[str]:
+        return []
+
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
         from sparring.model.load import load
         from sparring.train.average import Average
@@ -140,12 +143,17 @@ class InlineCluster:
         return fleet.engines[0] if len(config.urls) == 1 else fleet
 
     def _fleet(
-        self, name: str, path: str, urls: Sequence[str], key: str, lost: Callable[[str], None] = lambda url: None
+        self,
+        name: str,
+        path: str,
+        urls: Sequence[str],
+        key: str,
+        lost: Callable[[RemoteEngine], None] = lambda engine: None,
     ) -> Fleet[RemoteEngine]:
         """Connect to the servers of a model and send them its weights.
 
         Args:
-            lost: called with the address of a server that does not answer any more.
+            lost: called with the client of a server that does not answer any more.
         """
         from sparring.engine.adapters.remote import RemoteEngine
         from sparring.engine.adapters.remote_client import check_distinct, reachable
@@ -164,7 +172,7 @@ class InlineCluster:
             engine.begin(*_states(model))
             engine.initial = lambda: _states(self._model(name, path))
         room, silent_s = config.batch.max_running, config.silent_s
-        return Fleet(engines, room=room, silent_s=silent_s, lost=lambda engine: lost(engine.url))
+        return Fleet(engines, room=room, silent_s=silent_s, lost=lost)
 
     def _openai(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.client import read_api_key

@@ -221,9 +221,9 @@ def _for_this_machine(config: RunConfig, store: Store) -> RunConfig:
 def cluster_of(config: RunConfig) -> Cluster:
     """Return a cluster for the models of a recipe."""
     from sparring.cluster.inline import InlineCluster
-    from sparring.cluster.local import LocalCluster
+    from sparring.cluster.processes import ProcessCluster
 
-    make = InlineCluster if config.cluster.kind == "inline" else partial(LocalCluster, config.cluster)
+    make = InlineCluster if config.cluster.kind == "inline" else partial(ProcessCluster, config.cluster)
     return make(
         models=config.models,
         train=config.train,

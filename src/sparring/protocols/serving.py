@@ -166,6 +166,13 @@ class Cluster(Protocol):
     def value_model(self, name: str, *, path: str) -> ValueModel:
         """Load a model with a scalar head, in the numerics of model `name`; repeated calls return the same model."""
 
+    def check(self) -> list[str]:
+        """Return sentences for the user about the processes of the run, before any is started.
+
+        Raises:
+            BadInput: the processes cannot be placed.
+        """
+
     async def close(self) -> None:
         """Shut down all parts."""
 

@@ -63,8 +63,7 @@ class RemoteClient:
         self._newest: int | None = None  # newest version that this client sent
         self._counts = ClientCounts()
         self._live: dict[str, list[_SentRequest]] = defaultdict(list)
-        tls = httpx.create_ssl_context() if url.startswith("https:") else None  # as `_blocking` has it
-        self._connections = Connections(url, self._headers, connect_s=CONNECT_S, tls=tls)
+        self._connections = self._new_connections()
 
     @property
     def version(self) -> int:
@@ -158,9 +157,19 @@ class RemoteClient:
         self._check(answer.status, body, answer.headers, where)
         return True
 
+    def move_to(self, url: str) -> None:
+        """Send further requests to another address, at which the server was started anew. Running requests fail."""
+        self._connections.close()
+        self.url = url
+        self._connections = self._new_connections()
+
     async def close(self) -> None:
         """Drop running requests. The server continues."""
         self._connections.close()
+
+    def _new_connections(self) -> Connections:
+        tls = httpx.create_ssl_context() if self.url.startswith("https:") else None  # as `_blocking` has it
+        return Connections(self.url, self._headers, connect_s=CONNECT_S, tls=tls)
 
     def _blocking(self, timeout_s: float | None) -> httpx.Client:
         transport = httpx.HTTPTransport(**self._transport)

@@ -66,7 +66,7 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
     facts += check_roles(config, factory)
     facts += check_sizes(config, shape) + check_memory(context, shapes)
     _check_sampling(config)
-    facts += check_engine(config, shape)
+    facts += check_engine(config, shape) + context.cluster.check()
     if "rl" in config.run.stages:
         if config.rl.preference is None:
             config.algo.check(config.rollout.group_size, ANNOTATIONS)

@@ -1,0 +1,115 @@
+"""Engines on the nodes of a real Ray cluster: three nodes on this machine, of which one is killed."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_fleet_run import check_same, words
+
+from sparring.cli.main import main
+
+pytestmark = pytest.mark.cluster
+STAGES = 'run.stages=["rl"]'
+QUIET = "observe.lines_every_s=0.01"
+
+
+@pytest.fixture
+def nodes() -> Iterator[Any]:
+    """Three nodes with a processor each."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1)
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+def on_ray(nodes: Any, engines: int = 2) -> tuple[str, ...]:
+    threads = ("cluster.engine_threads=1", "engine.silent_s=2")
+    return ("cluster.kind=ray", f"cluster.address={nodes.address}", f"cluster.engines={engines}", *threads)
+
+
+def started(recipe: Path, name: str, *settings: str) -> subprocess.Popen[str]:
+    command = (sys.executable, "-m", "sparring.cli.main", *words(recipe, name, *settings))
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def servers() -> list[int]:
+    """Process ids of all engines that a run has started on this machine."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                if b"--until-input-ends" in (entry / "cmdline").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def test_a_node_that_dies_costs_the_run_nothing(given: Path, nodes: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its engine is placed on another one, and comes back there."""
+    longer = (STAGES, QUIET, "rl.steps=1200")
+    assert main(words(given, "own", *longer)) == 0
+    with started(given, "ray", *longer, *on_ray(nodes)) as run:
+        assert run.stdout is not None
+        output, killed = list[str](), False
+        for line in run.stdout:
+            output.append(line)
+            if line.startswith("rl ") and not killed:
+                killed = True
+                nodes.remove_node(nodes.list_all_nodes[-1], allow_graceful=False)
+        assert run.wait() == 0, "".join(output)
+    assert killed and "is left out" in "".join(output) and "gets requests again" in "".join(output)
+    check_same(given, "ray", capsys)
+
+
+def test_what_a_cluster_cannot_give_is_refused(given: Path, nodes: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with started(given, "much", *on_ray(nodes, engines=9), "cluster.wait_s=1") as run:
+        assert run.stdout is not None
+        output = run.stdout.read()
+        assert run.wait() == 2, output
+    assert "cluster.engines: expected 9 engines of 1 CPUs on the Ray cluster, got 3" in output
+    assert "Traceback" not in output
+
+
+def test_an_address_without_a_cluster_is_refused(given: Path) -> None:
+    with started(given, "none", "cluster.kind=ray", "cluster.address=127.0.0.1:1") as run:
+        assert run.stdout is not None
+        output = run.stdout.read()
+        assert run.wait() == 2, output
+    assert "cluster.address: expected a Ray cluster at 127.0.0.1:1" in output and "Traceback" not in output
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_ends_leaves_no_engine(how: signal.Signals, given: Path, nodes: Any) -> None:
+    before = set(servers())
+    with started(given, "ended", STAGES, QUIET, "rl.steps=5000", *on_ray(nodes)) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            if line.startswith("rl "):
+                there = set(servers()) - before
+                run.send_signal(how)
+                break
+        run.stdout.read()
+    assert len(there) == 2
+    for pid in there:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            assert select.select([descriptor], [], [], 30)[0], "the engine is still there"
+        finally:
+            os.close(descriptor)
