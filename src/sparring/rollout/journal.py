@@ -225,6 +225,7 @@ class Playback:
         is_rebuild: whether anything was recorded before.
         difference: first difference of the rollout from its journal, or None.
         answers: number of the world's answers to each role so far.
+        closed: whether the attempt has ended.
     """
 
     def __init__(self, journal: Journal | None = None) -> None:
@@ -236,7 +237,7 @@ class Playback:
         self._timed_out_at = next((limit.answers for limit in limits), None)
         self._in_line = len(self._turns) < 2 and all(turns.is_line for turns in self._turns.values())
         self._progress: asyncio.Event | None = None  # set when a waiting request may go on
-        self._closed = False
+        self.closed = False
         self.difference: str | None = None
         self.answers: Counter[str] = Counter()
 
@@ -246,8 +247,8 @@ class Playback:
         return sum(len(turns.replies) for turns in self._turns.values())
 
     def close(self) -> None:
-        """Stop appending, because a request may outlive its attempt."""
-        self._closed = True
+        """Stop appending, because a task of the harness may outlive its attempt."""
+        self.closed = True
 
     def turns(self, role: str) -> RecordedTurns:
         return self._turns.get(role) or RecordedTurns(())
@@ -267,7 +268,7 @@ class Playback:
         return None
 
     def sampled(self, role: str, segments: Sequence[Segment]) -> None:
-        if not self._closed:
+        if not self.closed:
             self._journal.sampled(role, segments)
 
     def unwritten(self) -> list[LogEntry]:
@@ -296,7 +297,7 @@ class Playback:
         is_recorded = self.has_answer(role)
         self.answers[role] += 1
         if not is_recorded:
-            if not self._closed:
+            if not self.closed:
                 self._journal.answered(answer)
             return took_s
         before = recorded.get(number, answer)
@@ -318,7 +319,7 @@ class Playback:
         answers = self.answers.total()
         if self._timed_out_at is not None:
             return answers >= self._timed_out_at
-        if exceeded:
+        if exceeded and not self.closed:
             self._timed_out_at = answers
             self._journal.events.append(LimitHit(phase="policy", turn=turn, seconds=seconds, answers=answers))
         return exceeded

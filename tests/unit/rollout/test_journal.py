@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from unit.record.played import playback
 
-from sparring.errors import EngineError, LimitReached, NotRebuildable
+from sparring.errors import EngineError, LimitReached, NotRebuildable, RequestEnded
 from sparring.generation import Constraint, GenerateRequest, Sampling
 from sparring.record.order import settled
 from sparring.record.recorder import RecordedSession, Recorder
@@ -146,6 +146,50 @@ def test_an_unrecorded_request_without_others_is_refused_after_a_while() -> None
             await second.complete([user("something else")])
 
     assert run_virtual(other())[1] == PATIENCE_S
+
+
+@pytest.mark.parametrize("asked_before", [True, False])
+def test_a_request_that_outlives_its_attempt_is_no_turn_of_the_next(asked_before: bool) -> None:
+    """A harness whose attempt breaks may leave a task behind, which goes on beside the next attempt."""
+    journal, engine, store = Journal("r"), ScriptedEngine(script, latency_s=1.0), TurnList()
+    ended, again = (session(engine, Playback(journal), store) for _ in range(2))
+
+    async def talk() -> None:
+        left_behind = asyncio.create_task(ended.complete([user("Hi")])) if asked_before else None
+        await asyncio.sleep(0.5)
+        assert isinstance(ended.journal, Playback)
+        ended.journal.close()
+        await again.complete([user("Hi")])
+        with pytest.raises(RequestEnded):
+            await (left_behind or ended.complete([user("Hi")]))
+        await ended.close()
+        await again.close()
+
+    run_virtual(talk())
+    assert journal.segments()["policy"] == again.segments == store.turns[0][1] and len(store.turns) == 1
+    assert engine.held == {} and len(engine.requests) == 1 + asked_before
+
+
+def test_a_closed_session_ends_its_requests() -> None:
+    engine, store = ScriptedEngine(script, latency_s=1.0), TurnList()
+    one = session(engine, store=store)
+
+    async def talk() -> None:
+        left_behind = asyncio.create_task(one.complete([user("Hi")]))
+        await asyncio.sleep(0.5)
+        await one.close()
+        with pytest.raises(RequestEnded):
+            await left_behind
+
+    run_virtual(talk())
+    assert store.turns == [] and one.segments == () and engine.held == {}
+
+
+def test_time_that_is_over_after_the_attempt_is_not_that_of_the_next() -> None:
+    journal = Journal("r")
+    ended = Playback(journal)
+    ended.close()
+    assert ended.timed_out(True, turn=1, seconds=2.0) and journal.events == []
 
 
 def test_failed_concurrent_requests_keep_their_own_seeds() -> None:
