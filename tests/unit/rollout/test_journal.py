@@ -15,6 +15,7 @@ from sparring.generation import Constraint, GenerateRequest, Sampling
 from sparring.record.order import settled
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.reply import ReplyRequest, whole_reply
+from sparring.rollout.blame import AttemptCalls, Successes, WorldCalls
 from sparring.rollout.journal import PATIENCE_S, Journal, Playback
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
@@ -53,11 +54,15 @@ class SlowFirst(ScriptedEngine):
 
 
 def session(
-    engine: ScriptedEngine, journal: Playback | None = None, store: TurnList | None = None, **limits: int
+    engine: ScriptedEngine,
+    journal: Playback | None = None,
+    store: TurnList | None = None,
+    role: str = "policy",
+    **limits: int,
 ) -> RecordedSession:
     """A session, from a record if there is one."""
     recorder = Recorder(engine, RENDERER, store, sampling=Sampling(max_tokens=256), max_context=1500)
-    return recorder.open(toy_task(), rollout_id="r", seed=7, limits=Limits(**limits), journal=journal)
+    return recorder.open(toy_task(), rollout_id="r", seed=7, role=role, limits=Limits(**limits), journal=journal)
 
 
 async def branches(one: RecordedSession, count: int = 3) -> list[Message]:
@@ -146,6 +151,27 @@ def test_an_unrecorded_request_without_others_is_refused_after_a_while() -> None
             await second.complete([user("something else")])
 
     assert run_virtual(other())[1] == PATIENCE_S
+
+
+@pytest.mark.parametrize("call_s", [1.0, 2.5 * PATIENCE_S])
+def test_a_role_that_was_not_answered_before_waits_for_the_one_that_was(call_s: float) -> None:
+    """The policy asks again after a call of the world, however long that takes."""
+    first = session(ScriptedEngine(script))
+    run_virtual(branches(first, 1))
+    replies, engine = recorded(first), ScriptedEngine(script)
+    one, other = session(engine, replies), session(engine, replies, role="user")
+
+    async def policy() -> None:
+        reply = await one.complete([user("a")])
+        with AttemptCalls(WorldCalls(Successes()), replies).call("step", "policy", reply):
+            await asyncio.sleep(call_s)
+        await one.complete([user("a"), reply, user("And?")])
+
+    async def talk() -> None:
+        await asyncio.gather(other.complete([user("Hi")]), policy())
+
+    run_virtual(talk())
+    assert one.segments == first.segments and len(engine.requests) == 1
 
 
 @pytest.mark.parametrize("asked_before", [True, False])
