@@ -187,7 +187,7 @@ class Journals:
         names = [(rollout, 0), *((event.id, event.number) for event in restarts)]
         reasons = [*(event.reason for event in restarts), "the process that ran it was stopped"]
         journals = [self._read_journal(name, number) for name, number in names]
-        begun = len(journals) > 1 or any(isinstance(event, Sampled) for event in journals[0].events)
+        begun = len(journals) > 1 or any(isinstance(event, (Sampled, Rewarded)) for event in journals[0].events)
         return list(zip(journals, reasons, strict=True)) if begun else []
 
     def _read_journal(self, attempt: str, number: int) -> Journal:

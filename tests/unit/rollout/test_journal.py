@@ -12,11 +12,14 @@ from unit.record.played import playback
 
 from sparring.errors import EngineError, LimitReached, NotRebuildable, RequestEnded
 from sparring.generation import Constraint, GenerateRequest, Sampling
+from sparring.log import Answered, LogEntry
 from sparring.record.order import settled
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.reply import ReplyRequest, whole_reply
+from sparring.rollout.attempts import Attempts
 from sparring.rollout.blame import AttemptCalls, Successes, WorldCalls
-from sparring.rollout.journal import PATIENCE_S, Journal, Playback
+from sparring.rollout.journal import PATIENCE_S, Journal, Journals, Playback
+from sparring.rollout.play import RolloutRequest
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
 from sparring.testing.conversations import TOOL, say, user
@@ -253,4 +256,19 @@ def test_the_journal_in_memory_is_what_the_store_keeps(tmp_path: Path) -> None:
     recorded = journal.segments()["policy"]
     assert recorded == one.segments == settled(store.turns("r"))
     assert [segment.label for segment in recorded if segment.model].count("lost") == 1
+    store.close()
+
+
+def test_what_came_before_the_first_turn_is_kept(tmp_path: Path) -> None:
+    """A reward may arrive before the policy has replied, and older stores do not say how long an answer took."""
+    store = SqliteStore(tmp_path / "store.sqlite")
+    Journals(store).new("rl/0/0").rewarded({"reward": 0.5})
+    answer = {"role": "", "number": 0, "digest": 1}
+    store.record(LogEntry(stage="rl", kind="observation", name="rl/0/0", data=answer))
+    ((journal, _),) = Journals(store).unfinished("rl/0/0")
+    assert journal.rewards == [{"reward": 0.5}] and journal.answers() == {"": {0: Answered(**answer)}}
+    attempts = Attempts(
+        "rl/0/0", RolloutRequest(task=toy_task(), index=0, seed=7).rollout, 3, WorldCalls(Successes()), Journals(store)
+    )
+    assert attempts.journal.rewards == journal.rewards and attempts.finish() == ()
     store.close()
