@@ -129,7 +129,7 @@ class NotRebuildable(InfraError):
 
 
 class RequestEnded(SparringError):
-    """A client ended its reply early. Nothing failed."""
+    """A client ended its reply early, or its attempt has ended. Nothing failed."""
 
 
 class Outage(SparringError):

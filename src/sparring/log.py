@@ -147,7 +147,8 @@ def event_of(entry: LogEntry) -> Entered | None:
     data = entry.data
     match entry.kind:
         case "observation":
-            return Answered(role=data["role"], number=data["number"], digest=data["digest"], took_s=data["took_s"])
+            role, number, digest, took_s = data["role"], data["number"], data["digest"], data.get("took_s", 0.0)
+            return Answered(role=role, number=number, digest=digest, took_s=took_s)  # older entries lack took_s
         case "limit":
             phase, turn, seconds = data["phase"], data.get("turn", 0), data.get("seconds", 0.0)
             return LimitHit(phase=phase, turn=turn, seconds=seconds, answers=data.get("answers"))

@@ -95,6 +95,11 @@ def _replies(segments: Sequence[Segment]) -> Iterator[RecordedReply]:
 class SessionJournal(Protocol):
     """Journal of the rollout that a session belongs to, as `rollout.journal.Playback` implements it."""
 
+    @property
+    def closed(self) -> bool:
+        """Whether the attempt has ended, so that nothing more belongs to its record."""
+        ...
+
     def turns(self, role: str) -> RecordedTurns:
         """Return the recorded turns of a role."""
         ...

@@ -177,6 +177,7 @@ class RecordedSession(OpenSession):
 
     async def _turn(self, request: ReplyRequest) -> ReplyStream:
         """Plan a turn, sample its reply and record it. Yield nothing for a turn that was given up in the record."""
+        self._check_open()
         self._budget.check(self.usage)
         turn = await self._planned(request)
         granted, recorded, reader, left = 0, None, self._reader(turn, request), False
@@ -197,6 +198,7 @@ class RecordedSession(OpenSession):
                             except GeneratorExit:  # the reply is recorded all the same
                                 left = True
                                 await self.abort(self._reply_id(turn))
+                self._check_open()
             else:
                 sampling, completion = recorded.sampling, recorded.completion()
             message, stop = self._message(turn, request, completion, recorded, reader)
@@ -209,6 +211,8 @@ class RecordedSession(OpenSession):
         finally:
             if granted:
                 self._budget.give_back(granted, self.usage)
+            if self._closed:  # the engine has kept the conversation of this request since the session was closed
+                await self._recorder.engine.release(self._conversation(turn.lane))
         tool_calls = self.usage.tool_calls
         if recorded is None:
             await self._keep(new)
@@ -291,7 +295,7 @@ class RecordedSession(OpenSession):
 
     def _delivered(self, reply: str, delivered: bool | None) -> None:
         segment = self._tree.deliver(reply, delivered)
-        if segment is None or self._closed:
+        if segment is None or self._has_ended:
             return
         if self.journal is not None:
             self.journal.sampled(self._role, (segment,))
@@ -324,8 +328,21 @@ class RecordedSession(OpenSession):
     def transcripts(self) -> tuple[Transcript, ...]:
         return self._tree.transcripts()
 
+    @property
+    def _has_ended(self) -> bool:
+        """Whether nothing more belongs to the record: the session is closed, or the attempt has ended."""
+        return self._closed or self.journal is not None and self.journal.closed
+
+    def _check_open(self) -> None:
+        """Raise RequestEnded if the record is complete. A request may outlive its attempt; recorded, it would be a turn
+        of the next one."""
+        if self._has_ended:
+            raise RequestEnded(f"{self.id}: the attempt of this request has ended")
+
     async def close(self) -> None:
         self._closed = True
+        for reply in tuple(self._under_way):
+            await self.abort(reply)
         lanes, self._lanes = sorted(self._lanes), set()
         for lane in lanes:
             await self._recorder.engine.release(self._conversation(lane))

@@ -138,7 +138,8 @@ class AttemptCall:
         self._calls, self._place = calls, place
 
     def __enter__(self) -> None:
-        pass
+        self._calls.playback.begin_call()
 
     def __exit__(self, kind: object, cause: BaseException | None, trace: object) -> None:
+        self._calls.playback.end_call()
         self._calls.ended(self._place, cause)

@@ -298,7 +298,8 @@ class GuardedEnv:
         if self.playback.timed_out(seconds > self._timeout_s, turn, seconds):
             answers = self.playback.answers.total()
             data = {"phase": "policy", "turn": turn, "seconds": seconds, "answers": answers}
-            self.phases.note("limit", data)
+            if not self.playback.closed:
+                self.phases.note("limit", data)
             raise LimitReached("timeout", f"the policy's commands took {self.policy_s:.3g} s of {self._timeout_s:g} s")
 
 

@@ -42,7 +42,8 @@ from sparring.rollout.phases import EventRecorder, ignore_event
 from sparring.types import POLICY, Observation, Segment, Trajectory
 
 PATIENCE_S = 60.0
-"""Seconds that a request which is not recorded waits for recorded requests of the same rollout."""
+"""Seconds that a request which is not recorded waits for recorded requests of the same rollout, if no call of the world
+runs meanwhile."""
 
 _STORED_EVENTS: Mapping[str, LogKind] = {"limit": "limit", "program": "program"}
 _encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=dict)
@@ -186,7 +187,7 @@ class Journals:
         names = [(rollout, 0), *((event.id, event.number) for event in restarts)]
         reasons = [*(event.reason for event in restarts), "the process that ran it was stopped"]
         journals = [self._read_journal(name, number) for name, number in names]
-        begun = len(journals) > 1 or any(isinstance(event, Sampled) for event in journals[0].events)
+        begun = len(journals) > 1 or any(isinstance(event, (Sampled, Rewarded)) for event in journals[0].events)
         return list(zip(journals, reasons, strict=True)) if begun else []
 
     def _read_journal(self, attempt: str, number: int) -> Journal:
@@ -225,6 +226,8 @@ class Playback:
         is_rebuild: whether anything was recorded before.
         difference: first difference of the rollout from its journal, or None.
         answers: number of the world's answers to each role so far.
+        closed: whether the attempt has ended.
+        calls: number of the world's calls that run now.
     """
 
     def __init__(self, journal: Journal | None = None) -> None:
@@ -236,7 +239,8 @@ class Playback:
         self._timed_out_at = next((limit.answers for limit in limits), None)
         self._in_line = len(self._turns) < 2 and all(turns.is_line for turns in self._turns.values())
         self._progress: asyncio.Event | None = None  # set when a waiting request may go on
-        self._closed = False
+        self.closed = False
+        self.calls = 0
         self.difference: str | None = None
         self.answers: Counter[str] = Counter()
 
@@ -246,8 +250,8 @@ class Playback:
         return sum(len(turns.replies) for turns in self._turns.values())
 
     def close(self) -> None:
-        """Stop appending, because a request may outlive its attempt."""
-        self._closed = True
+        """Stop appending, because a task of the harness may outlive its attempt."""
+        self.closed = True
 
     def turns(self, role: str) -> RecordedTurns:
         return self._turns.get(role) or RecordedTurns(())
@@ -260,18 +264,27 @@ class Playback:
             left = self.turns(role).replies
             if left and (left[0].prompt, left[0].sampling.seed) == (prompt, sampling.seed):
                 return self._next_reply(role, left, sampling)
-            if self._in_line:
+            if self._in_line and role in self._turns:  # another role may have asked before, and was not answered yet
                 self.differ(f"{role}: a request is not the recorded one, {_count_left(left)}")
             await self._wait(role, left)
         self.check()
         return None
 
     def sampled(self, role: str, segments: Sequence[Segment]) -> None:
-        if not self._closed:
+        if not self.closed:
             self._journal.sampled(role, segments)
 
     def unwritten(self) -> list[LogEntry]:
         return self._journal.unwritten()
+
+    def begin_call(self) -> None:
+        """Count a call of the world that begins."""
+        self.calls += 1
+
+    def end_call(self) -> None:
+        """Count a call of the world that ended. Waiting requests wait anew for what the harness makes of it."""
+        self.calls -= 1
+        self.progress()
 
     def has_answer(self, role: str) -> bool:
         """Return whether the world's next answer to a role is recorded."""
@@ -296,7 +309,7 @@ class Playback:
         is_recorded = self.has_answer(role)
         self.answers[role] += 1
         if not is_recorded:
-            if not self._closed:
+            if not self.closed:
                 self._journal.answered(answer)
             return took_s
         before = recorded.get(number, answer)
@@ -318,7 +331,7 @@ class Playback:
         answers = self.answers.total()
         if self._timed_out_at is not None:
             return answers >= self._timed_out_at
-        if exceeded:
+        if exceeded and not self.closed:
             self._timed_out_at = answers
             self._journal.events.append(LimitHit(phase="policy", turn=turn, seconds=seconds, answers=answers))
         return exceeded
@@ -370,12 +383,14 @@ class Playback:
     async def _wait(self, role: str, left: Sequence[RecordedReply]) -> None:
         """Wait until another request makes progress. If none does, the waiting request is a difference from the
         journal."""
-        try:
-            self._progress = self._progress or asyncio.Event()
-            await asyncio.wait_for(self._progress.wait(), PATIENCE_S)
-        except TimeoutError:
-            waited = f"nothing else went on for {PATIENCE_S:.0f} s"
-            self.differ(f"{role}: a request is not in the record, {waited}, {_count_left(left)}")
+        progress = self._progress = self._progress or asyncio.Event()
+        while not progress.is_set():
+            try:
+                await asyncio.wait_for(progress.wait(), PATIENCE_S)
+            except TimeoutError:
+                if not self.calls:
+                    waited = f"nothing else went on for {PATIENCE_S:.0f} s"
+                    self.differ(f"{role}: a request is not in the record, {waited}, {_count_left(left)}")
 
 
 def _count_left(replies: Sequence[RecordedReply]) -> str:

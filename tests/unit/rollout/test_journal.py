@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 from unit.record.played import playback
 
-from sparring.errors import EngineError, LimitReached, NotRebuildable
+from sparring.errors import EngineError, LimitReached, NotRebuildable, RequestEnded
 from sparring.generation import Constraint, GenerateRequest, Sampling
+from sparring.log import Answered, LogEntry
 from sparring.record.order import settled
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.reply import ReplyRequest, whole_reply
-from sparring.rollout.journal import PATIENCE_S, Journal, Playback
+from sparring.rollout.attempts import Attempts
+from sparring.rollout.blame import AttemptCalls, Successes, WorldCalls
+from sparring.rollout.journal import PATIENCE_S, Journal, Journals, Playback
+from sparring.rollout.play import RolloutRequest
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
 from sparring.testing.conversations import TOOL, say, user
@@ -53,11 +57,15 @@ class SlowFirst(ScriptedEngine):
 
 
 def session(
-    engine: ScriptedEngine, journal: Playback | None = None, store: TurnList | None = None, **limits: int
+    engine: ScriptedEngine,
+    journal: Playback | None = None,
+    store: TurnList | None = None,
+    role: str = "policy",
+    **limits: int,
 ) -> RecordedSession:
     """A session, from a record if there is one."""
     recorder = Recorder(engine, RENDERER, store, sampling=Sampling(max_tokens=256), max_context=1500)
-    return recorder.open(toy_task(), rollout_id="r", seed=7, limits=Limits(**limits), journal=journal)
+    return recorder.open(toy_task(), rollout_id="r", seed=7, role=role, limits=Limits(**limits), journal=journal)
 
 
 async def branches(one: RecordedSession, count: int = 3) -> list[Message]:
@@ -148,6 +156,71 @@ def test_an_unrecorded_request_without_others_is_refused_after_a_while() -> None
     assert run_virtual(other())[1] == PATIENCE_S
 
 
+@pytest.mark.parametrize("call_s", [1.0, 2.5 * PATIENCE_S])
+def test_a_role_that_was_not_answered_before_waits_for_the_one_that_was(call_s: float) -> None:
+    """The policy asks again after a call of the world, however long that takes."""
+    first = session(ScriptedEngine(script))
+    run_virtual(branches(first, 1))
+    replies, engine = recorded(first), ScriptedEngine(script)
+    one, other = session(engine, replies), session(engine, replies, role="user")
+
+    async def policy() -> None:
+        reply = await one.complete([user("a")])
+        with AttemptCalls(WorldCalls(Successes()), replies).call("step", "policy", reply):
+            await asyncio.sleep(call_s)
+        await one.complete([user("a"), reply, user("And?")])
+
+    async def talk() -> None:
+        await asyncio.gather(other.complete([user("Hi")]), policy())
+
+    run_virtual(talk())
+    assert one.segments == first.segments and len(engine.requests) == 1
+
+
+@pytest.mark.parametrize("asked_before", [True, False])
+def test_a_request_that_outlives_its_attempt_is_no_turn_of_the_next(asked_before: bool) -> None:
+    """A harness whose attempt breaks may leave a task behind, which goes on beside the next attempt."""
+    journal, engine, store = Journal("r"), ScriptedEngine(script, latency_s=1.0), TurnList()
+    ended, again = (session(engine, Playback(journal), store) for _ in range(2))
+
+    async def talk() -> None:
+        left_behind = asyncio.create_task(ended.complete([user("Hi")])) if asked_before else None
+        await asyncio.sleep(0.5)
+        assert isinstance(ended.journal, Playback)
+        ended.journal.close()
+        await again.complete([user("Hi")])
+        with pytest.raises(RequestEnded):
+            await (left_behind or ended.complete([user("Hi")]))
+        await ended.close()
+        await again.close()
+
+    run_virtual(talk())
+    assert journal.segments()["policy"] == again.segments == store.turns[0][1] and len(store.turns) == 1
+    assert engine.held == {} and len(engine.requests) == 1 + asked_before
+
+
+def test_a_closed_session_ends_its_requests() -> None:
+    engine, store = ScriptedEngine(script, latency_s=1.0), TurnList()
+    one = session(engine, store=store)
+
+    async def talk() -> None:
+        left_behind = asyncio.create_task(one.complete([user("Hi")]))
+        await asyncio.sleep(0.5)
+        await one.close()
+        with pytest.raises(RequestEnded):
+            await left_behind
+
+    run_virtual(talk())
+    assert store.turns == [] and one.segments == () and engine.held == {}
+
+
+def test_time_that_is_over_after_the_attempt_is_not_that_of_the_next() -> None:
+    journal = Journal("r")
+    ended = Playback(journal)
+    ended.close()
+    assert ended.timed_out(True, turn=1, seconds=2.0) and journal.events == []
+
+
 def test_failed_concurrent_requests_keep_their_own_seeds() -> None:
     """The second of two with one prompt goes on; the first fails and comes again: it is the first still."""
     engine = SlowFirst(script, fail_on=(1,))
@@ -183,4 +256,19 @@ def test_the_journal_in_memory_is_what_the_store_keeps(tmp_path: Path) -> None:
     recorded = journal.segments()["policy"]
     assert recorded == one.segments == settled(store.turns("r"))
     assert [segment.label for segment in recorded if segment.model].count("lost") == 1
+    store.close()
+
+
+def test_what_came_before_the_first_turn_is_kept(tmp_path: Path) -> None:
+    """A reward may arrive before the policy has replied, and older stores do not say how long an answer took."""
+    store = SqliteStore(tmp_path / "store.sqlite")
+    Journals(store).new("rl/0/0").rewarded({"reward": 0.5})
+    answer = {"role": "", "number": 0, "digest": 1}
+    store.record(LogEntry(stage="rl", kind="observation", name="rl/0/0", data=answer))
+    ((journal, _),) = Journals(store).unfinished("rl/0/0")
+    assert journal.rewards == [{"reward": 0.5}] and journal.answers() == {"": {0: Answered(**answer)}}
+    attempts = Attempts(
+        "rl/0/0", RolloutRequest(task=toy_task(), index=0, seed=7).rollout, 3, WorldCalls(Successes()), Journals(store)
+    )
+    assert attempts.journal.rewards == journal.rewards and attempts.finish() == ()
     store.close()
