@@ -43,7 +43,7 @@ def test_a_run_that_moved_twice_has_the_tokens_and_weights_of_one_that_stood_sti
 
     with served(str(checkpoint)) as (_, url):
         stopped("rl 1/6", "run.threads=2", "engine.batch.max_running=2", dropped)
-        stopped("rl 3/6", "run.threads=1", 'engine.kind="remote"', f'engine.url="{url}"')
+        stopped("rl 3/6", "run.threads=1", 'engine.kind="remote"', f"engine.urls=['{url}']")
     assert main(command(given, "moved", "run.threads=2", "engine.kv.share_prefixes=false")) == 0
     capsys.readouterr()
     assert main(["diff", str(runs / "still"), str(runs / "moved")]) == 0
@@ -53,7 +53,7 @@ def test_a_run_that_moved_twice_has_the_tokens_and_weights_of_one_that_stood_sti
     moves = [event for event in events if "another layout" in event]
     assert len(moves) == 2 and "engine.kind ('native' -> 'remote')" in moves[0] and "run.threads (1 -> 2)" in moves[1]
     recorded = load_recorded(runs / "moved/config.toml")
-    assert (recorded.run.threads, recorded.engine.kind, recorded.engine.url) == (2, "native", "")
+    assert (recorded.run.threads, recorded.engine.kind, recorded.engine.urls) == (2, "native", ())
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_a_run_on_a_served_engine_is_replayed_without_it(
     given: Path, checkpoint: Path, served: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with served(str(checkpoint)) as (_, url):
-        assert main(command(given, "remote", 'engine.kind="remote"', f'engine.url="{url}"', "rl.steps=2")) == 0
+        assert main(command(given, "remote", 'engine.kind="remote"', f"engine.urls=['{url}']", "rl.steps=2")) == 0
     folder = given.parent / "runs/remote"
     for words in ([], ["rl/0/1"], ["--threads", "2"]):
         capsys.readouterr()

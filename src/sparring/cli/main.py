@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from sparring.launch.ending import Ending
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
+"""Errors of a path that this user cannot open, or that names no file."""
+
 YOUNG_OBJECTS = 50_000
 """Number of new objects that starts a garbage collection of the youngest generation; Python's default is 700. Imports
 make two million permanent objects, and collections that walked them took a third of the start-up time."""
@@ -97,9 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def guarded(verb: Callable[[], int], command: str, ending: Ending | None = None) -> int:
-    """Call `verb` and return its exit code. An interrupt, a signal that ends a command which can go on, a full disk or
-    an error of Sparring becomes a message on stderr and an exit code; a closed output pipe becomes exit code 1. Any
-    other exception is raised.
+    """Call `verb` and return its exit code. An interrupt, a signal that ends a command which can go on, a full disk, a
+    path that cannot be opened or an error of Sparring becomes a message on stderr and an exit code; a closed output
+    pipe becomes exit code 1. Any other exception is raised.
 
     Args:
         verb: function that does the work and returns an exit code.
@@ -128,6 +131,9 @@ def guarded(verb: Callable[[], int], command: str, ending: Ending | None = None)
         if _disk_is_full(error):
             again = f"free some space, then the same command goes on, nothing is lost: {command}"
             return _say(f"disk: expected room to write, got none ({str(error).partition(';')[0]}); {again}", 2)
+        if isinstance(error, OSError) and error.errno in CLOSED and error.filename is not None:
+            do = "check the path, and whether this user may read and write it"
+            return _say(f"{error.filename}: expected a path that can be opened, got {error.strerror}; {do}", 2)
         if isinstance(error, SparringError):
             # a system may signal every process of a job, so that a part has ended before it could be closed
             ended = "" if ending.came is None else f"\nended by {ending.came.name}{goes_on}"

@@ -6,7 +6,9 @@
     POST /v1/fork       requests that continue a running one
     POST /v1/score      log-probabilities of given tokens
     POST /v1/release    drop the KV of a conversation
-    POST /v1/weights    serve other weights or another adapter, from this machine's shared memory
+    POST /v1/weights    serve other weights or another adapter, fetched from where they were published
+    POST /v1/bucket     a part of weights, to be fetched from this server itself
+    POST /v1/sees       fetch published weights and drop them again
     POST /v1/drop       stop serving an adapter
     GET  /health        200 while the engine answers
     GET  /metrics       counters, gauges and histograms for Prometheus
@@ -40,6 +42,8 @@ from sparring.engine.prometheus import exposition
 from sparring.errors import BadInput, EngineError, RequestRefused, SparringError, WeightsError, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest
 from sparring.protocols import Engine
+from sparring.types import WeightRef
+from sparring.weights.upload import Bucket, Received, UploadArea
 
 BESIDE, OF_ID, OF_BIAS = 1 << 18, 24, 48
 """Maximum number of bytes of a request, as a sum of three parts: one for all but ids and biases, one per id of the
@@ -91,13 +95,14 @@ class TokenServer:
         self._engine, self._served, self._bind, self._api_key = engine, served, bind, api_key
         self._numbers = itertools.count(1)
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._branches: dict[str, GenerateRequest] = {}
         self._base = served.base
+        self._uploads = UploadArea(served.state_bytes)
         self._most_bytes = BESIDE + OF_ID * served.context + OF_BIAS * served.vocab_size
 
     def application(self) -> ASGIApp:
         """Return the ASGI application."""
-        routes = [Route(f"/v1/{name}", getattr(self, f"_{name}"), methods=["POST"]) for name in wire.POSTS]
+        posts = (*wire.POSTS, "bucket")
+        routes = [Route(f"/v1/{name}", getattr(self, f"_{name}"), methods=["POST"]) for name in posts]
         gets = {"/v1/model": self._model, "/health": self._health, "/metrics": self._metrics}
         gets["/openapi.json"] = self._document
         routes += [Route(path, answer, methods=["GET"]) for path, answer in gets.items()]
@@ -175,9 +180,6 @@ class TokenServer:
         wanted = self._named(wanted)
         if not (wanted.sampling.stop_strings or wanted.sampling.constraint):
             return wanted
-        branch = self._branches.get(wanted.conversation or "")
-        if branch is not None and branch.tokens == wanted.tokens:  # a branch's turn begins inside its prompt
-            return replace(wanted, ends=branch.ends, allowed=branch.allowed)
         try:
             return await asyncio.to_thread(self._bind, wanted)  # a grammar may take a while to compile
         except BadInput as cause:
@@ -193,7 +195,6 @@ class TokenServer:
     async def _fork(self, request: Request) -> Response:
         form = await self._body(request, wire.ForkForm)
         branches = await self._engine.fork(form.id, form.seeds)
-        self._branches.update({branch.id: branch for branch in branches if branch.ends or branch.allowed})
         return _json([wire.generate_form(branch, stream=False, deltas=True) for branch in branches])
 
     async def _score(self, request: Request) -> Response:
@@ -202,19 +203,55 @@ class TokenServer:
 
     async def _release(self, request: Request) -> Response:
         conversation = (await self._body(request, wire.ReleaseForm)).conversation
-        self._branches.pop(conversation, None)
         await self._engine.release(conversation)
         return _json({})
 
     async def _weights(self, request: Request) -> Response:
         form = await self._body(request, wire.WeightForm)
-        ref = wire.weight_ref(form)
-        if ref.transport == "inline":
-            where, got = f"weights of {ref.model} version {ref.version}", "'inline', which works in one process only"
-            raise WeightsError(f"{where}: expected transport 'shared_memory', got {got}; publish them there")
-        await _unless_left(request.receive, self._engine.pull(ref))
+        ref = self._located(wire.weight_ref(form))
+        try:
+            await _unless_left(request.receive, self._engine.pull(ref))
+        finally:
+            self._drop_upload(ref)
         self._base = self._base if form.base is None else form.base
         return _json({})
+
+    async def _sees(self, request: Request) -> Response:
+        from sparring.weights.fetch import fetch  # imports torch, which the engine has imported
+
+        ref = self._located(wire.weight_ref(await self._body(request, wire.WeightForm)))
+        try:
+            await asyncio.to_thread(fetch, ref)
+        finally:
+            self._drop_upload(ref)
+        return _json({})
+
+    async def _bucket(self, request: Request) -> Response:
+        head = request.headers.get(wire.BUCKET, "").encode()
+        receiving = self._uploads.receive(wire.decode(head, Bucket, f"header {wire.BUCKET}"))
+        async for chunk in request.stream():
+            receiving.add(chunk)
+        receiving.finish()
+        return _json({})
+
+    def _located(self, ref: WeightRef) -> WeightRef:
+        """Return a reference that this process can fetch.
+
+        Raises:
+            WeightsError: its transport works in one process only, or its upload is not complete.
+        """
+        where = f"weights of {ref.model} version {ref.version}"
+        if ref.transport == "inline":
+            got = "'inline', which works in one process only"
+            raise WeightsError(f"{where}: expected a transport between processes, got {got}; publish them there")
+        upload = ref.location.get("upload") if isinstance(ref.location, dict) else None
+        if not isinstance(upload, str):
+            return ref
+        return replace(ref, location=Received(ref.location, self._uploads.complete(upload, where).data))
+
+    def _drop_upload(self, ref: WeightRef) -> None:
+        if isinstance(ref.location, Received):
+            self._uploads.drop(ref.location.location["upload"])
 
     async def _drop(self, request: Request) -> Response:
         await self._engine.drop((await self._body(request, wire.DropForm)).adapter)
@@ -273,22 +310,22 @@ class _Events(Response):
     async def _tell(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with aclosing(self._event_bytes()) as events:
-            async for data in events:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+            async for data, more in events:
+                await send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def _event_bytes(self) -> AsyncGenerator[bytes, None]:
+    async def _event_bytes(self) -> AsyncGenerator[tuple[bytes, bool], None]:
+        """Yield each event, and whether more follow."""
         try:
             async with aclosing(self._pieces):  # type: ignore[type-var]
                 piece = await self._first
                 while not isinstance(piece, Completion):
-                    yield wire.event("delta", piece)
+                    yield wire.event("delta", piece), True
                     piece = await anext(self._pieces)
             self._ended(piece.finish_reason)
-            yield wire.event("completion", piece)
+            yield wire.event("completion", piece), False
         except SparringError as error:
             self._ended(type(error).__name__)
-            yield wire.event("error", wire.problem(error))
+            yield wire.event("error", wire.problem(error)), False
 
 
 async def _unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -20,6 +20,9 @@ INSTANCE, VERSION, BASE = "x-sparring-instance", "x-sparring-version", "x-sparri
 """Headers of every answer: name of this start of the server, version of the served weights, and the version that the
 run counts as 0."""
 
+BUCKET = "x-sparring-bucket"
+"""Header of `POST /v1/bucket`: a `weights.upload.Bucket` as JSON; the body is the bucket's bytes."""
+
 EVENTS = "text/event-stream"
 STATUS: Mapping[type[SparringError], int] = {
     BadInput: 400,
@@ -107,6 +110,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
         token_bytes: bytes of one token's keys and values.
         instance: random name of this start of the server.
         base: version that the run counts as 0.
+        state_bytes: maximum number of bytes of an upload: the model's weights in float32.
     """
 
     model: str
@@ -119,6 +123,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     token_bytes: int
     instance: str
     base: int = 0
+    state_bytes: int = 0
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +146,7 @@ POSTS: Mapping[str, tuple[type, Any]] = {
     "score": (ScoreForm, Scores),
     "release": (ReleaseForm, None),
     "weights": (WeightForm, None),
+    "sees": (WeightForm, None),
     "drop": (DropForm, None),
 }
 """Types of the body and of the answer of `POST /v1/<name>`, by name; None is an empty object."""
@@ -160,6 +166,11 @@ def document() -> dict[str, Any]:
     paths: dict[str, Any] = {
         f"/v1/{name}": {"post": {"requestBody": _described(of[str(form)]), "responses": answers(kind, *FAILING)}}
         for name, (form, kind) in POSTS.items()
+    }
+    header = {"name": BUCKET, "in": "header", "required": True, "schema": {"type": "string"}}
+    octets = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+    paths["/v1/bucket"] = {
+        "post": {"parameters": [header], "requestBody": octets, "responses": answers(None, *FAILING)}
     }
     paths["/v1/model"] = {"get": {"responses": answers(ServedModel)}}
     key = {"key": {"type": "http", "scheme": "bearer"}}
@@ -209,8 +220,9 @@ def generate_request(form: GenerateForm) -> GenerateRequest:
     return GenerateRequest(**values, sampling=Sampling(**_values(form.sampling)))
 
 
-def weight_form(ref: WeightRef, base: int) -> WeightForm:
-    """Convert a weight reference to its form, for a run that counts version `base` as 0."""
+def weight_form(ref: WeightRef, base: int | None) -> WeightForm:
+    """Convert a weight reference to its form, for a run that counts version `base` as 0; None leaves that
+    unchanged."""
     return WeightForm(**_fields(ref), base=base)
 
 
@@ -248,7 +260,7 @@ def event(name: str, value: Any) -> bytes:
 
 def unreachable(url: str, got: str) -> BadInput:
     """Return the refusal for a server that does not answer."""
-    return refusal(f"engine at {url}", "a running `sparring serve`", got, "start it, or correct engine.url")
+    return refusal(f"engine at {url}", "a running `sparring serve`", got, "start it, or correct engine.urls")
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from sparring.train.config import TrainConfig
 
 NO_DIFFERENCE = (
     *("observe", "run.memory", "run.redo", "run.damaged"),
-    *("rollout.gateway.address", "rollout.gateway.listen", "rollout.gateway.lease_s"),
+    *("rollout.gateway.url", "rollout.gateway.listen", "rollout.gateway.lease_s"),
     *("engine.update.timeout_s", "engine.update.retries", "engine.update.retry_delay_s"),
 )
 """Settings that may change: progress display, addresses, patience, and what a resume does."""

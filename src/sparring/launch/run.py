@@ -222,8 +222,10 @@ def _for_this_machine(config: RunConfig, store: Store) -> RunConfig:
 def cluster_of(config: RunConfig) -> Cluster:
     """Return a cluster for the models of a recipe."""
     from sparring.cluster.inline import InlineCluster
+    from sparring.cluster.local import LocalCluster
 
-    return InlineCluster(
+    make = InlineCluster if config.cluster.kind == "inline" else partial(LocalCluster, config.cluster)
+    return make(
         models=config.models,
         train=config.train,
         engine=config.engine,
@@ -313,7 +315,7 @@ async def answered_outside(
         keys_of: folder with the keys to use; None uses `folder`.
     """
     workers = "workers" in config.harnesses
-    gateway = config.rollout.gateway.address if gateway_too else ""
+    gateway = config.rollout.gateway.url if gateway_too else ""
     async with AsyncExitStack() as stack:
         if workers or config.rollout.rewards.within_s is not None:
             from sparring.launch.outside import outside

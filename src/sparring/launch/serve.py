@@ -9,9 +9,11 @@ import secrets
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -24,15 +26,17 @@ from sparring.engine.server import Bind, TokenServer
 from sparring.engine.wire import ServedModel
 from sparring.errors import refusal
 from sparring.gateway.hosts import at_home, plainly
-from sparring.gateway.serving import BoundedServer, server_settings
+from sparring.gateway.serving import MOST_HEAD, BoundedServer, ClientProtocol, server_settings
 from sparring.model.config import DType, Numerics
 from sparring.model.hub import base_folder
 from sparring.recipe.load import from_data
 from sparring.render.text_rules import TextRules
 from sparring.render.tokenizer import load_tokenizer
+from sparring.weights.upload import ALIGNMENT, BUCKET
 
 if TYPE_CHECKING:
     from sparring.engine.native import NativeEngine
+    from sparring.model.causal import CausalModel
 
 BACKLOG = 2048
 REMEMBERED = 8
@@ -112,6 +116,19 @@ def serve_engine(config: ServeConfig, opened: Callable[[], NativeEngine], ready:
             runner.run(server.serve(sockets=[listening]))
 
 
+def stop_with_input() -> None:
+    """Terminate this process when its standard input ends: gracefully, or by force if it is too late then."""
+
+    def wait() -> None:
+        while os.read(0, 1 << 16):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_S + 5)
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def _open_engine(config: ServeConfig) -> NativeEngine:
     from sparring.engine.native import NativeEngine
     from sparring.model.load import load
@@ -140,6 +157,7 @@ def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], Non
         context=engine.context,
         token_bytes=token_bytes(engine.model.kv_heads, engine.model.dtype),
         instance=secrets.token_hex(8),
+        state_bytes=_state_bytes(engine.model),
     )
     application = TokenServer(engine, served, text_rules(config.folder), config.api_key).application()
     application = at_home(application, plainly, keyed=lambda scope: bool(config.api_key), names=(config.host,))
@@ -147,12 +165,16 @@ def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], Non
     return StoppingServer(options, engine, ready)
 
 
+def _state_bytes(model: CausalModel) -> int:
+    return sum(4 * parameter.numel() + ALIGNMENT for parameter in model.parameters().values())
+
+
 class StoppingServer(BoundedServer):
     """HTTP server that closes its engine when it stops: running requests end with an error, then the connections
     close."""
 
     def __init__(self, config: uvicorn.Config, engine: NativeEngine, ready: Callable[[], None]) -> None:
-        super().__init__(config)
+        super().__init__(config, protocol=partial(ClientProtocol, most_sent=BUCKET + MOST_HEAD))
         self._engine, self._ready = engine, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

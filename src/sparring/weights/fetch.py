@@ -1,18 +1,26 @@
-"""Fetch of published weights by transport; the one place that knows all transports."""
+"""Fetch of published weights by transport, and the links that publish them; the one place that knows all transports."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
 
 from sparring.errors import WeightsError
 from sparring.types import WeightRef
-from sparring.weights import inline, shared_memory
+from sparring.weights import disk, http, inline, shared_memory
+from sparring.weights.links import Link, WeightLinks
 
+SHARED_FOLDER = "engine.shared_folder"
 TRANSPORTS: Mapping[str, Callable[[WeightRef], dict[str, torch.Tensor]]] = MappingProxyType(
-    {"inline": inline.fetch, shared_memory.TRANSPORT: shared_memory.fetch}
+    {
+        "inline": inline.fetch,
+        shared_memory.TRANSPORT: shared_memory.fetch,
+        disk.TRANSPORT: disk.fetch,
+        http.TRANSPORT: http.fetch,
+    }
 )
 
 
@@ -29,3 +37,13 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
             f"{where}: expected one of the transports {transports}, got {ref.transport!r}; publish them with one"
         )
     return TRANSPORTS[ref.transport](ref)
+
+
+def links(shared_folder: str = "") -> WeightLinks:
+    """Return the links of a run, the fastest first.
+
+    Args:
+        shared_folder: `engine.shared_folder`, a folder that the servers share with this machine; "" for none.
+    """
+    folder: tuple[Link, ...] = (disk.Disk(Path(shared_folder), SHARED_FOLDER),) if shared_folder else ()
+    return WeightLinks((shared_memory.SharedMemory(), *folder, http.Http()))

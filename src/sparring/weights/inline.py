@@ -31,13 +31,26 @@ def publish(
         adapter: name of the model's adapter; None for the model itself.
     """
     copies = {name: tensor.detach().clone() for name, tensor in state.items()}
-    checksum, digests = checksums(copies)
+    return reference(model, version, copies, probe, adapter=adapter)
+
+
+def reference(
+    model: str,
+    version: int,
+    state: Mapping[str, torch.Tensor],
+    probe: Probe | None = None,
+    *,
+    adapter: str | None = None,
+) -> WeightRef:
+    """Return a reference to `state` itself, which must not change while the reference is used. Takes the arguments of
+    `publish`."""
+    checksum, digests = checksums(state)
     return WeightRef(
         model=model,
         version=version,
         checksum=checksum,
         transport="inline",
-        location=copies,
+        location=state,
         probe=probe,
         adapter=adapter,
         digests=digests,
@@ -51,12 +64,35 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
     Raises:
         WeightsError: the reference has another transport, or its tensors have changed since they were published.
     """
+    where = about(ref, "inline")
+    state = dict(ref.location)
+    verify(ref, state, where)
+    return state
+
+
+def about(ref: WeightRef, transport: str) -> str:
+    """Name published weights in messages.
+
+    Raises:
+        WeightsError: the reference has another transport.
+    """
     where = f"weights of {ref.model} version {ref.version}"
-    if ref.transport != "inline":
+    if ref.transport != transport:
         raise WeightsError(
-            f"{where}: expected transport 'inline', got {ref.transport!r}; fetch them with that transport"
+            f"{where}: expected transport {transport!r}, got {ref.transport!r}; fetch them with that transport"
         )
-    actual = checksum(ref.location)
+    return where
+
+
+def verify(ref: WeightRef, state: Mapping[str, torch.Tensor], where: str) -> None:
+    """Compare fetched tensors with the published ones.
+
+    Raises:
+        WeightsError: a bit differs; the message names the first tensor, if the publisher computed digests.
+    """
+    actual = checksum(state)
     if actual != ref.checksum:
-        raise WeightsError(f"{where}: expected checksum {ref.checksum}, got {actual}; publish them again")
-    return dict(ref.location)
+        _, found = checksums(state)
+        first = next((name for name in sorted(ref.digests) if found.get(name) != ref.digests[name]), None)
+        tensor = "" if first is None else f", first in tensor {first}"
+        raise WeightsError(f"{where}: expected checksum {ref.checksum}, got {actual}{tensor}; publish them again")

@@ -138,6 +138,15 @@ def test_a_folder_that_holds_nothing_is_refused(argv: list[str], tmp_path: Path,
     assert message.startswith(str(tmp_path)) and ": expected " in message and ", got " in message and "; " in message
 
 
+@pytest.mark.parametrize("verb", [["gateway"], ["report"], ["replay"], ["export", "out"], ["convert", "out"]])
+def test_a_path_that_cannot_be_opened_is_refused(verb: list[str], capsys: pytest.CaptureFixture) -> None:
+    """Its name is too long here, since a folder without permission is open to root."""
+    name = "a" * 300
+    assert main([verb[0], name, *verb[1:]]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(name) and ": expected a path " in message
+
+
 def test_export_does_not_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["export", str(tmp_path), str(tmp_path)]) == 2
     assert "expected a folder that does not exist yet" in capsys.readouterr().err

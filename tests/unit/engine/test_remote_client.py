@@ -17,6 +17,7 @@ from sparring.generation import GenerateRequest, Sampling
 from sparring.model.load import load
 from sparring.testing.served import ServerThread
 from sparring.types import WeightRef
+from sparring.weights.inline import publish
 from sparring.weights.shared_memory import published
 
 WITHOUT = """
@@ -62,7 +63,7 @@ def test_another_process_counts_versions_as_the_run_does(thread, model_path, act
         for number, action in enumerate(actions):
             if action == "push":
                 version += first
-                with published("policy", version, state) as ref:
+                with published(publish("policy", version, state)) as ref:
                     await run.pull(ref)
             elif action == "newcomer":
                 others.append(RemoteClient(thread.url))
@@ -86,13 +87,13 @@ def test_a_run_publishes_again_after_its_server_restarted(model_path, tmp_path) 
     async def scenario() -> list[int]:
         first, second = (NativeEngine(load(model_path), EngineConfig(), threads=1) for _ in range(2))
         first = ServerThread(first, model_path, unix=tmp_path / "socket")
-        with published("policy", 4, state) as ref:
+        with published(publish("policy", 4, state)) as ref:
             await _pulled(first.url, ref)
         run = RemoteEngine(first.url)
         run.begin(state)
         first.stop()
         second = ServerThread(second, model_path, unix=tmp_path / "socket")
-        with published("policy", 2, state) as ref:
+        with published(publish("policy", 2, state)) as ref:
             await run.pull(ref)
         other = RemoteClient(second.url)
         answers = [await client.generate(replace(request, id=str(n))) for n, client in enumerate((run, other))]

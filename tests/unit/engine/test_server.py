@@ -307,7 +307,7 @@ def test_a_bad_update_is_a_conflict_and_the_old_version_serves_on(server, http, 
         post(http, "weights", model="policy", version=1, checksum="", location={}, transport="inline").status_code
         == 409
     )
-    with published("policy", 1, state) as ref:
+    with published(publish("policy", 1, state)) as ref:
         gone = {"model": "policy", "version": 1, "checksum": ref.checksum, "location": ref.location}
     answer = post(http, "weights", **gone)
     assert (

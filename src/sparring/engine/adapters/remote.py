@@ -3,23 +3,74 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
 from sparring.engine import wire
 from sparring.engine.adapters.remote_client import RemoteClient
+from sparring.engine.adapters.weight_sender import GRACE_S, WeightSender, late
 from sparring.engine.update import check_model
-from sparring.errors import EngineError, boundary
+from sparring.errors import EngineError, SparringError
 from sparring.types import WeightRef
 from sparring.weights.fetch import fetch
-from sparring.weights.shared_memory import TRANSPORT, published
+from sparring.weights.fetch import links as transport_links
+from sparring.weights.inline import reference
+from sparring.weights.links import Link, WeightLinks
+
+T = TypeVar("T")
+
+Initial = Callable[[], tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor] | None]]
+"""Function that returns the weights that a run begins with, and those of its adapter."""
 
 
 class RemoteEngine(RemoteClient):
-    """Client of `sparring serve` for the run whose weights it serves: this client sends them. Implements `Engine`."""
+    """Client of `sparring serve` for the run whose weights it serves: this client sends them. Implements `Engine`.
+
+    Args:
+        url: `http://host:port`, or `unix:path` for a socket.
+        name: name of the model in the run; updates of other models are refused.
+        api_key: key sent as a bearer token; "" for none.
+        links: links of the run, which its engines share; None: links of this engine alone. Their owner closes them.
+        timeout_s: `engine.update.timeout_s`, the time limit of an update in seconds.
+
+    Attributes:
+        initial: function that loads the weights of version 0 for a server that was restarted; None: it cannot be served
+            again before the next run.
+
+    Raises:
+        BadInput: no server answers at `url`, or it needs another key.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "policy",
+        api_key: str = "",
+        links: WeightLinks | None = None,
+        timeout_s: float = 300.0,
+    ) -> None:
+        super().__init__(url, name=name, api_key=api_key)
+        self._links = links or transport_links()
+        self._timeout_s = timeout_s
+        self._link: Link | None = None
+        self.initial: Initial | None = None
+
+    def choose_link(self) -> str:
+        """Choose the link over which weights travel to this server, and return it in words. Blocks.
+
+        Raises:
+            BadInput: the server cannot read the folder `engine.shared_folder`.
+            WeightsError: the server can use no link, or did not answer in time.
+            EngineError: the server did not answer.
+        """
+        self._link = self._links.choose(self._sender(), f"engine at {self.url}")
+        return self._link.about
 
     def begin(self, state: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor] | None = None) -> None:
         """Send weights that count as version 0 from now on, whatever number the server gives them. Blocks.
@@ -28,58 +79,88 @@ class RemoteEngine(RemoteClient):
             adapter: weights of the adapter that the run trains, if any.
 
         Raises:
-            WeightsError: the server refused the weights.
+            BadInput: the server cannot read the folder `engine.shared_folder`.
+            WeightsError: the server refused the weights, or did not acknowledge them in time, which leaves its version
+                unknown.
             EngineError: the server did not answer.
         """
-        where = f"engine at {self._url}: weights"
-        with boundary(EngineError, where), self._blocking(None) as client:
-            # an earlier run may have left its adapter, and then the base model cannot change; without one the server
-            # answers with an error, which is ignored
-            answer = client.post("/v1/drop", content=wire.encode(wire.DropForm(adapter=self.served.model)))
+        # an earlier run may have left its adapter, and then the base model cannot change; without one the server
+        # answers with an error, which is ignored
+        answer = self._sender().ask("drop", wire.encode(wire.DropForm(adapter=self.served.model)))
         number = max(self.served.version, int(answer.headers.get(wire.VERSION, -1))) + 1
-        self._have(where, number, state, None)
-        if adapter is not None:
-            self._have(where, number, adapter, self.served.model)
+        states = {None: state} if adapter is None else {None: state, self.served.model: adapter}
+        for kind, tensors in states.items():
+            sender = self._sender()
+            with self._sent(reference(self.served.model, number, tensors, adapter=kind), sender) as ref:
+                answer = sender.post("weights", wire.encode(wire.weight_form(ref, number)))
+            self._check(answer.status, answer.body, answer.headers, self._where, adopts=True)
         self._newest = number
 
     async def pull(self, ref: WeightRef) -> None:
-        """Send other weights: publish them in shared memory until the server has copied and verified them.
+        """Send other weights over a link that the server can use, and wait until it has verified and acknowledged them.
 
         Raises:
-            WeightsError: the update was refused; the engine keeps serving the old version.
+            WeightsError: the update was refused, and the engine keeps serving the old version; or it was not
+                acknowledged in time, and the engine's version is unknown until it answers again.
             EngineError: the server did not answer; its version is unknown.
         """
         check_model(ref, self._name)
         adapter = self.served.model if ref.adapter == self._name else ref.adapter
         sent = replace(ref, model=self.served.model, version=ref.version + self._base, adapter=adapter)
         self._newest = max(self._newest or 0, sent.version)
-        async with _lent(sent) as lent:
-            await self._post("weights", wire.weight_form(lent, self._base), adopts=True)
+        try:
+            async with asyncio.timeout(self._timeout_s + GRACE_S):
+                async with _in_thread(self._sent(sent, self._sender())) as there:
+                    await self._post("weights", wire.weight_form(there, self._base), adopts=True)
+        except TimeoutError:
+            raise late(self._where, self._timeout_s) from None
         self._counts.updated()
 
-    def _have(self, where: str, version: int, state: Mapping[str, torch.Tensor], adapter: str | None) -> None:
-        with published(self.served.model, version, state, adapter=adapter) as ref, boundary(EngineError, where):
-            with self._blocking(None) as client:
-                answer = client.post("/v1/weights", content=wire.encode(wire.weight_form(ref, version)))
-            self._check(answer.status_code, answer.content, answer.headers, where, adopts=True)
+    async def restore(self) -> None:
+        """Send version 0 to a server that was restarted.
+
+        Raises:
+            WeightsError: the server refused the weights.
+            EngineError: the server did not answer, or these weights are not there any more.
+        """
+        if self.initial is None:
+            raise EngineError(f"{self.place}: expected the same server, got a restarted one; start the run again")
+        state, adapter = await asyncio.to_thread(self.initial)
+        await asyncio.to_thread(self.begin, state, adapter)
+
+    @property
+    def _where(self) -> str:
+        return f"engine at {self.url}: weights"
+
+    def _sender(self) -> WeightSender:
+        return WeightSender(self.url, self._headers, self._timeout_s)
+
+    @contextmanager
+    def _sent(self, ref: WeightRef, sender: WeightSender) -> Iterator[WeightRef]:
+        """Publish and send weights; yield the reference that the server fetches. Blocks."""
+        inline = ref if ref.transport == "inline" else replace(ref, transport="inline", location=fetch(ref))
+        link = self._link or self._links.choose(sender, f"engine at {self.url}")
+        try:
+            with self._links.published(link, inline) as published:
+                yield link.send(published, sender)
+            self._link = link
+        except SparringError:
+            self._link = None  # the server may have gone to another machine
+            raise
 
 
 @asynccontextmanager
-async def _lent(ref: WeightRef) -> AsyncIterator[WeightRef]:
-    """Publish the same weights in shared memory while the context lasts."""
-    if ref.transport == TRANSPORT:
-        yield ref
-        return
-    stack = ExitStack()
-
-    def lend() -> WeightRef:
-        return stack.enter_context(published(ref.model, ref.version, fetch(ref), ref.probe, adapter=ref.adapter))
-
-    lending = asyncio.ensure_future(asyncio.to_thread(lend))
+async def _in_thread(context: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """Enter and leave a blocking context in a thread. If the caller leaves while it is entered, it is left as soon as
+    it has been entered."""
+    loop, stack = asyncio.get_running_loop(), ExitStack()
+    entering = asyncio.ensure_future(asyncio.to_thread(stack.enter_context, context))
     try:
-        yield await asyncio.shield(lending)
+        entered = await asyncio.shield(entering)
+    except asyncio.CancelledError:
+        entering.add_done_callback(lambda done: done.exception() or loop.run_in_executor(None, stack.close))
+        raise
+    try:
+        yield entered
     finally:
-        if lending.done():
-            stack.close()
-        else:  # the caller has left, but the copy is still being made
-            lending.add_done_callback(lambda _: stack.close())
+        await asyncio.to_thread(stack.__exit__, *sys.exc_info())

@@ -29,7 +29,7 @@ from sparring.stages.models.reward_scorers import check_reward_model
 from sparring.stages.models.role_models import check_roles
 from sparring.stages.models.teacher_format import check_unused_settings
 from sparring.stages.models.teachers import check_collect, check_distill
-from sparring.stages.preflight.engine import check_engine
+from sparring.stages.preflight.engine import check_engine, check_updates
 from sparring.stages.preflight.environment import check_environment, check_repeats, check_shown, first_tasks
 from sparring.stages.preflight.harness import check_files, players_of
 from sparring.stages.preflight.judges import check_judges
@@ -98,7 +98,7 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
     shown += compared
     about += check_online(config) + check_imitation(config)
     facts += about + environment_facts + check_rendering(config, factory, shape, tasks, shown, held)
-    return facts + check_model(config, shape)
+    return facts + check_model(config, shape) + check_updates(config)
 
 
 async def _play_tasks(

@@ -1,0 +1,153 @@
+"""Transport through a folder that the run's machine and the server's share: a file for each of the last versions.
+
+Each publisher has a subfolder, `sparring-weights-` with its machine, process and a random part, and holds a lock on a
+file in it. A file is written under a temporary name and renamed when it is complete. The last `KEPT` files of a model
+and of an adapter stay until the publisher is closed; subfolders of dead publishers of this machine are removed by the
+next one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import socket
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import torch
+
+from sparring.errors import WeightsError, boundary
+from sparring.types import WeightRef
+from sparring.weights.inline import about, verify
+from sparring.weights.layout import TensorSpan, layout, unpacked
+from sparring.weights.shared_memory import PREFIX, read, write
+
+TRANSPORT = "disk"
+KEPT = 2
+"""Number of versions that are kept."""
+LOCK = "lock"
+
+_FOLDER = re.compile(re.escape(PREFIX) + r"[\w.-]+-[0-9]+-[0-9a-f]{16}")
+_FILE = re.compile("state-[0-9]{6}")
+
+
+class DiskLocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`WeightRef.location` of this transport, as plain data.
+
+    Attributes:
+        folder: the publisher's subfolder, an absolute path.
+        file: name of the file in it.
+        size: size of the file in bytes.
+    """
+
+    folder: str
+    file: str
+    size: int
+    tensors: dict[str, TensorSpan]
+
+
+class Disk:
+    """Link to servers that see a folder of this machine under the same path. Implements `Link`.
+
+    Args:
+        shared: the folder.
+        setting: key that names the folder, for messages.
+    """
+
+    transport = TRANSPORT
+
+    def __init__(self, shared: Path, setting: str) -> None:
+        self._shared = shared.absolute()
+        self.setting: str | None = setting
+        self.about = f"the folder {shared}"
+        machine = re.sub(r"[^\w.-]", "_", socket.gethostname())
+        self._folder = self._shared / f"{PREFIX}{machine}-{os.getpid()}-{secrets.token_hex(8)}"
+        self._machine = f"{PREFIX}{machine}-"
+        self._lock: int | None = None
+        self._number = 0
+        self._kept: dict[tuple[str, str | None], deque[Path]] = defaultdict(deque)
+
+    @contextmanager
+    def published(self, ref: WeightRef) -> Iterator[WeightRef]:
+        where = about(ref, "inline")
+        size, tensors = layout(ref.location)
+        with boundary(WeightsError, where, f"{size} free bytes in {self._shared}", "free some space there"):
+            self._open()
+            kept = self._kept[ref.model, ref.adapter]
+            while len(kept) >= KEPT:
+                kept.popleft().unlink(missing_ok=True)
+            self._number += 1
+            path = self._folder / f"state-{self._number:06d}"
+            part = path.with_suffix(".part")
+            try:
+                descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+                try:
+                    os.truncate(descriptor, max(1, size))
+                    write(descriptor, tensors, ref.location)
+                finally:
+                    os.close(descriptor)  # a network's folder may tell here that it is full
+                part.rename(path)
+            finally:
+                part.unlink(missing_ok=True)
+            kept.append(path)
+        location = DiskLocation(folder=str(self._folder), file=path.name, size=size, tensors=tensors)
+        yield replace(ref, transport=TRANSPORT, location=msgspec.to_builtins(location))
+
+    def send(self, ref: WeightRef, server: object) -> WeightRef:
+        return ref
+
+    def close(self) -> None:
+        """Remove the publisher's subfolder."""
+        if self._lock is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+    def _open(self) -> None:
+        """Make the subfolder, and hold the lock on it, after removing those of dead publishers."""
+        if self._lock is not None:
+            return
+        for folder in self._shared.glob(f"{self._machine}*"):
+            with suppress(OSError):  # removed meanwhile, owned by another user, or its publisher lives
+                descriptor = os.open(folder / LOCK, os.O_RDWR)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    os.close(descriptor)
+        fresh = self._folder.with_name(f".{self._folder.name}")  # unseen by the others until it is locked
+        fresh.mkdir(mode=0o700)
+        try:
+            lock = os.open(fresh / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+            with suppress(OSError):  # a folder without locks: what dead publishers leave there stays
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            fresh.rename(self._folder)
+        except OSError:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
+        self._lock = lock
+
+
+def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
+    """Return a verified copy of the published tensors.
+
+    Raises:
+        WeightsError: the reference has another transport, its file is gone or cannot be read here, or its tensors have
+            changed since they were published.
+    """
+    where = about(ref, TRANSPORT)
+    with boundary(WeightsError, where, "a location in a shared folder", "publish them again"):
+        location = msgspec.convert(ref.location, DiskLocation)
+        folder = Path(location.folder)
+    if not (folder.is_absolute() and _FOLDER.fullmatch(folder.name) and _FILE.fullmatch(location.file)):
+        raise WeightsError(f"{where}: expected a file {PREFIX}.../state-..., got {location.file!r}; publish them again")
+    state = unpacked(read(folder / location.file, location.size, where), location.tensors, where)
+    verify(ref, state, where)
+    return state

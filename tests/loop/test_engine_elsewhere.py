@@ -1,0 +1,105 @@
+"""A run whose engine is on another machine: `sparring serve` with a /dev/shm of its own, as there. Weights travel over
+HTTP or through a shared folder, with the same bits; a server that stands still is noticed in time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from sparring.cli.main import main
+from sparring.engine.adapters.remote import RemoteEngine
+from sparring.errors import WeightsError
+from sparring.generation import GenerateRequest, Sampling
+from sparring.model.load import load
+from sparring.weights.http import Http
+from sparring.weights.inline import publish
+from sparring.weights.links import WeightLinks
+from sparring.weights.shared_memory import FOLDER, PREFIX, SharedMemory
+
+ALONE = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"', "alone"]
+"""Words that give a program a /dev/shm of its own. Without the right to them the test fails, with what unshare says."""
+
+
+@contextmanager
+def elsewhere(*arguments: object) -> Iterator[str]:
+    """Start `sparring serve` as on another machine; yield its address."""
+    words = [*ALONE, sys.executable, "-m", "sparring", "serve", "--port", "0", "--threads", "1", *map(str, arguments)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            line = process.stdout.readline()
+            assert line.startswith("serving "), process.stderr.read()
+            yield line.split()[-1]
+        finally:
+            process.kill()
+
+
+def finished(recipe: Path, name: str, *settings: str) -> Path:
+    sets = [part for setting in settings for part in ("--set", setting)]
+    assert main(["run", str(recipe), "--name", name, *sets]) == 0
+    assert not list(FOLDER.glob(f"{PREFIX}{os.getpid()}-*"))
+    return recipe.parent / "runs" / name
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {name: tensor.tobytes() for name, tensor in load_file(folder / "rl/model/model.safetensors").items()}
+
+
+def test_a_run_with_an_engine_on_another_machine_has_the_bits_of_one_on_its_own(
+    given: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    stages, folder = 'run.stages=["rl"]', f"engine.shared_folder={shared}"
+    own = finished(given, "own", stages)
+    with elsewhere(checkpoint) as url:
+        there = ["engine.kind=remote", f"engine.urls=['{url}']"]
+        sets = [part for setting in (stages, *there) for part in ("--set", setting)]
+        assert main(["check", str(given), *sets]) == 0
+        said = capsys.readouterr().out
+        assert f"weights: travelled to {url} by HTTP" in said and "ready to run" in said
+        sent = finished(given, "http", stages, *there)
+        through = finished(given, "disk", stages, *there, folder)
+        assert not list(shared.iterdir())
+        missing = f"engine.shared_folder={tmp_path / 'absent'}"
+        assert main(["check", str(given), *sets, "--set", missing]) == 2
+        assert "engine.shared_folder: expected a folder" in capsys.readouterr().err
+    assert weights(sent) == weights(through) == weights(own)
+    capsys.readouterr()
+    assert main(["diff", str(own), str(sent)]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("link", [SharedMemory, Http])
+def test_a_server_that_stands_still_is_a_weights_error_in_time_and_loses_nothing(
+    checkpoint: Path, served: Callable[..., AbstractContextManager[tuple[subprocess.Popen[str], str]]], link: type
+) -> None:
+    """In the middle of a run and at the beginning of one. A push that was not acknowledged is repeated."""
+    state, ask = load(checkpoint).state(), GenerateRequest(id="", tokens=(5, 6, 7), sampling=Sampling(max_tokens=2))
+
+    async def scenario(process: subprocess.Popen[str], url: str) -> None:
+        engine = RemoteEngine(url, links=WeightLinks([link()]), timeout_s=1.0)
+        engine.begin(state)
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(WeightsError, match="unknown until it answers again"):
+            await engine.pull(publish("policy", 1, state))
+        with pytest.raises(WeightsError, match="unknown until it answers again"):
+            engine.begin(state)
+        process.send_signal(signal.SIGCONT)
+        for _ in range(2):  # the second is acknowledged again
+            await engine.pull(publish("policy", 1, state))
+        answer = await engine.generate(ask)
+        assert set(answer.versions.values) == {1} and engine.version == 1
+        await engine.close()
+
+    with served(checkpoint) as (process, url):
+        asyncio.run(scenario(process, url))
+    assert not list(FOLDER.glob(f"{PREFIX}{os.getpid()}-*"))
