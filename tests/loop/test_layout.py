@@ -27,7 +27,7 @@ def command(recipe: Path, name: str, *settings: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_run_that_moved_twice_has_the_tokens_and_weights_of_one_that_stood_still(
+def test_a_run_that_moved_often_has_the_tokens_and_weights_of_one_that_stood_still(
     given: Path, checkpoint: Path, served: Served, wait_for: WaitFor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs, dropped = given.parent / "runs", 'engine.kv.across_turns="drop"'
@@ -44,6 +44,7 @@ def test_a_run_that_moved_twice_has_the_tokens_and_weights_of_one_that_stood_sti
     with served(str(checkpoint)) as (_, url):
         stopped("rl 1/6", "run.threads=2", "engine.batch.max_running=2", dropped)
         stopped("rl 3/6", "run.threads=1", 'engine.kind="remote"', f"engine.urls=['{url}']")
+        stopped("rl 4/6", "run.threads=2", "cluster.kind=local", "cluster.engines=2", "cluster.engine_threads=1")
     assert main(command(given, "moved", "run.threads=2", "engine.kv.share_prefixes=false")) == 0
     capsys.readouterr()
     assert main(["diff", str(runs / "still"), str(runs / "moved")]) == 0
@@ -51,7 +52,8 @@ def test_a_run_that_moved_twice_has_the_tokens_and_weights_of_one_that_stood_sti
     assert "settings that differ: engine.kv.share_prefixes (True -> False), run.threads (1 -> 2)" in out
     events = [json.loads(line).get("event", "") for line in (runs / "moved/metrics.jsonl").read_text().splitlines()]
     moves = [event for event in events if "another layout" in event]
-    assert len(moves) == 2 and "engine.kind ('native' -> 'remote')" in moves[0] and "run.threads (1 -> 2)" in moves[1]
+    assert len(moves) == 3 and "engine.kind ('native' -> 'remote')" in moves[0] and "run.threads (1 -> 2)" in moves[1]
+    assert "cluster.kind ('local' -> 'inline')" in moves[2]
     recorded = load_recorded(runs / "moved/config.toml")
     assert (recorded.run.threads, recorded.engine.kind, recorded.engine.urls) == (2, "native", ())
 

@@ -12,7 +12,8 @@ EXACT_ENGINES = ("native", "remote")
 LAYOUT = (
     "run.threads",  # law 3: neither the bits of a forward pass nor those of a gradient depend on it
     "cluster",  # the places of the same engines
-    *("engine.kind", "engine.urls", "engine.api_key_env", "engine.silent_s"),  # only among EXACT_ENGINES
+    *("engine.kind", "engine.urls", "engine.api_key_env"),  # only among EXACT_ENGINES
+    *("engine.silent_s", "engine.shared_folder"),  # patience with these servers, and the way of the weights to them
     "engine.batch",  # law 3: a request does not depend on its neighbours
     # Pages that were dropped, moved or shared are those that the served version computes (law 4).
     *("engine.kv.across_turns", "engine.kv.idle_bytes", "engine.kv.offload_bytes", "engine.kv.share_prefixes"),

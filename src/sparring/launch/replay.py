@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from sparring.cluster.config import ClusterConfig
 from sparring.errors import BadInput, refusal
 from sparring.launch.block import block
 from sparring.launch.checkpoint import CONFIG, STORE
@@ -164,8 +165,8 @@ def _recipe(folder: Path, threads: int | None) -> RunConfig:
         got = f'"{config.engine.kind}", which cannot sample the same tokens again from seed and position'
         raise refusal(str(folder), 'a run with engine.kind = "native"', got, "choose such a run")
     run = msgspec.structs.replace(config.run, threads=threads or config.run.threads)
-    engine = msgspec.structs.replace(config.engine, kind="native", url="")
-    return msgspec.structs.replace(config, run=run, engine=engine)
+    engine = msgspec.structs.replace(config.engine, kind="native", urls=())
+    return msgspec.structs.replace(config, run=run, engine=engine, cluster=ClusterConfig())
 
 
 def _steps(

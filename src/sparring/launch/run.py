@@ -91,10 +91,11 @@ async def _run(config: RunConfig) -> Path:
     async with opened(config) as context:
         changes = raised(context.folder, config)
         if changes or any(context.done(stage) is None for stage in config.run.stages):
+            from sparring.stages.preflight.directory import check_directory
             from sparring.stages.preflight.run import check  # slow import: only after the refusals above
 
             try:
-                facts = await rehearse(context, check)
+                facts = [*check_directory(context.folder), *await rehearse(context, check)]
             except BadInput:
                 if not there:
                     shutil.rmtree(context.folder, ignore_errors=True)  # while its lock is held
@@ -372,7 +373,7 @@ def _check_recorded(folder: Path) -> None:
         BadInput: the store is gone.
         StoreError: the store is damaged.
     """
-    from sparring.store.cut import is_blank
+    from sparring.store.connection import is_blank
 
     weights = next((path for kind in ("checkpoints/step-*", "model") for path in folder.glob(f"*/{kind}")), None)
     if weights is not None and is_blank(folder / STORE):
@@ -395,8 +396,7 @@ def check_recipe(config: RunConfig, worker: Sequence[str] = ()) -> list[str]:
     from sparring.stages.preflight.directory import check_directory
 
     async def checked() -> list[str]:
-        check_directory(Path(config.run.directory))
-        facts = _compare_with_folder(resolve(config))
+        facts = check_directory(Path(config.run.directory)) + _compare_with_folder(resolve(config))
         check_sinks(config.observe)
         with tempfile.TemporaryDirectory() as folder:
             run = msgspec.structs.replace(config.run, directory=folder)

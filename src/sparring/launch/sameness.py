@@ -9,7 +9,7 @@ from pathlib import Path
 from sparring.dashboard.evaluations import FOLDERS
 from sparring.envs.splits import Same, identity, identity_by_words
 from sparring.launch.checkpoint import CONFIG, STORE
-from sparring.store.cut import is_blank
+from sparring.store.connection import is_blank
 from sparring.store.sqlite import SqliteStore
 
 BY_MESSAGES = "tasks/same_by_messages"

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from sparring.errors import StoreError
+from sparring.store.connection import connect, needs_exclusive
 
 
 def copy_store(source: Path, target: Path) -> None:
@@ -17,11 +18,12 @@ def copy_store(source: Path, target: Path) -> None:
         target: new file.
 
     Raises:
+        BadInput: a run holds it on a file system without shared memory.
         StoreError: the store cannot be read, or the disk is full.
     """
     try:
         with (
-            closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as reader,
+            closing(connect(source, read_only=True, exclusive=needs_exclusive(source))) as reader,
             closing(sqlite3.connect(target)) as writer,
         ):
             reader.backup(writer)

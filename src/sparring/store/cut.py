@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sqlite3
 import struct
-from contextlib import closing
 from pathlib import Path
 
 from sparring.errors import StoreError
@@ -41,25 +40,6 @@ def check_header(path: Path) -> None:
     logged = log.exists() and log.stat().st_size > 0
     if 0 < size < HEADER_BYTES or size == 0 and logged:
         raise StoreError(f"{path}: expected a database, got the first {size} bytes of one; {DAMAGED}")
-
-
-def is_blank(path: Path) -> bool:
-    """Return True if a store's file is missing, empty, or without tables.
-
-    Args:
-        path: database file.
-
-    Raises:
-        StoreError: the database lost its beginning, or cannot be read.
-    """
-    check_header(path)
-    if not path.exists() or path.stat().st_size == 0:
-        return True
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            return bool(database.execute("PRAGMA user_version").fetchone()[0] == 0)
-    except sqlite3.Error as error:
-        raise StoreError(f"{path}: expected a database, got {error}; {DAMAGED}") from error
 
 
 def check_pages(path: Path, database: sqlite3.Connection) -> None:

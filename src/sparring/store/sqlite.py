@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from sparring.errors import StoreError, refusal
 from sparring.log import LogEntry, LogKind
 from sparring.store.advice import DAMAGED, way_out
 from sparring.store.codec import SCHEMA_VERSION, StoredGroup, StoredRollout, decode, encode
-from sparring.store.cut import check_header, check_pages
+from sparring.store.connection import connect, copy_log, end_log, lock_of, needs_exclusive
+from sparring.store.cut import check_pages
 from sparring.store.lock import RunLock
 from sparring.store.schema import OLDEST, migrate
 from sparring.types import CheckpointRef, Group, Rollout, Score, Segment
@@ -50,15 +51,18 @@ class SqliteStore:
 
     Args:
         path: database file; its folder is created. `<path>.lock` is the lock of the run folder.
-        read_only: take no lock and write nothing; for live runs too.
+        read_only: take no lock and write nothing; for live runs too, unless `exclusive`.
+        exclusive: open with exclusive locking, without live readers; None: if the file system is of several machines.
 
     Raises:
         BadInput: another run holds the folder, the file is a newer version's, or it is no store.
         StoreError: the file cannot be opened.
     """
 
-    def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
+    def __init__(self, path: str | Path, *, read_only: bool = False, exclusive: bool | None = None) -> None:
         self._path = Path(path)
+        self._exclusive = needs_exclusive(self._path) if exclusive is None else exclusive
+        self._ends_log = self._exclusive and not read_only
         self._lock: RunLock | None = None
         self._one_at_a_time = threading.RLock()
         self._log_bytes = 0
@@ -69,12 +73,12 @@ class SqliteStore:
         else:
             with self._store_errors("make the folder"):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._lock = RunLock(self._path.with_name(self._path.name + ".lock"))
+                self._lock = RunLock(lock_of(self._path))
         self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         with ExitStack() as stack:  # closed again if the file is refused
             if self._lock is not None:
                 stack.callback(self._lock.close)
-            self._database = _connect(self._path, read_only=read_only)
+            self._database = connect(self._path, read_only=read_only, exclusive=self._exclusive)
             stack.callback(self._database.close)
             self._prepare(read_only)
             stack.pop_all()
@@ -84,7 +88,8 @@ class SqliteStore:
         with self._store_errors("open"):
             try:
                 version = self._database.execute("PRAGMA user_version").fetchone()[0]
-                if version == 0 and not read_only:
+                known = version == 0 or OLDEST <= version <= SCHEMA_VERSION
+                if known and not read_only:  # an exclusive store has no log after it is closed
                     self._database.execute("PRAGMA journal_mode = WAL")
             except sqlite3.DatabaseError as error:
                 if getattr(error, "sqlite_errorname", "") != "SQLITE_NOTADB":
@@ -372,6 +377,10 @@ class SqliteStore:
     def close(self) -> None:
         """Copy the log into the database and release the lock. Safe to call twice."""
         self._copier.shutdown(wait=True)
+        if self._ends_log:
+            self._ends_log = False
+            with suppress(sqlite3.Error):  # the log then stays, for the next process
+                end_log(self._database)
         self._database.close()
         if self._lock is not None:
             self._lock.close()
@@ -398,7 +407,14 @@ class SqliteStore:
             self._log_bytes += num_bytes
             if self._log_bytes > LOG_BYTES and self._copying is None:
                 self._log_bytes = 0
-                self._copying = self._copier.submit(_copy_log, self._path)
+                self._copying = self._copier.submit(self._copy_log)
+
+    def _copy_log(self) -> None:
+        """Copy the log into the database; an exclusive store has no other connection, so its writers wait."""
+        if not self._exclusive:
+            return copy_log(self._path)
+        with self._one_at_a_time:
+            self._database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     @contextmanager
     def _store_errors(self, what: str) -> Iterator[None]:
@@ -424,31 +440,6 @@ def _prefix_bounds(name: str) -> tuple[str, str]:
     """Return the bounds of all names that begin with `name` and a slash: the first such name, and the first name after
     them."""
     return f"{name}/", f"{name}0"  # 0 follows the slash
-
-
-def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """Return a connection without implicit transactions. It waits up to 5 seconds for the transaction of another
-    connection."""
-    try:
-        check_header(path)
-        return sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
-            uri=True,
-            isolation_level=None,
-            check_same_thread=False,
-            timeout=5.0,
-        )
-    except (sqlite3.Error, OSError) as error:
-        raise StoreError(f"{path}: expected a file to write, got {error}; check the folder and the disk") from error
-
-
-def _copy_log(path: Path) -> None:
-    """Copy the write-ahead log into the database. Passive: it never blocks a writer."""
-    connection = _connect(path)
-    try:
-        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-    finally:
-        connection.close()
 
 
 def _rollout_rows(group: Group) -> list[tuple[Any, ...]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -35,19 +37,23 @@ WAITS = 'print("begun", flush=True); await asyncio.Event().wait()'
 IGNORED = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
 
 
+@contextmanager
 def begun(
     held: str = WAITS,
     closing: str = 'print("cleaned up", flush=True)',
     before: str = "",
     within_s: float = WITHIN_S,
     verb: str = "run",
-) -> subprocess.Popen[str]:
-    """A command whose work has begun."""
+) -> Iterator[subprocess.Popen[str]]:
+    """A command whose work has begun. Killed at the end if it still runs."""
     code = START.format(held=held, closing=closing, before=before, within_s=within_s)
     words = [sys.executable, "-c", code.replace("sparring run", f"sparring {verb}")]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "begun\n"
-    return process
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "begun\n"
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("number", SIGNALS)

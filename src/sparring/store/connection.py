@@ -1,0 +1,116 @@
+"""Connections to the database of a store.
+
+A write-ahead log needs shared memory between its connections, in a file beside the database. On a file system of
+several machines that does not work (sqlite.org/wal.html), so there a store is opened with exclusive locking, whose
+index of the log is in the process's own memory: one connection alone, and readers only after it is closed.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from sparring.errors import StoreError
+from sparring.store.advice import DAMAGED
+from sparring.store.cut import check_header
+from sparring.store.file_system import file_system_of
+from sparring.store.lock import RunLock
+
+LOG_VERSION = slice(18, 19)
+"""Byte of the header that is 2 if the database has a write-ahead log (sqlite.org/fileformat2.html, 1.3)."""
+
+
+def needs_exclusive(path: Path) -> bool:
+    """Return whether a database must be opened with exclusive locking because of its file system."""
+    return file_system_of(path).remote
+
+
+def lock_of(path: Path) -> Path:
+    """Return the lock file of the run folder that has a database."""
+    return path.with_name(path.name + ".lock")
+
+
+def connect(path: Path, *, read_only: bool = False, exclusive: bool = False) -> sqlite3.Connection:
+    """Return a connection without implicit transactions. It waits up to 5 seconds for the transaction of another
+    connection.
+
+    Args:
+        path: database file.
+        read_only: open an existing file for reading.
+        exclusive: share no memory with other connections. Readers then come after the writer.
+
+    Raises:
+        BadInput: `read_only` and `exclusive`, and a run holds the folder.
+        StoreError: the file cannot be opened, or lost its beginning.
+    """
+    try:
+        check_header(path)
+        if exclusive and read_only:
+            _fold_log(path)
+        database = _opened(path, "ro" if read_only else "rwc")
+        if exclusive and not read_only:
+            database.execute("PRAGMA locking_mode = EXCLUSIVE")
+        return database
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(f"{path}: expected a file to open, got {error}; check the folder and the disk") from error
+
+
+def end_log(database: sqlite3.Connection) -> None:
+    """Copy the log of an exclusive connection into the database, and leave a file that needs no shared memory.
+
+    Raises:
+        sqlite3.Error: the file cannot be written.
+    """
+    database.execute("PRAGMA journal_mode = DELETE").fetchall()
+
+
+def copy_log(path: Path) -> None:
+    """Copy the write-ahead log into the database, on a connection of its own. Passive: it never blocks a writer.
+
+    Raises:
+        StoreError, sqlite3.Error: the file cannot be opened or written.
+    """
+    with closing(connect(path)) as database:
+        database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+
+def is_blank(path: Path) -> bool:
+    """Return True if a store's file is missing, empty, or without tables.
+
+    Args:
+        path: database file.
+
+    Raises:
+        BadInput: a run holds it on a file system without shared memory.
+        StoreError: the database lost its beginning, or cannot be read.
+    """
+    check_header(path)
+    if not path.exists() or path.stat().st_size == 0:
+        return True
+    try:
+        with closing(connect(path, read_only=True, exclusive=needs_exclusive(path))) as database:
+            return bool(database.execute("PRAGMA user_version").fetchone()[0] == 0)
+    except sqlite3.Error as error:
+        raise StoreError(f"{path}: expected a database, got {error}; {DAMAGED}") from error
+
+
+def _opened(path: Path, mode: str) -> sqlite3.Connection:
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False, timeout=5.0
+    )
+
+
+def _fold_log(path: Path) -> None:
+    """End the log that a killed run left, so that readers need no shared memory.
+
+    Raises:
+        BadInput: a run holds the folder.
+    """
+    with closing(RunLock(lock_of(path), reads=True)):
+        with path.open("rb") as file:
+            logged = file.read(LOG_VERSION.stop)[LOG_VERSION] == b"\x02"
+        if logged:
+            with closing(_opened(path, "rw")) as database:
+                database.execute("PRAGMA locking_mode = EXCLUSIVE")
+                end_log(database)
