@@ -131,7 +131,7 @@ def _engine(directory: Path, begun: Path, noise: float) -> Iterator[list[str]]:
     disturbed = DisturbedEngine(load(begun), EngineConfig(), noise=noise)
     server = ServerThread(disturbed, begun, unix=directory / f"mismatch-{noise:g}.socket")
     try:
-        yield ['engine.kind="remote"', f"engine.url={server.url}"]
+        yield ['engine.kind="remote"', f"engine.urls=['{server.url}']"]
     finally:
         server.stop()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -229,16 +229,18 @@ class GenerateRequest:
 
     Attributes:
         tokens: ids of the prompt.
+        told: number of the last ids of `tokens` that were sampled before as the beginning of this turn. `ends` and
+            `allowed` see them; the limits of `sampling` count the tokens after them.
         conversation: name of the rollout branch, under which the KV cache may be kept between turns; None keeps
             nothing.
         priority: priority of the request; higher is served first.
         admission: admission number of the rollout. Among equal priorities the lowest is served first and preempted
             last, so that late turns of old rollouts do not wait for first turns of young ones; ties in order of
             arrival.
-        ends: function for stop strings, which need a tokenizer. Given the tokens sampled so far and the number of new
+        ends: function for stop strings, which need a tokenizer. Given the turn's tokens so far and the number of new
             ones, it returns the number of tokens that belong to the turn if it ends among the new ones, else None.
             Called from `min_tokens` on; stop tokens apply as well.
-        allowed: function for constraints, made from a grammar. Given the tokens sampled so far, it returns the allowed
+        allowed: function for constraints, made from a grammar. Given the turn's tokens so far, it returns the allowed
             next tokens: one bit per id, lowest first, at least one set.
         grammar: constraint of tool calls in Lark's notation over ids, which only a renderer can write; None in an
             engine of another process.
@@ -253,6 +255,7 @@ class GenerateRequest:
     id: str
     tokens: tuple[int, ...]
     sampling: Sampling
+    told: int = 0
     conversation: str | None = None
     priority: int = 0
     admission: int = 0
@@ -262,6 +265,21 @@ class GenerateRequest:
     prompt_logprobs: bool = False
     adapter: str | None = None
     recorded: Recorded | None = None
+
+    @property
+    def turn(self) -> tuple[int, ...]:
+        """Tokens of this turn that were told."""
+        return self.tokens[len(self.tokens) - self.told :]
+
+    def after(self, sampled: Sequence[int]) -> GenerateRequest:
+        """Return the request for the rest of this turn, after tokens that were sampled for it. With the same seed an
+        engine whose random numbers depend on seed and position alone continues the turn as if it had not ended."""
+        sampling = replace(
+            self.sampling,
+            max_tokens=self.sampling.max_tokens - len(sampled),
+            min_tokens=max(0, self.sampling.min_tokens - len(sampled)),
+        )
+        return replace(self, tokens=(*self.tokens, *sampled), told=self.told + len(sampled), sampling=sampling)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -334,10 +352,20 @@ class Scores:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delta:
     """Tokens that a streamed request sampled since the previous delta, at least one. The `Completion` at the end
-    repeats them all, with versions."""
+    repeats them all. Attributes are those of `Completion`; an engine that tells `versions` only at the end leaves all
+    but the first two out.
+
+    Attributes:
+        finish_reason: finish reason, if these are the last tokens.
+    """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    versions: Runs = Runs()
+    kv_versions: Runs = Runs()
+    kept: KeptSets | None = None
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from sparring.engine.pieces import completed, joined
 from sparring.errors import EngineError, WeightsError
 from sparring.generation import Completion, GenerateRequest, Sampling, ScoreRequest
 from sparring.kernels.compiled.library import COMPILED
@@ -77,7 +78,22 @@ def vllm(path):
     return VllmEngine(real_vllm(path), CONFIG, version=4, keep_server=True)
 
 
-ENGINES = {"native": native, "scripted": scripted, "watched": watched, "remote": remote, "openai": openai, "vllm": vllm}
+def fleet(path):
+    from sparring.engine.fleet import Fleet
+    from sparring.testing.served import RemoteToThread
+
+    return Fleet([RemoteToThread(native(path), path) for _ in range(2)])
+
+
+ENGINES = {
+    "native": native,
+    "scripted": scripted,
+    "watched": watched,
+    "remote": remote,
+    "fleet": fleet,
+    "openai": openai,
+    "vllm": vllm,
+}
 KEEPS_NOTHING = {openai}
 REFUSED = {
     "fork": {"openai": "an engine that can fork, got an OpenAI-compatible server"},
@@ -249,6 +265,31 @@ def test_a_stream_is_the_completion_in_pieces(serve, exact):
     assert deltas and same([last], [whole], exact) and last.finish_reason == whole.finish_reason
     assert tuple(token for delta in deltas for token in delta.tokens) == last.tokens
     assert tuple(logprob for delta in deltas for logprob in delta.logprobs) == last.logprobs
+    if deltas[0].versions.values:
+        whole = joined(deltas)
+        told = (whole.versions, whole.kv_versions, whole.kept, whole.top_logprobs, whole.finish_reason)
+        assert told == (last.versions, last.kv_versions, last.kept, last.top_logprobs, last.finish_reason)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.9, "top_logprobs": 2}, {"top_k": 4, "min_tokens": 10}])
+def test_a_turn_is_whole_wherever_another_request_goes_on(serve, exact, sampling):
+    """Another engine of the same weights samples the rest of what one has told."""
+
+    async def scenario(engine):
+        pieces = [piece async for piece in engine.stream(asked)]
+        if not exact or not pieces[0].versions.values:
+            return [pieces[-1]], pieces[-1]
+        wholes = []
+        for number in range(len(pieces)):
+            told = pieces[:number]
+            sampled = [token for delta in told for token in delta.tokens]
+            if len(sampled) < len(pieces[-1].tokens):
+                wholes.append(completed(told, await engine.generate(asked.after(sampled))))
+        return wholes, pieces[-1]
+
+    asked = turn(2, max_tokens=40, stop=(STOP,), **sampling)
+    wholes, whole = serve(scenario)
+    assert wholes and all(replace(one, cached_tokens=0) == replace(whole, cached_tokens=0) for one in wholes)
 
 
 def test_leaving_a_stream_drops_the_request(serve):

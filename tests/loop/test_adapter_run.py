@@ -200,7 +200,7 @@ def library_logits(module):
         ('models.policy.lora.target_modules=["q_proj", "lm_head"]', "expected linear layers of the model: down_proj"),
         ("models.policy.lora.dropout=0.1", "dropout"),
         (
-            "engine.kind=openai engine.url=http://127.0.0.1:9 models.policy.lora.rank=4",
+            "engine.kind=openai engine.urls=['http://127.0.0.1:9'] models.policy.lora.rank=4",
             "models.policy.lora: expected none with an OpenAI",
         ),
     ],

@@ -54,9 +54,11 @@ def test_a_password_in_an_address_leaves_the_folder_when_the_run_goes_on(given: 
     config = resolve(load(given, ["train.token_budget=8192"]))
     folder = given.parent / "runs" / config.run.name
     folder.mkdir(parents=True)
-    said = 'gateway = ""\n'
+    said = '[rollout.gateway]\nurl = ""\n'
     assert dump(config).count(said) == 1
-    (folder / "config.toml").write_text(dump(config).replace(said, 'gateway = "http://user:hunter2@host:1"\n'))
+    (folder / "config.toml").write_text(
+        dump(config).replace(said, '[rollout.gateway]\nurl = "http://user:hunter2@host:1"\n')
+    )
 
     async def goes_on() -> None:
         async with opened(config) as context:

@@ -62,7 +62,7 @@ def test_a_run_with_an_engine_on_another_machine_has_the_bits_of_one_on_its_own(
     stages, folder = 'run.stages=["rl"]', f"engine.shared_folder={shared}"
     own = finished(given, "own", stages)
     with elsewhere(checkpoint) as url:
-        there = ["engine.kind=remote", f"engine.url={url}"]
+        there = ["engine.kind=remote", f"engine.urls=['{url}']"]
         sets = [part for setting in (stages, *there) for part in ("--set", setting)]
         assert main(["check", str(given), *sets]) == 0
         said = capsys.readouterr().out

@@ -84,7 +84,7 @@ def test_a_run_whose_gateway_is_killed_is_one_without_a_gateway(
     gateway = Gateway(given.parent / "runs/outside", tmp_path / "process")
     os.environ |= {PROCESS: str(gateway.file), KILL_AT: " ".join(map(str, KILLS))}
     try:
-        words = command(given, "outside", f'rollout.gateway.address="http://127.0.0.1:{gateway.port}"')
+        words = command(given, "outside", f'rollout.gateway.url="http://127.0.0.1:{gateway.port}"')
         with Forked(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
             wait_for(run, "gateway: ")
             for _ in KILLS:

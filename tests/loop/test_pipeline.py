@@ -21,6 +21,7 @@ from tensorboard.util.tensor_util import make_ndarray
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sparring.cli.main import main
+from sparring.launch.ending import STATUS
 from sparring.recipe.load import load
 from sparring.stages.preflight.metric_names import names_of
 from sparring.store.sqlite import SqliteStore
@@ -171,6 +172,23 @@ def test_control_c_says_how_to_go_on_and_the_run_goes_on(whole: Path, tmp_path: 
     assert "the same command goes on" in error
     finish(tmp_path)
     assert weights(tmp_path) == weights(whole)
+
+
+def test_a_signal_of_the_system_ends_a_run_which_goes_on(whole: Path, tmp_path: Path, wait_for) -> None:
+    """As SLURM and Kubernetes send it."""
+    with Forked(arguments(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        wait_for(run, "rl 3/6")
+        threads = Path(f"/proc/{run.pid}/task").glob("*/children")
+        children = [pid for thread in threads for pid in thread.read_text().split()]
+        run.send_signal(signal.SIGTERM)
+        _, error = run.communicate(timeout=60)
+    assert run.returncode == STATUS
+    assert "ended by SIGTERM; the same command goes on" in error
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    assert not list(Path("/dev/shm").glob(f"*-{run.pid}-*"))
+    finish(tmp_path)
+    assert weights(tmp_path) == weights(whole)
+    assert account(tmp_path) == account(whole)
 
 
 def test_a_killed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, killed_and_finished) -> None:

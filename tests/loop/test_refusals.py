@@ -146,8 +146,8 @@ def test_the_refusal_of_a_world_without_an_expert_names_the_ways_out(
         ("rollout.sampling.temperature=0", "rollout.sampling.temperature", "expected above 0 while the run trains"),
         ("rollout.sampling.top_k=1", "rollout.sampling.top_k", "expected 0, or 2 and more, while the run trains"),
         ("rollout.sampling.min_p=1", "rollout.sampling.min_p", "expected below 1 while the run trains"),
-        ("rollout.sampling.min_p=1.5", "rollout", "0 <= min_p <= 1"),
-        ("rollout.sampling.top_p=0", "rollout", "0 < top_p <= 1"),
+        ("rollout.sampling.min_p=1.5", "rollout.sampling", "0 <= min_p <= 1"),
+        ("rollout.sampling.top_p=0", "rollout.sampling", "0 < top_p <= 1"),
         ("engine.kv.tokens=256", "engine", "expected a cache of at least 512 tokens"),
         (
             "engine.kv.bytes=1000",

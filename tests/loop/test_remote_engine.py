@@ -36,8 +36,8 @@ def test_a_run_on_a_served_engine_has_the_bits_of_one_on_its_own(given: Path, ch
     stages = 'run.stages=["rl", "eval"]'
     own = finished(given, "own", stages)
     with served(str(checkpoint)) as (server, url):
-        remote = finished(given, "remote", stages, "engine.kind=remote", f"engine.url={url}")
-        again = finished(given, "again", stages, "engine.kind=remote", f"engine.url={url}")
+        remote = finished(given, "remote", stages, "engine.kind=remote", f"engine.urls=['{url}']")
+        again = finished(given, "again", stages, "engine.kind=remote", f"engine.urls=['{url}']")
         server.send_signal(signal.SIGINT)
         _, error = server.communicate(timeout=60)
     assert weights(remote) == weights(again) == weights(own)
@@ -52,7 +52,7 @@ def test_so_has_a_run_that_trains_an_adapter(given: Path, checkpoint: Path, serv
     own = finished(given, "own", *settings)
     with served(str(checkpoint)) as (_, url):
         remote = [
-            finished(given, name, *settings, "engine.kind=remote", f"engine.url={url}") for name in ("one", "two")
+            finished(given, name, *settings, "engine.kind=remote", f"engine.urls=['{url}']") for name in ("one", "two")
         ]
     trained = [(folder / "rl/model/adapter_model.safetensors").read_bytes() for folder in (own, *remote)]
     assert trained[0] == trained[1] == trained[2]

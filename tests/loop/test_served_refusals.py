@@ -18,40 +18,40 @@ REFUSED = [
         "engine: expected url must be set",
     ),
     (
-        ["engine.url=http://127.0.0.1:1"],
+        ["engine.urls=['http://127.0.0.1:1']"],
         "engine: expected url must be set",
     ),
     (
-        ["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1"],
+        ["engine.kind=openai", "engine.urls=['http://127.0.0.1:1/v1']"],
         "engine.kind: expected an engine that takes weights",
     ),
     (
-        ["engine.kind=remote", "engine.url=http://127.0.0.1:1"],
+        ["engine.kind=remote", "engine.urls=['http://127.0.0.1:1']"],
         "engine at http://127.0.0.1:1: expected a running `sparring serve`",
     ),
-    (["engine.kind=remote", "engine.url=http://[::1"], "expected a running `sparring serve`, got InvalidURL"),
+    (["engine.kind=remote", "engine.urls=['http://[::1']"], "expected a running `sparring serve`, got InvalidURL"),
     (
-        ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.kv.idle_bytes=9"],
+        ["engine.kind=remote", "engine.urls=['http://127.0.0.1:1']", "engine.kv.idle_bytes=9"],
         "engine.kv.idle_bytes: expected its default",
     ),
     (
-        ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.kv.across_turns=offload"],
+        ["engine.kind=remote", "engine.urls=['http://127.0.0.1:1']", "engine.kv.across_turns=offload"],
         "engine.kv.across_turns: expected its default",
     ),
     (
-        ["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1", "engine.kv.tokens=4096"],
+        ["engine.kind=openai", "engine.urls=['http://127.0.0.1:1/v1']", "engine.kv.tokens=4096"],
         "engine.kv.tokens: expected its default",
     ),
     (
         [
             "engine.kind=openai",
-            "engine.url=http://127.0.0.1:1/v1",
+            "engine.urls=['http://127.0.0.1:1/v1']",
             'rollout.sampling.constraint={kind="regex",source="a+"}',
         ],
         'rollout.sampling.constraint: expected none with engine.kind = "openai"',
     ),
     (
-        ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.api_key_env=NO_SUCH_KEY"],
+        ["engine.kind=remote", "engine.urls=['http://127.0.0.1:1']", "engine.api_key_env=NO_SUCH_KEY"],
         "environment variable NO_SUCH_KEY: expected an API key",
     ),
 ]
@@ -70,7 +70,7 @@ def test_a_server_that_computes_otherwise_is_refused_and_one_that_fits_is_named(
 ) -> None:
     server = ServerThread(NativeEngine(load(checkpoint), EngineConfig(), threads=1), checkpoint)
     try:
-        remote = ["check", str(given), "--set", "engine.kind=remote", "--set", f"engine.url={server.url}"]
+        remote = ["check", str(given), "--set", "engine.kind=remote", "--set", f"engine.urls=['{server.url}']"]
         assert main([*remote, "--set", "models.policy.dtype=bfloat16"]) == 2
         assert f"engine at {server.url}: expected a model in bfloat16" in capsys.readouterr().err
         assert main(remote) == 0

@@ -161,7 +161,7 @@ def test_a_gateway_that_is_killed_three_times_and_a_run_that_is_killed_lose_and_
     folder = given.parent / "runs/tiny"
     gateway = Gateway(folder, tmp_path / "process")
     address = f"http://127.0.0.1:{gateway.port}"
-    words = command(given, tmp_path, f"rollout.gateway.address={address}")
+    words = command(given, tmp_path, f"rollout.gateway.url={address}")
     keys = folder / "keys.json"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with ExitStack() as stack:

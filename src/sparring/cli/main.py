@@ -1,6 +1,7 @@
 """`sparring VERB ...`: parses the command line and turns errors into messages and exit codes.
 
-Exit codes: 0 done, 1 it failed while running, 2 the input or the machine is refused, 130 interrupted.
+Exit codes: 0 done, 1 it failed while running, 2 the input or the machine is refused, 75 ended by SIGTERM or SIGUSR1
+(`run` and `eval`; the same command goes on), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -14,14 +15,21 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, NoReturn
 
 from sparring.allocator import share_freed_memory
 from sparring.cli import chat, check, convert, diff, eval, export, gateway, replay, report, run, serve, try_
 from sparring.errors import BadInput, SparringError
 from sparring.observe.terminal import guard_terminal, printable, say
 
+if TYPE_CHECKING:
+    from sparring.launch.ending import Ending
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
+"""Errors of a path that this user cannot open, or that names no file."""
+
 YOUNG_OBJECTS = 50_000
 """Number of new objects that starts a garbage collection of the youngest generation; Python's default is 700. Imports
 make two million permanent objects, and collections that walked them took a third of the start-up time."""
@@ -91,21 +99,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(lambda: args.run(args), f"sparring {shlex.join(arguments)}")
 
 
-def guarded(verb: Callable[[], int], command: str) -> int:
-    """Call `verb` and return its exit code. An interrupt, a full disk or an error of Sparring becomes a message on
-    stderr and an exit code; a closed output pipe becomes exit code 1. Any other exception is raised.
+def guarded(verb: Callable[[], int], command: str, ending: Ending | None = None) -> int:
+    """Call `verb` and return its exit code. An interrupt, a signal that ends a command which can go on, a full disk, a
+    path that cannot be opened or an error of Sparring becomes a message on stderr and an exit code; a closed output
+    pipe becomes exit code 1. Any other exception is raised.
 
     Args:
         verb: function that does the work and returns an exit code.
         command: command line of the user, quoted in the advice of error messages.
+        ending: handler of the signals that end `run` and `eval`; None makes one.
     """
+    from sparring.launch.ending import STATUS, Ending  # not for --help
+
+    ending = ending or Ending()
+    resumes = command.startswith(("sparring run ", "sparring eval "))
+    goes_on = f"; the same command goes on where it stopped: {command}" if resumes else ""
     try:
-        return verb()
+        with ending.listening() if resumes else nullcontext():
+            return verb()
     except BadInput as error:
         return _say(str(error), 2)
     except KeyboardInterrupt:
-        resumes = command.startswith(("sparring run ", "sparring eval "))
-        goes_on = f"; the same command goes on where it stopped: {command}" if resumes else ""
+        if ending.came is not None:
+            return _say(f"\nended by {ending.came.name}{goes_on}", STATUS)
         return _say(f"\ninterrupted{goes_on}", 130)
     except BrokenPipeError:
         # whoever read our output has left; keep the interpreter from complaining about it at exit
@@ -115,8 +131,13 @@ def guarded(verb: Callable[[], int], command: str) -> int:
         if _disk_is_full(error):
             again = f"free some space, then the same command goes on, nothing is lost: {command}"
             return _say(f"disk: expected room to write, got none ({str(error).partition(';')[0]}); {again}", 2)
+        if isinstance(error, OSError) and error.errno in CLOSED and error.filename is not None:
+            do = "check the path, and whether this user may read and write it"
+            return _say(f"{error.filename}: expected a path that can be opened, got {error.strerror}; {do}", 2)
         if isinstance(error, SparringError):
-            return _say(f"{type(error).__name__}: {error}", 1)
+            # a system may signal every process of a job, so that a part has ended before it could be closed
+            ended = "" if ending.came is None else f"\nended by {ending.came.name}{goes_on}"
+            return _say(f"{type(error).__name__}: {error}{ended}", STATUS if ended else 1)
         raise
 
 

@@ -36,6 +36,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--set", action="append", default=[], dest="settings", metavar="engine.K=V", help="a key of [engine]"
     )
     parser.add_argument("--threads", type=int, default=0, help="threads of the engine; 0: as many as there are cores")
+    parser.add_argument(
+        "--until-input-ends", action="store_true", help="stop when standard input ends, as that of a parent that died"
+    )
     parser.set_defaults(run=run)
 
 
@@ -44,9 +47,11 @@ def run(args: argparse.Namespace) -> int:
     from sparring.engine.adapters.client import read_api_key
     from sparring.errors import refusal
     from sparring.launch.checkpoint import checkpoint_or_hub
-    from sparring.launch.serve import ServeConfig, engine_config, serve
+    from sparring.launch.serve import ServeConfig, engine_config, serve, stop_with_input
     from sparring.observe.terminal import say
 
+    if args.until_input_ends:
+        stop_with_input()
     if args.threads < 0:
         raise refusal("--threads", "0 (one per core) or more", str(args.threads), "correct it")
     config = ServeConfig(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparring.engine.config import EngineConfig
@@ -11,6 +13,10 @@ from sparring.protocols import Engine, Trainer, TrainPlan, ValueModel
 from sparring.train.config import TrainConfig
 
 if TYPE_CHECKING:
+    import torch
+
+    from sparring.engine.adapters.remote import RemoteEngine
+    from sparring.engine.fleet import Fleet
     from sparring.model.causal import CausalModel
     from sparring.train.trainer import LocalTrainer
     from sparring.weights.links import WeightLinks
@@ -128,30 +134,44 @@ class InlineCluster:
 
     def _remote(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.client import read_api_key
+
+        config = self._engine_of[name]
+        fleet = self._fleet(name, path, config.urls, read_api_key(config.api_key_env))
+        return fleet.engines[0] if len(config.urls) == 1 else fleet
+
+    def _fleet(
+        self, name: str, path: str, urls: Sequence[str], key: str, lost: Callable[[str], None] = lambda url: None
+    ) -> Fleet[RemoteEngine]:
+        """Connect to the servers of a model and send them its weights.
+
+        Args:
+            lost: called with the address of a server that does not answer any more.
+        """
         from sparring.engine.adapters.remote import RemoteEngine
+        from sparring.engine.adapters.remote_client import check_distinct, reachable
+        from sparring.engine.fleet import Fleet
         from sparring.weights.fetch import links
 
         spec, config = self._models[name], self._engine_of[name]
         self._links = self._links or links(config.shared_folder)
-        engine = RemoteEngine(
-            config.url,
-            name=name,
-            api_key=read_api_key(config.api_key_env),
-            links=self._links,
-            timeout_s=config.update.timeout_s,
-        )
+        connect = partial(RemoteEngine, name=name, api_key=key, links=self._links, timeout_s=config.update.timeout_s)
+        engines = reachable([partial(connect, url) for url in urls])
         model = self._model(name, path)
-        engine.check(spec.dtype, model.path_name, config)
-        own = model.adapters.everywhere
-        engine.begin(model.state(), None if own is None else own.state())
-        return engine
+        for engine in engines:
+            engine.check(spec.dtype, model.path_name, config)
+        check_distinct(engines)
+        for engine in engines:
+            engine.begin(*_states(model))
+            engine.initial = lambda: _states(self._model(name, path))
+        room, silent_s = config.batch.max_running, config.silent_s
+        return Fleet(engines, room=room, silent_s=silent_s, lost=lambda engine: lost(engine.url))
 
     def _openai(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.client import read_api_key
         from sparring.engine.adapters.openai_compatible import OpenAiEngine
 
         config = self._engine_of[name]
-        return OpenAiEngine(config.url, model=config.served_model, api_key=read_api_key(config.api_key_env))
+        return OpenAiEngine(config.urls[0], model=config.served_model, api_key=read_api_key(config.api_key_env))
 
     def _model(self, name: str, path: str) -> CausalModel:
         from sparring.model.load import load
@@ -169,3 +189,9 @@ class InlineCluster:
             await self._rewards.popitem()[1].close()
         if self._links is not None:
             self._links.close()
+
+
+def _states(model: CausalModel) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None]:
+    """Return the weights of a model and of its adapter, if it has one."""
+    own = model.adapters.everywhere
+    return model.state(), None if own is None else own.state()

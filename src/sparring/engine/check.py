@@ -38,6 +38,10 @@ def check_request(request: GenerateRequest, limits: EngineLimits) -> int:
         problem = "a prompt of at least one token, got none; send one"
     elif min(tokens) < 0 or max(tokens) >= limits.vocab_size:
         problem = f"token ids below {limits.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
+    elif not 0 <= request.told < len(tokens):
+        problem = (
+            f"told tokens behind a prompt of at least one token, got {request.told} of {len(tokens)}; correct told"
+        )
     elif sampling.max_tokens < 1:
         problem = f"max_tokens of at least 1, got {sampling.max_tokens}; raise it"
     elif max_new < 1:

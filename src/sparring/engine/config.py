@@ -124,16 +124,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     kind: Literal["native", "vllm", "remote", "openai"] = "native"
     """native: the trainer's own module, so that both agree to the bit; vllm: a vLLM server, which does not agree to the
-    bit; remote: a `sparring serve`, which does; openai: a server of OpenAI's completions API with token
+    bit; remote: one `sparring serve` or several, which do; openai: a server of OpenAI's completions API with token
     ids, which takes no weights and so can only evaluate. The settings below apply to the native engine."""
 
-    url: str = ""
-    """Address of a remote or openai engine: `http://host:port`, or `unix:path` for a socket; for openai including the
-    path up to `/v1`."""
+    urls: tuple[str, ...] = ()
+    """Addresses of the servers of a remote engine, each `http://host:port`, or `unix:path` for a socket. Several
+    servers share the requests (docs/engine/fleet.md). An openai engine has one, including the path up to `/v1`."""
 
     api_key_env: str = ""
-    """Environment variable with the key of the server at `url`; empty: none. A value such as
+    """Environment variable with the key of the servers at `urls`; empty: none. A value such as
     `Basic dXNlcjpwYXNzd29yZA==` is a user and a password; in the URL these are refused."""
+
+    silent_s: float = 10.0
+    """Seconds without an answer to a ping after which one of several servers gets no more requests. Its requests go on
+    at the others."""
 
     shared_folder: str = ""
     """Folder that the server of a remote engine sees under the same path, for weights; used if the server does not
@@ -161,7 +165,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.kind in ("native", "remote")
 
     def __post_init__(self) -> None:
-        if (self.kind in ("remote", "openai")) != bool(self.url):
-            raise ValueError(
-                f'url must be set for kind "remote" and "openai" and no other, got {self.url!r} with kind "{self.kind}"'
-            )
+        if (self.kind in ("remote", "openai")) != bool(self.urls):
+            got = f'{len(self.urls)} with kind "{self.kind}"'
+            raise ValueError(f'urls must be set for kind "remote" and "openai" and no other, got {got}')
+        if self.kind == "openai" and len(self.urls) > 1:
+            raise ValueError(f'urls must be one server with kind "openai", got {len(self.urls)}')
+        if not self.silent_s > 0:
+            raise ValueError(f"silent_s must be above 0, got {self.silent_s}")
+        if len(set(self.urls)) < len(self.urls):
+            raise ValueError(f"urls must be different servers, got {', '.join(self.urls)}")

@@ -9,30 +9,14 @@ from sparring.generation import GenerateRequest, ScoreRequest
 from sparring.protocols import Engine
 
 
-def branch_of(request: GenerateRequest, sampled: Sequence[int], max_new: int, name: str, seed: int) -> GenerateRequest:
-    """Return a request that continues another after the tokens sampled so far.
+def branch_of(request: GenerateRequest, sampled: Sequence[int], name: str, seed: int) -> GenerateRequest:
+    """Return a request that continues another after the tokens sampled so far, with another seed.
 
     Args:
-        max_new: maximum number of tokens of the turn, those of `sampled` included.
         name: id and conversation of the branch.
     """
-    before, allowed, ends = [*sampled], request.allowed, request.ends
-    sampling = replace(
-        request.sampling,
-        seed=seed,
-        max_tokens=max_new - len(before),
-        min_tokens=max(0, request.sampling.min_tokens - len(before)),
-    )
-    return replace(
-        request,
-        id=name,
-        tokens=(*request.tokens, *before),
-        sampling=sampling,
-        conversation=name,
-        # `allowed` and `ends` also see the tokens sampled before the branch
-        allowed=None if allowed is None else lambda tokens: allowed([*before, *tokens]),
-        ends=None if ends is None else lambda tokens, new: _less(ends([*before, *tokens], new), len(before)),
-    )
+    rest = request.after(sampled)
+    return replace(rest, id=name, conversation=name, sampling=replace(rest.sampling, seed=seed))
 
 
 async def prompt_logprobs(engine: Engine, request: GenerateRequest) -> tuple[float, ...] | None:
@@ -53,7 +37,3 @@ async def prompt_logprobs(engine: Engine, request: GenerateRequest) -> tuple[flo
         adapter=request.adapter,
     )
     return (await engine.score(score)).logprobs
-
-
-def _less(count: int | None, by: int) -> int | None:
-    return None if count is None else count - by

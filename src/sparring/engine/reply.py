@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Any
 
+from sparring.engine.pieces import joined
 from sparring.generation import Completion, Delta
 
 Delivery = tuple[asyncio.AbstractEventLoop, Callable[[], None]]
@@ -31,8 +32,7 @@ class Reply:
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[Any] = self._loop.create_future()
         self._news = asyncio.Event()
-        self._tokens: list[int] = []
-        self._logprobs: list[float] = []
+        self._deltas: list[Delta] = []
 
     @property
     def given(self) -> bool:
@@ -51,26 +51,24 @@ class Reply:
     async def pieces(self) -> AsyncGenerator[Delta | Completion, None]:
         """Yield deltas as they arrive and finally the Completion. An error is raised after the tokens sampled before
         it."""
-        while self._tokens or not self._future.done():
+        while self._deltas or not self._future.done():
             await self._news.wait()
             self._news.clear()
-            if self._tokens:
-                delta = Delta(tokens=tuple(self._tokens), logprobs=tuple(self._logprobs))
-                self._tokens, self._logprobs = [], []
-                yield delta
+            if self._deltas:
+                unread, self._deltas = self._deltas, []
+                yield joined(unread)
         yield await self._future
 
-    def extend(self, tokens: list[int], logprobs: list[float]) -> Delivery:
+    def extend(self, delta: Delta) -> Delivery:
         """Return the action, for the event loop, that adds sampled tokens."""
-        return self._loop, partial(self._extend, tokens, logprobs)
+        return self._loop, partial(self._extend, delta)
 
     def settle(self, result: Any) -> Delivery:
         """Return the action, for the event loop, that sets the result; an exception is raised in the caller."""
         return self._loop, partial(self._settle, result)
 
-    def _extend(self, tokens: list[int], logprobs: list[float]) -> None:
-        self._tokens += tokens
-        self._logprobs += logprobs
+    def _extend(self, delta: Delta) -> None:
+        self._deltas.append(delta)
         self._news.set()
 
     def _settle(self, result: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import xxhash
 
@@ -93,14 +93,19 @@ class ScriptedEngine:
             await asyncio.sleep(self._latency_s)
             if number in self._fail_on:
                 raise EngineError(f"request {number} was chosen to fail")
-            tokens, finished = _ended(self._script(request), request)
-            for token in tokens:
+            tokens, finished = _ended(self._turn(request), request)
+            for number, token in enumerate(tokens, 1):
                 if turn.aborted:
                     break
                 turn.sampled.append(token)
                 self._num_sampled += 1
                 position = len(request.tokens) + len(turn.sampled) - 1
-                yield Delta(tokens=(token,), logprobs=(self._logprob(position, token, request),))
+                version = Runs.of(self._version, 1)
+                logprob = self._logprob(position, token, request)
+                end: FinishReason | None = ("stop" if finished else "length") if number == len(tokens) else None
+                yield Delta(
+                    tokens=(token,), logprobs=(logprob,), versions=version, kv_versions=version, finish_reason=end
+                )
         finally:
             self._live.remove(turn)
         yield self._answer(turn, "abort" if len(turn.sampled) < len(tokens) else "stop" if finished else "length")
@@ -121,8 +126,7 @@ class ScriptedEngine:
             raise EngineError(f"fork of {request}: expected one request of this id in flight, got {len(turns)}")
         [turn] = turns
         self.held.update(dict.fromkeys(seeds, (*turn.request.tokens, *turn.sampled)))
-        max_new = turn.request.sampling.max_tokens
-        return tuple(branch_of(turn.request, turn.sampled, max_new, *branch) for branch in seeds.items())
+        return tuple(branch_of(turn.request, turn.sampled, *branch) for branch in seeds.items())
 
     async def release(self, conversation: str) -> None:
         self.held.pop(conversation, None)
@@ -139,6 +143,11 @@ class ScriptedEngine:
     async def close(self) -> None:
         self._closed = True
         self.held.clear()
+
+    def _turn(self, request: GenerateRequest) -> Sequence[int]:
+        """Return the script's ids for a request; for the rest of a turn, those after the tokens that were told."""
+        prompt = request.tokens[: len(request.tokens) - request.told]
+        return self._script(replace(request, tokens=prompt, told=0) if request.told else request)[request.told :]
 
     def _answer(self, turn: _Turn, finish_reason: FinishReason) -> Completion:
         request, tokens = turn.request, tuple(turn.sampled)
@@ -183,9 +192,9 @@ def _ended(script: Sequence[int], request: GenerateRequest) -> tuple[tuple[int, 
     end = next((at + 1 for at, token in enumerate(script) if token in stop), None)
     tokens = tuple(script[:end]) if end is not None else (*script, *stop[:1])
     most = request.sampling.max_tokens
-    at_string = None if request.ends is None else request.ends(tokens[:most], len(tokens[:most]))
+    at_string = None if request.ends is None else request.ends((*request.turn, *tokens[:most]), len(tokens[:most]))
     if at_string is not None:
-        return tokens[:at_string], True
+        return tokens[: at_string - request.told], True
     return tokens[:most], len(tokens) <= most and bool(stop)
 
 

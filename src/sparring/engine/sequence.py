@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from itertools import chain, groupby, pairwise
-from operator import itemgetter
+from itertools import chain, pairwise
 
+from sparring.engine.pieces import joined_runs
 from sparring.engine.reply import Reply
 from sparring.engine.served import ServedWeights
 from sparring.generation import (
     Completion,
+    Delta,
     FinishReason,
     GenerateRequest,
     KeptSets,
@@ -133,6 +134,11 @@ class Sequence:
         return self.request
 
     @property
+    def turn(self) -> list[int]:
+        """Tokens of the turn so far, with those that were told in the request."""
+        return self.tokens[self.num_prompt - self.generated.told :]
+
+    @property
     def rank(self) -> tuple[int, int, int]:
         """Order of service: higher priority, then earlier admission of the rollout, then earlier arrival."""
         request = self.request
@@ -181,6 +187,20 @@ class Sequence:
         if self.finish_reason is None and len(self.logprobs) >= self.max_new:
             self.finish_reason = "length"
 
+    def delta(self, begin: int) -> Delta:
+        """Return the sampled tokens from index `begin` on, which were sampled by one version at once."""
+        kept = None if self.kept is None else self.kept[begin:]
+        length, (_, version, kv_version) = len(self.logprobs) - begin, self.origins[-1]
+        return Delta(
+            tokens=tuple(self.tokens[self.num_prompt + begin :]),
+            logprobs=tuple(self.logprobs[begin:]),
+            versions=Runs.of(version, length),
+            kv_versions=Runs.of(kv_version, length),
+            kept=KeptSets(rows=tuple(kept)) if kept and any(kept) else None,
+            top_logprobs=None if self.tops is None else tuple(self.tops[begin:]),
+            finish_reason=self.finish_reason,
+        )
+
     def scored(self, version: int) -> Scores:
         """Return the result of a request to score, computed by weights of `version`."""
         logprobs, entropies, ids, tops = zip(*self.scores, strict=True)
@@ -200,11 +220,12 @@ class Sequence:
         ends, least = request.ends, max(0, request.sampling.min_tokens - 1 - num_sampled)
         if ends is None or len(new) <= least:
             return stop
-        end = ends([*self.tokens[self.num_prompt :], *new], len(new) - least)
-        if end is not None and not num_sampled + least < end <= num_sampled + len(new):
-            expected = f"a count from {num_sampled + least + 1} to {num_sampled + len(new)}"
+        before = request.told + num_sampled
+        end = ends([*self.turn, *new], len(new) - least)
+        if end is not None and not before + least < end <= before + len(new):
+            expected = f"a count from {before + least + 1} to {before + len(new)}"
             raise ValueError(f"expected `ends` to return {expected}, got {end}")
-        return stop if end is None or (stop is not None and stop <= end - num_sampled) else end - num_sampled
+        return stop if end is None or (stop is not None and stop <= end - before) else end - before
 
     def limit(self, vocab_size: int) -> None:
         """Call the request's constraint for the tokens allowed next and store their mask in `allowed`.
@@ -213,7 +234,7 @@ class Sequence:
             ValueError: the mask has too many bits, or allows no token.
         """
         if self.generated.allowed is not None:
-            allowed = bytes(self.generated.allowed(self.tokens[self.num_prompt :]))
+            allowed = bytes(self.generated.allowed(self.turn))
             if len(allowed) > -(-vocab_size // 64) * 8:
                 raise ValueError(f"expected a mask of {vocab_size} bits, got {8 * len(allowed)}")
             if not int.from_bytes(allowed, "little") % (1 << vocab_size):
@@ -242,16 +263,10 @@ class Sequence:
         bounds = [*(begin for begin, _, _ in self.origins), len(self.logprobs)]
         lengths = [end - begin for begin, end in pairwise(bounds)]
         _, versions, kv_versions = zip(*self.origins, strict=True) if self.origins else ((), (), ())
-        return _joined(lengths, versions), _joined(lengths, kv_versions)
+        return joined_runs(lengths, versions), joined_runs(lengths, kv_versions)
 
 
 def _truncates(request: GenerateRequest) -> bool:
     sampling = request.sampling
     truncated = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
     return sampling.temperature > 0 and (truncated or request.allowed is not None)
-
-
-def _joined(lengths: list[int], values: tuple[int, ...]) -> Runs:
-    pieces = groupby(zip(values, lengths, strict=True), itemgetter(0))
-    runs = [(value, sum(length for _, length in same)) for value, same in pieces]
-    return Runs(lengths=tuple(length for _, length in runs), values=tuple(value for value, _ in runs))

@@ -95,7 +95,6 @@ class TokenServer:
         self._engine, self._served, self._bind, self._api_key = engine, served, bind, api_key
         self._numbers = itertools.count(1)
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._branches: dict[str, GenerateRequest] = {}
         self._base = served.base
         self._uploads = UploadArea(served.state_bytes)
         self._most_bytes = BESIDE + OF_ID * served.context + OF_BIAS * served.vocab_size
@@ -181,9 +180,6 @@ class TokenServer:
         wanted = self._named(wanted)
         if not (wanted.sampling.stop_strings or wanted.sampling.constraint):
             return wanted
-        branch = self._branches.get(wanted.conversation or "")
-        if branch is not None and branch.tokens == wanted.tokens:  # a branch's turn begins inside its prompt
-            return replace(wanted, ends=branch.ends, allowed=branch.allowed)
         try:
             return await asyncio.to_thread(self._bind, wanted)  # a grammar may take a while to compile
         except BadInput as cause:
@@ -199,7 +195,6 @@ class TokenServer:
     async def _fork(self, request: Request) -> Response:
         form = await self._body(request, wire.ForkForm)
         branches = await self._engine.fork(form.id, form.seeds)
-        self._branches.update({branch.id: branch for branch in branches if branch.ends or branch.allowed})
         return _json([wire.generate_form(branch, stream=False, deltas=True) for branch in branches])
 
     async def _score(self, request: Request) -> Response:
@@ -208,7 +203,6 @@ class TokenServer:
 
     async def _release(self, request: Request) -> Response:
         conversation = (await self._body(request, wire.ReleaseForm)).conversation
-        self._branches.pop(conversation, None)
         await self._engine.release(conversation)
         return _json({})
 
@@ -316,22 +310,22 @@ class _Events(Response):
     async def _tell(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with aclosing(self._event_bytes()) as events:
-            async for data in events:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+            async for data, more in events:
+                await send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def _event_bytes(self) -> AsyncGenerator[bytes, None]:
+    async def _event_bytes(self) -> AsyncGenerator[tuple[bytes, bool], None]:
+        """Yield each event, and whether more follow."""
         try:
             async with aclosing(self._pieces):  # type: ignore[type-var]
                 piece = await self._first
                 while not isinstance(piece, Completion):
-                    yield wire.event("delta", piece)
+                    yield wire.event("delta", piece), True
                     piece = await anext(self._pieces)
             self._ended(piece.finish_reason)
-            yield wire.event("completion", piece)
+            yield wire.event("completion", piece), False
         except SparringError as error:
             self._ended(type(error).__name__)
-            yield wire.event("error", wire.problem(error))
+            yield wire.event("error", wire.problem(error)), False
 
 
 async def _unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -260,7 +260,7 @@ def event(name: str, value: Any) -> bytes:
 
 def unreachable(url: str, got: str) -> BadInput:
     """Return the refusal for a server that does not answer."""
-    return refusal(f"engine at {url}", "a running `sparring serve`", got, "start it, or correct engine.url")
+    return refusal(f"engine at {url}", "a running `sparring serve`", got, "start it, or correct engine.urls")
 
 
 def _fields(value: Any) -> dict[str, Any]:

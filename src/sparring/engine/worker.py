@@ -174,7 +174,7 @@ class EngineWorker:
         [(forked, asked)] = running
         self.scheduler.fork(forked, seeds)
         sampled = forked.tokens[forked.num_prompt :]
-        return tuple(branch_of(asked, sampled, forked.max_new, *branch) for branch in seeds.items())
+        return tuple(branch_of(asked, sampled, *branch) for branch in seeds.items())
 
     def update(self, update: Update) -> None:
         """Commit an update as soon as it is its turn."""
@@ -289,8 +289,7 @@ class EngineWorker:
         if not before:
             self.latencies.began(sequence.reply)
         if sequence.reply.streams:
-            at = before + sequence.num_prompt
-            self._deliveries.append(sequence.reply.extend(sequence.tokens[at:], sequence.logprobs[before:]))
+            self._deliveries.append(sequence.reply.extend(sequence.delta(before)))
         if sequence.finish_reason:
             self.latencies.ended(sequence.reply, len(sequence.logprobs))
             self.scheduler.finish(sequence)

@@ -18,16 +18,22 @@ from typing import Any
 
 import msgspec
 
+from sparring.errors import refusal
 from sparring.gateway.run_socket import BROKEN, CLOSED, MOST_GREETING, SOCKET, Greeting, Word, socket_path
 from sparring.gateway.server import Gateway, gateway_here
 from sparring.gateway.serving import ClientProtocol, LocalServer, Patience, server_settings
 
 
 class _HalfClosing:
-    """Transport whose `close` ends only the sending direction, so that the mark of a client can still be received."""
+    """Transport whose `close` ends only the sending direction, so that the mark of a client can still be received.
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport, self._closing = transport, False
+    Args:
+        transport: transport of the connection.
+        closed: called when nothing more is sent.
+    """
+
+    def __init__(self, transport: asyncio.Transport, closed: Callable[[], None]) -> None:
+        self._transport, self._closing, self._closed = transport, False, closed
         self.write: Callable[[bytes], None] = transport.write
         self.writelines: Callable[[Any], None] = transport.writelines
 
@@ -43,6 +49,7 @@ class _HalfClosing:
         if not self.is_closing():
             self._closing = True
             self.write = self.writelines = _ignore
+            self._closed()
             self._transport.resume_reading()
             try:
                 self._transport.write_eof()
@@ -66,7 +73,7 @@ class Tunnel(ClientProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limits of a connection, and take the addresses of its client from the greeting."""
-        super().connection_made(_HalfClosing(transport))  # type: ignore[arg-type]
+        super().connection_made(_HalfClosing(transport, partial(self.leave, broken=False)))  # type: ignore[arg-type]
         self.server, self.client = self._greeting.server, self._greeting.client
         self._tunnels.add(self)
 
@@ -241,17 +248,12 @@ async def proxied(folder: Path, address: str, report: Callable[[str], None] = la
         folder: folder of the run.
         address: address of `sparring gateway` for programs.
         report: function that shows the user a sentence.
+
+    Raises:
+        BadInput: the folder cannot hold a socket.
     """
-    gateway, path = gateway_here(), folder / SOCKET
-    path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX) as listening:
-        before = os.umask(0o177)
-        try:
-            with socket_path(folder) as short:
-                listening.bind(short)
-        finally:
-            os.umask(before)
-        listening.listen(2048)
+    gateway = gateway_here()
+    with _listen(folder) as listening:
         proxies = Proxies(gateway, report)
         server = LocalServer(server_settings(gateway.application()), protocol=partial(_Arrival, proxies))
         serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
@@ -271,7 +273,29 @@ async def proxied(folder: Path, address: str, report: Callable[[str], None] = la
             await serving
             for tunnel in tuple(proxies.tunnels):
                 tunnel.cut()
-            path.unlink(missing_ok=True)
+            (folder / SOCKET).unlink(missing_ok=True)
+
+
+def _listen(folder: Path) -> socket.socket:
+    """Return the listening socket of a run, in place of one that an earlier process left. Only its user may connect.
+
+    Raises:
+        BadInput: the folder cannot hold a socket.
+    """
+    listening = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        (folder / SOCKET).unlink(missing_ok=True)
+        with socket_path(folder) as short:
+            listening.bind(short)
+        listening.listen(2048)
+    except OSError as error:
+        listening.close()
+        do = "put the run's folder on a file system with Unix sockets, or leave rollout.gateway.url out"
+        raise refusal(str(folder / SOCKET), "room for a Unix socket", error.strerror or str(error), do) from error
+    finally:
+        os.umask(before)
+    return listening
 
 
 def _ignore(data: Any) -> None:

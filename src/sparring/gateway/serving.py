@@ -26,7 +26,7 @@ from typing import Any
 import httptools
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from sparring.open_files import allow_files
 
@@ -129,6 +129,7 @@ class ClientProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._over: tuple[int, str] | None = None
         self._client_closed = False
+        self._unread: list[RequestResponseCycle] = []  # responses that the client is not known to have read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limits of a connection."""
@@ -148,13 +149,21 @@ class ClientProtocol(HttpToolsProtocol):
         self._client_closed = True
 
     def leave(self, *, broken: bool) -> None:
-        """Report that the client left. `broken`: whether it may have left without reading all that was sent to it."""
-        answered = self.cycle is None or self.cycle.response_complete
-        scope: Any = self.scope
-        if scope is not None and (broken or not answered):
-            when_broken = scope.pop(WHEN_BROKEN, None)
-            if when_broken is not None:
-                when_broken()
+        """Report that the client left or gets no more data, to the application of each of its pipelined requests.
+
+        Args:
+            broken: whether the client may have left without reading all that was sent to it.
+        """
+        for response in self._unread:
+            scope: Any = response.scope
+            complete = response.response_complete
+            if not complete:
+                response.disconnected = True
+                response.message_event.set()
+            if broken or not complete:
+                when_broken = scope.pop(WHEN_BROKEN, None)
+                if when_broken is not None:
+                    when_broken()
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes and enforce the size limits."""
@@ -178,6 +187,7 @@ class ClientProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Start the time limit of a request's head."""
         super().on_message_begin()
+        self._unread = [response for response in self._unread if not response.response_complete]
         if self._waits_for != "head":  # pipelined
             self._begun = self._heard
         self._waits_for, self._fields = "head", 0
@@ -202,6 +212,7 @@ class ClientProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MOST_WAITING:
             self._stop(429, f"expected at most {MOST_WAITING} requests ahead of their answers")
         super().on_headers_complete()
+        self._unread.append(self.cycle)
 
     def on_message_complete(self) -> None:
         """Stop the time limit of a body."""

@@ -4,7 +4,7 @@ and `distill.steps` may grow."""
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import msgspec
 
 from sparring.errors import refusal
 from sparring.launch.checkpoint import CONFIG
+from sparring.launch.layout import is_layout, layout_keys, reason
 from sparring.launch.sameness import BY_MESSAGES
 from sparring.model.hub import template_text
 from sparring.observe.whole_file import write_whole
@@ -26,9 +27,10 @@ from sparring.train.config import TrainConfig
 
 NO_DIFFERENCE = (
     *("observe", "run.memory", "run.redo", "run.damaged"),
-    *("rollout.gateway.address", "rollout.gateway.listen", "rollout.gateway.lease_s"),
+    *("rollout.gateway.url", "rollout.gateway.listen", "rollout.gateway.lease_s"),
+    *("engine.update.timeout_s", "engine.update.retries", "engine.update.retry_delay_s"),
 )
-"""Settings that may change: progress display, addresses, and what a resume does."""
+"""Settings that may change: progress display, addresses, patience, and what a resume does."""
 BEGUN = "config.begun.toml"
 """File of the run's folder with the recipe that the run began with, once its steps were raised."""
 TEMPLATES = "templates"
@@ -39,7 +41,7 @@ AFTER = {"rl": ("distill", "eval", "export"), "distill": ("eval", "export")}
 
 def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
     """Compare a config with the config that the folder's run began with. They must be equal, except that a live stage
-    may have more steps.
+    may have more steps, and that the layout may differ if both have the same bits.
 
     Args:
         store: store of the run, or None before it has one.
@@ -56,9 +58,11 @@ def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
     if begun is None:
         return []
     changes = raised(folder, config)
+    now = without_users(msgspec.to_builtins(config))
+    may_change = layout_keys(begun) if layout_keys(now) else ()
     differing = [
         difference
-        for difference in config_differences(begun, without_users(msgspec.to_builtins(config)))
+        for difference in config_differences(begun, now, ignored=(*NO_DIFFERENCE, *may_change))
         if not any(difference.startswith(f"{stage}.steps (") for stage in changes)
     ]
     if store is not None and (kept := store.get(TEMPLATES)) is not None:
@@ -69,7 +73,7 @@ def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
         raise refusal(
             str(folder),
             "the config that this run was started with",
-            f"a different one: {', '.join(differing[:4])}",
+            f"a different one: {', '.join(differing[:4])}{reason(begun, now, differing)}",
             "choose another [run] name (--name), or remove the folder; of a run that has begun, only rl.steps and "
             "distill.steps may be raised",
         )
@@ -99,17 +103,29 @@ def raised(folder: Path, config: RunConfig) -> dict[str, tuple[int, int]]:
 
 
 def claim(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
-    """Write the resolved config into a run's folder if the folder is new, if steps were raised, or if the config there
-    contains passwords."""
+    """Write the resolved config into a run's folder if the folder is new, if steps were raised, if the layout changed,
+    or if the config there contains passwords. An event tells a change of the layout."""
     file = context.folder / CONFIG
+    moved = _layout_changes(context)
     if changes:
         raise_steps(context, changes)
+    if moved:
+        context.sink.event("run", f"goes on with another layout: {', '.join(moved)}")
     if not file.exists():
         context.store.put(BY_MESSAGES, True)
         if templates := _templates(context.config):
             context.store.put(TEMPLATES, templates)
-    if changes or not file.exists() or any(found(msgspec.to_builtins(load_recorded(file)))):
+    if changes or moved or not file.exists() or any(found(msgspec.to_builtins(load_recorded(file)))):
         write_whole(file, dump(context.config).encode())
+
+
+def _layout_changes(context: Context) -> list[str]:
+    """Return the settings of the layout that differ from the recipe in a run's folder, as `config_differences`."""
+    begun = _recorded_recipe(context.folder, context.config)
+    if begun is None:
+        return []
+    differing = config_differences(begun, without_users(msgspec.to_builtins(context.config)))
+    return [difference for difference in differing if is_layout(difference)]
 
 
 def _templates(config: RunConfig) -> dict[str, str]:
@@ -203,17 +219,24 @@ def _filters_by_default(file: Path) -> bool:
     return not explicit and algo.get("credit", {}).get("name") in ("grpo", "maxrl", "opo", "pass_at_k", "rloo")
 
 
-def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Return the keys in which two configs differ, as `path (old -> new)`. The settings of `NO_DIFFERENCE` are ignored.
+def config_differences(old: Any, new: Any, path: str = "", *, ignored: Collection[str] = NO_DIFFERENCE) -> list[str]:
+    """Return the keys in which two configs differ, as `path (old -> new)`.
 
     Args:
         old: first config as plain data, or its part under `path`.
         new: second config, or its part under `path`.
         path: dotted path of the compared part; empty for the whole config.
+        ignored: settings, or tables of settings, that are not compared.
     """
-    if path in NO_DIFFERENCE:
+    if path in ignored:
         return []
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = sorted(old.keys() | new.keys())
-        return [d for key in keys for d in config_differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))]
+        return [
+            difference
+            for key in keys
+            for difference in config_differences(
+                old.get(key), new.get(key), f"{path}.{key}".lstrip("."), ignored=ignored
+            )
+        ]
     return [] if old == new else [masked(f"{path} ({old!r} -> {new!r})")]

@@ -8,8 +8,11 @@ import threading
 from _thread import interrupt_main
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any, TypeVar
+
+from sparring.launch.ending import current
 
 T = TypeVar("T")
 HEARD_WITHIN_S = 0.5
@@ -54,29 +57,41 @@ def _in_a_thread(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`, and let Ctrl-C interrupt it even if the event loop is blocked, for example by an import that takes
-    seconds."""
-    by_asyncio = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(by_asyncio):
-        return await work  # only the main thread gets signals, unless they are ignored
-    signal.signal(signal.SIGINT, _Interrupt(asyncio.get_running_loop(), by_asyncio))
-    try:
-        return await work
-    finally:
-        signal.signal(signal.SIGINT, by_asyncio)
+    """Await `work`, and let Ctrl-C and the signals of `Ending` interrupt it even if the event loop is blocked, for
+    example by an import that takes seconds."""
+    if threading.current_thread() is not threading.main_thread():
+        return await work  # only the main thread gets signals
+    by_asyncio, task, ending = signal.getsignal(signal.SIGINT), asyncio.current_task(), current()
+    assert task is not None, "a coroutine that asyncio.run runs is a task"
+    if callable(by_asyncio):
+        interrupt = _Interrupt(asyncio.get_running_loop(), by_asyncio)
+    else:  # the parent process ignores Ctrl-C, as a shell does for a job in the background
+        interrupt = _Interrupt(asyncio.get_running_loop(), lambda number, frame: task.cancel())
+    with ExitStack() as stack:
+        if callable(by_asyncio):
+            signal.signal(signal.SIGINT, interrupt)
+            stack.callback(signal.signal, signal.SIGINT, by_asyncio)
+        if ending is not None:
+            stack.enter_context(ending.interrupting(interrupt))
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if callable(by_asyncio) or ending is None or ending.came is None:
+                raise
+            raise KeyboardInterrupt from None
 
 
 class _Interrupt:
-    """Handler of SIGINT. The first signal lets the event loop cancel its tasks. If the loop does not react in time, and
-    at every further signal, KeyboardInterrupt is raised in the line that blocks the loop.
+    """Handler of an interrupt. The first signal lets the event loop cancel its tasks. If the loop does not react in
+    time, and at every further signal, KeyboardInterrupt is raised in the line that blocks the loop.
 
     Args:
         loop: event loop of the main thread.
-        by_asyncio: asyncio's own handler, which cancels the main task.
+        cancel: asyncio's own handler, or another that cancels the main task.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, by_asyncio: Callable[[int, FrameType | None], Any]) -> None:
-        self._loop, self._by_asyncio = loop, by_asyncio
+    def __init__(self, loop: asyncio.AbstractEventLoop, cancel: Callable[[int, FrameType | None], Any]) -> None:
+        self._loop, self._cancel_task = loop, cancel
         self._came, self._raised, self._heard = False, False, threading.Event()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -92,7 +107,7 @@ class _Interrupt:
         cleanup is not cancelled."""
         self._heard.set()
         if not self._raised:
-            self._by_asyncio(signal.SIGINT, None)
+            self._cancel_task(signal.SIGINT, None)
 
     def _insist(self) -> None:
         """Interrupt again until the event loop reacts, because an exception in a destructor, for example, is lost."""

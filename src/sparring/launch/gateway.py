@@ -30,14 +30,14 @@ def serve_gateway(folder: Path, host: str, port: int, say: Callable[[str], None]
         InfraError: another gateway has replaced this one.
     """
     if not (folder / SOCKET).is_socket():
-        do = "start the run first, with the address of this gateway as rollout.gateway.address"
+        do = "start the run first, with the address of this gateway as rollout.gateway.url"
         raise refusal(str(folder), "a run that is going on and has a gateway", f"no {SOCKET} in it", do)
     try:
         family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError, UnicodeError) as error:
         raise refusal(f"{host}:{port}", "a free address", str(error), "choose another --host or --port") from error
-    shown = f"[{host}]" if family == socket.AF_INET6 else host
+    shown = f"[{host}]" if ":" in host else host
     with listening:
         asyncio.run(_serve(folder, listening, f"http://{shown}:{listening.getsockname()[1]}", say))
 

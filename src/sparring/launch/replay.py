@@ -151,7 +151,7 @@ async def _replay_alone(
 
 
 def _recipe(folder: Path, threads: int | None) -> RunConfig:
-    """Return the recipe of a run whose turns can be sampled again.
+    """Return the recipe of a run whose turns can be sampled again, with an engine in this process.
 
     Raises:
         BadInput: the folder has no run, or its engine does not sample the same tokens again.
@@ -164,7 +164,8 @@ def _recipe(folder: Path, threads: int | None) -> RunConfig:
         got = f'"{config.engine.kind}", which cannot sample the same tokens again from seed and position'
         raise refusal(str(folder), 'a run with engine.kind = "native"', got, "choose such a run")
     run = msgspec.structs.replace(config.run, threads=threads or config.run.threads)
-    return msgspec.structs.replace(config, run=run)
+    engine = msgspec.structs.replace(config.engine, kind="native", url="")
+    return msgspec.structs.replace(config, run=run, engine=engine)
 
 
 def _steps(
@@ -219,7 +220,7 @@ def _steps_to(store: SqliteStore, folder: Path, rollout: str, versions: set[int]
 
 def _copy(config: RunConfig, folder: Path, stage: str, made: Path) -> RunConfig:
     """Copy the files of a run's folder that a replay of a stage changes, link the others, and return a recipe for the
-    copy. A run of the copy reports, saves and evaluates nothing, and its engine is in this process."""
+    copy. A run of the copy reports, saves and evaluates nothing."""
     copy = made / config.run.name
     copy.mkdir()
     for entry in folder.iterdir():
@@ -230,7 +231,6 @@ def _copy(config: RunConfig, folder: Path, stage: str, made: Path) -> RunConfig:
         config,
         run=msgspec.structs.replace(config.run, directory=str(made)),
         eval=msgspec.structs.replace(config.eval, every=0),
-        engine=msgspec.structs.replace(config.engine, kind="native"),
         observe=msgspec.structs.replace(config.observe, sinks=(), progress="off"),
     )
     (copy / CONFIG).write_text(dump(changed), encoding="utf-8")

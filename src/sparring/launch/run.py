@@ -221,8 +221,10 @@ def _for_this_machine(config: RunConfig, store: Store) -> RunConfig:
 def cluster_of(config: RunConfig) -> Cluster:
     """Return a cluster for the models of a recipe."""
     from sparring.cluster.inline import InlineCluster
+    from sparring.cluster.local import LocalCluster
 
-    return InlineCluster(
+    make = InlineCluster if config.cluster.kind == "inline" else partial(LocalCluster, config.cluster)
+    return make(
         models=config.models,
         train=config.train,
         engine=config.engine,
@@ -312,7 +314,7 @@ async def answered_outside(
         keys_of: folder with the keys to use; None uses `folder`.
     """
     workers = "workers" in config.harnesses
-    gateway = config.rollout.gateway.address if gateway_too else ""
+    gateway = config.rollout.gateway.url if gateway_too else ""
     async with AsyncExitStack() as stack:
         if workers or config.rollout.rewards.within_s is not None:
             from sparring.launch.outside import outside
@@ -359,7 +361,8 @@ def _describe_model(config: RunConfig, name: str) -> str:
     spec = config.models[name]
     files = [] if spec.path is None else sorted(file for file in model_folder(spec).iterdir() if file.is_file())
     stats = [(file.name, (status := file.stat()).st_size, status.st_mtime_ns) for file in files]
-    return repr((msgspec.to_builtins(spec), config.engine.kind, config.run.device, stats))
+    kind = "native" if config.engine.exact else config.engine.kind  # a remote engine samples the same replies
+    return repr((msgspec.to_builtins(spec), kind, config.run.device, stats))
 
 
 def _check_recorded(folder: Path) -> None:

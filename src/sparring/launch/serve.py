@@ -9,6 +9,8 @@ import secrets
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache, lru_cache, partial
@@ -112,6 +114,19 @@ def serve_engine(config: ServeConfig, opened: Callable[[], NativeEngine], ready:
         server = server_of(engine, config, lambda: ready(url))
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(server.serve(sockets=[listening]))
+
+
+def stop_with_input() -> None:
+    """Terminate this process when its standard input ends: gracefully, or by force if it is too late then."""
+
+    def wait() -> None:
+        while os.read(0, 1 << 16):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_S + 5)
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _open_engine(config: ServeConfig) -> NativeEngine:

@@ -7,6 +7,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import msgspec
 
 from sparring.algo.config import named
 from sparring.errors import BadInput, refusal
-from sparring.recipe.moved import moved, moved_key, tell
+from sparring.recipe.moved import MOVED, moved, moved_override, tell
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.preference import NAMED
 from sparring.recipe.url_secrets import found, masked, refused
@@ -78,7 +79,7 @@ def from_data(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -
         states.append((f"--set {masked(override)}", _overridden(states[-1][1], override)))
     for keys, url in found(states[-1][1]):
         source = next(source for source, state in states if (keys, url) in found(state))
-        raise refused(f"{source}: {dotted(keys)}", keys[-1])
+        raise refused(f"{source}: {dotted(keys)}", next(key for key in reversed(keys) if isinstance(key, str)))
     return _built(states)
 
 
@@ -126,14 +127,29 @@ def _refused(wrong: InvalidValue, source: str) -> BadInput:
 
 
 def _advice(wrong: InvalidValue) -> str:
-    """Name the key that was probably meant: a close name in the same table, or the same name in another section."""
+    """Name the key that was probably meant: a close name in the same section, the same name in the nearest table, or a
+    similar name in the same table. A name that a key had in earlier versions counts too."""
     if wrong.keys in GONE:
         return GONE[wrong.keys]
-    elsewhere = [section for section, names in _section_keys().items() if wrong.unknown in names]
-    close = difflib.get_close_matches(wrong.unknown, wrong.allowed, n=1, cutoff=0.85 if elsewhere else 0.6)
-    if close:
-        return f"do you mean {dotted((*wrong.keys[:-1], close[0]))}?"
-    return f"do you mean {elsewhere[0]}.{wrong.unknown}?" if elsewhere else wrong.do
+    name, above = wrong.unknown, [str(key) for key in wrong.keys[:-1]]
+    now = [(key, f"{table}.{key}") for table, keys in _section_keys().items() for key in keys]
+    before = [(old.partition(".")[2], new) for old, new in MOVED.items()]
+    known = before + now if above else now + before  # a table may have got the name of an old key: [rollout.gateway]
+    known.sort(key=lambda pair: -_num_shared(pair[1].split("."), above))
+    section = {key: path for key, path in reversed(known) if path.split(".")[:1] == above[:1]}
+    section |= {key: dotted((*above, key)) for key in wrong.allowed}
+    same = [path for key, path in known if key == name]
+    for keys, cutoff in ((section, 0.85 if same else 0.8), (wrong.allowed, 0.6)):
+        if close := difflib.get_close_matches(name, keys, n=1, cutoff=cutoff):
+            return f"do you mean {section[close[0]]}?"
+        if same:
+            return f"do you mean {same[0]}?"
+    return wrong.do
+
+
+def _num_shared(path: Sequence[str], other: Sequence[str]) -> int:
+    """Return the number of tables that two paths share."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(path, other, strict=False)))
 
 
 def _section_keys(kind: type[msgspec.Struct] = RunConfig, path: str = "") -> dict[str, set[str]]:
@@ -151,13 +167,13 @@ def _overridden(data: dict[str, Any], override: str) -> dict[str, Any]:
     """Return a copy of `data` with one `a.b=c` applied."""
     where = f"--set {masked(override)}"
     path, equals, text = override.partition("=")
-    path, value = path.strip(), _toml_value(text)
-    new = moved_key(path, value)
+    path = path.strip()
+    if not equals or not all(path.split(".")):
+        raise refusal(where, "section.key=value", repr(masked(override)), "write it like rl.steps=10")
+    new, value = moved_override(path, _toml_value(text))
     if new != path:
         tell([".".join(path.split(".")[:2])], where)
     keys = new.split(".")
-    if not equals or not all(keys):
-        raise refusal(where, "section.key=value", repr(masked(override)), "write it like rl.steps=10")
     result = copy.deepcopy(data)
     at: Any = result
     for depth, key in enumerate(keys):
@@ -174,7 +190,7 @@ def _overridden(data: dict[str, Any], override: str) -> dict[str, Any]:
             at[index] = value
         else:
             at = at.setdefault(index, {}) if isinstance(at, dict) else at[index]
-    return result
+    return moved(result, where)
 
 
 def _toml_value(text: str) -> Any:

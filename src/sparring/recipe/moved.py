@@ -1,4 +1,4 @@
-"""Keys of earlier versions that stand in another table now. They still load, and the user is told the new spelling."""
+"""Keys of earlier versions that are spelled otherwise now. They still load, and the user is told the new spelling."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TOPICS = {
 """Keys that kept their names, by their new table."""
 
 MOVED = {
-    "rollout.gateway": "rollout.gateway.address",
+    "rollout.gateway": "rollout.gateway.url",
     "rollout.retries": "rollout.retries.rebuilds",
     "rollout.task_retries": "rollout.retries.groups",
     "rollout.retry_delay_s": "rollout.retries.delay_s",
@@ -36,6 +36,7 @@ MOVED = {
         f"rollout.{at}_timeout_s": f"rollout.timeouts.{at}_s"
         for at in ("box", "open", "turn", "tool", "score", "close")
     },
+    "engine.url": "engine.urls",
     "engine.max_batch_tokens": "engine.batch.max_tokens",
     "engine.kv_tokens": "engine.kv.tokens",
     "engine.kv_bytes": "engine.kv.bytes",
@@ -46,7 +47,8 @@ MOVED = {
     "engine.update_retry_delay_s": "engine.update.retry_delay_s",
     **{f"{table.partition('.')[0]}.{key}": f"{table}.{key}" for table, keys in _TOPICS.items() for key in keys},
 }
-"""New key of each old key. The first two have the name of a table now, and are old where their value is no table."""
+"""New key of each old key. The first two have the name of a table now, and are old where their value is no table. The
+value of `engine.url` is one of `engine.urls`."""
 
 _log = logging.getLogger("sparring.recipe")
 told: set[str] = set()
@@ -54,7 +56,7 @@ told: set[str] = set()
 
 
 def moved(data: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a recipe with its old keys moved to their new tables.
+    """Return a recipe with its old keys spelled anew.
 
     Args:
         data: parsed recipe, which is not changed.
@@ -65,30 +67,30 @@ def moved(data: dict[str, Any], where: str) -> dict[str, Any]:
     """
     result, found = copy.deepcopy(data), []
     for old, new in MOVED.items():
-        (section, key), (_, topic, name) = old.split("."), new.split(".")
+        (section, key), (_, *topic, name) = old.split("."), new.split(".")
         table = result.get(section)
         if not isinstance(table, dict) or key not in table or _is_table(new, table[key]):
             continue
         value = table.pop(key)
-        inner = table.setdefault(topic, {})
+        inner = table.setdefault(topic[0], {}) if topic else table
         if not isinstance(inner, dict):
             continue  # the table itself is refused
         if name in inner:
             raise refusal(f"{where}: {new}", "one spelling of a key", f"{old} too", "leave the old one out")
-        inner[name] = value
+        inner[name] = _new_value(new, value)
         found.append(old)
     if where:
         tell(found, where)
     return result
 
 
-def moved_key(key: str, value: Any) -> str:
-    """Return the new spelling of the key that an override sets to a value."""
+def moved_override(key: str, value: Any) -> tuple[str, Any]:
+    """Return the new spelling of the key that an override sets, and its value."""
     section, _, rest = key.partition(".")
     old = f"{section}.{rest.partition('.')[0]}"
     if old not in MOVED or _is_table(MOVED[old], value if key == old else {}):
-        return key
-    return MOVED[old] + key[len(old) :]
+        return key, value
+    return MOVED[old] + key[len(old) :], _new_value(MOVED[old], value)
 
 
 def tell(keys: Iterable[str], where: str) -> None:
@@ -100,6 +102,14 @@ def tell(keys: Iterable[str], where: str) -> None:
         _log.warning("%s: keys have moved, and both spellings load: %s", where, spelled)
 
 
+def _new_value(new: str, value: Any) -> Any:
+    """Return the value of the key that moved to `new`."""
+    if new != "engine.urls":
+        return value
+    return [value] if value != "" else []
+
+
 def _is_table(new: str, value: Any) -> bool:
-    """Return whether a value, of a key that moved to `new`, is the new table of that name."""
-    return new in ("rollout.gateway.address", "rollout.retries.rebuilds") and isinstance(value, dict)
+    """Return whether a value, of a key that moved to `new`, is meant as the new table of that name. A list is meant so
+    too: it is what `[[rollout.gateway]]` says, and is refused as no table."""
+    return new in ("rollout.gateway.url", "rollout.retries.rebuilds") and isinstance(value, (dict, list))

@@ -18,6 +18,7 @@ import tomli_w
 
 from sparring.algo.config import INEXACT, AlgoConfig
 from sparring.algo.correction.rule import Correction
+from sparring.cluster.config import ClusterConfig
 from sparring.engine.config import EngineConfig
 from sparring.envs.config import EnvConfig
 from sparring.envs.rubrics.config import judging
@@ -59,6 +60,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     engine: EngineConfig = EngineConfig()
     """Engine, which samples tokens."""
+
+    cluster: ClusterConfig = ClusterConfig()
+    """Processes of the run."""
 
     render: RenderConfig = RenderConfig()
     """Rendering of messages to tokens."""
@@ -111,6 +115,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ValueError(f"envs must have names of letters, digits, _ and -, got {name!r}")
         if self.envs and not any(domain.weight for domain in self.envs.values()):
             raise ValueError("envs must have a weight above 0 in one of them, got weights that are all 0")
+        if self.cluster.kind != "inline" and self.engine.kind != "native":
+            raise ValueError(
+                f'engine.kind must be native with cluster.kind "{self.cluster.kind}", got {self.engine.kind}'
+            )
         if self.rollout.rewards.within_s is None:
             for key, env in self.environments.items():
                 if env.reward == "outside":

@@ -14,7 +14,7 @@ from typing import Any
 from sparring.errors import BadInput, refusal
 from sparring.validation import Key
 
-ADDRESSES = ("url", "gateway", "listen")
+ADDRESSES = ("url", "urls", "gateway", "listen")
 """Keys whose values are addresses. These may contain credentials even without a scheme: `user:password@host`."""
 
 _URL = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*:)?//[^/?#\s]*@\S*\s*", re.IGNORECASE)
@@ -34,7 +34,7 @@ def has_user(text: str, key: Key = "") -> bool:
 
 
 def masked(text: str) -> str:
-    """Return a text for the user, such as `--set engine.url=http://user:password@host`, with the users of its URLs
+    """Return a text for the user, such as `--set engine.urls=http://user:password@host`, with the users of its URLs
     replaced."""
     return _IN_TEXT.sub(r"\1...@", text)
 
@@ -65,7 +65,7 @@ def refused(where: str, key: Key) -> BadInput:
         key: key of the URL.
     """
     do = "leave them out, and let the code read them from an environment variable"
-    if key == "url":
+    if key in ("url", "urls") and not where.endswith("rollout.gateway.url"):
         do = (
             "leave them out, and name the environment variable that has the key in api_key_env; for a server that "
             "takes a user and a password, its value is `Basic ` and the base64 of user:password"
@@ -74,15 +74,13 @@ def refused(where: str, key: Key) -> BadInput:
     return refusal(where, expected, "one with them", do)
 
 
-def without_users(data: Any) -> Any:
-    """Return plain data with the users removed from its URLs."""
+def without_users(data: Any, key: Key = "") -> Any:
+    """Return plain data with the users removed from its URLs. `key`: key of the data."""
     if isinstance(data, Mapping):
-        return {
-            key: _bare(value, key) if isinstance(value, str) else without_users(value) for key, value in data.items()
-        }
+        return {key: without_users(value, key) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
-        return [without_users(value) for value in data]
-    return _bare(data, "") if isinstance(data, str) else data
+        return [without_users(value, key) for value in data]
+    return _bare(data, key) if isinstance(data, str) else data
 
 
 def as_now(begun: Any, now: Any) -> Any:
@@ -99,8 +97,8 @@ def as_now(begun: Any, now: Any) -> Any:
     result = {
         key: as_now(value, now.get(key)) if isinstance(value, Mapping) else bare[key] for key, value in begun.items()
     }
-    url = begun.get("url")
-    if isinstance(url, str) and has_user(url, "url") and "api_key_env" in now:
+    urls = (begun.get("url"), *(begun.get("urls") or ()))
+    if any(isinstance(url, str) and has_user(url, "url") for url in urls) and "api_key_env" in now:
         result["api_key_env"] = now["api_key_env"]
     return result
 

@@ -196,7 +196,7 @@ class RewardsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Addresses for programs outside the run, and workers among them."""
 
-    address: str = ""
+    url: str = ""
     """Address of `sparring gateway`, such as `http://10.0.0.5:9000`, that programs use instead of the run's own server
     (docs/path/gateway.md). Empty: the run's process serves them."""
 

@@ -138,6 +138,15 @@ def test_a_folder_that_holds_nothing_is_refused(argv: list[str], tmp_path: Path,
     assert message.startswith(str(tmp_path)) and ": expected " in message and ", got " in message and "; " in message
 
 
+@pytest.mark.parametrize("verb", [["gateway"], ["report"], ["replay"], ["export", "out"], ["convert", "out"]])
+def test_a_path_that_cannot_be_opened_is_refused(verb: list[str], capsys: pytest.CaptureFixture) -> None:
+    """Its name is too long here, since a folder without permission is open to root."""
+    name = "a" * 300
+    assert main([verb[0], name, *verb[1:]]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(name) and ": expected a path " in message
+
+
 def test_export_does_not_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["export", str(tmp_path), str(tmp_path)]) == 2
     assert "expected a folder that does not exist yet" in capsys.readouterr().err
@@ -173,6 +182,21 @@ sys.exit(main())
     (tmp_path / "first.toml").write_text(RECIPE)
     done = _sparring("check", str(tmp_path / "first.toml"), code=code)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
+
+
+def test_a_signal_before_the_verb_begins_has_the_status_of_one_after(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+class Signal:
+    def find_spec(self, name, path=None, target=None):
+        if name == "sparring.cli.main":
+            os.kill(os.getpid(), signal.SIGTERM)
+sys.meta_path.insert(0, Signal())
+from sparring.cli.start import main
+sys.exit(main())
+"""
+    (tmp_path / "first.toml").write_text(RECIPE)
+    assert _sparring("run", str(tmp_path / "first.toml"), code=code).returncode == 75
 
 
 def test_an_interrupt_ignored_by_the_shell_stays_ignored() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from refusals import refused_at
 
+from sparring.errors import BadInput
 from sparring.recipe import moved
 from sparring.recipe.load import from_data, load, load_recorded
 from sparring.recipe.run_config import RunConfig
@@ -47,6 +48,7 @@ OLD: dict[str, Any] = {
     "rollout.listen": "0.0.0.0:9100",
     "rollout.lease_s": 15.0,
     "rollout.shown_to_workers": ("repository",),
+    "engine.url": "http://10.0.0.6:8000",
     "engine.max_running": 16,
     "engine.max_batch_tokens": 17,
     "engine.kv_tokens": 18,
@@ -81,9 +83,9 @@ def nested(values: dict[str, Any]) -> dict[str, Any]:
 
 def test_every_old_key_loads_as_its_new_one() -> None:
     assert OLD.keys() == moved.MOVED.keys()
-    new = {moved.MOVED[key]: value for key, value in OLD.items()}
-    config = from_data(nested(OLD), "old.toml")
-    assert config == from_data(nested(new), "new.toml")
+    new = {moved.MOVED[key]: (value,) if key == "engine.url" else value for key, value in OLD.items()}
+    config = from_data(nested({**OLD, "engine.kind": "remote"}), "old.toml")
+    assert config == from_data(nested({**new, "engine.kind": "remote"}), "new.toml")
     kept = {key: attrgetter(key)(config) for key in new if key != "rollout.sampling.constraint"}
     assert kept == {key: value for key, value in new.items() if key != "rollout.sampling.constraint"}
     assert config.rollout.sampling.constraint is not None and config.rollout.sampling.constraint.source == "a+"
@@ -110,8 +112,35 @@ def test_overrides_take_the_old_spelling_too() -> None:
     )
     config = from_data(BASE, "the test", settings)
     assert (config.rollout.sampling.temperature, config.rollout.retries.rebuilds) == (0.5, 2)
-    assert config.rollout.gateway.address == "http://10.0.0.5:9000" and config.engine.kv.tokens == 64
+    assert config.rollout.gateway.url == "http://10.0.0.5:9000" and config.engine.kv.tokens == 64
     assert config.rollout.sampling.constraint is not None and config.rollout.sampling.constraint.kind == "regex"
+
+
+def test_an_override_of_a_whole_table_takes_the_old_spelling_too() -> None:
+    settings = ("rollout={temperature=0.5, retries=2}", "engine={kv_tokens=64, kv={bytes=9}}")
+    config = from_data(BASE, "the test", settings)
+    assert (config.rollout.sampling.temperature, config.rollout.retries.rebuilds) == (0.5, 2)
+    assert (config.engine.kv.tokens, config.engine.kv.bytes) == (64, 9)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("rollout.temperatur", "rollout.sampling.temperature"),
+        ("rollout.top-p", "rollout.sampling.top_p"),
+        ("rollout.tool_timeout", "rollout.timeouts.tool_s"),
+        ("rollout.kv_bytes", "engine.kv.bytes"),
+        ("rollout.sampling.max_tokens", "rollout.limits.max_tokens"),
+        ("rollout.retries.retries", "rollout.retries.rebuilds"),
+        ("rollout.timeouts.retries", "rollout.retries.rebuilds"),
+        ("engine.kv.max_running", "engine.batch.max_running"),
+        ("gateway.listen", "rollout.gateway"),
+    ],
+)
+def test_a_key_in_the_wrong_place_or_misspelt_is_pointed_to_its_table(wrong: str, meant: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        from_data(nested({wrong: 1}), "the test")
+    assert str(refused.value).endswith(f"do you mean {meant}?")
 
 
 def test_new_tables_of_an_old_name_are_new(caplog: pytest.LogCaptureFixture) -> None:
@@ -156,6 +185,9 @@ def test_the_new_spelling_is_told_once(caplog: pytest.LogCaptureFixture) -> None
         ({}, ("rollout.sampling.max_turns=3",), "rollout.sampling.max_turns", "rollout.limits.max_turns?"),
         ({}, ("engine.share_prefixes.a=3",), "engine.kv.share_prefixes", "true or false"),
         ({}, ("engine.max_running=0",), "engine.batch", "max_running"),
+        ({"rollout.gateway": [{"address": "http://10.0.0.5:9000"}]}, (), "rollout.gateway", "a table"),
+        ({}, ("rollout.retries=[3]",), "rollout.retries", "a table"),
+        ({}, ("engine={kv={tokens=1}, kv_tokens=2}",), "engine.kv.tokens", "spelling"),
     ],
 )
 def test_bad_values_of_old_keys_are_refused(values: Any, settings: tuple[str, ...], place: str, noun: str) -> None:

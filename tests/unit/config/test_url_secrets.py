@@ -41,11 +41,11 @@ def data(text: str = RECIPE) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("override", "place"),
     [
-        (f'engine={{ kind = "remote", url = "http://user:{SECRET}@host:1" }}', "engine.url"),
+        (f'engine={{ kind = "remote", url = "http://user:{SECRET}@host:1" }}', "engine.urls.0"),
         (f"models.judge.served.url=https://{SECRET}@host/v1", "models.judge.served.url"),
         (f"models.judge.served.url=user:{SECRET}@host:80", "models.judge.served.url"),
         (f"models.judge.served.url= HTTP://user:{SECRET}@host", "models.judge.served.url"),
-        (f"rollout.gateway.address=http://user:{SECRET}@host:1", "rollout.gateway.address"),
+        (f"rollout.gateway.url=http://user:{SECRET}@host:1", "rollout.gateway.url"),
         (f"rollout.gateway.listen=user:{SECRET}@127.0.0.1:0", "rollout.gateway.listen"),
         (f"env.args.hosts.0=postgresql://user:{SECRET}@host/base", "env.args.hosts.0"),
         (f"observe.wandb_project=//user:{SECRET}@host", "observe.wandb_project"),

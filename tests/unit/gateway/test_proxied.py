@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused_at
 from sessions import opened, said, says
 
 from sparring.gateway.proxied import proxied
@@ -34,12 +35,13 @@ async def behind(folder: Path) -> AsyncIterator[tuple[RunSocket, Any]]:
         run.close()
 
 
-async def asked(run: RunSocket, head: str, body: Any = None, mark: bytes = b"") -> bytes:
-    """Send a request, read what comes back until the run closes its end, and leave by a mark, or as a gateway that is
-    killed."""
+async def asked(run: RunSocket, head: str, body: Any = None, mark: bytes = b"", more: bytes = b"") -> bytes:
+    """Send a request and `more`, read what comes back until the run closes its end, and leave by a mark, or as a gateway
+    that is killed."""
     reader, data = asyncio.StreamReader(), b"" if body is None else json.dumps(body).encode()
     to_run = await run.open(asyncio.StreamReaderProtocol(reader), ("127.0.0.1", 9), None)
-    to_run.write(f"{head}content-length: {len(data)}\r\nconnection: close\r\n\r\n".encode() + data)
+    after = "keep-alive" if more else "close"
+    to_run.write(f"{head}content-length: {len(data)}\r\nconnection: {after}\r\n\r\n".encode() + data + more)
     answer = await reader.read()
     to_run.write(mark)
     to_run.close()
@@ -57,6 +59,31 @@ def test_an_answer_behind_which_the_gateway_dies_is_given_again(tmp_path: Path, 
         return [json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["message"]["content"] for answer in answers]
 
     assert asyncio.run(main()) == texts
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_the_run_cut_short_is_not_delivered(tmp_path: Path, stream: bool) -> None:
+    """What is no request ends the connection before the answer, and the client then closes its end."""
+
+    async def main() -> tuple[bytes, bytes]:
+        async with behind(tmp_path) as (run, door):
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {door.key}\r\n"
+            cut = await asked(run, head, {**BODY, "stream": stream}, CLOSED, b"\0\r\n\r\n")
+            return cut, await asked(run, head, BODY, CLOSED)
+
+    cut, again = asyncio.run(main())
+    assert cut == b"" and b"One." in again
+
+
+def test_a_folder_that_holds_no_socket_is_refused(tmp_path: Path) -> None:
+    (tmp_path / SOCKET / "not empty").mkdir(parents=True)
+
+    async def main() -> None:
+        async with proxied(tmp_path, "http://127.0.0.1:9"):
+            pass
+
+    with refused_at(str(tmp_path / SOCKET), "socket"):
+        asyncio.run(main())
 
 
 def test_a_web_page_is_refused_as_at_the_runs_own_address(tmp_path: Path) -> None:

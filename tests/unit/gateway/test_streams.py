@@ -257,7 +257,8 @@ def test_an_undelivered_answer_is_sent_again(path: str, stream: bool, reads: boo
     assert [segment.label for segment in sampled(session)] == ["agent"] * (1 + reads)
 
 
-def test_an_answer_to_a_client_that_has_closed_is_broken() -> None:
+@pytest.mark.parametrize("pipelined", [1, 2])
+def test_an_answer_to_a_client_that_has_closed_is_broken(pipelined: int) -> None:
     """The client's end is orderly, since it had nothing to read yet, and waits to be read when the answer is sent."""
 
     async def main() -> None:
@@ -265,8 +266,9 @@ def test_an_answer_to_a_client_that_has_closed_is_broken() -> None:
         broken = loop.create_future()
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
-            scope[WHEN_BROKEN] = lambda: broken.set_result(None)
-            client.close()
+            if client.fileno() >= 0:  # the first request
+                scope[WHEN_BROKEN] = lambda: broken.set_result(None)
+                client.close()
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
             await send({"type": "http.response.body"})
 
@@ -274,7 +276,7 @@ def test_an_answer_to_a_client_that_has_closed_is_broken() -> None:
         server = LocalServer(server_settings(application))
         serving = loop.create_task(server.serve(sockets=[listening]))
         client = socket.create_connection(listening.getsockname())
-        client.sendall(b"GET / HTTP/1.1\r\nhost: gateway\r\n\r\n")
+        client.sendall(b"GET / HTTP/1.1\r\nhost: gateway\r\n\r\n" * pipelined)
         await broken
         server.should_exit = True
         await serving

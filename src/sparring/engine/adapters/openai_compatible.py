@@ -189,10 +189,10 @@ class OpenAiEngine:
             answer = client.get(f"{self._url}/models")
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             got = f"{type(error).__name__}: {error}"
-            raise refusal(where, "an OpenAI-compatible server", got, "start it, or correct engine.url") from error
+            raise refusal(where, "an OpenAI-compatible server", got, "start it, or correct engine.urls") from error
         if answer.status_code == 401:
             raise refusal(where, "the server's API key", "a wrong key or none", "set engine.api_key_env")
-        with boundary(BadInput, where, "a list of models", "correct engine.url; it ends with /v1"):
+        with boundary(BadInput, where, "a list of models", "correct engine.urls; it ends with /v1"):
             names = [
                 str(entry["id"]) for entry in msgspec.json.decode(answer.raise_for_status().content, type=Models).data
             ]
@@ -250,6 +250,8 @@ class OpenAiEngine:
             problem = "no constraint", f"{kind}; {do}"
         elif request.ends and not sampling.stop_strings:
             problem = "stop strings as text", "a Python function (`ends`); set stop_strings in its sampling"
+        elif request.told and request.ends:
+            problem = "a whole turn", "the rest of one, in which the server looks for stop strings anew; leave them out"
         elif changed and not self._processed:
             expected = "log-probabilities of the distribution that is sampled from"
             problem = expected, "those before temperature; start the server with --logprobs-mode processed_logprobs"

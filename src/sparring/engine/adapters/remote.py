@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -15,7 +15,7 @@ from sparring.engine import wire
 from sparring.engine.adapters.remote_client import RemoteClient
 from sparring.engine.adapters.weight_sender import GRACE_S, WeightSender, late
 from sparring.engine.update import check_model
-from sparring.errors import SparringError
+from sparring.errors import EngineError, SparringError
 from sparring.types import WeightRef
 from sparring.weights.fetch import fetch
 from sparring.weights.fetch import links as transport_links
@@ -23,6 +23,9 @@ from sparring.weights.inline import reference
 from sparring.weights.links import Link, WeightLinks
 
 T = TypeVar("T")
+
+Initial = Callable[[], tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor] | None]]
+"""Function that returns the weights that a run begins with, and those of its adapter."""
 
 
 class RemoteEngine(RemoteClient):
@@ -34,6 +37,10 @@ class RemoteEngine(RemoteClient):
         api_key: key sent as a bearer token; "" for none.
         links: links of the run, which its engines share; None: links of this engine alone. Their owner closes them.
         timeout_s: `engine.update.timeout_s`, the time limit of an update in seconds.
+
+    Attributes:
+        initial: function that loads the weights of version 0 for a server that was restarted; None: it cannot be served
+            again before the next run.
 
     Raises:
         BadInput: no server answers at `url`, or it needs another key.
@@ -52,6 +59,7 @@ class RemoteEngine(RemoteClient):
         self._links = links or transport_links()
         self._timeout_s = timeout_s
         self._link: Link | None = None
+        self.initial: Initial | None = None
 
     def choose_link(self) -> str:
         """Choose the link over which weights travel to this server, and return it in words. Blocks.
@@ -61,7 +69,7 @@ class RemoteEngine(RemoteClient):
             WeightsError: the server can use no link, or did not answer in time.
             EngineError: the server did not answer.
         """
-        self._link = self._links.choose(self._sender(), f"engine at {self._url}")
+        self._link = self._links.choose(self._sender(), f"engine at {self.url}")
         return self._link.about
 
     def begin(self, state: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor] | None = None) -> None:
@@ -108,18 +116,30 @@ class RemoteEngine(RemoteClient):
             raise late(self._where, self._timeout_s) from None
         self._counts.updated()
 
+    async def restore(self) -> None:
+        """Send version 0 to a server that was restarted.
+
+        Raises:
+            WeightsError: the server refused the weights.
+            EngineError: the server did not answer, or these weights are not there any more.
+        """
+        if self.initial is None:
+            raise EngineError(f"{self.place}: expected the same server, got a restarted one; start the run again")
+        state, adapter = await asyncio.to_thread(self.initial)
+        await asyncio.to_thread(self.begin, state, adapter)
+
     @property
     def _where(self) -> str:
-        return f"engine at {self._url}: weights"
+        return f"engine at {self.url}: weights"
 
     def _sender(self) -> WeightSender:
-        return WeightSender(self._url, self._headers, self._timeout_s)
+        return WeightSender(self.url, self._headers, self._timeout_s)
 
     @contextmanager
     def _sent(self, ref: WeightRef, sender: WeightSender) -> Iterator[WeightRef]:
         """Publish and send weights; yield the reference that the server fetches. Blocks."""
         inline = ref if ref.transport == "inline" else replace(ref, transport="inline", location=fetch(ref))
-        link = self._link or self._links.choose(sender, f"engine at {self._url}")
+        link = self._link or self._links.choose(sender, f"engine at {self.url}")
         try:
             with self._links.published(link, inline) as published:
                 yield link.send(published, sender)

@@ -4,9 +4,9 @@ Torch-free."""
 from __future__ import annotations
 
 import asyncio
-import socket
+import logging
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -16,21 +16,15 @@ import msgspec
 
 from sparring.engine import wire
 from sparring.engine.adapters.client import ClientCounts, authorization, completion_of
+from sparring.engine.adapters.connections import KEEP_ALIVE, Connections, HttpAnswer
 from sparring.engine.config import EngineConfig
-from sparring.errors import EngineError, boundary, refusal
+from sparring.errors import BadInput, EngineError, boundary, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, Runs, ScoreRequest, Scores
 
 CONNECT_S = 10.0
-KEEP_ALIVE = [
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-]
-"""Socket options: an answer may take any time, but a dead host is detected within a minute."""
-
-
 T = TypeVar("T")
+Client = TypeVar("Client", bound="RemoteClient")
+_log = logging.getLogger("sparring.engine")
 
 
 class _SentRequest:
@@ -51,12 +45,15 @@ class RemoteClient:
         name: name of the model in the run; updates of other models are refused.
         api_key: key sent as a bearer token; "" for none.
 
+    Attributes:
+        url: the address.
+
     Raises:
         BadInput: no server answers at `url`, or it needs another key.
     """
 
     def __init__(self, url: str, *, name: str = "policy", api_key: str = "") -> None:
-        self._url, self._name = url, name
+        self.url, self._name = url, name
         self._headers = authorization(api_key)
         socket_path = url.removeprefix("unix:") if url.startswith("unix:") else None
         self._base_url = "http://engine" if socket_path else url
@@ -66,18 +63,18 @@ class RemoteClient:
         self._newest: int | None = None  # newest version that this client sent
         self._counts = ClientCounts()
         self._live: dict[str, list[_SentRequest]] = defaultdict(list)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._client = httpx.AsyncClient(
-            base_url=self._base_url,
-            headers=self._headers,
-            timeout=httpx.Timeout(None, connect=CONNECT_S),
-            transport=httpx.AsyncHTTPTransport(limits=limits, **self._transport),
-        )
+        tls = httpx.create_ssl_context() if url.startswith("https:") else None  # as `_blocking` has it
+        self._connections = Connections(url, self._headers, connect_s=CONNECT_S, tls=tls)
 
     @property
     def version(self) -> int:
         """Version of the served weights in the run's count, by the server's last answer."""
         return self._version - self._base
+
+    @property
+    def place(self) -> str:
+        """Name for the user."""
+        return f"engine at {self.url}"
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -95,7 +92,7 @@ class RemoteClient:
         Raises:
             BadInput: the server computes differently, or has a smaller context.
         """
-        served, where = self.served, f"engine at {self._url}"
+        served, where = self.served, f"engine at {self.url}"
         if served.dtype != dtype:
             raise refusal(
                 where, f"a model in {dtype}, as in models.{self._name}.dtype", served.dtype, "serve it with --dtype"
@@ -146,9 +143,24 @@ class RemoteClient:
         """
         await self._post("drop", wire.DropForm(adapter=self.served.model if adapter == self._name else adapter))
 
+    async def ping(self) -> bool:
+        """Return whether the server is the same process as before.
+
+        Raises:
+            EngineError: it is not there, or its engine is broken.
+        """
+        where = f"{self.place}: ping"
+        with boundary(EngineError, where):
+            with await self._connections.get("/health") as answer:
+                body = await answer.read()
+        if answer.status == 200 and answer.headers.get(wire.INSTANCE) != self._instance:
+            return False
+        self._check(answer.status, body, answer.headers, where)
+        return True
+
     async def close(self) -> None:
         """Drop running requests. The server continues."""
-        await self._client.aclose()
+        self._connections.close()
 
     def _blocking(self, timeout_s: float | None) -> httpx.Client:
         transport = httpx.HTTPTransport(**self._transport)
@@ -159,27 +171,27 @@ class RemoteClient:
             with self._blocking(CONNECT_S) as client:
                 answer = client.get("/v1/model")
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise wire.unreachable(self._url, f"{type(error).__name__}: {error}") from error
+            raise wire.unreachable(self.url, f"{type(error).__name__}: {error}") from error
         if answer.status_code == 401:
             raise refusal(
-                f"engine at {self._url}", "the server's API key", "a wrong key or none", "set engine.api_key_env"
+                f"engine at {self.url}", "the server's API key", "a wrong key or none", "set engine.api_key_env"
             )
         if answer.status_code != 200 or wire.INSTANCE not in answer.headers:
-            raise wire.unreachable(self._url, f"another server, status {answer.status_code}")
-        return wire.decode(answer.content, wire.ServedModel, f"engine at {self._url}")
+            raise wire.unreachable(self.url, f"another server, status {answer.status_code}")
+        return wire.decode(answer.content, wire.ServedModel, f"engine at {self.url}")
 
     async def _pieces(self, request: GenerateRequest, *, deltas: bool) -> AsyncGenerator[Delta | Completion, None]:
-        where, live = f"engine at {self._url}: request {request.id}", _SentRequest()
+        where, live = f"engine at {self.url}: request {request.id}", _SentRequest()
         form = wire.generate_form(request, stream=True, deltas=deltas)
         self._live[request.id].append(live)
         try:
             with boundary(EngineError, where):
-                async with self._client.stream("POST", "/v1/generate", content=wire.encode(form)) as response:
-                    body = b"" if response.status_code == 200 else await response.aread()
-                    self._check(response.status_code, body, response.headers, where)
+                with await self._connections.post("/v1/generate", wire.encode(form)) as answer:
+                    body = b"" if answer.status == 200 else await answer.read()
+                    self._check(answer.status, body, answer.headers, where)
                     base = self._base
                     live.there.set()
-                    async for name, data in _events(response):
+                    async for name, data in _events(answer):
                         if name == "error":
                             raise wire.raised(self._read(data, wire.Failed, where).error, where)
                         if name == "completion":
@@ -197,11 +209,12 @@ class RemoteClient:
 
     async def _post(self, name: str, value: Any, *, adopts: bool = False) -> bytes:
         """Return the body of an answer; with `adopts` it may come from a restarted server."""
-        where = f"engine at {self._url}: {name}"
+        where = f"engine at {self.url}: {name}"
         with boundary(EngineError, where):
-            answer = await self._client.post(f"/v1/{name}", content=wire.encode(value))
-            self._check(answer.status_code, answer.content, answer.headers, where, adopts=adopts)
-            return answer.content
+            with await self._connections.post(f"/v1/{name}", wire.encode(value)) as answer:
+                body = await answer.read()
+            self._check(answer.status, body, answer.headers, where, adopts=adopts)
+            return body
 
     def _check(self, status: int, body: bytes, headers: Mapping[str, str], where: str, *, adopts: bool = False) -> None:
         """Check that a response is no error, that the server is still the same process, and that it used weights of
@@ -235,13 +248,54 @@ class RemoteClient:
             return msgspec.json.decode(data, type=kind)
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[tuple[str, bytes]]:
-    rest = b""
-    async for chunk in response.aiter_raw():
-        *complete, rest = (rest + chunk).split(b"\n\n")
-        for text in complete:
-            name, _, data = text.partition(b"\ndata: ")
+def reachable(connect: Sequence[Callable[[], Client]]) -> list[Client]:
+    """Return the clients whose servers answer, and warn of the others. A run has checked that all answer before its
+    first stage; a server that was lost since does not stop the next one.
+
+    Args:
+        connect: functions that make a client, or raise BadInput if its server does not answer.
+
+    Raises:
+        BadInput: no server answers.
+    """
+    clients, failures = [], []
+    for make in connect:
+        try:
+            clients.append(make())
+        except BadInput as error:
+            failures.append(error)
+    if not clients:
+        raise failures[0]
+    for failure in failures:
+        _log.warning("%s; this stage goes on without it", failure)
+    return clients
+
+
+def check_distinct(clients: Sequence[RemoteClient]) -> None:
+    """Check that clients have servers of their own.
+
+    Raises:
+        BadInput: two addresses are of one server.
+    """
+    places: dict[str, str] = {}
+    for client in clients:
+        other = places.setdefault(client.served.instance, client.place)
+        if other != client.place:
+            raise refusal(
+                "engine.urls", "a server of its own at each address", f"{other} at {client.place} too", "leave one out"
+            )
+
+
+async def _events(answer: HttpAnswer) -> AsyncIterator[tuple[str, bytes]]:
+    rest, searched = bytearray(), 0
+    async for piece in answer.pieces():
+        rest += piece
+        while (end := rest.find(b"\n\n", searched)) >= 0:
+            name, _, data = bytes(rest[:end]).partition(b"\ndata: ")
+            del rest[: end + 2]
+            searched = 0
             yield name.removeprefix(b"event: ").decode(), data
+        searched = max(0, len(rest) - 1)  # a long event comes in many pieces
 
 
 def _renumbered(completion: Completion, base: int) -> Completion:

@@ -153,7 +153,7 @@ class VllmEngine:
             raise EngineError(f"fork of {request}: expected one streamed request of this id, got {got}")
         [live] = streamed
         sampled = live.sampled.tokens
-        return tuple(branch_of(live.request, sampled, live.max_new, *branch) for branch in seeds.items())
+        return tuple(branch_of(live.request, sampled, *branch) for branch in seeds.items())
 
     async def release(self, conversation: str) -> None:
         """Do nothing: vLLM evicts the least recently used blocks itself."""
@@ -247,7 +247,8 @@ class VllmEngine:
         if request.ends is None or len(tokens) <= first:
             return None
         with boundary(EngineError, f"request {request.id}: its stop function `ends`"):
-            return request.ends(tokens, len(tokens) - first)
+            end = request.ends([*request.turn, *tokens], len(tokens) - first)
+            return None if end is None else end - request.told
 
     async def _prompt_logprobs(self, request: GenerateRequest) -> tuple[float, ...] | None:
         if request.prompt_logprobs:

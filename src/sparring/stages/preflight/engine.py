@@ -58,6 +58,7 @@ def _answers(config: RunConfig) -> list[str]:
     from sparring.engine.adapters.client import read_api_key
     from sparring.engine.adapters.openai_compatible import OpenAiEngine
     from sparring.engine.adapters.remote import RemoteEngine
+    from sparring.engine.adapters.remote_client import check_distinct
     from sparring.kernels import ops
 
     engine, spec = config.engine, config.models[POLICY]
@@ -67,21 +68,25 @@ def _answers(config: RunConfig) -> list[str]:
             raise refusal(
                 "engine.kind", expected, '"openai"', 'write "native" or "remote", or leave rl out of run.stages'
             )
-        OpenAiEngine(engine.url, model=engine.served_model, api_key=read_api_key(engine.api_key_env))
-        return [f"engine: {engine.url} takes and tells token ids"]
-    remote = RemoteEngine(engine.url, name=POLICY, api_key=read_api_key(engine.api_key_env))
+        OpenAiEngine(engine.urls[0], model=engine.served_model, api_key=read_api_key(engine.api_key_env))
+        return [f"engine: {engine.urls[0]} takes and tells token ids"]
     numerics = "fast" if spec.numerics == "fast" else ops.path_name(config.run.device)
-    remote.check(spec.dtype, numerics, engine)
-    served = remote.served
-    return [f"engine: {engine.url} serves {served.dtype} on {served.numerics}, version {remote.version}"]
+    remotes = [RemoteEngine(url, name=POLICY, api_key=read_api_key(engine.api_key_env)) for url in engine.urls]
+    for remote in remotes:
+        remote.check(spec.dtype, numerics, engine)
+    check_distinct(remotes)
+    return [
+        f"{remote.place} serves {remote.served.dtype} on {remote.served.numerics}, version {remote.version}"
+        for remote in remotes
+    ]
 
 
 def check_updates(config: RunConfig) -> list[str]:
-    """Send the weights that the run starts from to the engine's server, as the run will. A fresh model has none yet:
+    """Send the weights that the run starts from to the engine's servers, as the run will. A fresh model has none yet:
     then only the way is tried.
 
     Raises:
-        BadInput: the server refuses the weights, or cannot use `engine.shared_folder`.
+        BadInput: a server refuses the weights, or cannot use `engine.shared_folder`.
     """
     if config.engine.kind != "remote":
         return []
@@ -91,17 +96,19 @@ def check_updates(config: RunConfig) -> list[str]:
     from sparring.weights.fetch import links
 
     engine, spec, start = config.engine, config.models[POLICY], given_checkpoint(config)
-    ways, key = links(engine.shared_folder), read_api_key(engine.api_key_env)
+    ways, key, facts, where = links(engine.shared_folder), read_api_key(engine.api_key_env), [], ""
+    model = None if start is None else load(start, dtype=spec.dtype, device=config.run.device, numerics=spec.numerics)
     try:
-        remote = RemoteEngine(engine.url, name=POLICY, api_key=key, links=ways, timeout_s=engine.update.timeout_s)
-        way = remote.choose_link()
-        if start is not None:
-            model = load(start, dtype=spec.dtype, device=config.run.device, numerics=spec.numerics)
-            own = model.adapters.everywhere
-            remote.begin(model.state(), None if own is None else own.state())
+        for url in engine.urls:
+            where = f"engine at {url}"
+            remote = RemoteEngine(url, name=POLICY, api_key=key, links=ways, timeout_s=engine.update.timeout_s)
+            way = remote.choose_link()
+            if model is not None:
+                own = model.adapters.everywhere
+                remote.begin(model.state(), None if own is None else own.state())
+            facts.append(f"weights: {'travel' if model is None else 'travelled'} to {url} by {way}")
     except WeightsError as error:
-        where = f"engine at {engine.url}"
         raise refusal(where, "a server that takes the policy's weights", str(error), "serve that model") from error
     finally:
         ways.close()
-    return [f"weights: {'travel' if start is None else 'travelled'} to {engine.url} by {way}"]
+    return facts

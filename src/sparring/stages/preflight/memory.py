@@ -169,7 +169,7 @@ def _estimate(config: RunConfig, shapes: Mapping[str, Outline], stage: str, proc
     frozen, others = _other_models(config, stage)
     trainers = [trained] if stage in TRAINING else []
     trainers += [learner] if stage == "rl" and learner is not None else []
-    serving = [POLICY] if stage in SERVING and config.engine.kind != "openai" else []
+    serving = [POLICY] * config.cluster.engines if stage in SERVING and config.engine.kind != "openai" else []
     engines = [*serving, *others]
     every = [*trainers, *map(model, [*frozen, *engines])]
     every += [] if trainers or engines else [policy]  # init and export hold the weights that they write
@@ -190,7 +190,7 @@ def _estimate(config: RunConfig, shapes: Mapping[str, Outline], stage: str, proc
         trained=_num_trained(policy),
         learner=0 if learner is None else learner.parameters,
         averaged=averaged,
-        process=process + LATER * (process > 0),
+        process=(process + LATER * (process > 0)) * (1 + (len(serving) if config.cluster.kind != "inline" else 0)),
         weights=sum(one.weights.total + one.tables for one in every),
         packed=sum(one.packed.total for one in every) if trainers or engines or frozen else 0,
         optimiser=sum(_optimiser(one) for one in trainers) + beside,

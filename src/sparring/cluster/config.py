@@ -1,0 +1,34 @@
+"""`[cluster]`: processes of a run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+MOST_ENGINES = 1024
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[cluster]`: processes of the run. None of these settings changes a sampled token or a weight."""
+
+    kind: Literal["inline", "local"] = "inline"
+    """inline: trainer and engine in the run's process; local: engines of the policy in processes of their own on this
+    machine, which are started with each stage that samples, and started again when they die."""
+
+    engines: int = 1
+    """Number of engine processes with `kind = "local"`; they share the requests (docs/engine/fleet.md)."""
+
+    engine_threads: int = 0
+    """Number of CPU threads of each engine process; 0: those of `run.threads` divided among the engines."""
+
+    start_timeout_s: float = 300.0
+    """Time limit for an engine process to load its model and to answer, in seconds."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.engines <= MOST_ENGINES:
+            raise ValueError(f"engines must be 1 to {MOST_ENGINES}, got {self.engines}")
+        if self.kind == "inline" and self.engines > 1:
+            raise ValueError(f'engines must be 1 with kind "inline", got {self.engines}; set kind = "local"')
+        if self.engine_threads < 0 or not self.start_timeout_s > 0:
+            raise ValueError("engine_threads must be 0 or more and start_timeout_s above 0")

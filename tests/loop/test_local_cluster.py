@@ -1,0 +1,84 @@
+"""Engines in processes of their own, which the run starts, starts again when they die, and ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_fleet_run import check_same, words
+
+from sparring.cli.main import main
+
+pytestmark = pytest.mark.full
+STAGES = 'run.stages=["rl", "eval"]'
+LOCAL = ("cluster.kind=local", "cluster.engines=2", "cluster.engine_threads=1", "engine.silent_s=2")
+
+
+def engines(folder: Path) -> list[int]:
+    """Process ids of the engines of a run that has this folder in its environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command = (entry / "cmdline").read_bytes().split(b"\0")
+                environment = (entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"--until-input-ends" in command and f"TMPDIR={folder}".encode() in environment:
+                found.append(int(entry.name))
+    return found
+
+
+def started(recipe: Path, name: str, *settings: str) -> subprocess.Popen[str]:
+    """A run whose engines have their sockets beside its recipe."""
+    command = (sys.executable, "-m", "sparring.cli.main", *words(recipe, name, *settings))
+    environment = {**os.environ, "TMPDIR": str(recipe.parent)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stands still"])
+def test_engines_of_their_own_change_nothing_and_are_started_again(
+    how: signal.Signals, given: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longer = (STAGES, "rl.steps=30", "observe.lines_every_s=0.01")
+    assert main(words(given, "own", *longer)) == 0
+    with started(given, "local", *longer, *LOCAL) as run:
+        assert run.stdout is not None
+        output, hit = list[str](), 0
+        for line in run.stdout:
+            output.append(line)
+            if line.startswith("rl ") and not hit:
+                hit = engines(given.parent)[0]
+                os.kill(hit, how)
+        assert run.wait() == 0, "".join(output)
+    assert hit and "is left out" in "".join(output)
+    assert not engines(given.parent) and {path.name for path in given.parent.iterdir()} == {"given.toml", "runs"}
+    check_same(given, "local", capsys)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_ends_leaves_no_engine(how: signal.Signals, given: Path) -> None:
+    with started(given, "ended", STAGES, "rl.steps=1000", "observe.lines_every_s=0.01", *LOCAL) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            if line.startswith("rl "):
+                there = engines(given.parent)
+                run.send_signal(how)
+                break
+        run.stdout.read()
+    assert len(there) == 2
+    for pid in there:
+        descriptor = None
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            assert select.select([descriptor], [], [], 30)[0], "the engine is still there"
+        finally:
+            os.close(descriptor)

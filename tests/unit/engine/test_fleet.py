@@ -1,0 +1,342 @@
+"""Several engines as one: requests stay where their cache is, and go on elsewhere when an engine dies or stands still."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from sparring.engine.fleet import Fleet
+from sparring.engine.pieces import joined
+from sparring.errors import EngineError, RequestRefused, WeightsError
+from sparring.generation import Completion, Delta, GenerateRequest, Sampling, ScoreRequest, Scores
+from sparring.testing.clock import run_virtual
+from sparring.testing.scripted_engine import ScriptedEngine
+from sparring.types import WeightRef
+
+PROMPT = (5, 6, 7)
+LENGTH, TOKEN_S, SILENT_S = 12, 1.0, 4.0
+
+
+def script(request: GenerateRequest) -> list[int]:
+    return [100 * request.sampling.seed + at for at in range(LENGTH)]
+
+
+class Place(ScriptedEngine):
+    """A scripted engine with a process that may die or stand still, a token a second.
+
+    Attributes:
+        dies_after: number of sampled tokens after which the process dies; 0 is at once.
+        stops_after: likewise, after which it stands still.
+        late_s: seconds before its first token.
+    """
+
+    def __init__(self, place: str, **settings: object) -> None:
+        super().__init__(script, **settings)  # type: ignore[arg-type]
+        self.place = place
+        self.dead = self.restarted = False
+        self.running = asyncio.Event()
+        self.running.set()
+        self.dies_after: int | None = None
+        self.stops_after: int | None = None
+        self.released: list[str] = []
+
+    def _alive(self) -> None:
+        if self.dead:
+            raise EngineError(f"{self.place}: connection refused")
+
+    async def ping(self) -> bool:
+        await self.running.wait()
+        self._alive()
+        return not self.restarted
+
+    async def restore(self) -> None:
+        await self.ping()
+        self.restarted, self._version = False, 0
+
+    async def drop(self, adapter: str) -> None:
+        self._alive()
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+        number = 0
+        await self.ping()
+        async for piece in super().stream(request):
+            await asyncio.sleep(TOKEN_S)
+            self.dead |= number == self.dies_after
+            if number == self.stops_after:
+                self.running.clear()
+            await self.ping()
+            yield piece
+            number += 1
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        await self.ping()
+        row = (0.0,) * (len(request.tokens) - request.first)
+        return Scores(logprobs=row, entropies=row, top_ids=(), top_logprobs=(), version=self.version)
+
+    async def pull(self, ref: WeightRef) -> None:
+        await self.ping()
+        await super().pull(ref)
+
+    async def release(self, conversation: str) -> None:
+        self.released.append(conversation)
+        await super().release(conversation)
+
+
+def ask(name: str, seed: int = 1, *, prompt: Sequence[int] = PROMPT, talk: str | None = None) -> GenerateRequest:
+    sampling = Sampling(seed=seed, max_tokens=LENGTH)
+    return GenerateRequest(id=name, tokens=tuple(prompt), sampling=sampling, conversation=talk)
+
+
+def weights(version: int) -> WeightRef:
+    return WeightRef(model="policy", version=version, checksum="", transport="", location=None)
+
+
+def fleet(*places: Place, **settings: object) -> tuple[Fleet, list[str]]:
+    told: list[str] = []
+    return Fleet(places, silent_s=SILENT_S, report=told.append, **settings), told  # type: ignore[arg-type]
+
+
+async def alone(request: GenerateRequest) -> Completion:
+    return await Place("alone").generate(request)
+
+
+@pytest.mark.parametrize("stands_still", [False, True])
+@pytest.mark.parametrize("after", [*range(LENGTH + 1)])
+def test_a_turn_goes_on_elsewhere_after_every_token(after: int, stands_still: bool) -> None:
+    """The last is behind all tokens, before the completion."""
+
+    async def main() -> None:
+        one, other = Place("one"), Place("other")
+        whole_turn, began = await alone(ask("a")), asyncio.get_running_loop().time()
+        if stands_still:
+            one.stops_after = after
+        else:
+            one.dies_after = after
+        engines, told = fleet(one, other)
+        pieces = [piece async for piece in engines.stream(ask("a"))]
+        *deltas, last = pieces
+        assert last == whole_turn
+        taken_s = asyncio.get_running_loop().time() - began
+        assert taken_s <= (LENGTH + 3) * TOKEN_S + (2 * SILENT_S if stands_still else 0)
+        whole = joined([delta for delta in deltas if isinstance(delta, Delta)])
+        assert (whole.tokens, whole.logprobs, whole.versions) == (last.tokens, last.logprobs, last.versions)
+        assert [request.told for request in other.requests] == ([after] if after < LENGTH else [])
+        assert engines.metrics["moved"] == 1 and engines.metrics["engines_now"] == 1
+        assert len(told) == 1 and told[0].startswith("one is left out")
+        await engines.close()
+
+    run_virtual(main())
+
+
+def test_a_turn_outlives_every_engine_but_one() -> None:
+    async def main() -> None:
+        places = [Place(str(number)) for number in range(4)]
+        for place in places[:3]:
+            place.dies_after = 2
+        engines, _ = fleet(*places)
+        answers = await asyncio.gather(*(engines.generate(ask(f"r{seed}", seed)) for seed in range(9)))
+        assert answers == [await alone(ask(f"r{seed}", seed)) for seed in range(9)]
+        places[3].dead = True
+        with pytest.raises(EngineError, match="0: .*1: .*2: "):
+            await engines.generate(ask("late"))
+        with pytest.raises(EngineError, match="none"):
+            await engines.pull(weights(1))
+        await engines.close()
+
+    run_virtual(main())
+
+
+def test_a_request_that_is_refused_or_fails_alone_takes_no_engine_with_it() -> None:
+    class Refusing(Place):
+        async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+            if request.id == "refused":
+                raise RequestRefused("never")
+            if request.id == "failed":
+                raise EngineError("its constraint is broken")
+            async for piece in super().stream(request):
+                yield piece
+
+    async def main() -> None:
+        engines, told = fleet(Refusing("one"), Refusing("other"))
+        with pytest.raises(RequestRefused, match="never"):
+            await engines.generate(ask("refused"))
+        with pytest.raises(EngineError, match="its constraint"):
+            await engines.generate(ask("failed"))
+        assert engines.metrics["engines_now"] == 2 and not told
+        await engines.close()
+
+    run_virtual(main())
+
+
+def test_conversations_and_prompts_stay_where_their_cache_is_unless_it_is_full() -> None:
+    async def main() -> None:
+        one, other = Place("one"), Place("other")
+        engines, _ = fleet(one, other, room=3)
+        group = [ask(f"g{n}", n, talk=f"t{n}") for n in range(3)]
+        await asyncio.gather(*map(engines.generate, group), engines.generate(ask("x", prompt=(9,), talk="x")))
+        assert [request.id for request in one.requests] == ["g0", "g1", "g2"]
+        assert [request.id for request in other.requests] == ["x"]
+        later = [ask(f"h{n}", n, prompt=(*PROMPT, n), talk=f"t{n}") for n in range(3)]
+        await asyncio.gather(*map(engines.generate, later), engines.generate(ask("g3", 3, talk="t3")))
+        assert [request.id for request in one.requests[3:]] == ["h0", "h1", "h2"]
+        assert other.requests[-1].id == "g3", "the engine with its prompt is full"
+        for name in ("t0", "x", "unknown"):
+            await engines.release(name)
+        assert (one.released, other.released) == (["t0"], ["x"])
+        await engines.close()
+
+    run_virtual(main())
+
+
+def test_an_abort_and_a_fork_find_their_engine() -> None:
+    async def main() -> None:
+        one, other = Place("one"), Place("other")
+        engines, _ = fleet(one, other)
+        streams = [engines.stream(ask(name, prompt=(number,))) for number, name in enumerate("ab")]
+        firsts = [await anext(stream) for stream in streams]
+        assert all(isinstance(piece, Delta) for piece in firsts)
+        branches = await engines.fork("b", {"b1": 7})
+        await engines.abort("b")
+        rest = [piece async for piece in streams[1]]
+        assert isinstance(rest[-1], Completion) and rest[-1].finish_reason == "abort"
+        await engines.generate(branches[0])
+        assert other.requests[-1].id == "b1" and other.requests[-1].told == len(branches[0].turn) > 0
+        with pytest.raises(EngineError, match="got 0"):
+            await engines.fork("nobody", {"n": 1})
+        assert [piece async for piece in streams[0]][-1] == await alone(ask("a", prompt=(0,)))
+        await engines.close()
+
+    run_virtual(main())
+
+
+def test_an_aborted_request_of_an_engine_that_stands_still_ends_with_what_was_told() -> None:
+    async def main() -> None:
+        one, other = Place("one"), Place("other")
+        one.stops_after = 3
+        engines, _ = fleet(one, other)
+        answer = asyncio.create_task(engines.generate(ask("a")))
+        await asyncio.sleep(5 * TOKEN_S)
+        await engines.abort("a")
+        assert (await answer).tokens == tuple(script(ask("a"))[:3]) and (await answer).finish_reason == "abort"
+        assert not other.requests
+        await engines.close()
+
+    run_virtual(main())
+
+
+def test_scores_are_computed_elsewhere_too() -> None:
+    async def main() -> None:
+        one, other = Place("one"), Place("other", version=0)
+        one.running.clear()
+        engines, _ = fleet(one, other)
+        assert (await engines.score(ScoreRequest(id="s", tokens=PROMPT))).version == 0
+        await engines.close()
+
+    run_virtual(main())
+
+
+def test_an_update_is_of_all_engines_that_get_requests() -> None:
+    async def main() -> None:
+        places = [Place("one"), Place("other", refuse_on=(2,)), Place("third")]
+        engines, told = fleet(*places)
+        await engines.pull(weights(1))
+        assert engines.version == 1 and [place.version for place in places] == [1, 1, 1]
+        await engines.pull(weights(2))
+        assert engines.version == 2 and [place.version for place in places] == [2, 1, 2]
+        answers = await asyncio.gather(*(engines.generate(ask(f"{n}", n, prompt=(n,))) for n in range(6)))
+        assert {answer.versions.values for answer in answers} == {(2,)} and "other is left out" in told[0]
+        await asyncio.sleep(SILENT_S)
+        assert engines.metrics["engines_now"] == 3 and places[1].version == 2
+        await engines.pull(weights(3))
+        assert engines.metrics["engines_now"] == 3 and [place.version for place in places] == [3, 3, 3]
+        assert "other serves version 2" in told[1]
+        await engines.close()
+
+    run_virtual(main())
+
+
+def test_an_update_that_every_engine_refuses_leaves_the_fleet_as_it_was() -> None:
+    async def main() -> None:
+        places = [Place("one", refuse_on=(1,)), Place("other", refuse_on=(1,))]
+        engines, told = fleet(*places)
+        with pytest.raises(WeightsError):
+            await engines.pull(weights(1))
+        assert engines.metrics["engines_now"] == 2 and not told and engines.version == 0
+        await engines.pull(weights(1))
+        assert engines.version == 1
+        await engines.close()
+
+    run_virtual(main())
+
+
+def test_an_engine_that_stood_still_comes_back_when_it_has_caught_up() -> None:
+    async def main() -> None:
+        one, other = Place("one"), Place("other")
+        one.stops_after = 1
+        engines, told = fleet(one, other)
+        await engines.generate(ask("a"))
+        await engines.pull(weights(1))  # does not wait for the one that stands still
+        assert engines.version == 1 and one.version == 0
+        one.stops_after = None
+        one.running.set()
+        await engines.generate(ask("b", prompt=(1,)))
+        assert one.version == 1 and engines.metrics["engines_now"] == 2
+        assert [sentence.partition(" ")[0] for sentence in told] == ["one", "one"]
+        await engines.close()
+
+    _, seconds = run_virtual(main())
+    assert seconds < 100 * TOKEN_S
+
+
+def test_an_engine_that_stood_still_between_updates_comes_back_too() -> None:
+    async def main() -> None:
+        one, other = Place("one"), Place("other")
+        one.stops_after = 1
+        engines, told = fleet(one, other)
+        await engines.generate(ask("a"))
+        one.stops_after = None
+        one.running.set()
+        await asyncio.sleep(3 * SILENT_S)
+        assert engines.metrics["engines_now"] == 2 and len(told) == 2
+        await engines.close()
+
+    run_virtual(main())
+
+
+def test_a_restarted_engine_gets_the_first_weights_and_then_the_newest() -> None:
+    async def main() -> None:
+        one, other = Place("one", refuse_on=()), Place("other")
+        engines, _ = fleet(one, other)
+        await engines.pull(weights(1))
+        for version in (1, 2):
+            one.restarted, one._version = True, 7
+            await engines.generate(ask(f"r{version}", prompt=(version,)))
+            await asyncio.sleep(2 * SILENT_S)
+            assert one.version == version and engines.metrics["engines_now"] == 2 and engines.version == version
+            await engines.pull(weights(2))
+        assert [ref.version for ref in one.pulled] == [1, 1, 2, 2, 2]
+        await engines.close()
+
+    run_virtual(main())
+
+
+def test_a_caller_that_leaves_drops_its_request() -> None:
+    async def main() -> None:
+        one = Place("one")
+        engines, _ = fleet(one)
+        task = asyncio.create_task(engines.generate(ask("a")))
+        await asyncio.sleep(3 * TOKEN_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(EngineError):
+            await engines.fork("a", {"b": 1})
+        assert (await engines.generate(replace(ask("b"), prompt_logprobs=False))) == await alone(ask("b"))
+        await engines.close()
+        with pytest.raises(EngineError, match="closed"):
+            await engines.generate(ask("c"))
+
+    run_virtual(main())
