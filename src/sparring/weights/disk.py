@@ -27,7 +27,7 @@ from sparring.errors import WeightsError, boundary
 from sparring.types import WeightRef
 from sparring.weights.inline import about, verify
 from sparring.weights.layout import TensorSpan, layout, unpacked
-from sparring.weights.shared_memory import PREFIX, read, write
+from sparring.weights.shared_memory import PREFIX, opened, write
 
 TRANSPORT = "disk"
 KEPT = 2
@@ -148,6 +148,10 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
         folder = Path(location.folder)
     if not (folder.is_absolute() and _FOLDER.fullmatch(folder.name) and _FILE.fullmatch(location.file)):
         raise WeightsError(f"{where}: expected a file {PREFIX}.../state-..., got {location.file!r}; publish them again")
-    state = unpacked(read(folder / location.file, location.size, where), location.tensors, where)
+    with opened(folder / location.file, location.size, where) as file:
+        # not mapped: a network's file may vanish under a mapping
+        data = torch.empty(location.size, dtype=torch.uint8)
+        file.readinto(data.numpy().data)
+    state = unpacked(data, location.tensors, where)
     verify(ref, state, where)
     return state

@@ -8,12 +8,14 @@ The kernel drops the lock of a dead process, so the next publisher can recognise
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
+from io import BufferedReader
 from pathlib import Path
 
 import msgspec
@@ -82,7 +84,8 @@ def published(ref: WeightRef) -> Iterator[WeightRef]:
 
 
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """Return a verified copy of the published tensors; later changes by the publisher do not affect it.
+    """Return the published tensors, verified. They are mapped, not copied: the publisher writes its file only before it
+    has a name, and a receiver copies what it keeps. Writing to them changes neither the file nor another's tensors.
 
     Raises:
         WeightsError: the reference has another transport, its file is gone, or its tensors have changed since they were
@@ -93,7 +96,7 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
         location = msgspec.convert(ref.location, SegmentLocation)
     if not _NAME.fullmatch(location.segment):
         raise WeightsError(f"{where}: expected a segment {PREFIX}..., got {location.segment!r}; publish them again")
-    state = unpacked(read(FOLDER / location.segment, location.size, where), location.tensors, where)
+    state = unpacked(_mapped(FOLDER / location.segment, location.size, where), location.tensors, where)
     verify(ref, state, where)
     return state
 
@@ -134,24 +137,27 @@ def write(descriptor: int, tensors: Mapping[str, TensorSpan], state: Mapping[str
             offset, data = offset + count, data[count:]
 
 
-def read(path: Path, size: int, where: str) -> torch.Tensor:
-    """Read a published file as uint8 [size].
+@contextmanager
+def opened(path: Path, size: int, where: str) -> Iterator[BufferedReader]:
+    """Open a published file of `size` bytes, at least 1.
 
     Raises:
         WeightsError: the file is gone, has another size, or cannot be read.
     """
-    data = None
-    with boundary(WeightsError, where, "a readable file", "publish them again"):
+    with ExitStack() as stack, boundary(WeightsError, where, "a readable file", "publish them again"):
         try:
-            with open(path, "rb") as file:
-                if os.fstat(file.fileno()).st_size == max(1, size):
-                    data = torch.empty(size, dtype=torch.uint8)
-                    file.readinto(data.numpy().data)
+            file = stack.enter_context(open(path, "rb"))
         except FileNotFoundError:
             raise WeightsError(
                 f"{where}: expected the file {path.name}, got none: its publisher has removed it or has ended, or "
                 f"{path.parent} is another folder here; publish them again"
             ) from None
-    if data is None:
-        raise WeightsError(f"{where}: expected a file of {size} bytes, got another size; publish them again")
-    return data
+        if os.fstat(file.fileno()).st_size != max(1, size):
+            raise WeightsError(f"{where}: expected a file of {size} bytes, got another size; publish them again")
+        yield file
+
+
+def _mapped(path: Path, size: int, where: str) -> torch.Tensor:
+    """Map a file as uint8 [size]."""
+    with opened(path, size, where) as file:
+        return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=torch.uint8)[:size]
