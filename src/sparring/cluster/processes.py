@@ -23,13 +23,13 @@ from sparring.protocols import Engine
 from sparring.types import POLICY
 
 if TYPE_CHECKING:
-    from sparring.cluster.on_ray import RayEngines
+    from sparring.cluster.ray import RayEngines
     from sparring.engine.adapters.remote import RemoteEngine
 
 _log = logging.getLogger("sparring.engine")
 
 
-class Placed(Protocol):
+class PlacedEngine(Protocol):
     """Engine process, wherever it runs."""
 
     url: str
@@ -58,7 +58,7 @@ class ProcessCluster(InlineCluster):
     def __init__(self, cluster: ClusterConfig, **settings: Any) -> None:
         super().__init__(**settings)
         self._cluster = cluster
-        self._placed: list[Placed] = []
+        self._placed: list[PlacedEngine] = []
         self._ray: RayEngines | None = None
 
     def check(self) -> list[str]:
@@ -67,7 +67,7 @@ class ProcessCluster(InlineCluster):
             raise refusal("run.device", f'"cpu" with cluster.kind "{self._cluster.kind}"', self._device, "set it")
         if self._cluster.kind == "local":
             return [f"cluster: {number} engine processes of {self._engine_threads} threads on this machine"]
-        from sparring.cluster.on_ray import RayEngines
+        from sparring.cluster.ray import RayEngines
 
         engines = RayEngines(self._cluster, self._engine_threads)
         try:
@@ -95,7 +95,7 @@ class ProcessCluster(InlineCluster):
         by_url = {process.url: process for process in placed}
         return self._fleet(name, path, [*by_url], key, lost=lambda engine: self._replace(by_url, engine))
 
-    def _replace(self, by_url: dict[str, Placed], engine: RemoteEngine) -> None:
+    def _replace(self, by_url: dict[str, PlacedEngine], engine: RemoteEngine) -> None:
         """Have a lost engine started again, perhaps elsewhere, and let its client follow it. Returns at once."""
         process, loop = by_url[engine.url], asyncio.get_running_loop()
         process.kill()
@@ -113,10 +113,10 @@ class ProcessCluster(InlineCluster):
 
         threading.Thread(target=follow, daemon=True).start()
 
-    def _start(self, words: Sequence[str], key: str, threads: int) -> Sequence[Placed]:
+    def _start(self, words: Sequence[str], key: str, threads: int) -> Sequence[PlacedEngine]:
         if self._cluster.kind == "local":
             return [EngineProcess(words, key) for _ in range(self._cluster.engines)]
-        from sparring.cluster.on_ray import RayEngines
+        from sparring.cluster.ray import RayEngines
 
         self._ray = RayEngines(self._cluster, threads)
         return self._ray.start(words, key)

@@ -39,6 +39,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sparring.engine import wire
 from sparring.engine.metrics import Latencies
 from sparring.engine.prometheus import exposition
+from sparring.engine.prompts import KnownPrompts
 from sparring.errors import BadInput, EngineError, RequestRefused, SparringError, WeightsError, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest
 from sparring.protocols import Engine
@@ -95,6 +96,7 @@ class TokenServer:
         self._engine, self._served, self._bind, self._api_key = engine, served, bind, api_key
         self._numbers = itertools.count(1)
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._prompts = KnownPrompts()
         self._base = served.base
         self._uploads = UploadArea(served.state_bytes)
         self._most_bytes = BESIDE + OF_ID * served.context + OF_BIAS * served.vocab_size
@@ -162,10 +164,18 @@ class TokenServer:
 
     async def _generate(self, request: Request) -> Response:
         form = await self._body(request, wire.GenerateForm)
-        wanted = await self._bound(wire.generate_request(form))
+        prompt = self._prompts.whole(form.conversation, form.prefix, form.tokens)
+        wanted = await self._bound(replace(wire.generate_request(form), tokens=prompt.tokens))
+
+        def ended(outcome: str | Completion) -> None:
+            if isinstance(outcome, Completion):
+                self._prompts.remember(form.conversation, prompt, outcome.tokens)
+                outcome = outcome.finish_reason
+            self._counts["generate", outcome] += 1
+
         if not form.stream:
             completion = await _unless_left(request.receive, self._engine.generate(wanted))
-            self._counts["generate", completion.finish_reason] += 1
+            ended(completion)
             return _json(completion)
         pieces = self._engine.stream(wanted) if form.deltas else _whole(self._engine, wanted)
         first = asyncio.ensure_future(anext(pieces))
@@ -173,7 +183,7 @@ class TokenServer:
         await asyncio.sleep(0)
         if first.done():
             first.result()
-        return _Events(pieces, first, lambda outcome: self._counts.update([("generate", outcome)]))
+        return _Events(pieces, first, ended)
 
     async def _bound(self, wanted: GenerateRequest) -> GenerateRequest:
         """Assign an id to a request that has none, and bind the request's stop strings and constraint to token ids."""
@@ -195,6 +205,8 @@ class TokenServer:
     async def _fork(self, request: Request) -> Response:
         form = await self._body(request, wire.ForkForm)
         branches = await self._engine.fork(form.id, form.seeds)
+        for branch in branches:
+            self._prompts.remember(branch.conversation, self._prompts.whole(None, None, branch.tokens))
         return _json([wire.generate_form(branch, stream=False, deltas=True) for branch in branches])
 
     async def _score(self, request: Request) -> Response:
@@ -203,6 +215,7 @@ class TokenServer:
 
     async def _release(self, request: Request) -> Response:
         conversation = (await self._body(request, wire.ReleaseForm)).conversation
+        self._prompts.forget(conversation)
         await self._engine.release(conversation)
         return _json({})
 
@@ -294,7 +307,10 @@ class _Events(Response):
     that a client which has received it knows that the engine has the request."""
 
     def __init__(
-        self, pieces: AsyncIterator[Delta | Completion], first: asyncio.Future[Any], ended: Callable[[str], None]
+        self,
+        pieces: AsyncIterator[Delta | Completion],
+        first: asyncio.Future[Any],
+        ended: Callable[[str | Completion], None],
     ) -> None:
         super().__init__(media_type=wire.EVENTS)
         del self.headers["content-length"]
@@ -321,7 +337,7 @@ class _Events(Response):
                 while not isinstance(piece, Completion):
                     yield wire.event("delta", piece), True
                     piece = await anext(self._pieces)
-            self._ended(piece.finish_reason)
+            self._ended(piece)
             yield wire.event("completion", piece), False
         except SparringError as error:
             self._ended(type(error).__name__)

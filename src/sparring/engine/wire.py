@@ -24,10 +24,17 @@ BUCKET = "x-sparring-bucket"
 """Header of `POST /v1/bucket`: a `weights.upload.Bucket` as JSON; the body is the bucket's bytes."""
 
 EVENTS = "text/event-stream"
+
+
+class UnknownPrefix(EngineError):
+    """The server does not have the ids before those of a request. The client sends the whole prompt."""
+
+
 STATUS: Mapping[type[SparringError], int] = {
     BadInput: 400,
     WeightsError: 409,
     RequestRefused: 422,
+    UnknownPrefix: 412,
     EngineError: 503,
     SparringError: 500,
 }
@@ -62,12 +69,22 @@ _Weights: Any = _form(WeightRef, transport=(str, "shared_memory"))
 _Generate: Any = _form(GenerateRequest, ("ends", "allowed"), id=(str, ""), sampling=(SamplingForm, SamplingForm()))
 
 
+class KnownPrefix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ids that the server remembers for a conversation: their number, and their digest as in `prompts`, in
+    hexadecimal."""
+
+    tokens: int
+    digest: str
+
+
 class GenerateForm(_Generate, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[call-arg,misc]
     """Request to generate. Without `stream` the answer is a Completion. With it, the answer is server-sent events:
-    "delta" while tokens are sampled, unless `deltas` is false, and finally "completion" or "error"."""
+    "delta" while tokens are sampled, unless `deltas` is false, and finally "completion" or "error". With `prefix`,
+    `tokens` are the ids behind it."""
 
     stream: bool = False
     deltas: bool = True
+    prefix: KnownPrefix | None = None
 
 
 class WeightForm(_Weights, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[call-arg,misc]

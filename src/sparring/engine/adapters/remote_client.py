@@ -18,6 +18,7 @@ from sparring.engine import wire
 from sparring.engine.adapters.client import ClientCounts, authorization, completion_of
 from sparring.engine.adapters.connections import KEEP_ALIVE, Connections, HttpAnswer
 from sparring.engine.config import EngineConfig
+from sparring.engine.prompts import SentPrompt, SentPrompts
 from sparring.errors import BadInput, EngineError, boundary, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, Runs, ScoreRequest, Scores
 
@@ -63,6 +64,7 @@ class RemoteClient:
         self._newest: int | None = None  # newest version that this client sent
         self._counts = ClientCounts()
         self._live: dict[str, list[_SentRequest]] = defaultdict(list)
+        self._prompts = SentPrompts()
         self._connections = self._new_connections()
 
     @property
@@ -124,6 +126,8 @@ class RemoteClient:
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
         answer = await self._post("fork", wire.ForkForm(id=request, seeds=dict(seeds)))
         forms = self._read(answer, tuple[wire.GenerateForm, ...], f"fork of {request}")
+        for form in forms:
+            self._prompts.remember(form.conversation, self._prompts.shortened(form)[1])
         return tuple(wire.generate_request(form) for form in forms)
 
     async def score(self, request: ScoreRequest) -> Scores:
@@ -132,6 +136,7 @@ class RemoteClient:
         return replace(scores, version=scores.version - self._base)
 
     async def release(self, conversation: str) -> None:
+        self._prompts.forget(conversation)
         await self._post("release", wire.ReleaseForm(conversation=conversation))
 
     async def drop(self, adapter: str) -> None:
@@ -195,7 +200,8 @@ class RemoteClient:
         self._live[request.id].append(live)
         try:
             with boundary(EngineError, where):
-                with await self._connections.post("/v1/generate", wire.encode(form)) as answer:
+                answer, prompt = await self._ask(form)
+                with answer:
                     body = b"" if answer.status == 200 else await answer.read()
                     self._check(answer.status, body, answer.headers, where)
                     base = self._base
@@ -204,7 +210,9 @@ class RemoteClient:
                         if name == "error":
                             raise wire.raised(self._read(data, wire.Failed, where).error, where)
                         if name == "completion":
-                            yield self._counts.completed(_renumbered(self._read(data, Completion, where), base))
+                            completion = self._read(data, Completion, where)
+                            self._prompts.remember(request.conversation, prompt, completion.tokens)
+                            yield self._counts.completed(_renumbered(completion, base))
                             return
                         yield self._read(data, Delta, where)
                     raise EngineError(
@@ -215,6 +223,19 @@ class RemoteClient:
             self._live[request.id].remove(live)
             if not self._live[request.id]:
                 del self._live[request.id]
+
+    async def _ask(self, form: wire.GenerateForm) -> tuple[HttpAnswer, SentPrompt]:
+        """Send a request to generate, without the ids that the server remembers, and return its answer and the prompt.
+        If the server has forgotten them, the whole prompt is sent."""
+        short, prompt = self._prompts.shortened(form)
+        answer = await self._connections.post("/v1/generate", wire.encode(short))
+        if short.prefix is None or answer.status != wire.STATUS[wire.UnknownPrefix]:
+            return answer, prompt
+        with answer:
+            await answer.read()
+        self._prompts.forget(form.conversation)
+        whole, prompt = self._prompts.shortened(form)
+        return await self._connections.post("/v1/generate", wire.encode(whole)), prompt
 
     async def _post(self, name: str, value: Any, *, adopts: bool = False) -> bytes:
         """Return the body of an answer; with `adopts` it may come from a restarted server."""
