@@ -12,7 +12,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "run",
         help="run a recipe; run it again to go on after a stop",
-        description="Run the stages of a recipe. A run that was stopped, by Ctrl-C or otherwise, goes on where it was.",
+        description="Run the stages of a recipe. A run that was stopped, by Ctrl-C or otherwise, goes on where it was. "
+        "SIGTERM and SIGUSR1 end it with exit status 75: send the same command again.",
     )
     add_recipe(parser)
     parser.set_defaults(run=run)
