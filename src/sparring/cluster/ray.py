@@ -224,8 +224,7 @@ def what_computes() -> dict[str, str]:
     """Return what must be equal in the run's process and at its engines, and the name of this node."""
     import platform
     import socket
-
-    import torch
+    from importlib.metadata import version
 
     import sparring
     from sparring.kernels import ops
@@ -233,7 +232,7 @@ def what_computes() -> dict[str, str]:
     return {
         "node": socket.gethostname(),
         "Python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": version("torch"),
         "sparring": sparring.__version__,
         "kernel path": ops.path_name(),
     }
