@@ -27,10 +27,16 @@ Tokens = tuple[int, ...]
 
 
 class KnownPrompt(NamedTuple):
-    """Whole prompt of a request, and the digest of its ids."""
+    """Whole prompt of a request, its reply if that has come, and the digest of their ids."""
 
     tokens: Tokens
     digest: xxhash.xxh3_128
+    reply: Tokens = ()
+
+    @property
+    def length(self) -> int:
+        """Number of ids."""
+        return len(self.tokens) + len(self.reply)
 
 
 class KnownPrompts:
@@ -61,27 +67,28 @@ class KnownPrompts:
         if prefix is None:
             return KnownPrompt(tokens, xxhash.xxh3_128(_text(tokens)))
         known = self._known.get(conversation or "")
-        if known is None or len(known.tokens) != prefix.tokens or known.digest.hexdigest() != prefix.digest:
+        if known is None or known.length != prefix.tokens or known.digest.hexdigest() != prefix.digest:
             raise wire.UnknownPrefix(
                 f"conversation {conversation}: expected the ids that this server remembers, got a prefix of "
                 f"{prefix.tokens} others; send the whole prompt"
             )
-        return _extended(known, tokens)
+        # one copy of the long part: each touches the count of every id
+        return KnownPrompt(known.tokens + (known.reply + tokens), _digest(known.digest, tokens))
 
     def remember(self, conversation: str | None, prompt: KnownPrompt, reply: Tokens = ()) -> None:
         """Remember a prompt and its reply, with which the conversation's next prompt may begin."""
         if conversation is None:
             return
         self.forget(conversation)
-        self._known[conversation] = known = _extended(prompt, reply)
-        self.num_tokens += len(known.tokens)
+        self._known[conversation] = known = KnownPrompt(prompt.tokens, _digest(prompt.digest, reply), reply)
+        self.num_tokens += known.length
         while self.num_tokens > self._most:
             self.forget(next(iter(self._known)))
 
     def forget(self, conversation: str) -> None:
         """Forget a conversation."""
         known = self._known.pop(conversation, None)
-        self.num_tokens -= 0 if known is None else len(known.tokens)
+        self.num_tokens -= 0 if known is None else known.length
 
 
 class SentPrompt(NamedTuple):
@@ -118,7 +125,8 @@ class SentPrompts:
         """Remember a prompt and its reply as what the server remembers."""
         if conversation is None:
             return
-        digest, text = prompt.digest.copy(), _text(reply)
+        text = _text(reply)
+        digest = prompt.digest.copy()
         digest.update(text)
         self._sent.pop(conversation, None)
         self._sent[conversation] = SentPrompt(prompt.tokens + len(reply), prompt.length + len(text), digest)
@@ -135,7 +143,8 @@ def _text(tokens: Tokens) -> bytes:
     return msgspec.json.encode(tokens)[1:-1] + b"," if tokens else b""
 
 
-def _extended(prompt: KnownPrompt, tokens: Tokens) -> KnownPrompt:
-    digest = prompt.digest.copy()
+def _digest(before: xxhash.xxh3_128, tokens: Tokens) -> xxhash.xxh3_128:
+    """Return the digest of the ids before and of these."""
+    digest = before.copy()
     digest.update(_text(tokens))
-    return KnownPrompt((*prompt.tokens, *tokens), digest)
+    return digest

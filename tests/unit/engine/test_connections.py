@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparring.engine.adapters.connections import MOST_HEAD, Connections
+from sparring.engine.adapters.connections import MOST_HEAD, ConnectError, Connections
 
 WHOLE = b"HTTP/1.1 200 OK\r\nX-Name: here\r\ncontent-length: 5\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\ntrailer: x\r\n\r\n"
@@ -265,9 +265,9 @@ def test_a_slow_reader_stops_the_server() -> None:
 def test_a_server_that_cannot_be_reached_is_an_error(tmp_path: Path) -> None:
     async def scenario() -> None:
         for url in ("http://127.0.0.1:1", f"unix:{tmp_path / 'none'}"):
-            with pytest.raises(OSError):
+            with pytest.raises(ConnectError):
                 await read(Connections(url, {}, connect_s=10))
-        with pytest.raises(TimeoutError, match="no connection within 0 s"):
+        with pytest.raises(ConnectError, match="no connection within 0 s"):
             await read(Connections("http://127.0.0.1:1", {}, connect_s=0))
 
     run(scenario)
@@ -306,7 +306,7 @@ def test_https() -> None:
         client = Connections(url, {}, connect_s=10, tls=anonymous(ssl.PROTOCOL_TLS_CLIENT))
         assert [await read(client) for _ in range(2)] == [(200, b"hello")] * 2 and server.connections == 1
         client.close()
-        with pytest.raises(OSError):
+        with pytest.raises(ConnectError):
             await read(Connections(url, {}, connect_s=10, tls=ssl.create_default_context()))
         listening.close()
 

@@ -30,6 +30,10 @@ MOST_UNREAD = 256 << 10
 """Number of unread bytes of an answer above which no more are taken from the socket, so that the server waits."""
 
 
+class ConnectError(OSError):
+    """No connection to the server could be opened."""
+
+
 class Connections:
     """Connections to one server, opened as requests need them and kept for later ones.
 
@@ -64,7 +68,8 @@ class Connections:
             path: path behind the server's URL.
 
         Raises:
-            OSError: the server cannot be reached, or closed the connection before the head.
+            ConnectError: the server cannot be reached.
+            OSError: the server closed the connection before the head.
             ValueError: the answer is not HTTP.
         """
         return await self._send("POST", path, body)
@@ -112,8 +117,10 @@ class Connections:
                     _, connection = await loop.create_unix_connection(protocol, self._socket_path)
                 else:
                     _, connection = await loop.create_connection(protocol, self._host, self._port, ssl=self._tls)
-        except TimeoutError:
-            raise TimeoutError(f"no connection within {self._connect_s:g} s") from None
+        except TimeoutError as error:
+            raise ConnectError(str(error) or f"no connection within {self._connect_s:g} s") from error
+        except OSError as error:
+            raise ConnectError(str(error)) from error
         self._open.add(connection)
         if self._closed:
             connection.drop(ConnectionAbortedError("this client was closed"))

@@ -1,0 +1,176 @@
+"""What many engines cost a run.
+
+    python benchmarks/scale.py client
+
+`client`: processor time of a turn through `RemoteClient`, in the client's process and in the server's. The server is
+`TokenServer` on uvicorn in a process of its own; its engine answers at once. Beside it, in turns: a plain asyncio
+connection that sends the same prepared bytes and reads the answer without looking at it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import random
+import socket
+import statistics
+import time
+from collections.abc import Coroutine, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from sparring.engine import wire
+from sparring.engine.adapters.remote_client import RemoteClient
+from sparring.engine.metrics import Latencies
+from sparring.engine.server import TokenServer
+from sparring.generation import Completion, GenerateRequest, Runs, Sampling
+
+VOCABULARY = 150_000
+NEW = 500
+"""Tokens of a reply."""
+LATER = 100
+"""Tokens of a prompt behind the last reply."""
+AT_ONCE = 32
+"""Turns in flight, and turns of a measurement."""
+TARGET_MS = 0.4
+"""Of the client, at 2,000 tokens of context."""
+
+Figures = dict[str, list[tuple[float, float]]]
+
+
+def main() -> None:
+    """Measure, print, claim."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("mode", choices=["client"])
+    parser.add_argument("--rounds", type=int, default=40)
+    options = parser.parse_args()
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(there,), daemon=True)
+    process.start()
+    port = here.recv()
+    claims = []
+    for context in (2_000, 32_000):
+        figures = asyncio.run(measured(port, process.pid or 0, context, options.rounds))
+        medians = {name: tuple(map(statistics.median, zip(*pairs, strict=True))) for name, pairs in figures.items()}
+        for name, (client, server) in medians.items():
+            print(f"{context:6} tokens, {name:14} client {client:.3f} ms, server {server:.2f} ms", flush=True)
+        if context == 2_000:
+            for name in ("whole prompt", "what is new"):
+                claims.append(claim(f"client at 2,000 tokens, {name}", medians[name][0], "ms", TARGET_MS, "<="))
+    print(json.dumps({"claims": claims}))
+    process.terminate()
+    process.join()
+
+
+def claim(name: str, value: float, unit: str, target: float, direction: str) -> dict[str, object]:
+    """One figure with its target."""
+    return {"name": name, "value": round(value, 3), "unit": unit, "target": target, "direction": direction}
+
+
+async def measured(port: int, server: int, context: int, rounds: int) -> Figures:
+    """Return the milliseconds of client and server per turn, of each round, by the way of asking."""
+    client = RemoteClient(f"http://127.0.0.1:{port}")
+    figures: Figures = {"plain bytes": [], "whole prompt": [], "what is new": []}
+
+    async def timed(name: str, works: Iterable[Coroutine[Any, Any, object]]) -> None:
+        before = time.process_time(), processor_s(server)
+        await asyncio.gather(*works)
+        after = time.process_time(), processor_s(server)
+        figures[name].append((1e3 * (after[0] - before[0]) / AT_ONCE, 1e3 * (after[1] - before[1]) / AT_ONCE))
+
+    # the server closes what is idle while requests are prepared, so they are prepared ahead
+    prepared = [[asked(f"{context}/{number}/{turn}", context, turn) for turn in range(AT_ONCE)] for number in range(8)]
+    for number in range(rounds):
+        whole = [replace(one, conversation=f"{number}/{one.id}") for one in prepared[number % 8]]
+        first = [
+            replace(one, conversation=f"first/{one.conversation}", tokens=one.tokens[LATER + NEW :]) for one in whole
+        ]
+        bodies = [wire.encode(wire.generate_form(one, stream=True, deltas=False)) for one in whole]
+        plain = [await asyncio.open_connection("127.0.0.1", port, limit=1 << 20) for _ in bodies]
+        answers = await asyncio.gather(*map(client.generate, first))
+        then = [
+            replace(one, tokens=(*one.tokens, *answer.tokens, *one.tokens[:LATER]))
+            for one, answer in zip(first, answers, strict=True)
+        ]
+        await timed("plain bytes", map(sent, plain, bodies))
+        await timed("whole prompt", map(client.generate, whole))
+        await timed("what is new", map(client.generate, then))
+        for one in (*first, *whole):
+            await client.release(one.conversation or "")
+        for _, writer in plain:
+            writer.close()
+    await client.close()
+    return figures
+
+
+def asked(name: str, length: int, seed: int) -> GenerateRequest:
+    """A request with so many tokens."""
+    draw = random.Random(name)
+    tokens = tuple(draw.randrange(VOCABULARY) for _ in range(length))
+    return GenerateRequest(id=name, tokens=tokens, sampling=Sampling(max_tokens=NEW, seed=seed))
+
+
+async def sent(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], body: bytes) -> None:
+    """Send a prepared body, and read the answer up to its end."""
+    reader, writer = connection
+    writer.write(b"POST /v1/generate HTTP/1.1\r\nhost: engine\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await reader.readuntil(b"\r\n0\r\n\r\n")
+
+
+def processor_s(process: int) -> float:
+    """Return the processor seconds of the main thread of another process."""
+    return int(Path(f"/proc/{process}/schedstat").read_text().split()[0]) / 1e9
+
+
+class Free:
+    """An engine that costs nothing."""
+
+    problem, version, metrics, latencies = None, 0, dict[str, float](), Latencies()
+
+    def __init__(self) -> None:
+        draw = random.Random(0)
+        self._completion = Completion(
+            tokens=tuple(draw.randrange(VOCABULARY) for _ in range(NEW)),
+            logprobs=tuple(-draw.expovariate(1.0) for _ in range(NEW)),
+            finish_reason="length",
+            versions=Runs.of(0, NEW),
+            kv_versions=Runs.of(0, NEW),
+        )
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Return the same completion a pass of the loop later."""
+        await asyncio.sleep(0)
+        return self._completion
+
+    async def release(self, conversation: str) -> None:
+        """Do nothing: nothing is kept."""
+
+
+def serve(pipe: Any) -> None:
+    """Serve until the process is killed."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    served = wire.ServedModel(
+        model="policy",
+        version=0,
+        dtype="float32",
+        numerics="none",
+        vocab_size=VOCABULARY,
+        max_positions=1 << 20,
+        context=1 << 16,
+        token_bytes=1,
+        instance="free",
+    )
+    engine: Any = Free()
+    application = TokenServer(engine, served, lambda request: request).application()
+    config = uvicorn.Config(application, log_level="warning", access_log=False, lifespan="off")
+    pipe.send(listening.getsockname()[1])
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+if __name__ == "__main__":
+    main()
