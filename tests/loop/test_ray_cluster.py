@@ -69,7 +69,7 @@ def test_a_node_that_dies_costs_the_run_nothing(given: Path, nodes: Any, capsys:
             output.append(line)
             if line.startswith("rl ") and not killed:
                 killed = True
-                nodes.remove_node(nodes.list_all_nodes[-1], allow_graceful=False)
+                nodes.remove_node(nodes.list_all_nodes()[-1], allow_graceful=False)
         assert run.wait() == 0, "".join(output)
     assert killed and "is left out" in "".join(output) and "gets requests again" in "".join(output)
     check_same(given, "ray", capsys)
