@@ -1,9 +1,13 @@
 """What every link between a run and the server of an engine keeps. A new link adds a factory to `LINKS`."""
 
 import json
+import resource
+import subprocess
+import sys
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -178,13 +182,56 @@ def test_what_a_dead_run_left_in_the_folder_is_removed(tmp_path):
 
 
 def test_a_folder_that_takes_no_file_is_reported(tmp_path):
-    """Root may write anywhere, but not into a file's inside nor into the kernel's tables."""
     (tmp_path / "file").touch()
-    for folder in (tmp_path / "file", tmp_path / "absent"):
+    for folder in (tmp_path / "file", tmp_path / "absent", Path("/proc")):
         link = Disk(folder, "engine.shared_folder")
         with pytest.raises(WeightsError, match="free bytes in"), link.published(publish("policy", 0, {})):
             pass
         link.close()
+
+
+def test_a_folder_that_is_full_keeps_what_is_complete(tmp_path):
+    """Full: no file may be longer, which every write past it hears as an error."""
+    link, server = Disk(tmp_path, "engine.shared_folder"), Receiver()
+    with link.published(publish("policy", 0, STATES["float32"])) as first:
+        pass
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        large = publish("policy", 1, {"a": torch.ones(1 << 16)})
+        with pytest.raises(WeightsError, match=f"{1 << 18} free bytes in"), link.published(large):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert bits(server.fetched(first)) == bits(STATES["float32"])
+    assert [path.name for path in tmp_path.glob("*/state*")] == [first.location["file"]]
+    link.close()
+
+
+OWN_FOLDER = """
+import subprocess, sys, torch
+from pathlib import Path
+from sparring.errors import WeightsError
+from sparring.weights.disk import Disk
+from sparring.weights.inline import publish
+
+for option, size in ("size=1m", 1 << 19), ("ro", 1):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", option, "none", sys.argv[1]], check=True)
+    try:
+        with Disk(Path(sys.argv[1]), "engine.shared_folder").published(publish("policy", 0, {"a": torch.ones(size)})):
+            pass
+    except WeightsError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_full_and_a_read_only_file_system_are_reported(tmp_path):
+    words = ["unshare", "--mount", sys.executable, "-c", OWN_FOLDER, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    full, read_only = done.stdout.splitlines()
+    assert "No space left on device" in full and "Read-only file system" in read_only
 
 
 HARMS = {

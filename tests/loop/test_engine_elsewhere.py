@@ -54,6 +54,7 @@ def weights(folder: Path) -> dict[str, bytes]:
     return {name: tensor.tobytes() for name, tensor in load_file(folder / "rl/model/model.safetensors").items()}
 
 
+@pytest.mark.slow
 def test_a_run_with_an_engine_on_another_machine_has_the_bits_of_one_on_its_own(
     given: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,7 +79,7 @@ def test_a_run_with_an_engine_on_another_machine_has_the_bits_of_one_on_its_own(
     assert main(["diff", str(own), str(sent)]) == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize("link", [SharedMemory, Http])
+@pytest.mark.parametrize("link", [SharedMemory, pytest.param(Http, marks=pytest.mark.slow)])
 def test_a_server_that_stands_still_is_a_weights_error_in_time_and_loses_nothing(
     checkpoint: Path, served: Callable[..., AbstractContextManager[tuple[subprocess.Popen[str], str]]], link: type
 ) -> None:

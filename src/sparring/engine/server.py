@@ -50,6 +50,9 @@ BESIDE, OF_ID, OF_BIAS = 1 << 18, 24, 48
 """Maximum number of bytes of a request, as a sum of three parts: one for all but ids and biases, one per id of the
 context, and one, for biases, per token of the vocabulary."""
 
+SWEEP_S = (0.2, 1.0, 5.0)
+"""Pauses, in seconds, before each search for what a client published that left."""
+
 T = TypeVar("T")
 Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
 Bind = Callable[[GenerateRequest], GenerateRequest]
@@ -98,6 +101,7 @@ class TokenServer:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._prompts = KnownPrompts()
         self._base = served.base
+        self._sweeping: asyncio.Task[None] | None = None
         self._uploads = UploadArea(served.state_bytes)
         self._most_bytes = BESIDE + OF_ID * served.context + OF_BIAS * served.vocab_size
 
@@ -288,7 +292,9 @@ class TokenServer:
         return _json(wire.problem(error), wire.status(error))
 
     async def _left(self, request: Request, error: ClientDisconnect) -> Response:
-        """Count a client that left before its answer."""
+        """Count a client that left before its answer. If it was killed while it sent weights, remove its file."""
+        if request.scope["path"] == "/v1/weights" and (self._sweeping is None or self._sweeping.done()):
+            self._sweeping = asyncio.create_task(_sweep())
         self._counts[request.scope["path"].rpartition("/")[2], "left"] += 1
         return Response(status_code=499)
 
@@ -366,6 +372,15 @@ async def _unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _sweep() -> None:
+    """Remove what a killed client published in shared memory. Its connection may break before its locks."""
+    from sparring.weights.shared_memory import sweep  # imports torch, which the engine has imported
+
+    for pause_s in SWEEP_S:
+        await asyncio.sleep(pause_s)
+        await asyncio.to_thread(sweep)
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -313,6 +315,29 @@ def test_a_bad_update_is_a_conflict_and_the_old_version_serves_on(server, http, 
     assert (
         answer.status_code == 409 and "its publisher has removed it or has ended" in answer.json()["error"]["message"]
     )
+
+
+KILLED = """
+import fcntl, pathlib, socket, sys, time
+path = pathlib.Path(sys.argv[1])
+file = path.open("x")
+fcntl.flock(file, fcntl.LOCK_EX)
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
+connection.sendall(b"POST /v1/weights HTTP/1.1\\r\\nhost: 127.0.0.1\\r\\ncontent-length: 9\\r\\n\\r\\n")
+print("sent", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_killed_client_lent_is_removed(server, http):
+    path = FOLDER / f"{PREFIX}{os.getpid()}-{'0' * 16}"
+    words = [sys.executable, "-c", KILLED, str(path), server.url.rpartition(":")[2]]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout.readline() == "sent\n" and path.exists()
+        client.kill()
+    while path.exists():
+        assert http.get("/health").status_code == 200
+    assert 'endpoint="weights",outcome="left"' in http.get("/metrics").text
 
 
 def test_a_run_that_begins_counts_its_versions_from_zero(server, model_path):

@@ -108,9 +108,10 @@ class RemoteEngine(RemoteClient):
         adapter = self.served.model if ref.adapter == self._name else ref.adapter
         sent = replace(ref, model=self.served.model, version=ref.version + self._base, adapter=adapter)
         self._newest = max(self._newest or 0, sent.version)
+        sender = self._sender()
         try:
             async with asyncio.timeout(self._timeout_s + GRACE_S):
-                async with _in_thread(self._sent(sent, self._sender())) as there:
+                async with _in_thread(self._sent(sent, sender), sender.cancel) as there:
                     await self._post("weights", wire.weight_form(there, self._base), adopts=True)
         except TimeoutError:
             raise late(self._where, self._timeout_s) from None
@@ -150,14 +151,15 @@ class RemoteEngine(RemoteClient):
 
 
 @asynccontextmanager
-async def _in_thread(context: AbstractContextManager[T]) -> AsyncIterator[T]:
+async def _in_thread(context: AbstractContextManager[T], cancel: Callable[[], None]) -> AsyncIterator[T]:
     """Enter and leave a blocking context in a thread. If the caller leaves while it is entered, it is left as soon as
-    it has been entered."""
+    it has been entered; `cancel` makes that soon."""
     loop, stack = asyncio.get_running_loop(), ExitStack()
     entering = asyncio.ensure_future(asyncio.to_thread(stack.enter_context, context))
     try:
         entered = await asyncio.shield(entering)
     except asyncio.CancelledError:
+        cancel()
         entering.add_done_callback(lambda done: done.exception() or loop.run_in_executor(None, stack.close))
         raise
     try:

@@ -6,6 +6,7 @@ import http.client
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -19,6 +20,10 @@ from sparring.weights.upload import Bucket
 GRACE_S = 2.0
 """Seconds by which this side waits longer than `engine.update.timeout_s`, so that the server can refuse a late update
 first."""
+
+
+CONNECT_S = 10.0
+"""Seconds that a connection may take to open."""
 
 
 class SentAnswer(NamedTuple):
@@ -56,6 +61,7 @@ class WeightSender:
     def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float) -> None:
         self._url, self._headers, self._timeout_s = url, headers, timeout_s
         self._deadline = time.monotonic() + timeout_s + GRACE_S
+        self._connection: http.client.HTTPConnection | None = None
 
     def sees(self, ref: WeightRef) -> None:
         self.post("sees", wire.encode(wire.weight_form(ref, None)))
@@ -81,6 +87,13 @@ class WeightSender:
         """
         return self._asked(name, [memoryview(body)], {})
 
+    def cancel(self) -> None:
+        """End the request that another thread waits for, if any, and all later ones, with an error."""
+        self._deadline, connection = 0.0, self._connection
+        if connection is not None:
+            with suppress(OSError, AttributeError):  # closed meanwhile
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
     def _read(self, name: str, answer: SentAnswer) -> SentAnswer:
         """Raise the error that an answer holds, if any."""
         if answer.status != 200:
@@ -93,11 +106,11 @@ class WeightSender:
 
     def _asked(self, name: str, body: Sequence[memoryview], headers: Mapping[str, str]) -> SentAnswer:
         with boundary(EngineError, f"engine at {self._url}: {name}"):
-            connection = _connection(self._url, self._left())
+            connection = self._connection = _connection(self._url, min(self._left(), CONNECT_S))
+            connection.connect()
             try:
                 length = {"content-length": str(sum(map(len, body)))}
                 path = urlsplit(self._url).path.rstrip("/") if self._url.startswith("http") else ""
-                connection.connect()
                 timed = self._timed(connection, body)
                 connection.request("POST", f"{path}/v1/{name}", timed, {**self._headers, **headers, **length})
                 connection.sock.settimeout(self._left())
