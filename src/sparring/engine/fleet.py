@@ -248,7 +248,7 @@ class Fleet(Generic[E]):
         """
         async with self._updating:
             routed = self._some_routed()
-            results = await asyncio.gather(*(member.engine.pull(ref) for member in routed), return_exceptions=True)
+            results = await asyncio.gather(*(self._pull(member, ref) for member in routed), return_exceptions=True)
             failed = {member: error for member, error in zip(routed, results, strict=True) if error is not None}
             for error in failed.values():
                 if len(failed) == len(routed) or not isinstance(error, (WeightsError, EngineError)):
@@ -257,6 +257,11 @@ class Fleet(Generic[E]):
             self._newest = ref
             for member, error in failed.items():
                 self._lose(member, str(error))
+
+    async def _pull(self, member: _Member[E], ref: WeightRef) -> None:
+        """Update one engine, which is watched meanwhile."""
+        with self._at(member, turn := _Turn("")):
+            await member.wait(turn, partial(member.engine.pull, ref))
 
     async def drop(self, adapter: str) -> None:
         """Serve no new request with an adapter.

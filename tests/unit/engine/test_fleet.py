@@ -272,6 +272,23 @@ def test_an_update_that_every_engine_refuses_leaves_the_fleet_as_it_was() -> Non
     run_virtual(main())
 
 
+def test_an_update_does_not_wait_for_an_engine_that_stands_still() -> None:
+    async def main() -> None:
+        one, other = Place("one"), Place("other")
+        engines, told = fleet(one, other)
+        one.running.clear()
+        began = asyncio.get_running_loop().time()
+        await engines.pull(weights(1))
+        assert asyncio.get_running_loop().time() - began <= 2 * SILENT_S
+        assert engines.version == other.version == 1 and "one is left out" in told[0]
+        one.running.set()
+        await asyncio.sleep(2 * SILENT_S)
+        assert one.version == 1 and engines.metrics["engines_now"] == 2
+        await engines.close()
+
+    run_virtual(main())
+
+
 def test_an_engine_that_stood_still_comes_back_when_it_has_caught_up() -> None:
     async def main() -> None:
         one, other = Place("one"), Place("other")
