@@ -4,7 +4,8 @@
 
 `client`: processor time of a turn through `RemoteClient`, in the client's process and in the server's. The server is
 `TokenServer` on uvicorn in a process of its own; its engine answers at once. Beside it, in turns: a plain asyncio
-connection that sends the same prepared bytes and reads the answer without looking at it.
+connection that sends the same prepared bytes and reads the answer without looking at it; the turn as a stream of
+`PIECES` pieces; and that stream through a `Fleet`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import random
 import socket
 import statistics
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,12 @@ from typing import Any
 import uvicorn
 
 from sparring.engine import wire
+from sparring.engine.adapters.client import completion_of
 from sparring.engine.adapters.remote_client import RemoteClient
+from sparring.engine.fleet import Fleet
 from sparring.engine.metrics import Latencies
 from sparring.engine.server import TokenServer
-from sparring.generation import Completion, GenerateRequest, Runs, Sampling
+from sparring.generation import Completion, Delta, GenerateRequest, Runs, Sampling
 
 VOCABULARY = 150_000
 NEW = 500
@@ -37,8 +40,10 @@ LATER = 100
 """Tokens of a prompt behind the last reply."""
 AT_ONCE = 32
 """Turns in flight, and turns of a measurement."""
-TARGET_MS = 0.4
-"""Of the client, at 2,000 tokens of context."""
+PIECES = 10
+"""Pieces of a streamed reply."""
+TARGET_MS, ADDED_MS = 0.4, 0.1
+"""Of the client, at 2,000 tokens of context; and what the fleet may add to a stream."""
 
 Figures = dict[str, list[tuple[float, float]]]
 
@@ -62,6 +67,10 @@ def main() -> None:
         if context == 2_000:
             for name in ("whole prompt", "what is new"):
                 claims.append(claim(f"client at 2,000 tokens, {name}", medians[name][0], "ms", TARGET_MS, "<="))
+            added = statistics.median(
+                fleet[0] - stream[0] for fleet, stream in zip(figures["fleet"], figures["stream"], strict=True)
+            )
+            claims.append(claim("what the fleet adds at 2,000 tokens", added, "ms", ADDED_MS, "<="))
     print(json.dumps({"claims": claims}))
     process.terminate()
     process.join()
@@ -75,7 +84,8 @@ def claim(name: str, value: float, unit: str, target: float, direction: str) -> 
 async def measured(port: int, server: int, context: int, rounds: int) -> Figures:
     """Return the milliseconds of client and server per turn, of each round, by the way of asking."""
     client = RemoteClient(f"http://127.0.0.1:{port}")
-    figures: Figures = {"plain bytes": [], "whole prompt": [], "what is new": []}
+    fleet: Fleet[Any] = Fleet([client], room=2 * AT_ONCE, silent_s=1e6)
+    figures: Figures = {name: [] for name in ("plain bytes", "whole prompt", "what is new", "stream", "fleet")}
 
     async def timed(name: str, works: Iterable[Coroutine[Any, Any, object]]) -> None:
         before = time.process_time(), processor_s(server)
@@ -100,11 +110,14 @@ async def measured(port: int, server: int, context: int, rounds: int) -> Figures
         await timed("plain bytes", map(sent, plain, bodies))
         await timed("whole prompt", map(client.generate, whole))
         await timed("what is new", map(client.generate, then))
-        for one in (*first, *whole):
+        again = [[replace(one, conversation=f"{way}/{one.conversation}") for one in whole] for way in ("s", "f")]
+        await timed("stream", (completion_of(client.stream(one)) for one in again[0]))
+        await timed("fleet", map(fleet.generate, again[1]))
+        for one in (*first, *whole, *again[0], *again[1]):
             await client.release(one.conversation or "")
         for _, writer in plain:
             writer.close()
-    await client.close()
+    await fleet.close()
     return figures
 
 
@@ -146,6 +159,16 @@ class Free:
         """Return the same completion a pass of the loop later."""
         await asyncio.sleep(0)
         return self._completion
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+        """Yield the completion in `PIECES` pieces, and as a whole."""
+        whole, size = self._completion, NEW // PIECES
+        for at in range(0, NEW, size):
+            await asyncio.sleep(0)
+            runs = Runs.of(0, size)
+            tokens, logprobs = whole.tokens[at : at + size], whole.logprobs[at : at + size]
+            yield Delta(tokens=tokens, logprobs=logprobs, versions=runs, kv_versions=runs)
+        yield whole
 
     async def release(self, conversation: str) -> None:
         """Do nothing: nothing is kept."""
