@@ -87,11 +87,13 @@ class _Member(Generic[E]):
 
     Attributes:
         lost: why no request is sent to it; None while it is routed.
+        losses: number of times that it was lost.
         turns: requests that it answers.
     """
 
     engine: E
     lost: str | None = None
+    losses: int = 0
     turns: set[_Turn] = field(default_factory=set)
 
     async def wait(self, turn: _Turn, ask: Callable[[], Awaitable[T]]) -> T:
@@ -175,6 +177,7 @@ class Fleet(Generic[E]):
         turn, told, rest = _Turn(request.id), list[Delta](), request
         while True:
             member, before = self._member_for(request), tuple(told)
+            losses = member.losses
             try:
                 with self._at(member, turn):
                     async with aclosing(member.engine.stream(rest)) as pieces:  # type: ignore[type-var]
@@ -185,8 +188,8 @@ class Fleet(Generic[E]):
                 return
             except RequestRefused:
                 raise
-            except EngineError as error:
-                if not await self._is_lost(member, error):
+            except EngineError as error:  # the engine may have been lost and come back since the request was sent
+                if member.losses == losses and not await self._is_lost(member, error):
                     raise
             self._moved += 1
             ended = "abort" if turn.aborted else told[-1].finish_reason if told else None
@@ -223,13 +226,14 @@ class Fleet(Generic[E]):
     async def score(self, request: ScoreRequest) -> Scores:
         while True:
             turn, member = _Turn(request.id), self._least(self._some_routed())
+            losses = member.losses
             try:
                 with self._at(member, turn):
                     return await member.wait(turn, partial(member.engine.score, request))
             except RequestRefused:
                 raise
-            except EngineError as error:
-                if not await self._is_lost(member, error):
+            except EngineError as error:  # the engine may have been lost and come back since the request was sent
+                if member.losses == losses and not await self._is_lost(member, error):
                     raise
             self._moved += 1
 
@@ -378,7 +382,7 @@ class Fleet(Generic[E]):
         """Send no more requests to an engine, and end the waits for it."""
         if member.lost is not None:
             return
-        member.lost = cause
+        member.lost, member.losses = cause, member.losses + 1
         self._keep_watch()
         self._report(f"{member.engine.place} is left out, {len(member.turns)} requests go on elsewhere: {cause}")
         self._on_loss(member.engine)

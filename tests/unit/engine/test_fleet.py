@@ -30,7 +30,7 @@ class Place(ScriptedEngine):
     Attributes:
         dies_after: number of sampled tokens after which the process dies; 0 is at once.
         stops_after: likewise, after which it stands still.
-        late_s: seconds before its first token.
+        start: number of starts of the process; the streams of an earlier one are broken.
     """
 
     def __init__(self, place: str, **settings: object) -> None:
@@ -41,6 +41,7 @@ class Place(ScriptedEngine):
         self.running.set()
         self.dies_after: int | None = None
         self.stops_after: int | None = None
+        self.start = 0
         self.released: list[str] = []
 
     def _alive(self) -> None:
@@ -60,9 +61,11 @@ class Place(ScriptedEngine):
         self._alive()
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        number = 0
+        number, start = 0, self.start
         await self.ping()
         async for piece in super().stream(request):
+            if start != self.start:
+                raise EngineError(f"{self.place}: connection reset")
             await asyncio.sleep(TOKEN_S)
             self.dead |= number == self.dies_after
             if number == self.stops_after:
@@ -335,6 +338,24 @@ def test_a_restarted_engine_gets_the_first_weights_and_then_the_newest() -> None
             assert one.version == version and engines.metrics["engines_now"] == 2 and engines.version == version
             await engines.pull(weights(2))
         assert [ref.version for ref in one.pulled] == [1, 1, 2, 2, 2]
+        await engines.close()
+
+    run_virtual(main())
+
+
+def test_a_reader_that_pauses_while_its_engine_is_restarted_reads_on() -> None:
+    async def main() -> None:
+        one, other = Place("one"), Place("other")
+        engines, told = fleet(one, other)
+        stream = engines.stream(ask("a"))
+        pieces = [await anext(stream)]
+        one.dead, one.start = True, 1
+        await engines.pull(weights(0))
+        one.dead = False
+        await asyncio.sleep(3 * SILENT_S)
+        assert len(told) == 2 and engines.metrics["engines_now"] == 2
+        pieces += [piece async for piece in stream]
+        assert pieces[-1] == await alone(ask("a")) and engines.metrics["moved"] == 1
         await engines.close()
 
     run_virtual(main())
