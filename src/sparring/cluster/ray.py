@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,8 @@ OLDEST = (2, 52)
 PAUSE_S = 1.0
 """Seconds between two questions for an engine that is being placed."""
 
-_log = logging.getLogger("sparring.engine")
+CONNECT_S = 10.0
+"""Seconds that the address of a Ray cluster has to take a connection."""
 
 
 class RayEngine:
@@ -214,8 +216,10 @@ def connect(config: ClusterConfig) -> None:
     if ray.is_initialized():
         return
     try:
+        if (at := config.address.rpartition(":"))[1]:  # Ray itself tries an address without a cluster for minutes
+            socket.create_connection((at[0], int(at[2])), CONNECT_S).close()
         ray.init(config.address, namespace="sparring", log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         do = "start one (`ray start --head`), or correct the address"
         raise refusal("cluster.address", f"a Ray cluster at {config.address}", str(error).split("\n")[0], do) from error
 
@@ -223,7 +227,6 @@ def connect(config: ClusterConfig) -> None:
 def what_computes() -> dict[str, str]:
     """Return what must be equal in the run's process and at its engines, and the name of this node."""
     import platform
-    import socket
     from importlib.metadata import version
 
     import sparring
