@@ -15,11 +15,11 @@ from sparring.testing.served import ServerThread
 REFUSED = [
     (
         ["engine.kind=remote"],
-        "engine: expected url must be set",
+        "engine: expected urls must be set",
     ),
     (
         ["engine.urls=['http://127.0.0.1:1']"],
-        "engine: expected url must be set",
+        "engine: expected urls must be set",
     ),
     (
         ["engine.kind=openai", "engine.urls=['http://127.0.0.1:1/v1']"],
@@ -74,6 +74,6 @@ def test_a_server_that_computes_otherwise_is_refused_and_one_that_fits_is_named(
         assert main([*remote, "--set", "models.policy.dtype=bfloat16"]) == 2
         assert f"engine at {server.url}: expected a model in bfloat16" in capsys.readouterr().err
         assert main(remote) == 0
-        assert f"engine: {server.url} serves float32 on exact-" in capsys.readouterr().out
+        assert f"engine at {server.url} serves float32 on exact-" in capsys.readouterr().out
     finally:
         server.stop()

@@ -11,6 +11,7 @@ import pytest
 
 from sparring.errors import UnsampledCall
 from sparring.gateway.server import Door, open_door
+from sparring.generation import Completion
 from sparring.harness.program import ProgramRequests
 from sparring.harness.world_tools import SampledCalls, WorldTools, are_equal
 from sparring.observe.metrics import Metrics
@@ -190,7 +191,7 @@ class Slow:
 
     async def stream(self, request: Any) -> Any:
         async for piece in self.inner.stream(request):
-            if hasattr(piece, "finish_reason"):
+            if isinstance(piece, Completion):
                 await self.goes_on.wait()
             yield piece
 

@@ -135,7 +135,7 @@ def refused(words: list[str]) -> str:
         rest = [word for word in rest if word.startswith("recipes/")]
     elif program == "make":
         return "" if set(rest) <= TARGETS else "no such target"
-    elif program not in ("python", "pytest", "cd", "git", "pip", "sudo", "curl", "bash"):
+    elif program not in ("python", "pytest", "cd", "git", "pip", "sudo", "curl", "bash", "ray"):
         return "a program that this test does not know"
     paths = [word for word in rest if re.match(r"(recipes|benchmarks|docs|tests)/", word)]
     return ", ".join(f"{path} is not there" for path in paths if not (ROOT / path).exists())
