@@ -2,6 +2,7 @@
 
 `fastokens` (Apache-2.0) takes a tenth of the time, but a second or two to load a vocabulary of 150,000 tokens. So it is
 loaded in a thread once that is likely to pay, and is used only if it encodes every text of `proofs` to the same ids.
+Forked processes do not use it: one of its threads may have held a lock at the fork, which then nobody opens.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ BATCHED_TEXT = 4000
 """Characters from which a text is encoded as a batch, since only a batch releases Python's lock."""
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches have one text; threads would warn at a fork
+
+_process = {"is_forked": False}
+os.register_at_fork(after_in_child=lambda: _process.update(is_forked=True))
 
 _TOKENS_OF_A_PROOF = 40
 _HARD = (
@@ -62,11 +66,11 @@ class TextEncoder:
     @property
     def quick(self) -> bool:
         """Return whether `fastokens` encodes."""
-        return self._fast is not None
+        return self._fast is not None and not _process["is_forked"]
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text that UTF-8 can carry."""
-        if self._fast is not None:
+        if self._fast is not None and not _process["is_forked"]:
             try:
                 ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
                 return ids
@@ -79,7 +83,7 @@ class TextEncoder:
 
     def quicken(self) -> bool:
         """Load `fastokens` and compare it on `proofs`; return whether it is used from now on."""
-        if fastokens is None:
+        if fastokens is None or _process["is_forked"]:
             return False
         try:
             fast = fastokens.Tokenizer.from_json_str(self._backend.to_str())
