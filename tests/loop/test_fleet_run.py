@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -31,6 +32,19 @@ def check_same(recipe: Path, name: str, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["diff", str(runs / "own"), str(runs / name)]) == 0, capsys.readouterr().out
     summary = json.loads((runs / name / "summary.json").read_text())
     assert summary["logprob_max_abs_diff"] == 0.0 and summary["tokens_sampled"] > 0
+
+
+def check_ended(processes: Iterable[int]) -> None:
+    """Check that processes, by their ids, have ended, or do so within 30 seconds."""
+    for process in processes:
+        try:
+            descriptor = os.pidfd_open(process)
+        except ProcessLookupError:
+            continue
+        try:
+            assert select.select([descriptor], [], [], 30)[0], f"process {process} is still there"
+        finally:
+            os.close(descriptor)
 
 
 def test_a_run_on_two_servers_has_the_bits_of_one_on_its_own(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from test_fleet_run import check_same, words
+from test_fleet_run import check_ended, check_same, words
 
 from sparring.cli.main import main
 
@@ -72,13 +71,4 @@ def test_a_run_that_ends_leaves_no_engine(how: signal.Signals, given: Path) -> N
                 break
         run.stdout.read()
     assert len(there) == 2
-    for pid in there:
-        descriptor = None
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
-            assert select.select([descriptor], [], [], 30)[0], "the engine is still there"
-        finally:
-            os.close(descriptor)
+    check_ended(there)

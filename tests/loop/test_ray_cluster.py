@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import select
 import signal
 import subprocess
 import sys
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_fleet_run import check_same, words
+from test_fleet_run import check_ended, check_same, words
 
 from sparring.cli.main import main
 
@@ -104,12 +102,4 @@ def test_a_run_that_ends_leaves_no_engine(how: signal.Signals, given: Path, node
                 break
         run.stdout.read()
     assert len(there) == 2
-    for pid in there:
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
-            assert select.select([descriptor], [], [], 30)[0], "the engine is still there"
-        finally:
-            os.close(descriptor)
+    check_ended(there)

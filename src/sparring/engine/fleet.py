@@ -297,7 +297,7 @@ class Fleet(Generic[E]):
             EngineError: there is none.
         """
         if self._closed:
-            raise EngineError("fleet: expected an open one, got a closed one")
+            raise EngineError("fleet: expected running engines, got closed ones; open another fleet")
         if routed := self._routed:
             return routed
         causes = "; ".join(f"{member.engine.place}: {member.lost}" for member in self._members)
