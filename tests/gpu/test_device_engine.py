@@ -25,7 +25,8 @@ from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish
 
-pytestmark = pytest.mark.gpu
+# numpy warns of the infinite and undefined numbers of padding rows, which a device computes in silence
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 INTERPRETED = is_interpreted()
 
@@ -71,6 +72,25 @@ def served(model, wanted, adapters=None, **settings):
         return answers
 
     return asyncio.run(serve())
+
+
+def test_an_update_reaches_graphs_that_were_captured_before(device, tmp_path):
+    """The update's probe has several rows of one sequence, which no graph computes."""
+    first, second = (tiny_model("qwen3", tmp_path / str(seed), seed=seed) for seed in (3, 4))
+    wanted = requests()
+
+    async def serve():
+        engine = NativeEngine(load(first, dtype="bfloat16", device=device), EngineConfig(), threads=1)
+        await asyncio.gather(*(engine.generate(request) for request in wanted))
+        await engine.pull(publish("policy", 1, load(second, dtype="bfloat16", device=device).state()))
+        again = [replace(request, id=f"{request.id}/again") for request in wanted]
+        answers = await asyncio.gather(*(engine.generate(request) for request in again))
+        await engine.close()
+        return answers
+
+    answers = asyncio.run(serve())
+    trainer = load(second, dtype="bfloat16", device=device)
+    assert trained(trainer, wanted, answers) == [list(answer.logprobs) for answer in answers]
 
 
 def trained(model, wanted, answers):

@@ -23,8 +23,10 @@ of row m at the ids of the same positions; ids beyond the vocabulary are ignored
 QUANTITIES = frozenset({"logprob", "entropy", "probability_squares"})
 SCALAR_QUANTITIES = frozenset({"value"})
 """Quantities of a scalar head: for each target, the value of the text before it."""
-CHUNK_ROWS, CHUNK_ELEMENTS = 1024, 1 << 24
-"""A chunk has at most CHUNK_ROWS rows and 64 MiB of float32 logits, but at least 16 rows."""
+CHUNK_ROWS = 1024
+CHUNK_ELEMENTS, CHUNK_ELEMENTS_ON_DEVICE = 1 << 24, 1 << 27
+"""A chunk has at most CHUNK_ROWS rows and 64 MiB of float32 logits (512 MiB on a GPU, which few rows leave idle), but
+at least 16 rows."""
 KEEP_ELEMENTS = 1 << 25
 """Maximum number of logits that are kept for the backward pass: 128 MiB of float32."""
 
@@ -95,7 +97,7 @@ def token_quantities(
     def of_chunk(rows: torch.Tensor, target_rows: TargetRows) -> dict[str, torch.Tensor]:
         return _quantities(add_bias(model.logits(rows, total), target_rows.bias), target_rows, needs)
 
-    size, target_rows = _chunk_rows(model.vocab_size), TargetRows(targets, temperature, kept, bias)
+    size, target_rows = _chunk_rows(model), TargetRows(targets, temperature, kept, bias)
     # split, not slices: the gradient of each slice would be a whole [M, D] of its own
     chunks = [
         checkpoint(of_chunk, *arguments, use_reentrant=False) if recompute else of_chunk(*arguments)
@@ -140,9 +142,10 @@ def sampling_logits(logits: torch.Tensor, target_rows: TargetRows) -> torch.Tens
     return scaled.masked_fill(~inside, -torch.inf)
 
 
-def _chunk_rows(vocabulary: int) -> int:
+def _chunk_rows(model: CausalModel) -> int:
     """Return the number of rows of a chunk: a multiple of 16, for the matrix product."""
-    return max(16, min(CHUNK_ROWS, CHUNK_ELEMENTS // vocabulary // 16 * 16))
+    elements = CHUNK_ELEMENTS if model.device.type == "cpu" else CHUNK_ELEMENTS_ON_DEVICE
+    return max(16, min(CHUNK_ROWS, elements // model.vocab_size // 16 * 16))
 
 
 class Judged(NamedTuple):
@@ -169,7 +172,7 @@ def score_tokens(
         temperature: [M] float32.
         top_k: 0 to V.
     """
-    chunks, size = [], _chunk_rows(model.vocab_size)
+    chunks, size = [], _chunk_rows(model)
     for rows, wanted, heat in zip(*(t.split(size) for t in (hidden, targets, temperature)), strict=True):
         logits = model.logits(rows)
         ids = _likeliest(logits, top_k)

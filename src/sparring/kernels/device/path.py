@@ -1,9 +1,8 @@
-"""Operations on a GPU: Triton for products, norms, heads and attention, torch for operations on single elements or
-rows.
+"""Operations on a GPU: Triton for products, norms, heads, attention, softmax and draws, torch for operations on single
+elements or rows.
 
-The operations of `kernels.path`, with their own bits; every row's bits depend on that row alone. Sums over a vocabulary
-are additions of elements in a fixed order. `unverified`: no device has run this yet; tests run the Triton programs in
-their interpreter and the rest on the CPU. Shapes as in `ops`; W words of a mask.
+The operations of `kernels.path`, with their own bits; every row's bits depend on that row alone. Shapes as in `ops`; W
+words of a mask.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ import numpy as np
 import torch
 
 from sparring.errors import refusal
-from sparring.kernels.device.sampling import draw, kept_of, log_statistics, words_of
+from sparring.kernels.device.sampling import kept_of, words_of
 from sparring.kernels.form import AttentionForm
 from sparring.kernels.kept import KeptRows
 from sparring.kernels.pages import PagedRows
 from sparring.kernels.path import Angles, Heads, Norms, SamplingRows, SavedAttention, SavedLogprobs
-from sparring.kernels.torch.operations import TorchOperations, logits_gradient
+from sparring.kernels.torch.operations import TorchOperations
 from sparring.kernels.torch.path import walks
 
 if TYPE_CHECKING:  # it imports triton, which only some installs have
@@ -51,9 +50,9 @@ class DevicePath(TorchOperations):
         if importlib.util.find_spec("triton") is None:
             do = "install a CUDA build of torch, which brings it"
             raise refusal("numerics on a GPU", "the package triton", "none", do)
-        from sparring.kernels.device import attention, linear, rows
+        from sparring.kernels.device import attention, linear, rows, softmax
 
-        self._attention, self._linear, self._rows = attention, linear, rows
+        self._attention, self._linear, self._rows, self._softmax = attention, linear, rows, softmax
         self._last: tuple[weakref.ref[torch.Tensor], torch.Tensor | None, _Plan] | None = None
 
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
@@ -78,6 +77,11 @@ class DevicePath(TorchOperations):
         self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return self._rows.add_rms_norm(x, y, weight, eps)
+
+    @staticmethod
+    def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
+        """Compute 1 / rms of rows x[N, D] -> [N, 1] for gradients, whose bits may depend on N."""
+        return torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
 
     def split_heads(self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, heads: int, kv_heads: int) -> Heads:
         return self._rows.split_heads(qkv, angles, norms, heads, kv_heads)
@@ -155,7 +159,9 @@ class DevicePath(TorchOperations):
             wrong = wrong | limits[1] | ~limits[0].gather(1, targets.clamp(0, logits.shape[1] - 1).unsqueeze(1))[:, 0]
         if bool(wrong.any()):
             return (logits[:, 0],) * 4, int(wrong.int().argmax())
-        return log_statistics(logits, targets, temperature, None if limits is None else limits[0]), -1
+        if limits is not None:
+            logits = logits.masked_fill(~limits[0], float("-inf"))
+        return self._softmax.log_statistics(logits, targets, temperature), -1
 
     def token_logprobs_backward(
         self,
@@ -169,13 +175,14 @@ class DevicePath(TorchOperations):
         limits = kept_of(kept, saved[0].shape)
         if limits is not None:
             saved = (saved[0].masked_fill(~limits[0], float("-inf")), *saved[1:])
-        return logits_gradient(saved, grad_logprob, grad_entropy)
+        apart = limits is not None  # the logits of kept ids alone are a copy
+        return self._softmax.logits_gradient(saved, grad_logprob, grad_entropy, spent=spent or apart)
 
     def sample(
         self, logits: torch.Tensor, requests: SamplingRows, masks: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens, logprobs, kept = draw(logits, requests, truncating=masks is not None)
-        if masks is not None:
+        tokens, logprobs, kept = self._softmax.draw(logits, requests, truncating=masks is not None)
+        if masks is not None and kept is not None:
             truncated, allowed = kept
             masks[:] = words_of(allowed & truncated.unsqueeze(1))
         return tokens, logprobs

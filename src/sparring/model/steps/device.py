@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from sparring.kernels import ops
-from sparring.kernels.device.sampling import draw
+from sparring.kernels.paths import path_of
 from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
 from sparring.model.layers import Product, RowLinear
@@ -59,7 +59,7 @@ class DecodeGraph:
         none = torch.zeros_like(lengths)
         temperature = state[TEMPERATURE].view(torch.float64).float()
         requests = (temperature, none, none, none, state[SEED], state[LENGTH], none)
-        tokens, logprobs, _ = draw(logits, requests, truncating=False)
+        tokens, logprobs = path_of(logits).sample(logits, requests, None)
         self.tokens.copy_(tokens)
         self.logprobs.copy_(logprobs)
         state[TOKEN].copy_(tokens)
@@ -119,7 +119,7 @@ class DeviceStep:
         return SampledTokens(tokens[:, :count].tolist(), logprobs[:, :count].tolist(), None, None)
 
     def _fits(self, rows: StepRows, slots: np.ndarray) -> bool:
-        plain = rows.independent and 0 not in rows.samples and len(slots) <= self._batches[-1]
+        plain = rows.independent and len(rows.tokens) == len(slots) <= self._batches[-1] and 0 not in rows.samples
         others = (self._slots.bias_counts[slots].any(), self._slots.tops[slots].any(), self._slots.adapted(rows.slots))
         return plain and not any(others) and not self._slots.truncate(rows.slots)
 
