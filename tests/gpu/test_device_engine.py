@@ -93,6 +93,33 @@ def test_an_update_reaches_graphs_that_were_captured_before(device, tmp_path):
     assert trained(trainer, wanted, answers) == [list(answer.logprobs) for answer in answers]
 
 
+def test_conversations_come_back_from_host_memory_to_the_bit(device, tmp_path):
+    """Two at a time have room for their pages; each of four speaks twice."""
+    model = load(tiny_model("qwen3", tmp_path / "model", seed=3), dtype="bfloat16", device=device)
+    first = [replace(request, conversation=request.id) for request in requests()[:3]]
+
+    async def speak(engine):
+        answers = [await engine.generate(request) for request in first]
+        again = [
+            replace(request, id=f"{request.id}/again", tokens=(*request.tokens, *answer.tokens, 5))
+            for request, answer in zip(first, answers, strict=True)
+        ]
+        answers += [await engine.generate(request) for request in again]
+        metrics = engine.metrics
+        await engine.close()
+        return [(answer.tokens, answer.logprobs) for answer in answers], metrics
+
+    kept = {"kv_tokens": 48, "share_prefixes": False, "max_running": 1}
+    found = [
+        asyncio.run(
+            speak(NativeEngine(model, with_settings(EngineConfig(), **kept, kv_across_turns=policy), threads=1))
+        )
+        for policy in ("offload", "drop")
+    ]
+    assert found[0][0] == found[1][0]
+    assert found[0][1]["kv_restored_tokens"] > 0 and found[1][1]["kv_restored_tokens"] == 0
+
+
 def trained(model, wanted, answers):
     """Log-probabilities of the answers in one packed forward with gradients on; the backward pass runs too."""
     rows = [(*request.tokens, *answer.tokens) for request, answer in zip(wanted, answers, strict=True)]

@@ -3,8 +3,7 @@ additions.
 
 One forward program serves both: packed rows are pages of one position, and a table maps position p of a sequence to its
 row. So training and generation run the same instructions, including sinks, soft caps, windows and trees of prefixes.
-Keys are read in blocks that begin at multiples of one length for every query. `unverified` on a device; tests run the
-interpreter.
+Keys are read in blocks that begin at multiples of one length for every query.
 
 Shapes: N rows, H query heads, G key/value heads, d head size, B sequences, L positions.
 """

@@ -3,7 +3,7 @@
 Every product runs in tiles of one size, and its inputs are summed in parts, whose number depends on the weight's shape
 alone. With few rows the parts are computed in parallel, so that the whole device reads the weight, and added
 afterwards. With many rows they are computed one after another. Both ways add the same numbers in the same order.
-`unverified` on a device; tests run the interpreter. Shapes: N rows, K inputs, M outputs, S parts.
+Shapes: N rows, K inputs, M outputs, S parts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Norms, heads and gates on a GPU, one Triton program per row: a row's bits depend on that row alone.
 
-Fused, because at one token a kernel launch costs more than the arithmetic. `unverified` on a device; tests run the
-interpreter. Shapes: N rows, D width, H and G query and key/value heads, d head size.
+Fused, because at one token a kernel launch costs more than the arithmetic. Shapes: N rows, D width, H and G query and
+key/value heads, d head size.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 replayed.
 
 A graph samples the next tokens and uses them as its own input, so several steps run without the CPU. Rows that pad a
-batch belong to no sequence: they write nothing and do not change the bits of other rows. `unverified` on a device; on
-the CPU, where Triton is interpreted, the same operations run without a graph. Shapes: B sequences, n rows of a graph, P
-pages of a table, S slots.
+batch belong to no sequence: they write nothing and do not change the bits of other rows. On the CPU, where Triton is
+interpreted, the same operations run without a graph. Shapes: B sequences, n rows of a graph, P pages of a table, S
+slots.
 """
 
 from __future__ import annotations
