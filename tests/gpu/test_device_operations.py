@@ -75,6 +75,42 @@ def test_rows_are_those_of_plain_torch(device, dtype):
     close([path.swiglu(qkv)], [plain.swiglu(qkv)], dtype)
 
 
+@pytest.mark.parametrize("count", [1, 5, 16, 37])
+def test_gradients_of_rows_are_those_of_plain_torch(device, count, dtype):
+    """Plain torch computes in float32 on the CPU; what is compared is rounded to bfloat16 at most twice."""
+    torch.manual_seed(4)
+    plain, path = TorchPath(), DevicePath()
+
+    def alike(name, *inputs):
+        expected = getattr(plain, name)(*inputs)
+        found = getattr(path, name)(*moved(inputs, device))
+        pairs = [(found, expected)] if isinstance(expected, torch.Tensor) else zip(found, expected, strict=True)
+        for a, b in pairs:
+            if b is None:
+                assert a is None
+                continue
+            assert a.dtype is b.dtype and a.shape == b.shape
+            assert (a.cpu().float() - b.float()).abs().max() <= 8 * ULP[dtype] * max(1.0, b.float().abs().max().item())
+
+    x, grad, more = (torch.randn(count, 40).to(dtype) for _ in range(3))
+    weight = torch.randn(40).to(dtype)
+    alike("rms_norm_backward", x, weight, grad, 1e-6)
+    for total in (None, more):
+        alike("add_rms_norm_backward", x, weight, total, grad, 1e-6)
+    qkv, *angles = (torch.randn(*shape).to(dtype) for shape in ((count, 10 * 24), (count, 24), (count, 24)))
+    grads = tuple(torch.randn(count, heads, 24).to(dtype) for heads in (6, 2, 2))
+    norms = (torch.randn(24).to(dtype), torch.randn(24).to(dtype), 1e-6)
+    for of_heads in (None, norms):
+        alike("split_heads_backward", qkv, tuple(angles), of_heads, grads)
+    alike("swiglu_backward", torch.randn(count, 2 * 2050).to(dtype), torch.randn(count, 2050).to(dtype))
+
+
+def moved(value, device):
+    if isinstance(value, tuple):
+        return tuple(moved(part, device) for part in value)
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
 @pytest.mark.parametrize("tree", [False, True], ids=["rows", "tree"])
 @pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize("form", FORMS, ids=["full", "window", "cap"])

@@ -50,9 +50,10 @@ class DevicePath(TorchOperations):
         if importlib.util.find_spec("triton") is None:
             do = "install a CUDA build of torch, which brings it"
             raise refusal("numerics on a GPU", "the package triton", "none", do)
-        from sparring.kernels.device import attention, linear, rows, softmax
+        from sparring.kernels.device import attention, linear, rows, rows_backward, softmax
 
-        self._attention, self._linear, self._rows, self._softmax = attention, linear, rows, softmax
+        self._attention, self._linear, self._softmax = attention, linear, softmax
+        self._rows, self._backward = rows, rows_backward
         self._last: tuple[weakref.ref[torch.Tensor], torch.Tensor | None, _Plan] | None = None
 
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
@@ -78,16 +79,29 @@ class DevicePath(TorchOperations):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return self._rows.add_rms_norm(x, y, weight, eps)
 
-    @staticmethod
-    def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
-        """Compute 1 / rms of rows x[N, D] -> [N, 1] for gradients, whose bits may depend on N."""
-        return torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
+    def rms_norm_backward(
+        self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._backward.rms_norm_backward(x, weight, grad, eps)
+
+    def add_rms_norm_backward(
+        self, total: torch.Tensor, weight: torch.Tensor, grad_total: torch.Tensor | None, grad: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._backward.rms_norm_backward(total, weight, grad, eps, grad_total)
 
     def split_heads(self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, heads: int, kv_heads: int) -> Heads:
         return self._rows.split_heads(qkv, angles, norms, heads, kv_heads)
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         return self._rows.swiglu(gate_up)
+
+    def split_heads_backward(
+        self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, grads: Heads
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        return self._backward.split_heads_backward(qkv, angles, norms, grads)
+
+    def swiglu_backward(self, gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        return self._backward.swiglu_backward(gate_up, grad)
 
     def attention_packed(
         self,
