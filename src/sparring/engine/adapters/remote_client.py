@@ -92,13 +92,20 @@ class RemoteClient:
             config: section `[engine]`.
 
         Raises:
-            BadInput: the server computes differently, or has a smaller context.
+            BadInput: the server's engine is of another kind, computes differently, or has a smaller context.
         """
         served, where = self.served, f"engine at {self.url}"
+        kind = "vllm" if config.kind == "vllm" else "native"
+        if served.kind != kind:
+            expected = f"a {kind} engine, as engine.kind says"
+            do = f'serve it with --set engine.kind={kind}, or give only {served.kind} engines and engine.kind = "%s"'
+            raise refusal(where, expected, served.kind, do % ("vllm" if kind == "native" else "remote"))
         if served.dtype != dtype:
             raise refusal(
                 where, f"a model in {dtype}, as in models.{self._name}.dtype", served.dtype, "serve it with --dtype"
             )
+        if kind == "vllm":
+            return
         if (served.numerics == "fast") != (numerics == "fast"):
             wanted = "fast" if numerics == "fast" else "exact"
             do = "serve it with --numerics"
@@ -162,6 +169,21 @@ class RemoteClient:
             return False
         self._check(answer.status, body, answer.headers, where)
         return True
+
+    def check_restarted(self) -> None:
+        """Check that a server that was started anew computes as the one before. Blocks.
+
+        Raises:
+            EngineError: it does not, or no server answers.
+        """
+        try:
+            now = self._ask_what_is_served()
+        except BadInput as error:
+            raise EngineError(str(error)) from error
+        for name in ("kind", "dtype", "numerics"):
+            before, got = getattr(self.served, name), getattr(now, name)
+            if got != before:
+                raise EngineError(f"{self.place}: expected {name} {before}, as before its restart, got {got}")
 
     def move_to(self, url: str) -> None:
         """Send further requests to another address, at which the server was started anew. Running requests fail."""

@@ -26,8 +26,15 @@ class VllmClient:
         Raises:
             EngineError: the request failed; if the server has ended, the message has the end of its log.
         """
+        return await self._asked("POST", address, body)
+
+    async def get(self, address: str) -> Any:
+        """Return the decoded answer of an address. Raises as `post`."""
+        return await self._asked("GET", address, None)
+
+    async def _asked(self, method: str, address: str, body: Mapping[str, Any] | None) -> Any:
         try:
-            answer = await self._http().post(address, json=body)
+            answer = await self._http().request(method, address, json=body)
         except httpx.TransportError as error:
             raise self._gone(address, error) from error
         if answer.status_code != httpx.codes.OK:
