@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 from served import Weights, published, turn
-from test_vllm_process import processes
+from test_vllm_process import check_ended, children, processes, watched
 
 from sparring.cli.main import main
 from sparring.engine.adapters.remote import RemoteEngine
@@ -33,6 +32,7 @@ pytestmark = pytest.mark.vllm
 LOOP = Path(__file__).parents[1] / "loop"
 KEY = "SPARRING_TEST_KEY"
 SPARRING = (sys.executable, "-m", "sparring.cli.main")
+STALLED = "engine.vllm.stalled_s=15"
 VLLM = (
     "engine.kind=vllm",
     f"engine.vllm.python={PYTHON}",
@@ -53,7 +53,7 @@ class Served:
     def __init__(self, model: Path, socket: Path) -> None:
         self.url = f"unix:{socket}"
         words_ = ("serve", str(model), "--unix", str(socket), "--threads", "1", "--api-key-env", KEY)
-        self._command = (*SPARRING, *words_, "--until-input-ends", *words(*VLLM))
+        self._command = (*SPARRING, *words_, "--until-input-ends", *words(*VLLM, STALLED))
         self.start()
 
     def start(self) -> None:
@@ -69,14 +69,14 @@ class Served:
     @property
     def vllm(self) -> int:
         """Process id of its vLLM."""
-        [child] = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(child)
+        [vllm] = children(self.process.pid)
+        return vllm
 
     def workers(self) -> list[int]:
         """Open descriptors of its vLLM's processes, which are in a group of their own."""
         members = processes(self.vllm)
         assert len(members) >= 3
-        return [os.pidfd_open(member) for member in members]
+        return watched(members)
 
     def kill(self) -> None:
         self.process.kill()
@@ -84,13 +84,6 @@ class Served:
 
     def close(self) -> None:
         self.process.communicate(timeout=60)
-
-
-def check_ended(descriptors: Iterable[int]) -> None:
-    """Check that processes have ended, or do so within a minute."""
-    for descriptor in descriptors:
-        assert select.select([descriptor], [], [], 60)[0], "a process of vLLM is still there"
-        os.close(descriptor)
 
 
 def recipe(folder: Path, *settings: str) -> list[str]:
@@ -194,6 +187,17 @@ def test_a_reply_that_is_cut_begins_again_and_who_was_lost_catches_up(
         await back.wait()
         assert fleet.metrics["engines_now"] == 2 and [engine.version for engine in fleet.engines] == [1, 1]
         later = await asyncio.gather(*(engine.generate(ask) for engine in fleet.engines for ask in asks[:2]))
+
+        back.clear()
+        core = [process for process in processes(both[1].vllm) if process != both[1].vllm]
+        halted = asyncio.gather(*map(fleet.generate, asks))
+        for process in core:  # its server goes on
+            os.kill(process, signal.SIGSTOP)
+        later += await halted
+        assert fleet.metrics["engines_now"] == 1 and fleet.metrics["moved"] >= 2
+        for process in core:
+            os.kill(process, signal.SIGCONT)
+        await back.wait()
         await fleet.pull(first.at(2))
         assert [engine.version for engine in fleet.engines] == [2, 2]
         return answers, later
@@ -202,7 +206,7 @@ def test_a_reply_that_is_cut_begins_again_and_who_was_lost_catches_up(
     assert {answer.versions.values for answer in answers} == {(0,)}
     check_probabilities(first, zip(asks, answers, strict=True))
     assert {answer.versions.values for answer in later} == {(1,)} == {answer.kv_versions.values for answer in later}
-    check_probabilities(second, zip([*asks[:2], *asks[:2]], later, strict=True))
+    check_probabilities(second, zip([*asks[:2], *asks[:2], *asks], later, strict=True))
 
 
 async def ended(stream: AsyncIterator[Delta | Completion]) -> Delta | Completion:
@@ -232,8 +236,8 @@ def test_a_fleet_of_two_kinds_is_refused_before_work_starts(
 def test_a_run_on_two_servers_outlives_one(both: list[Served], tmp_path: Path) -> None:
     urls = f"engine.urls=['{both[0].url}', '{both[1].url}']"
     settings = ("engine.kind=vllm", urls, f"engine.api_key_env={KEY}", 'run.stages=["init", "rl", "eval"]')
-    watched = ("observe.lines_every_s=0", "rl.steps=8", "rl.train.learning_rate=0.01")
-    command = (*SPARRING, "run", *recipe(tmp_path, *settings, *watched))
+    settings += ("observe.lines_every_s=0", "rl.steps=8", "rl.train.learning_rate=0.01")
+    command = (*SPARRING, "run", *recipe(tmp_path, *settings))
     output = list[str]()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         assert run.stdout is not None

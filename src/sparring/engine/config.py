@@ -26,9 +26,14 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     start_timeout_s: float = 600.0
     """Time limit for loading and compiling, in seconds."""
 
+    stalled_s: float = 60.0
+    """Seconds that vLLM's engine process may take for a step, in which it may compile; a vLLM that takes longer gets no
+    more requests if there are several, until it answers."""
+
     def __post_init__(self) -> None:
-        if not self.start_timeout_s > 0:
-            raise ValueError(f"start_timeout_s must be above 0, got {self.start_timeout_s}")
+        for name in ("start_timeout_s", "stalled_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 
 
 class BatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

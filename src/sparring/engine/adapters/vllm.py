@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from sparring.engine.adapters.client import ClientCounts, completion_of, scores_of
-from sparring.engine.adapters.vllm_client import VllmClient
+from sparring.engine.adapters.vllm_client import StepWatch, VllmClient
 from sparring.engine.adapters.vllm_server import VllmServer
 from sparring.engine.adapters.vllm_weights import VllmWeights
 from sparring.engine.adapters.vllm_wire import (
@@ -84,6 +84,7 @@ class VllmEngine:
         self._dtype = dtype
         self._client = VllmClient(server)
         self.weights = VllmWeights(server, self._client, config, engine=name, version=version, dtype=dtype)
+        self._watch = StepWatch(self._client, config.vllm.stalled_s)
         # a server may have other clients, and remembers ids for a while
         self._key, self._numbers = uuid4().hex, count()
         self._live: list[_RunningRequest] = []
@@ -122,13 +123,13 @@ class VllmEngine:
         )
 
     async def check(self) -> None:
-        """Check that the server answers.
+        """Check that vLLM answers.
 
         Raises:
-            EngineError: it does not, or the engine is closed or broken.
+            EngineError: its server does not answer, its engine stands still, or this engine is closed or broken.
         """
         self._check_open()
-        await self._client.get("/health")
+        await self._watch.check(updating=not self.weights.available.is_set())
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one turn. The recorded oldest version of keys and values is never newer than the true one: it is the
@@ -236,6 +237,7 @@ class VllmEngine:
     async def close(self) -> None:
         self._closed = True
         self.weights.close()
+        self._watch.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

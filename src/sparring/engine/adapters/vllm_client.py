@@ -77,3 +77,42 @@ class VllmClient:
         return EngineError(
             f"vLLM {address}: expected an answer, got {type(error).__name__}: {error}{self._server.ending()}"
         )
+
+
+class StepWatch:
+    """Watch of vLLM's engine, a process that answers a question between two steps. Its server is another process.
+
+    Args:
+        patience_s: seconds that an answer may take.
+    """
+
+    def __init__(self, client: VllmClient, patience_s: float) -> None:
+        self._client, self._patience_s = client, patience_s
+        self._question: asyncio.Task[Any] | None = None
+        self._asked_s = 0.0
+
+    async def check(self, *, updating: bool) -> None:
+        """Check that the server answers and that the engine answered the last question; ask it the next.
+
+        Args:
+            updating: whether the weights are being updated, which may take longer than a step.
+
+        Raises:
+            EngineError: one of them does not answer.
+        """
+        await self._client.get("/health")
+        question, now = self._question, asyncio.get_running_loop().time()
+        if question is None or question.done():
+            self._question, self._asked_s = asyncio.create_task(self._client.get("/is_sleeping")), now
+            if question is not None:
+                question.result()
+        elif updating:
+            self._asked_s = now
+        elif now - self._asked_s > self._patience_s:
+            limit = f"engine.vllm.stalled_s = {self._patience_s:g}"
+            raise EngineError(f"vLLM's engine: expected the end of a step within {limit}, got no answer")
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._question is not None:
+            self._question.cancel()
