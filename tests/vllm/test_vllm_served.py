@@ -31,6 +31,8 @@ pytestmark = pytest.mark.vllm
 
 LOOP = Path(__file__).parents[1] / "loop"
 KEY = "SPARRING_TEST_KEY"
+ALONE = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=256m none /dev/shm && exec "$@"', "alone")
+"""Words that give a program a /dev/shm of its own, as on another machine."""
 SPARRING = (sys.executable, "-m", "sparring.cli.main")
 STALLED = "engine.vllm.stalled_s=15"
 VLLM = (
@@ -46,14 +48,14 @@ def words(*settings: str) -> list[str]:
 
 
 class Served:
-    """A `sparring serve` of vLLM at an address of its own, which may be started again."""
+    """A `sparring serve` of vLLM at an address of its own, which may be started again; `before` are words before it."""
 
     process: subprocess.Popen[str]
 
-    def __init__(self, model: Path, socket: Path) -> None:
+    def __init__(self, model: Path, socket: Path, *before: str) -> None:
         self.url = f"unix:{socket}"
         words_ = ("serve", str(model), "--unix", str(socket), "--threads", "1", "--api-key-env", KEY)
-        self._command = (*SPARRING, *words_, "--until-input-ends", *words(*VLLM, STALLED))
+        self._command = (*before, *SPARRING, *words_, "--until-input-ends", *words(*VLLM, STALLED))
         self.start()
 
     def start(self) -> None:
@@ -107,7 +109,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Weights, Weights]:
 def servers(models: tuple[Weights, Weights], tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Served]]:
     os.environ[KEY] = "secret"
     folder = tmp_path_factory.mktemp("sockets")
-    started = [Served(models[0].path, folder / name) for name in ("one", "other")]
+    started = [Served(models[0].path, folder / "one"), Served(models[0].path, folder / "other", *ALONE)]
     yield started
     for server in started:
         server.close()
@@ -133,11 +135,14 @@ def on(
     async def main_() -> Any:
         back = asyncio.Event()
         state = model.model().state()
+        links = list[str]()
         engines = [RemoteEngine(server.url, api_key="secret") for server in servers]
         for engine in engines:
             engine.check("float32", "", EngineConfig(kind="vllm"))
+            links.append(await asyncio.to_thread(engine.choose_link))
             await asyncio.to_thread(engine.begin, state)
             engine.initial = lambda: (state, None)
+        assert links == ["shared memory", "HTTP"]
         fleet = Fleet(engines, silent_s=5.0, report=lambda said: back.set() if "again" in said else None)
         try:
             return await scenario(fleet, back)
