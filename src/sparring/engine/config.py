@@ -27,8 +27,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Time limit for loading and compiling, in seconds."""
 
     stalled_s: float = 60.0
-    """Seconds that vLLM's engine process may take for a step, in which it may compile; a vLLM that takes longer gets no
-    more requests if there are several, until it answers."""
+    """Seconds that vLLM may take for a step, in which it may compile. One of several that takes longer gets no more
+    requests until it answers."""
 
     def __post_init__(self) -> None:
         for name in ("start_timeout_s", "stalled_s"):

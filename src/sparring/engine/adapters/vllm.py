@@ -126,7 +126,7 @@ class VllmEngine:
         """Check that vLLM answers.
 
         Raises:
-            EngineError: its server does not answer, its engine stands still, or this engine is closed or broken.
+            EngineError: it has ended or stands still, or this engine is closed or broken.
         """
         self._check_open()
         await self._watch.check(updating=not self.weights.available.is_set())

@@ -12,6 +12,9 @@ import httpx
 from sparring.engine.adapters.vllm_server import VllmServer
 from sparring.errors import EngineError
 
+MOMENT_S = 1.0
+"""Seconds that a check waits for an answer which may come later."""
+
 
 class VllmClient:
     """Client of a vLLM server, for one event loop."""
@@ -80,7 +83,8 @@ class VllmClient:
 
 
 class StepWatch:
-    """Watch of vLLM's engine, a process that answers a question between two steps. Its server is another process.
+    """Watch of vLLM's engine, a process that answers a question between two steps. A step may compile, so an answer may
+    take long.
 
     Args:
         patience_s: seconds that an answer may take.
@@ -92,22 +96,24 @@ class StepWatch:
         self._asked_s = 0.0
 
     async def check(self, *, updating: bool) -> None:
-        """Check that the server answers and that the engine answered the last question; ask it the next.
+        """Ask the engine, unless it owes an answer, and wait a moment for it.
 
         Args:
             updating: whether the weights are being updated, which may take longer than a step.
 
         Raises:
-            EngineError: one of them does not answer.
+            EngineError: vLLM has ended or failed, or has owed an answer for too long.
         """
-        await self._client.get("/health")
         question, now = self._question, asyncio.get_running_loop().time()
         if question is None or question.done():
-            self._question, self._asked_s = asyncio.create_task(self._client.get("/is_sleeping")), now
-            if question is not None:
-                question.result()
+            question = self._question = asyncio.create_task(self._client.get("/is_sleeping"))
+            question.add_done_callback(_retrieve)
+            self._asked_s = now
         elif updating:
             self._asked_s = now
+        await asyncio.wait((question,), timeout=MOMENT_S)
+        if question.done():
+            question.result()
         elif now - self._asked_s > self._patience_s:
             limit = f"engine.vllm.stalled_s = {self._patience_s:g}"
             raise EngineError(f"vLLM's engine: expected the end of a step within {limit}, got no answer")
@@ -116,3 +122,9 @@ class StepWatch:
         """Ask no more."""
         if self._question is not None:
             self._question.cancel()
+
+
+def _retrieve(question: asyncio.Task[Any]) -> None:
+    """Take the error of a question that nobody waits for any more, so that asyncio does not report it."""
+    if not question.cancelled():
+        question.exception()
