@@ -75,7 +75,15 @@ def vllm(path):
     from sparring.engine.adapters.vllm import VllmEngine
     from sparring.testing.real_vllm import CONFIG, real_vllm
 
-    return VllmEngine(real_vllm(path), CONFIG, version=4, keep_server=True)
+    server = real_vllm(path)
+    server.ask("POST", "/reset_prefix_cache")  # another engine before this one had the same server
+    return VllmEngine(server, CONFIG, version=4, keep_server=True)
+
+
+def served_vllm(path):
+    from sparring.testing.served import RemoteToThread
+
+    return RemoteToThread(vllm(path), path)
 
 
 def fleet(path):
@@ -93,6 +101,7 @@ ENGINES = {
     "fleet": fleet,
     "openai": openai,
     "vllm": vllm,
+    "served vllm": served_vllm,
 }
 KEEPS_NOTHING = {openai}
 REFUSED = {
@@ -105,7 +114,7 @@ REFUSED = {
     "pull": {"openai": "an engine that takes weight updates, got an OpenAI-compatible server"},
 }
 """Which engines say by name that they cannot do it."""
-INEXACT = {vllm}
+INEXACT = {vllm, served_vllm}
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +129,8 @@ def model_path(tmp_path_factory):
 def engines(names=tuple(ENGINES)):
     """As parameters. One alone computes in this process."""
     others = {name: [pytest.mark.kernel_paths("best")] for name in ENGINES if name != "native"}
-    others["vllm"].append(pytest.mark.vllm)
+    for name in ("vllm", "served vllm"):
+        others[name].append(pytest.mark.vllm)
     return [pytest.param(ENGINES[name], id=name, marks=others.get(name, ())) for name in names]
 
 

@@ -95,7 +95,7 @@ def test_what_would_change_bits_is_refused(
     assert error.startswith(f"{folder}: expected the config that this run was started with") and refused in error
 
 
-def test_patience_with_an_update_may_change_on_any_engine(given: Path) -> None:
+def test_patience_with_an_update_and_addresses_may_change_on_vllm(given: Path) -> None:
     from sparring.launch.begun import compare
     from sparring.recipe.load import load
     from sparring.recipe.run_config import dump, resolve
@@ -103,5 +103,8 @@ def test_patience_with_an_update_may_change_on_any_engine(given: Path) -> None:
     folder = given.parent / "runs/tiny"
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(dump(resolve(load(given, ['engine.kind="vllm"']))))
-    now = resolve(load(given, ['engine.kind="vllm"', "engine.update.timeout_s=9", "engine.update.retries=1"]))
-    assert compare(folder, now, None) == []
+    for changed in (
+        ("engine.update.timeout_s=9", "engine.update.retries=1"),
+        ("engine.urls=['unix:one', 'unix:other']", "engine.silent_s=3"),
+    ):
+        assert compare(folder, resolve(load(given, ['engine.kind="vllm"', *changed])), None) == []

@@ -203,9 +203,12 @@ def test_wrong_arguments_end_with_status_2(checkpoint, served, refused_here, tmp
     assert "--threads: expected 0" in refused_here(checkpoint, "--threads", "-1")
     assert "a free address" in refused_here(checkpoint, "--host", "host.invalid")
     assert "a free address" in refused_here(checkpoint, "--host", "h" * 70)
-    assert 'engine.kind: expected "native", the only kind that this command serves' in refused_here(
-        checkpoint, "--set", "engine.kind=vllm"
-    )
+    elsewhere = ("--set", "engine.kind=remote", "--set", "engine.urls=['unix:x']")
+    assert 'engine.kind: expected "native" or "vllm"' in refused_here(checkpoint, *elsewhere)
+    vllm = (checkpoint, "--port", "0", "--set", "engine.kind=vllm")
+    assert "--numerics: expected none with vLLM" in refused_here(*vllm, "--numerics", "exact")
+    assert "engine.kv.tokens: expected its default" in refused_here(*vllm, "--set", "engine.kv.tokens=64")
+    assert "engine.vllm.python: expected" in refused_here(*vllm, "--set", "engine.vllm.python=/no/such")
     notes = tmp_path / "notes.txt"
     notes.write_text("mine")
     assert "a free path, or a socket" in refused_here(checkpoint, "--unix", notes)

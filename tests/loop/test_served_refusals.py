@@ -51,6 +51,12 @@ REFUSED = [
         'rollout.sampling.constraint: expected none with engine.kind = "openai"',
     ),
     (
+        ["engine.kind=vllm", "engine.urls=['http://127.0.0.1:1']", "engine.vllm.python=python"],
+        "engine.vllm: expected its default",
+    ),
+    (["engine.kind=vllm", "cluster.kind=ray"], "engine.kind must be native with cluster.kind"),
+    (["engine.kind=vllm", "cluster.kind=local", "engine.urls=['unix:x']"], "got vllm with urls"),
+    (
         ["engine.kind=remote", "engine.urls=['http://127.0.0.1:1']", "engine.api_key_env=NO_SUCH_KEY"],
         "environment variable NO_SUCH_KEY: expected an API key",
     ),
@@ -73,6 +79,8 @@ def test_a_server_that_computes_otherwise_is_refused_and_one_that_fits_is_named(
         remote = ["check", str(given), "--set", "engine.kind=remote", "--set", f"engine.urls=['{server.url}']"]
         assert main([*remote, "--set", "models.policy.dtype=bfloat16"]) == 2
         assert f"engine at {server.url}: expected a model in bfloat16" in capsys.readouterr().err
+        assert main([*remote, "--set", "engine.kind=vllm"]) == 2
+        assert f"engine at {server.url}: expected a vllm engine" in capsys.readouterr().err
         assert main(remote) == 0
         assert f"engine at {server.url} serves float32 on exact-" in capsys.readouterr().out
     finally:

@@ -31,7 +31,7 @@ def test_two_bounds_on_importance_weights_are_refused(given: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("engine.kv.tokens=4096", 'engine.kv.tokens: expected its default unless engine.kind = "native"'),
+        ("engine.kv.tokens=4096", 'engine.kv.tokens: expected its default with engine.kind = "vllm"'),
         ("engine.kv.across_turns=offload", 'engine.kv.across_turns: expected "keep" or "drop" with vLLM'),
         ("models.policy.lora={rank=4}", "models.policy.lora: expected none with vLLM"),
         (

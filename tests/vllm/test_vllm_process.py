@@ -37,12 +37,9 @@ def test_nothing_outlives_a_kill_of_whoever_started_it(weights):
         pid, folder = parent.stdout.readline().split()
         members = processes(int(pid))
         assert len(members) >= 3 and Path(folder).is_dir()
-        watched = [os.pidfd_open(member) for member in members]
+        descriptors = watched(members)
         parent.send_signal(signal.SIGKILL)
-    for descriptor in watched:  # readable when the process has ended
-        ready, _, _ = select.select([descriptor], [], [], 60.0)
-        assert ready, "a process of the server is still there"
-        os.close(descriptor)
+    check_ended(descriptors)
     assert not Path(folder).exists()
 
 
@@ -67,12 +64,38 @@ def test_a_server_that_dies_before_an_update_leaves_nobody_waiting(weights):
 
 def processes(group: int) -> list[int]:
     """Of a process group, as /proc has them."""
+    return [process for process, fields in _processes() if int(fields[2]) == group]
+
+
+def children(parent: int) -> list[int]:
+    """Of a process."""
+    return [process for process, fields in _processes() if int(fields[1]) == parent]
+
+
+def _processes() -> list[tuple[int, list[str]]]:
+    """Living ones, with the fields of /proc/PID/stat behind the name."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        fields = stat.read_text().rpartition(")")[2].split()
-        if int(fields[2]) == group and fields[0] != "Z":
-            found.append(int(stat.parent.name))
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        if fields[0] != "Z":
+            found.append((int(stat.parent.name), fields))
     return found
+
+
+def watched(members: list[int]) -> list[int]:
+    """Descriptors that tell the end of processes."""
+    return [os.pidfd_open(member) for member in members]
+
+
+def check_ended(descriptors: list[int]) -> None:
+    """Check that processes have ended, or do so within a minute."""
+    for descriptor in descriptors:  # readable when the process has ended
+        ready, _, _ = select.select([descriptor], [], [], 60.0)
+        assert ready, "a process of the server is still there"
+        os.close(descriptor)
 
 
 def test_what_does_not_come_up_says_why(weights):

@@ -165,6 +165,22 @@ def test_draining_waits_and_a_late_update_is_refused(run, weights):
     assert version == 6 and len(short.versions.values) == 1
 
 
+def test_a_request_that_waits_for_an_update_can_be_aborted(run, weights):
+    async def scenario(engine):
+        update = asyncio.create_task(engine.pull(weights[1].at(5)))
+        while engine.weights.available.is_set():
+            await asyncio.sleep(0)
+        waiting = asyncio.create_task(engine.generate(turn("late")))
+        stream = asyncio.create_task(_rest(engine.stream(turn("late"))))
+        await asyncio.sleep(0)
+        await engine.abort("late")
+        await update
+        return await asyncio.gather(waiting, stream)
+
+    for answer in run(scenario):
+        assert (answer.tokens, answer.finish_reason) == ((), "abort")
+
+
 def test_updates_of_another_model_are_refused(run, weights):
     async def scenario(engine):
         with pytest.raises(WeightsError, match="expected model 'policy'"):

@@ -30,7 +30,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="type of weights and computation"
     )
     parser.add_argument(
-        "--numerics", choices=("exact", "fast"), default="exact", help="exact: a row's bits hang on nothing else"
+        "--numerics", choices=("exact", "fast"), help="exact, the default: a row's bits hang on nothing else"
     )
     parser.add_argument(
         "--set", action="append", default=[], dest="settings", metavar="engine.K=V", help="a key of [engine]"

@@ -131,6 +131,8 @@ class InlineCluster:
         from sparring.engine.adapters.vllm import VllmEngine
         from sparring.engine.adapters.vllm_server import VllmServer
 
+        if self._engine_of[name].elsewhere:
+            return self._remote(name, path)
         spec = self._models[name]
         server = VllmServer(path, self._engine_of[name], dtype=spec.dtype, threads=self._threads)
         return VllmEngine(server, self._engine_of[name], name=name, dtype=spec.dtype)

@@ -83,9 +83,21 @@ class ProcessCluster(InlineCluster):
         """Start the engine processes of the policy, or the engine of another model in this process."""
         if name != POLICY:
             return super()._native(name, path)
+        return self._processes(name, path, ["--numerics", self._models[name].numerics])
+
+    def _vllm(self, name: str, path: str) -> Engine:
+        """Start the engine processes of the policy, each of which starts a vLLM."""
+        return self._processes(name, path, [])
+
+    def _processes(self, name: str, path: str, words: Sequence[str]) -> Engine:
+        """Start engine processes.
+
+        Args:
+            words: further arguments of `sparring serve`.
+        """
         key, spec = secrets.token_hex(16), self._models[name]
         threads = self._engine_threads
-        words = [path, "--name", name, "--dtype", spec.dtype, "--numerics", spec.numerics, "--threads", str(threads)]
+        words = [path, "--name", name, "--dtype", spec.dtype, "--threads", str(threads), *words]
         words += [word for key_value in changed(self._engine_of[name]) for word in ("--set", key_value)]
         placed = self._start(words, key, threads)
         self._placed += placed
@@ -135,9 +147,9 @@ def changed(config: EngineConfig) -> list[str]:
     """Return the settings of an `[engine]` section that are not the defaults, in the form of `--set`, for a server that
     has the section to itself."""
     default = EngineConfig()
-    return [
+    return ([] if config.kind == default.kind else [f"engine.kind={config.kind}"]) + [
         f"engine.{table}.{key}={json.dumps(value)}"
-        for table in ("batch", "kv", "update")
+        for table in ("batch", "kv", "update", "vllm")
         for key, value in msgspec.to_builtins(getattr(config, table)).items()
         if value != getattr(getattr(default, table), key)
     ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
+
+from sparring.errors import refusal
 
 PAGE_SIZE = 16
 """Tokens per page of the cache."""
@@ -23,9 +26,14 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     start_timeout_s: float = 600.0
     """Time limit for loading and compiling, in seconds."""
 
+    stalled_s: float = 60.0
+    """Seconds that vLLM may take for a step, in which it may compile. One of several that takes longer gets no more
+    requests until it answers."""
+
     def __post_init__(self) -> None:
-        if not self.start_timeout_s > 0:
-            raise ValueError(f"start_timeout_s must be above 0, got {self.start_timeout_s}")
+        for name in ("start_timeout_s", "stalled_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 
 
 class BatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,12 +132,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     kind: Literal["native", "vllm", "remote", "openai"] = "native"
     """native: the trainer's own module, so that both agree to the bit; vllm: a vLLM server, which does not agree to the
-    bit; remote: one `sparring serve` or several, which do; openai: a server of OpenAI's completions API with token
-    ids, which takes no weights and so can only evaluate. The settings below apply to the native engine."""
+    bit, or several `sparring serve` of vLLM; remote: one `sparring serve` or several, which agree; openai: a server of
+    OpenAI's completions API with token ids, which takes no weights and so can only evaluate. The settings below apply
+    to the native engine."""
 
     urls: tuple[str, ...] = ()
     """Addresses of the servers of a remote engine, each `http://host:port`, or `unix:path` for a socket. Several
-    servers share the requests (docs/engine/fleet.md). An openai engine has one, including the path up to `/v1`."""
+    servers share the requests (docs/engine/fleet.md). With vllm they are `sparring serve --set engine.kind=vllm`; empty
+    starts one vLLM beside the run. An openai engine has one, including the path up to `/v1`."""
 
     api_key_env: str = ""
     """Environment variable with the key of the servers at `urls`; empty: none. A value such as
@@ -159,18 +169,50 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Settings of the server that `kind = "vllm"` starts."""
 
     @property
+    def elsewhere(self) -> bool:
+        """True if the engine is one `sparring serve` or several, at `urls`."""
+        return bool(self.urls) and self.kind != "openai"
+
+    @property
     def exact(self) -> bool:
         """True if the engine is the trainer's own module; with exact numerics its results are then bitwise equal to the
         trainer's."""
         return self.kind in ("native", "remote")
 
     def __post_init__(self) -> None:
-        if (self.kind in ("remote", "openai")) != bool(self.urls):
+        needed = {"native": False, "remote": True, "openai": True}
+        if needed.get(self.kind, bool(self.urls)) != bool(self.urls):
             got = f'{len(self.urls)} with kind "{self.kind}"'
-            raise ValueError(f'urls must be set for kind "remote" and "openai" and no other, got {got}')
+            raise ValueError(f'urls must be set for kind "remote" and "openai" and not for "native", got {got}')
         if self.kind == "openai" and len(self.urls) > 1:
             raise ValueError(f'urls must be one server with kind "openai", got {len(self.urls)}')
         if not self.silent_s > 0:
             raise ValueError(f"silent_s must be above 0, got {self.silent_s}")
         if len(set(self.urls)) < len(self.urls):
             raise ValueError(f"urls must be different servers, got {', '.join(self.urls)}")
+
+
+def check_settings(engine: EngineConfig) -> None:
+    """Check that an engine of this kind has the settings that are not at their defaults.
+
+    Raises:
+        BadInput: it does not have one of them.
+    """
+    if engine.kind == "native":
+        return
+    advice = "leave it out; the server decides it"
+    if engine.elsewhere:
+        advice = "leave it out; give it to `sparring serve`, as --set engine.{name}={value}"
+    elif engine.kind == "vllm":
+        advice = "leave it out; vLLM's own settings go into engine.vllm.arguments"
+    # `RemoteClient.check` compares the context of a remote engine with that of the recipe's cache
+    theirs = ["kv.idle_bytes", *(() if engine.kind == "remote" else ("kv.tokens",))]
+    if engine.urls:
+        theirs += ["kv.across_turns", "update.live_kv", "vllm"]
+    for name in theirs:
+        value_of = attrgetter(name)
+        if (value := value_of(engine)) != value_of(EngineConfig()):
+            expected = 'its default with engine.kind = "%s"%s' % (engine.kind, " and urls" * bool(engine.urls))
+            raise refusal(f"engine.{name}", expected, repr(value), advice.format(name=name, value=value))
+    if engine.kv.across_turns == "offload":
+        raise refusal("engine.kv.across_turns", '"keep" or "drop" with vLLM', '"offload"', "choose one of these")

@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from sparring.engine.adapters.client import completion_of
 from sparring.engine.derived import prompt_logprobs
-from sparring.engine.pieces import completed, told_completion
+from sparring.engine.pieces import completed, completion_alone, told_completion
 from sparring.errors import EngineError, RequestRefused, WeightsError
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.protocols import Engine
@@ -31,11 +31,17 @@ _log = logging.getLogger("sparring.engine")
 
 
 class FleetEngine(Engine, Protocol):
-    """Engine of a fleet; an extension of `Engine`. Its deltas have versions."""
+    """Engine of a fleet; an extension of `Engine`."""
 
     @property
     def place(self) -> str:
         """Name for the user, such as its address."""
+        ...
+
+    @property
+    def continues(self) -> bool:
+        """Whether another engine goes on with a turn in its middle: deltas have versions, and the request for the rest
+        has the tokens that this engine would have sampled."""
         ...
 
     async def ping(self) -> bool:
@@ -171,16 +177,22 @@ class Fleet(Generic[E]):
         return total
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        return await completion_of(self.stream(request))
+        return await completion_of(self._pieces(request, streams=False))
 
-    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+    def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+        """Sample in pieces. If an engine is lost whose turns do not go on elsewhere, the turn begins again, unless a
+        piece of it was read: then it fails."""
+        return self._pieces(request, streams=True)
+
+    async def _pieces(self, request: GenerateRequest, *, streams: bool) -> AsyncIterator[Delta | Completion]:
         turn, told, rest = _Turn(request.id), list[Delta](), request
         while True:
             member, before = self._member_for(request), tuple(told)
-            losses = member.losses
+            engine, losses = member.engine, member.losses
+            asked = engine.stream(rest) if streams or engine.continues else completion_alone(engine, rest)
             try:
                 with self._at(member, turn):
-                    async with aclosing(member.engine.stream(rest)) as pieces:  # type: ignore[type-var]
+                    async with aclosing(asked) as pieces:  # type: ignore[type-var]
                         while not isinstance(piece := await member.wait(turn, partial(anext, pieces)), Completion):
                             told.append(piece)
                             yield piece
@@ -191,6 +203,11 @@ class Fleet(Generic[E]):
             except EngineError as error:  # the engine may have been lost and come back since the request was sent
                 if member.losses == losses and not await self._is_lost(member, error):
                     raise
+                if told and not engine.continues:
+                    got = f"{len(told)} pieces that were read before {error}"
+                    raise EngineError(
+                        f"request {request.id}: expected a turn that may begin again, got {got}"
+                    ) from error
             self._moved += 1
             ended = "abort" if turn.aborted else told[-1].finish_reason if told else None
             if ended is not None:

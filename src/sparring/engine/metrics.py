@@ -4,10 +4,17 @@ any thread may read."""
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
 from sparring.engine.prometheus import Histogram
-from sparring.engine.reply import Reply
 from sparring.engine.scheduler import Chunk
+
+
+class TimedRequest(Protocol):
+    """Request with the times of its arrival and of its first token, by `time.perf_counter`."""
+
+    asked_s: float
+    began_s: float
 
 
 class Latencies:
@@ -21,17 +28,17 @@ class Latencies:
     def __init__(self) -> None:
         self.by_name = {name: Histogram() for name in ("time_to_first_token_s", "time_per_token_s", "request_s")}
 
-    def began(self, reply: Reply) -> None:
+    def began(self, request: TimedRequest) -> None:
         """Observe that a request has its first token."""
-        reply.began_s = time.perf_counter()
-        self.by_name["time_to_first_token_s"].observe(reply.began_s - reply.asked_s)
+        request.began_s = time.perf_counter()
+        self.by_name["time_to_first_token_s"].observe(request.began_s - request.asked_s)
 
-    def ended(self, reply: Reply, num_tokens: int) -> None:
+    def ended(self, request: TimedRequest, num_tokens: int) -> None:
         """Observe that a request is complete, with `num_tokens` tokens."""
         now = time.perf_counter()
-        self.by_name["request_s"].observe(now - reply.asked_s)
+        self.by_name["request_s"].observe(now - request.asked_s)
         if num_tokens > 1:
-            self.by_name["time_per_token_s"].observe((now - reply.began_s) / (num_tokens - 1))
+            self.by_name["time_per_token_s"].observe((now - request.began_s) / (num_tokens - 1))
 
 
 def count_step(metrics: dict[str, float], chunks: list[Chunk], sampled: list[list[int]]) -> None:

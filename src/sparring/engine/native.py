@@ -14,11 +14,14 @@ from sparring.engine.reply import Reply
 from sparring.engine.sequence import Sequence
 from sparring.engine.sizes import Sizes
 from sparring.engine.update import OLD_STAYS, Update, check_model, stage, where
+from sparring.engine.wire import ServedModel
 from sparring.engine.worker import EngineWorker
 from sparring.errors import EngineError, WeightsError
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
+from sparring.kernels.pages import token_bytes
 from sparring.model.causal import CausalModel
 from sparring.types import WeightRef
+from sparring.weights.upload import upload_bytes
 
 
 class NativeEngine:
@@ -49,11 +52,6 @@ class NativeEngine:
         return self._worker.version
 
     @property
-    def problem(self) -> EngineError | None:
-        """Error that every request would get; None while requests are answered."""
-        return self._worker.problem
-
-    @property
     def context(self) -> int:
         """Maximum number of tokens of one conversation."""
         return min(self._limits.max_positions, self._limits.capacity)
@@ -76,6 +74,35 @@ class NativeEngine:
     def latencies(self) -> Latencies:
         """Latencies of the requests that generate."""
         return self._worker.latencies
+
+    def describe(self, instance: str) -> ServedModel:
+        """Describe the engine for clients of a server.
+
+        Args:
+            instance: random name of this start of the server.
+        """
+        model = self._model
+        return ServedModel(
+            model=self._name,
+            version=self.version,
+            dtype=str(model.dtype).removeprefix("torch."),
+            numerics=model.path_name,
+            vocab_size=model.vocab_size,
+            max_positions=model.max_positions,
+            context=self.context,
+            token_bytes=token_bytes(model.kv_heads, model.dtype),
+            instance=instance,
+            state_bytes=upload_bytes(parameter.numel() for parameter in model.parameters().values()),
+        )
+
+    async def check(self) -> None:
+        """Check that requests are answered.
+
+        Raises:
+            EngineError: the error that every request would get.
+        """
+        if (problem := self._worker.problem) is not None:
+            raise EngineError(str(problem))
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one turn. A request that reaches the model's last position finishes with "length"."""

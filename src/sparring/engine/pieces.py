@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 from operator import itemgetter
 
-from sparring.generation import Completion, Delta, FinishReason, KeptSets, Runs
+from sparring.generation import Completion, Delta, FinishReason, GenerateRequest, KeptSets, Runs
+from sparring.protocols import Engine
+
+
+async def completion_alone(engine: Engine, request: GenerateRequest) -> AsyncGenerator[Delta | Completion]:
+    """Yield the completion of a request alone."""
+    yield await engine.generate(request)
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:

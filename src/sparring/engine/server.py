@@ -38,9 +38,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sparring.engine import wire
 from sparring.engine.metrics import Latencies
+from sparring.engine.pieces import completion_alone
 from sparring.engine.prometheus import exposition
 from sparring.engine.prompts import KnownPrompts
-from sparring.errors import BadInput, EngineError, RequestRefused, SparringError, WeightsError, refusal
+from sparring.errors import BadInput, RequestRefused, SparringError, WeightsError, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest
 from sparring.protocols import Engine
 from sparring.types import WeightRef
@@ -61,9 +62,20 @@ Bind = Callable[[GenerateRequest], GenerateRequest]
 class ServedEngine(Engine, Protocol):
     """Engine that the server can serve; an extension of `Engine`."""
 
-    @property
-    def problem(self) -> EngineError | None:
-        """Error that every request would get; None while requests are answered."""
+    def describe(self, instance: str) -> wire.ServedModel:
+        """Describe the engine for clients.
+
+        Args:
+            instance: random name of this start of the server.
+        """
+        ...
+
+    async def check(self) -> None:
+        """Check that requests are answered.
+
+        Raises:
+            EngineError: the error that every request would get.
+        """
         ...
 
     @property
@@ -159,8 +171,8 @@ class TokenServer:
         return _json(wire.document())
 
     async def _health(self, request: Request) -> Response:
-        problem = self._engine.problem
-        return _json({}) if problem is None else _json(wire.problem(problem), 503)
+        await _unless_left(request.receive, self._engine.check())
+        return _json({})
 
     async def _metrics(self, request: Request) -> Response:
         page = exposition(self._engine.metrics, self._engine.latencies.by_name, self._counts, self._engine.version)
@@ -181,7 +193,7 @@ class TokenServer:
             completion = await _unless_left(request.receive, self._engine.generate(wanted))
             ended(completion)
             return _json(completion)
-        pieces = self._engine.stream(wanted) if form.deltas else _whole(self._engine, wanted)
+        pieces = self._engine.stream(wanted) if form.deltas else completion_alone(self._engine, wanted)
         first = asyncio.ensure_future(anext(pieces))
         # a request that can never be served fails here, with a status; all others are in the engine now
         await asyncio.sleep(0)
@@ -302,10 +314,6 @@ class TokenServer:
         where = f"{request.method} {request.scope['path']}"
         wrong = refusal(where, "one of this server's endpoints", error.detail, "see docs/engine/server.md")
         return _json(wire.problem(wrong), error.status_code)
-
-
-async def _whole(engine: Engine, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-    yield await engine.generate(request)
 
 
 class _Events(Response):

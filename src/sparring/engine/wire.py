@@ -128,6 +128,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
         instance: random name of this start of the server.
         base: version that the run counts as 0.
         state_bytes: maximum number of bytes of an upload: the model's weights in float32.
+        kind: `[engine] kind` of the engine: "native", or "vllm", whose numerics are "vllm" too.
     """
 
     model: str
@@ -141,6 +142,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     instance: str
     base: int = 0
     state_bytes: int = 0
+    kind: str = "native"
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):

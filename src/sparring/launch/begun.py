@@ -59,7 +59,7 @@ def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
         return []
     changes = raised(folder, config)
     now = without_users(msgspec.to_builtins(config))
-    may_change = layout_keys(begun) if layout_keys(now) else ()
+    may_change = tuple(key for key in layout_keys(begun) if key in layout_keys(now))
     differing = [
         difference
         for difference in config_differences(begun, now, ignored=(*NO_DIFFERENCE, *may_change))

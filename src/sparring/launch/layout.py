@@ -9,11 +9,13 @@ from typing import Any
 EXACT_ENGINES = ("native", "remote")
 """Engines that are the trainer's own module, and so sample the same tokens."""
 
+ADDRESSES = ("engine.urls", "engine.api_key_env", "engine.silent_s", "engine.shared_folder")
+"""Where the servers are, the patience with them, and the way of the weights to them."""
+
 LAYOUT = (
     "run.threads",  # law 3: neither the bits of a forward pass nor those of a gradient depend on it
     "cluster",  # the places of the same engines
-    *("engine.kind", "engine.urls", "engine.api_key_env"),  # only among EXACT_ENGINES
-    *("engine.silent_s", "engine.shared_folder"),  # patience with these servers, and the way of the weights to them
+    *("engine.kind", *ADDRESSES),  # only among EXACT_ENGINES
     "engine.batch",  # law 3: a request does not depend on its neighbours
     # Pages that were dropped, moved or shared are those that the served version computes (law 4).
     *("engine.kv.across_turns", "engine.kv.idle_bytes", "engine.kv.offload_bytes", "engine.kv.share_prefixes"),
@@ -27,11 +29,14 @@ limit the length of a conversation; `engine.update.live_kv`, which decides the v
 
 
 def layout_keys(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the settings of a run that may change with its layout: `LAYOUT`, or none if `depends_on_layout`.
+    """Return the settings of a run that may change with its layout: `LAYOUT`, or none if `depends_on_layout`; of a run
+    on vLLM `ADDRESSES`, because its servers sample alike wherever they are.
 
     Args:
         config: recipe as plain data.
     """
+    if config["engine"]["kind"] == "vllm":
+        return ADDRESSES
     return () if depends_on_layout(config) else LAYOUT
 
 

@@ -4,6 +4,7 @@ is stopped."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import signal
@@ -16,28 +17,24 @@ from contextlib import ExitStack
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import msgspec
 import uvicorn
 
-from sparring.engine.config import EngineConfig
-from sparring.engine.server import Bind, TokenServer
-from sparring.engine.wire import ServedModel
+from sparring.engine.config import EngineConfig, check_settings
+from sparring.engine.server import Bind, ServedEngine, TokenServer
 from sparring.errors import refusal
 from sparring.gateway.hosts import at_home, plainly
 from sparring.gateway.serving import MOST_HEAD, BoundedServer, ClientProtocol, server_settings
 from sparring.model.config import DType, Numerics
 from sparring.model.hub import base_folder
+from sparring.model.peft import is_adapter
 from sparring.recipe.load import from_data
 from sparring.render.text_rules import TextRules
 from sparring.render.tokenizer import load_tokenizer
-from sparring.weights.upload import ALIGNMENT, BUCKET
+from sparring.weights.upload import BUCKET
 
-if TYPE_CHECKING:
-    from sparring.engine.native import NativeEngine
-    from sparring.model.causal import CausalModel
-
+_log = logging.getLogger("sparring.engine")
 BACKLOG = 2048
 REMEMBERED = 8
 """Number of sets of stop tokens for which the compiled stop strings and constraints are cached."""
@@ -48,7 +45,7 @@ GRACE_S = 10.0
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a server: its model, the model's name, its address, and its engine. `unix` is the path of a socket,
-    used instead of host and port. Port 0 takes a free one."""
+    used instead of host and port. Port 0 takes a free one. `numerics` None is "exact", or those of vLLM."""
 
     folder: Path
     name: str = "policy"
@@ -57,7 +54,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     unix: Path | None = None
     api_key: str = ""
     dtype: DType = "float32"
-    numerics: Numerics = "exact"
+    numerics: Numerics | None = None
     engine: EngineConfig = EngineConfig()
     threads: int = 0
 
@@ -75,10 +72,10 @@ def engine_config(settings: Sequence[str]) -> EngineConfig:
             )
     recipe = {"run": {"name": "serve"}, "models": {"policy": {"path": "."}}, "env": {"name": "none"}}
     engine = from_data(recipe, "the engine's settings", settings).engine
-    if engine.kind != "native":
-        raise refusal(
-            "engine.kind", '"native", the only kind that this command serves', repr(engine.kind), "leave it out"
-        )
+    if engine.kind not in ("native", "vllm") or engine.urls:
+        got = f"{engine.kind!r}{' with urls' * bool(engine.urls)}"
+        raise refusal("engine.kind", '"native" or "vllm", which this command serves', got, "leave it out")
+    check_settings(engine)
     return engine
 
 
@@ -96,7 +93,7 @@ def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
     serve_engine(config, lambda: _open_engine(config), ready)
 
 
-def serve_engine(config: ServeConfig, opened: Callable[[], NativeEngine], ready: Callable[[str], None]) -> None:
+def serve_engine(config: ServeConfig, opened: Callable[[], ServedEngine], ready: Callable[[str], None]) -> None:
     """Listen, open an engine, and serve it until the process is interrupted, which closes it.
 
     Args:
@@ -129,51 +126,62 @@ def stop_with_input() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _open_engine(config: ServeConfig) -> NativeEngine:
+def _open_engine(config: ServeConfig) -> ServedEngine:
+    threads = config.threads or len(os.sched_getaffinity(0))
+    if config.engine.kind == "vllm":
+        return _open_vllm(config, threads)
     from sparring.engine.native import NativeEngine
     from sparring.model.load import load
 
-    model = load(config.folder, dtype=config.dtype, numerics=config.numerics)
-    threads = config.threads or len(os.sched_getaffinity(0))
+    model = load(config.folder, dtype=config.dtype, numerics=config.numerics or "exact")
     return NativeEngine(model, config.engine, name=config.name, threads=threads)
 
 
-def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], None]) -> StoppingServer:
+def _open_vllm(config: ServeConfig, threads: int) -> ServedEngine:
+    """Start vLLM. This process is terminated when vLLM ends.
+
+    Raises:
+        BadInput: vLLM is not installed, or does not serve what is asked for.
+        EngineError: vLLM did not start.
+    """
+    from sparring.engine.adapters.vllm import VllmEngine
+    from sparring.engine.adapters.vllm_server import VllmServer
+
+    if config.numerics is not None:
+        raise refusal("--numerics", "none with vLLM, which has its own", config.numerics, "leave it out")
+    if is_adapter(config.folder):
+        do = "serve a whole model: sparring export ADAPTER FOLDER"
+        raise refusal(f"model {config.folder}", "a model without adapter for vLLM", "an adapter", do)
+    server = VllmServer(config.folder, config.engine, dtype=config.dtype, threads=threads)
+
+    def wait() -> None:
+        if ending := server.wait():
+            _log.error("this server ends with its engine%s", ending)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return VllmEngine(server, config.engine, name=config.name, dtype=config.dtype)
+
+
+def server_of(engine: ServedEngine, config: ServeConfig, ready: Callable[[], None]) -> StoppingServer:
     """Make the HTTP server of an engine. It closes the engine when it is stopped.
 
     Args:
         config: settings of the server.
         ready: called when requests are answered.
     """
-    from sparring.kernels.pages import token_bytes
-
-    served = ServedModel(
-        model=config.name,
-        version=engine.version,
-        dtype=str(engine.model.dtype).removeprefix("torch."),
-        numerics=engine.model.path_name,
-        vocab_size=engine.model.vocab_size,
-        max_positions=engine.model.max_positions,
-        context=engine.context,
-        token_bytes=token_bytes(engine.model.kv_heads, engine.model.dtype),
-        instance=secrets.token_hex(8),
-        state_bytes=_state_bytes(engine.model),
-    )
+    served = engine.describe(secrets.token_hex(8))
     application = TokenServer(engine, served, text_rules(config.folder), config.api_key).application()
     application = at_home(application, plainly, keyed=lambda scope: bool(config.api_key), names=(config.host,))
     options = server_settings(application, log_level="warning", timeout_graceful_shutdown=int(GRACE_S))
     return StoppingServer(options, engine, ready)
 
 
-def _state_bytes(model: CausalModel) -> int:
-    return sum(4 * parameter.numel() + ALIGNMENT for parameter in model.parameters().values())
-
-
 class StoppingServer(BoundedServer):
     """HTTP server that closes its engine when it stops: running requests end with an error, then the connections
     close."""
 
-    def __init__(self, config: uvicorn.Config, engine: NativeEngine, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, engine: ServedEngine, ready: Callable[[], None]) -> None:
         super().__init__(config, protocol=partial(ClientProtocol, most_sent=BUCKET + MOST_HEAD))
         self._engine, self._ready = engine, ready
 

@@ -115,9 +115,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ValueError(f"envs must have names of letters, digits, _ and -, got {name!r}")
         if self.envs and not any(domain.weight for domain in self.envs.values()):
             raise ValueError("envs must have a weight above 0 in one of them, got weights that are all 0")
-        if self.cluster.kind != "inline" and self.engine.kind != "native":
+        placed = {"local": ("native", "vllm"), "ray": ("native",)}.get(self.cluster.kind, (self.engine.kind,))
+        if self.engine.kind not in placed or (self.engine.urls and self.cluster.kind != "inline"):
+            got = f"{self.engine.kind}{' with urls' * bool(self.engine.urls)}"
             raise ValueError(
-                f'engine.kind must be native with cluster.kind "{self.cluster.kind}", got {self.engine.kind}'
+                f'engine.kind must be {" or ".join(placed)} with cluster.kind "{self.cluster.kind}", got {got}'
             )
         if self.rollout.rewards.within_s is None:
             for key, env in self.environments.items():

@@ -1,4 +1,4 @@
-"""Server of a native engine in a thread of this process, for tests of its clients."""
+"""Server of an engine in a thread of this process, for tests of its clients."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sparring.launch.serve import ServeConfig, server_of
 from sparring.testing.serving import ServingThread, free_socket
 
 if TYPE_CHECKING:
-    from sparring.engine.native import NativeEngine
+    from sparring.engine.server import ServedEngine
 
 
 class ServerThread(ServingThread):
     """Thread that serves an engine and closes it at the end.
 
     Args:
-        engine: native engine, made from the checkpoint folder `folder`.
+        engine: engine that is served, made from the checkpoint folder `folder`.
         folder: checkpoint folder; its tokenizer, if it has one, compiles constraints.
         api_key: key that clients must send.
         unix: path of a Unix socket to listen on, replaced if it exists; None: a free TCP port.
@@ -29,7 +29,7 @@ class ServerThread(ServingThread):
         url: URL of the server.
     """
 
-    def __init__(self, engine: NativeEngine, folder: Path, *, api_key: str = "", unix: Path | None = None) -> None:
+    def __init__(self, engine: ServedEngine, folder: Path, *, api_key: str = "", unix: Path | None = None) -> None:
         if unix is None:
             listening, self.url = free_socket()
         else:
@@ -45,7 +45,7 @@ class ServerThread(ServingThread):
 class RemoteToThread(RemoteEngine):
     """Client with its own server, which ends with the client."""
 
-    def __init__(self, engine: NativeEngine, folder: Path) -> None:
+    def __init__(self, engine: ServedEngine, folder: Path) -> None:
         self._thread = ServerThread(engine, folder)
         super().__init__(self._thread.url)
 

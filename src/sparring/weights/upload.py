@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,6 +16,15 @@ ALIGNMENT = 64
 
 BUCKET = 64 << 20
 """Number of bytes of a bucket; the last one of an upload may be smaller."""
+
+
+def upload_bytes(sizes: Iterable[int]) -> int:
+    """Return the maximum number of bytes of an upload of tensors in float32.
+
+    Args:
+        sizes: number of elements of each tensor.
+    """
+    return sum(4 * size + ALIGNMENT for size in sizes)
 
 
 class Bucket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

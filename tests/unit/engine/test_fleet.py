@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -32,6 +33,8 @@ class Place(ScriptedEngine):
         stops_after: likewise, after which it stands still.
         start: number of starts of the process; the streams of an earlier one are broken.
     """
+
+    continues = True
 
     def __init__(self, place: str, **settings: object) -> None:
         super().__init__(script, **settings)  # type: ignore[arg-type]
@@ -86,6 +89,18 @@ class Place(ScriptedEngine):
     async def release(self, conversation: str) -> None:
         self.released.append(conversation)
         await super().release(conversation)
+
+
+class Anew(Place):
+    """A place whose replies begin anew elsewhere: tokens of its own, and versions only at the end."""
+
+    continues = False
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+        own = hash(self.place) % 97
+        async for piece in super().stream(request):
+            piece = replace(piece, tokens=tuple(own + token for token in piece.tokens))
+            yield piece if isinstance(piece, Completion) else Delta(tokens=piece.tokens, logprobs=piece.logprobs)
 
 
 def ask(name: str, seed: int = 1, *, prompt: Sequence[int] = PROMPT, talk: str | None = None) -> GenerateRequest:
@@ -224,6 +239,41 @@ def test_an_aborted_request_of_an_engine_that_stands_still_ends_with_what_was_to
         await asyncio.sleep(5 * TOKEN_S)
         await engines.abort("a")
         assert (await answer).tokens == tuple(script(ask("a"))[:3]) and (await answer).finish_reason == "abort"
+        assert not other.requests
+        await engines.close()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("after", [0, 5, LENGTH])
+def test_a_turn_that_cannot_go_on_begins_again_unless_a_piece_of_it_was_read(after: int) -> None:
+    async def main() -> None:
+        one, other = Anew("one"), Anew("other")
+        one.dies_after = after
+        engines, _ = fleet(one, other)
+        assert await engines.generate(ask("a")) == await Anew("other").generate(ask("a"))
+        assert [request.told for request in other.requests] == [0] and engines.metrics["moved"] == 1
+
+        read = list[Delta | Completion]()
+        other.dies_after, one.dead, one.dies_after = after, False, None
+        await asyncio.sleep(SILENT_S)
+        with pytest.raises(EngineError, match="read") if after else nullcontext():
+            read += [piece async for piece in engines.stream(ask("b"))]
+        assert bool(read) == (not after) and engines.metrics["moved"] == 1 + (not after)
+        await engines.close()
+
+    run_virtual(main())
+
+
+def test_an_aborted_turn_that_cannot_go_on_ends_empty() -> None:
+    async def main() -> None:
+        one, other = Anew("one"), Anew("other")
+        one.stops_after = 3
+        engines, _ = fleet(one, other)
+        answer = asyncio.create_task(engines.generate(ask("a")))
+        await asyncio.sleep(5 * TOKEN_S)
+        await engines.abort("a")
+        assert ((await answer).tokens, (await answer).finish_reason) == ((), "abort")
         assert not other.requests
         await engines.close()
 

@@ -13,6 +13,7 @@ from sparring.engine.adapters.remote import RemoteEngine
 from sparring.engine.adapters.remote_client import RemoteClient
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
+from sparring.errors import EngineError
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.load import load
 from sparring.testing.served import ServerThread
@@ -70,10 +71,9 @@ def test_another_process_counts_versions_as_the_run_does(thread, model_path, act
                 assert others[-1].version == version
             else:
                 client = run if action == "run" else others[number % len(others)]
-                answer = await client.generate(replace(request, id=f"{id(client)}-{number}"))
+                async for piece in client.stream(replace(request, id=f"{id(client)}-{number}")):
+                    assert set(piece.versions.values) == {version} >= set(piece.kv_versions.values)
                 assert client.version == version
-                assert set(answer.versions.values) == {version}
-                assert set(answer.kv_versions.values) <= {version}
         for client in (run, *others):
             await client.close()
 
@@ -103,6 +103,22 @@ def test_a_run_publishes_again_after_its_server_restarted(model_path, tmp_path) 
         return [version for answer in answers for version in answer.versions.values]
 
     assert set(asyncio.run(scenario())) == {2}
+
+
+def test_a_server_that_computes_otherwise_after_its_restart_gets_no_weights(model_path, tmp_path) -> None:
+    first, second = (
+        NativeEngine(load(model_path, numerics=numerics), EngineConfig(), threads=1) for numerics in ("exact", "fast")
+    )
+    first = ServerThread(first, model_path, unix=tmp_path / "socket")
+    run, state = RemoteEngine(first.url), load(model_path).state()
+    run.initial = lambda: (state, None)
+    first.stop()
+    with pytest.raises(EngineError, match="a running `sparring serve`"):
+        asyncio.run(run.restore())
+    second = ServerThread(second, model_path, unix=tmp_path / "socket")
+    with pytest.raises(EngineError, match="expected numerics exact-.*, got fast"):
+        asyncio.run(run.restore())
+    second.stop()
 
 
 async def _pulled(url: str, ref: WeightRef) -> None:

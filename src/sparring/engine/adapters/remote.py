@@ -61,6 +61,11 @@ class RemoteEngine(RemoteClient):
         self._link: Link | None = None
         self.initial: Initial | None = None
 
+    @property
+    def continues(self) -> bool:
+        """Whether another engine goes on with a turn in its middle."""
+        return self.served.kind == "native"
+
     def choose_link(self) -> str:
         """Choose the link over which weights travel to this server, and return it in words. Blocks.
 
@@ -126,6 +131,7 @@ class RemoteEngine(RemoteClient):
         """
         if self.initial is None:
             raise EngineError(f"{self.place}: expected the same server, got a restarted one; start the run again")
+        await asyncio.to_thread(self.check_restarted)
         state, adapter = await asyncio.to_thread(self.initial)
         await asyncio.to_thread(self.begin, state, adapter)
 

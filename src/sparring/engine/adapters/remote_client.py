@@ -24,6 +24,7 @@ from sparring.generation import Completion, Delta, GenerateRequest, Runs, ScoreR
 
 CONNECT_S = 10.0
 T = TypeVar("T")
+P = TypeVar("P", Delta, Completion)
 Client = TypeVar("Client", bound="RemoteClient")
 _log = logging.getLogger("sparring.engine")
 
@@ -91,13 +92,20 @@ class RemoteClient:
             config: section `[engine]`.
 
         Raises:
-            BadInput: the server computes differently, or has a smaller context.
+            BadInput: the server's engine is of another kind, computes differently, or has a smaller context.
         """
         served, where = self.served, f"engine at {self.url}"
+        kind = "vllm" if config.kind == "vllm" else "native"
+        if served.kind != kind:
+            expected = f"a {kind} engine, as engine.kind says"
+            do = f'serve it with --set engine.kind={kind}, or give only {served.kind} engines and engine.kind = "%s"'
+            raise refusal(where, expected, served.kind, do % ("vllm" if kind == "native" else "remote"))
         if served.dtype != dtype:
             raise refusal(
                 where, f"a model in {dtype}, as in models.{self._name}.dtype", served.dtype, "serve it with --dtype"
             )
+        if kind == "vllm":
+            return
         if (served.numerics == "fast") != (numerics == "fast"):
             wanted = "fast" if numerics == "fast" else "exact"
             do = "serve it with --numerics"
@@ -162,6 +170,21 @@ class RemoteClient:
         self._check(answer.status, body, answer.headers, where)
         return True
 
+    def check_restarted(self) -> None:
+        """Check that a server that was started anew computes as the one before. Blocks.
+
+        Raises:
+            EngineError: it does not, or no server answers.
+        """
+        try:
+            now = self._ask_what_is_served()
+        except BadInput as error:
+            raise EngineError(str(error)) from error
+        for name in ("kind", "dtype", "numerics"):
+            before, got = getattr(self.served, name), getattr(now, name)
+            if got != before:
+                raise EngineError(f"{self.place}: expected {name} {before}, as before its restart, got {got}")
+
     def move_to(self, url: str) -> None:
         """Send further requests to another address, at which the server was started anew. Running requests fail."""
         self._connections.close()
@@ -214,7 +237,7 @@ class RemoteClient:
                             self._prompts.remember(request.conversation, prompt, completion.tokens)
                             yield self._counts.completed(_renumbered(completion, base))
                             return
-                        yield self._read(data, Delta, where)
+                        yield _renumbered(self._read(data, Delta, where), base)
                     raise EngineError(
                         f"{where}: expected a completion, got the end of the answer; check that the server still runs"
                     )
@@ -328,12 +351,12 @@ async def _events(answer: HttpAnswer) -> AsyncIterator[tuple[str, bytes]]:
         searched = max(0, len(rest) - 1)  # a long event comes in many pieces
 
 
-def _renumbered(completion: Completion, base: int) -> Completion:
-    """Return a completion whose versions are counted from `base`."""
+def _renumbered(piece: P, base: int) -> P:
+    """Return a piece of a turn, or the whole, with its versions counted from `base`."""
     if not base:
-        return completion
+        return piece
     versions, kv_versions = (
         Runs(lengths=runs.lengths, values=tuple(value - base for value in runs.values))
-        for runs in (completion.versions, completion.kv_versions)
+        for runs in (piece.versions, piece.kv_versions)
     )
-    return replace(completion, versions=versions, kv_versions=kv_versions)
+    return replace(piece, versions=versions, kv_versions=kv_versions)

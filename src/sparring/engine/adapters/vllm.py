@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from time import perf_counter
 from typing import Any
 from uuid import uuid4
 
 from sparring.engine.adapters.client import ClientCounts, completion_of, scores_of
-from sparring.engine.adapters.vllm_client import VllmClient
+from sparring.engine.adapters.vllm_client import StepWatch, VllmClient
 from sparring.engine.adapters.vllm_server import VllmServer
 from sparring.engine.adapters.vllm_weights import VllmWeights
 from sparring.engine.adapters.vllm_wire import (
@@ -28,10 +29,13 @@ from sparring.engine.adapters.vllm_wire import (
 from sparring.engine.check import EngineLimits, check_request, check_score
 from sparring.engine.config import EngineConfig
 from sparring.engine.derived import branch_of, prompt_logprobs
+from sparring.engine.metrics import Latencies
 from sparring.engine.update import check_model
+from sparring.engine.wire import ServedModel
 from sparring.errors import EngineError, RequestRefused, boundary
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.types import WeightRef
+from sparring.weights.upload import upload_bytes
 
 _ABORT_AGAIN_S = 0.05
 
@@ -47,6 +51,8 @@ class _RunningRequest:
     streams: bool
     aborted: bool = False
     done: asyncio.Event = field(default_factory=asyncio.Event)
+    asked_s: float = field(default_factory=perf_counter)
+    began_s: float = 0.0
 
 
 class VllmEngine:
@@ -59,6 +65,9 @@ class VllmEngine:
         name: name of the model in the run; updates of other models are refused.
         version: version of the weights in the server's folder.
         keep_server: whether `close` leaves the server running.
+
+    Attributes:
+        latencies: latencies of the requests that generate; up to the first token and per token, of streamed ones.
     """
 
     def __init__(
@@ -72,13 +81,15 @@ class VllmEngine:
         keep_server: bool = False,
     ) -> None:
         self.server, self._config, self._name, self._keep_server = server, config, name, keep_server
+        self._dtype = dtype
         self._client = VllmClient(server)
         self.weights = VllmWeights(server, self._client, config, engine=name, version=version, dtype=dtype)
+        self._watch = StepWatch(self._client, config.vllm.stalled_s)
         # a server may have other clients, and remembers ids for a while
         self._key, self._numbers = uuid4().hex, count()
         self._live: list[_RunningRequest] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._counts = ClientCounts()
+        self._counts, self.latencies = ClientCounts(), Latencies()
         self._closed = False
 
     @property
@@ -90,6 +101,36 @@ class VllmEngine:
         """Counts of `ClientCounts` since the start."""
         return dict(self._counts.values)
 
+    def describe(self, instance: str) -> ServedModel:
+        """Describe the engine for clients of a server.
+
+        Args:
+            instance: random name of this start of the server.
+        """
+        most, shapes = self.server.max_positions, self.weights.shapes
+        return ServedModel(
+            model=self._name,
+            version=self.version,
+            dtype=self._dtype,
+            numerics="vllm",
+            vocab_size=self.server.vocab_size,
+            max_positions=most,
+            context=most,  # vLLM does not start with a smaller cache
+            token_bytes=0,
+            instance=instance,
+            state_bytes=upload_bytes(map(math.prod, shapes.values())),
+            kind="vllm",
+        )
+
+    async def check(self) -> None:
+        """Check that vLLM answers.
+
+        Raises:
+            EngineError: it has ended or stands still, or this engine is closed or broken.
+        """
+        self._check_open()
+        await self._watch.check(updating=not self.weights.available.is_set())
+
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one turn. The recorded oldest version of keys and values is never newer than the true one: it is the
         version served when the request was sent, even if vLLM began later."""
@@ -97,13 +138,17 @@ class VllmEngine:
             return await completion_of(self.stream(request))
         prompt = await self._prompt_logprobs(request)
         async with self._serving(request, streams=False) as live:
-            live.sampled.take(await self._client.post(GENERATE, self._body(live)))
-            return self._counts.completed(live.sampled.completion(prompt))
+            if not live.aborted:
+                live.sampled.take(await self._client.post(GENERATE, self._body(live)))
+            return self._completed(live, prompt)
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
         prompt = await self._prompt_logprobs(request)
         async with self._serving(request, streams=True) as live:
             sampled, num_sent, ended = live.sampled, 0, False
+            if live.aborted:
+                yield self._completed(live, prompt)
+                return
             events = self._client.events(GENERATE, self._body(live))
             async with aclosing(events):
                 async for event in events:
@@ -114,12 +159,14 @@ class VllmEngine:
                     if end is not None:
                         ended = True
                         await self._tell_abort(live)  # the versions come with the end
+                    if not num_sent:
+                        self.latencies.began(live)
                     new = slice(num_sent, end)
                     num_sent = len(sampled.tokens) if end is None else end
                     yield Delta(tokens=tuple(sampled.tokens[new]), logprobs=tuple(sampled.logprobs[new]))
             if ended:
                 sampled.cut(num_sent)
-            yield self._counts.completed(sampled.completion(prompt))
+            yield self._completed(live, prompt)
 
     async def abort(self, request: str) -> None:
         """End a request. A new request for its prompt and the tokens sampled so far continues with other random
@@ -158,6 +205,14 @@ class VllmEngine:
     async def release(self, conversation: str) -> None:
         """Do nothing: vLLM evicts the least recently used blocks itself."""
 
+    async def drop(self, adapter: str) -> None:
+        """Refuse: vLLM serves no adapters here.
+
+        Raises:
+            EngineError: always.
+        """
+        raise EngineError(f"adapter {adapter}: expected an engine with adapters, got vLLM; use a native one")
+
     async def pull(self, ref: WeightRef) -> None:
         """Serve other weights: pause, load, verify, commit, resume. vLLM computes the publisher's probe while
         everything else is paused, so no request is served by unverified weights.
@@ -182,6 +237,7 @@ class VllmEngine:
     async def close(self) -> None:
         self._closed = True
         self.weights.close()
+        self._watch.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -225,16 +281,24 @@ class VllmEngine:
     @asynccontextmanager
     async def _serving(self, request: GenerateRequest, *, streams: bool) -> AsyncIterator[_RunningRequest]:
         max_new = self._check(request)
-        await self._available()
-        recomputes = self._config.update.live_kv == "recompute"
-        sampled = SampledTurn(request, self.version, vocab_size=self.server.vocab_size, recomputes=recomputes)
-        live = _RunningRequest(request, self._unique(), sampled, max_new, streams)
+        live = _RunningRequest(request, self._unique(), self._sampled(request), max_new, streams)
         self._live.append(live)
         try:
+            await self._available()
+            live.sampled = self._sampled(request)  # of the version that is served now
             yield live
         finally:
             self._live.remove(live)
             live.done.set()
+
+    def _sampled(self, request: GenerateRequest) -> SampledTurn:
+        recomputes = self._config.update.live_kv == "recompute"
+        return SampledTurn(request, self.version, vocab_size=self.server.vocab_size, recomputes=recomputes)
+
+    def _completed(self, live: _RunningRequest, prompt: tuple[float, ...] | None) -> Completion:
+        completion = live.sampled.completion(prompt)
+        self.latencies.ended(live, len(completion.tokens) if live.streams else 1)
+        return self._counts.completed(completion)
 
     def _body(self, live: _RunningRequest) -> dict[str, Any]:
         vocab_size = self.server.vocab_size

@@ -12,6 +12,9 @@ import httpx
 from sparring.engine.adapters.vllm_server import VllmServer
 from sparring.errors import EngineError
 
+MOMENT_S = 1.0
+"""Seconds that a check waits for an answer which may come later."""
+
 
 class VllmClient:
     """Client of a vLLM server, for one event loop."""
@@ -26,8 +29,15 @@ class VllmClient:
         Raises:
             EngineError: the request failed; if the server has ended, the message has the end of its log.
         """
+        return await self._asked("POST", address, body)
+
+    async def get(self, address: str) -> Any:
+        """Return the decoded answer of an address. Raises as `post`."""
+        return await self._asked("GET", address, None)
+
+    async def _asked(self, method: str, address: str, body: Mapping[str, Any] | None) -> Any:
         try:
-            answer = await self._http().post(address, json=body)
+            answer = await self._http().request(method, address, json=body)
         except httpx.TransportError as error:
             raise self._gone(address, error) from error
         if answer.status_code != httpx.codes.OK:
@@ -70,3 +80,51 @@ class VllmClient:
         return EngineError(
             f"vLLM {address}: expected an answer, got {type(error).__name__}: {error}{self._server.ending()}"
         )
+
+
+class StepWatch:
+    """Watch of vLLM's engine, a process that answers a question between two steps. A step may compile, so an answer may
+    take long.
+
+    Args:
+        patience_s: seconds that an answer may take.
+    """
+
+    def __init__(self, client: VllmClient, patience_s: float) -> None:
+        self._client, self._patience_s = client, patience_s
+        self._question: asyncio.Task[Any] | None = None
+        self._asked_s = 0.0
+
+    async def check(self, *, updating: bool) -> None:
+        """Ask the engine, unless it owes an answer, and wait a moment for it.
+
+        Args:
+            updating: whether the weights are being updated, which may take longer than a step.
+
+        Raises:
+            EngineError: vLLM has ended or failed, or has owed an answer for too long.
+        """
+        question, now = self._question, asyncio.get_running_loop().time()
+        if question is None or question.done():
+            question = self._question = asyncio.create_task(self._client.get("/is_sleeping"))
+            question.add_done_callback(_retrieve)
+            self._asked_s = now
+        elif updating:
+            self._asked_s = now
+        await asyncio.wait((question,), timeout=MOMENT_S)
+        if question.done():
+            question.result()
+        elif now - self._asked_s > self._patience_s:
+            limit = f"engine.vllm.stalled_s = {self._patience_s:g}"
+            raise EngineError(f"vLLM's engine: expected the end of a step within {limit}, got no answer")
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._question is not None:
+            self._question.cancel()
+
+
+def _retrieve(question: asyncio.Task[Any]) -> None:
+    """Take the error of a question that nobody waits for any more, so that asyncio does not report it."""
+    if not question.cancelled():
+        question.exception()

@@ -52,7 +52,7 @@ class VllmServer:
         self.path = Path(path)
         self.folder = Path(tempfile.mkdtemp(prefix="sparring-vllm-", dir=_MEMORY if _MEMORY.is_dir() else None))
         self.socket = self.folder / "socket"
-        self._log = self.folder / "log"
+        self._log, self._closed = self.folder / "log", False
         command = [python, PROCESS / "serve.py", "--model", path, "--uds", self.socket, *_arguments(config, dtype)]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -105,8 +105,14 @@ class VllmServer:
         after the other, so the cause is far above the end."""
         return told(self._log.read_text(errors="replace")) if self._log.exists() else ""
 
+    def wait(self) -> str:
+        """Wait until the server has ended; return how, or "" if it was closed."""
+        self._process.wait()
+        return "" if self._closed else self.ending()
+
     def close(self) -> None:
         """End the server and its workers and remove its folder. Safe to call twice."""
+        self._closed = True
         assert self._process.stdin is not None
         self._process.terminate()
         try:

@@ -36,6 +36,7 @@ class VllmWeights:
 
     Attributes:
         version: version of the served weights.
+        shapes: shape of each tensor of the checkpoint.
         available: set while requests may be sent, cleared during an update.
         broken: error for all requests after an update failed and the old weights could not be restored; "" otherwise.
     """
@@ -48,7 +49,7 @@ class VllmWeights:
         self._turn, self.available = asyncio.Lock(), asyncio.Event()
         self.available.set()
         self._served = sorted(map(str, server.path.glob("*.safetensors")))
-        self._shapes = _shapes(self._served)
+        self.shapes = _shapes(self._served)
         self.version, self.broken = version, ""
         self._checksum: str | None = None
         self._closed = False
@@ -122,8 +123,8 @@ class VllmWeights:
         gives up half way leaves a model that cannot be loaded again."""
         state = fetch(ref)
         for name, tensor in state.items():
-            if self._shapes.get(name) != list(tensor.shape):
-                expected = f"{name} of shape {self._shapes.get(name)}, as in the checkpoint"
+            if self.shapes.get(name) != list(tensor.shape):
+                expected = f"{name} of shape {self.shapes.get(name)}, as in the checkpoint"
                 raise WeightsError(f"{where(ref)}: expected {expected}, got {list(tensor.shape)}; {OLD_STAYS}")
         file = self._server.folder / f"weights-{next(self._files)}.safetensors"
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, file)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-
-from sparring.engine.config import EngineConfig
+from sparring.engine.config import EngineConfig, check_settings
 from sparring.errors import WeightsError, refusal
 from sparring.model.outline import Outline
 from sparring.recipe.run_config import RunConfig
@@ -17,38 +15,31 @@ def check_engine(config: RunConfig, shape: Outline) -> list[str]:
     engine, rollout = config.engine, config.rollout
     if engine.kind == "native":
         return []
-    advice = {
-        "vllm": "leave it out; vLLM's own settings go into engine.vllm.arguments",
-        "remote": "leave it out; give it to `sparring serve`, as --set engine.{name}={value}",
-        "openai": "leave it out; the server decides it",
-    }[engine.kind]
-    native_only = ["kv.idle_bytes", *(() if engine.kind == "remote" else ("kv.tokens",))]
-    if engine.kind != "vllm":
-        native_only += ["kv.across_turns", "update.live_kv"]
-    for name in native_only:
-        value_of = attrgetter(name)
-        if (value := value_of(engine)) != value_of(EngineConfig()):
-            expected = 'its default unless engine.kind = "native"'
-            raise refusal(f"engine.{name}", expected, repr(value), advice.format(name=name, value=value))
+    check_settings(engine)
     if rollout.sampling.constraint is not None and engine.kind != "remote":
         expected = f'none with engine.kind = "{engine.kind}", which takes no token masks from its client'
         got, do = f"a {rollout.sampling.constraint.kind}", 'leave it out, or set engine.kind = "native"'
         raise refusal("rollout.sampling.constraint", expected, got, do)
-    return _vllm(config, shape) if engine.kind == "vllm" else _answers(config)
+    if engine.kind == "vllm":
+        _check_truncation(config, shape)
+    return _answers(config) if engine.urls else _vllm(engine)
 
 
-def _vllm(config: RunConfig, shape: Outline) -> list[str]:
-    from sparring.engine.adapters.vllm_server import find_vllm
+def _check_truncation(config: RunConfig, shape: Outline) -> None:
+    """Refuse truncated sampling whose kept tokens vLLM does not name."""
     from sparring.engine.adapters.vllm_wire import WHOLE_VOCABULARY, truncates
 
-    engine, rollout = config.engine, config.rollout
-    if engine.kv.across_turns == "offload":
-        raise refusal("engine.kv.across_turns", '"keep" or "drop" with vLLM', '"offload"', "choose one of these")
-    if truncates(rollout.sampling.build()) and not rollout.sampling.top_k and shape.vocab_size > WHOLE_VOCABULARY:
+    sampling = config.rollout.sampling
+    if truncates(sampling.build()) and not sampling.top_k and shape.vocab_size > WHOLE_VOCABULARY:
         expected = (
             f"a number with top_p or min_p on vLLM, which returns the kept tokens as the top_k of {shape.vocab_size}"
         )
         raise refusal("rollout.sampling.top_k", expected, "0", "set it, or leave top_p and min_p out")
+
+
+def _vllm(engine: EngineConfig) -> list[str]:
+    from sparring.engine.adapters.vllm_server import find_vllm
+
     return [f"engine: {find_vllm(engine)} has vLLM"]
 
 
@@ -88,7 +79,7 @@ def check_updates(config: RunConfig) -> list[str]:
     Raises:
         BadInput: a server refuses the weights, or cannot use `engine.shared_folder`.
     """
-    if config.engine.kind != "remote":
+    if not config.engine.elsewhere:
         return []
     from sparring.engine.adapters.client import read_api_key
     from sparring.engine.adapters.remote import RemoteEngine
