@@ -60,6 +60,22 @@ def test_engines_of_their_own_change_nothing_and_are_started_again(
     check_same(given, "local", capsys)
 
 
+def test_the_engines_of_a_stage_serve_the_next_ones(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of an evaluation's checkpoints too."""
+    stages = ('run.stages=["sft", "rl", "eval"]', 'eval.checkpoints=["sft", "rl"]', "observe.lines_every_s=0.01")
+    assert main(words(given, "own", *stages)) == 0
+    with started(given, "local", *stages, *LOCAL) as run:
+        assert run.stdout is not None
+        output, seen, during = list[str](), set[int](), set[str]()
+        for line in run.stdout:
+            output.append(line)
+            seen.update(there := engines(given.parent))
+            during |= {line.split()[0]} if there else set()
+        assert run.wait() == 0, "".join(output)
+    assert {"rl", "eval"} <= during and len(seen) == 2, "".join(output)
+    check_same(given, "local", capsys)
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_ends_leaves_no_engine(how: signal.Signals, given: Path) -> None:
     with started(given, "ended", STAGES, "rl.steps=1000", "observe.lines_every_s=0.01", *LOCAL) as run:

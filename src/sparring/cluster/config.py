@@ -14,8 +14,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     kind: Literal["inline", "local", "ray"] = "inline"
     """inline: trainer and engine in the run's process; local: engines of the policy in processes of their own on this
-    machine; ray: such processes on the nodes of a Ray cluster. They are started with each stage that samples, and
-    started again when they die."""
+    machine; ray: such processes on the nodes of a Ray cluster. They are started with the first stage that samples,
+    serve the later ones too, and are started again when they die."""
 
     engines: int = 1
     """Number of engine processes; they share the requests (docs/engine/fleet.md)."""

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 from sparring.engine.config import EngineConfig
+from sparring.errors import BadInput
 from sparring.model.config import ModelConfig, ServedConfig
 from sparring.protocols import Engine, Trainer, TrainPlan, ValueModel
 from sparring.train.config import TrainConfig
 
 if TYPE_CHECKING:
-    import torch
-
     from sparring.engine.adapters.remote import RemoteEngine
     from sparring.engine.fleet import Fleet
+    from sparring.engine.members import Keeper
     from sparring.model.causal import CausalModel
     from sparring.train.trainer import LocalTrainer
     from sparring.weights.links import WeightLinks
+
+_log = logging.getLogger("sparring.engine")
 
 
 class InlineCluster:
@@ -145,36 +149,61 @@ class InlineCluster:
         return fleet.engines[0] if len(config.urls) == 1 else fleet
 
     def _fleet(
-        self,
-        name: str,
-        path: str,
-        urls: Sequence[str],
-        key: str,
-        lost: Callable[[RemoteEngine], None] = lambda engine: None,
+        self, name: str, path: str, urls: Sequence[str], key: str, keeper: Keeper[RemoteEngine] | None = None
     ) -> Fleet[RemoteEngine]:
-        """Connect to the servers of a model and send them its weights.
+        """Connect to the servers of a model and send them its weights. A run has checked that all answer before its
+        first stage; one that does not answer now joins the fleet when it does.
 
         Args:
-            lost: called with the client of a server that does not answer any more.
+            keeper: starter of the servers; None: they are the user's.
+
+        Raises:
+            BadInput: no server answers, or one does not fit.
         """
         from sparring.engine.adapters.remote import RemoteEngine
-        from sparring.engine.adapters.remote_client import check_distinct, reachable
+        from sparring.engine.adapters.remote_client import check_distinct
         from sparring.engine.fleet import Fleet
         from sparring.weights.fetch import links
 
-        spec, config = self._models[name], self._engine_of[name]
+        config = self._engine_of[name]
         self._links = self._links or links(config.shared_folder)
-        connect = partial(RemoteEngine, name=name, api_key=key, links=self._links, timeout_s=config.update.timeout_s)
-        engines = reachable([partial(connect, url) for url in urls])
-        model = self._model(name, path)
+        make = partial(
+            RemoteEngine,
+            name=name,
+            api_key=key,
+            links=self._links,
+            timeout_s=config.update.timeout_s,
+            join=lambda engine: self._send_first(name, path, [engine]),
+        )
+        there, absent, refusals = list[RemoteEngine](), list[RemoteEngine](), list[BadInput]()
+        for url in urls:
+            try:
+                there.append(make(url))
+            except BadInput as error:
+                absent.append(make(url, awaited=True))
+                refusals.append(error)
+        if not there:
+            raise refusals[0]
+        for refused in refusals:
+            _log.warning("%s; it joins when it answers", refused)
+        check_distinct(there)
+        self._send_first(name, path, there)
+        return Fleet(there, absent=absent, room=config.batch.max_running, silent_s=config.silent_s, keeper=keeper)
+
+    def _send_first(self, name: str, path: str, engines: Sequence[RemoteEngine]) -> None:
+        """Check servers of a model, and send them its weights as version 0. Blocks.
+
+        Raises:
+            BadInput: a server does not fit.
+            WeightsError: a server refused the weights.
+            EngineError: a server did not answer.
+        """
+        spec, model = self._models[name], self._model(name, path)
+        own = model.adapters.everywhere
         for engine in engines:
-            engine.check(spec.dtype, model.path_name, config)
-        check_distinct(engines)
+            engine.check(spec.dtype, model.path_name, self._engine_of[name])
         for engine in engines:
-            engine.begin(*_states(model))
-            engine.initial = lambda: _states(self._model(name, path))
-        room, silent_s = config.batch.max_running, config.silent_s
-        return Fleet(engines, room=room, silent_s=silent_s, lost=lost)
+            engine.begin(model.state(), None if own is None else own.state())
 
     def _openai(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.client import read_api_key
@@ -189,8 +218,18 @@ class InlineCluster:
         spec = self._models[name]
         return load(path, dtype=spec.dtype, device=self._device, numerics=spec.numerics)
 
+    @asynccontextmanager
+    async def stage(self) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await self._close_parts()
+
     async def close(self) -> None:
         """Close every part and its threads. Safe to call twice."""
+        await self._close_parts()
+
+    async def _close_parts(self) -> None:
         while self._engines:
             await self._engines.pop().close()
         while self._trainers:
@@ -199,9 +238,3 @@ class InlineCluster:
             await self._rewards.popitem()[1].close()
         if self._links is not None:
             self._links.close()
-
-
-def _states(model: CausalModel) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None]:
-    """Return the weights of a model and of its adapter, if it has one."""
-    own = model.adapters.everywhere
-    return model.state(), None if own is None else own.state()

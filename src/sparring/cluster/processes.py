@@ -2,49 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 import secrets
-import threading
-import time
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sparring.cluster.config import ClusterConfig
-from sparring.cluster.engine_process import EngineProcess
+from sparring.cluster.engine_process import EngineProcess, serving
 from sparring.cluster.inline import InlineCluster
+from sparring.cluster.kept_engines import Ended, KeptEngines, PlacedEngine
 from sparring.engine.config import EngineConfig
-from sparring.errors import EngineError, refusal
+from sparring.errors import refusal
+from sparring.model.hub import base_folder
 from sparring.protocols import Engine
 from sparring.types import POLICY
+from sparring.weights import files
 
 if TYPE_CHECKING:
     from sparring.cluster.ray import RayEngines
-    from sparring.engine.adapters.remote import RemoteEngine
-
-_log = logging.getLogger("sparring.engine")
-
-
-class PlacedEngine(Protocol):
-    """Engine process, wherever it runs."""
-
-    url: str
-
-    def wait_until_ready(self, deadline: float) -> None:
-        """Wait for the first answer, until `deadline` by `time.monotonic`. Raises EngineError."""
-
-    def find(self, deadline: float) -> str:
-        """Return the address of the server, which may have been started again elsewhere. Raises EngineError."""
-
-    def kill(self) -> None:
-        """Kill a process that stands still; another one is started."""
-
-    def close(self) -> None:
-        """End the process. Safe to call twice."""
 
 
 class ProcessCluster(InlineCluster):
@@ -58,7 +36,8 @@ class ProcessCluster(InlineCluster):
     def __init__(self, cluster: ClusterConfig, **settings: Any) -> None:
         super().__init__(**settings)
         self._cluster = cluster
-        self._placed: list[PlacedEngine] = []
+        self._kept: list[KeptEngines] = []
+        self._ended = Ended()
         self._ray: RayEngines | None = None
 
     def check(self) -> list[str]:
@@ -80,64 +59,60 @@ class ProcessCluster(InlineCluster):
         return self._cluster.engine_threads or max(1, self._threads // self._cluster.engines)
 
     def _native(self, name: str, path: str) -> Engine:
-        """Start the engine processes of the policy, or the engine of another model in this process."""
+        """Connect to the engine processes of the policy, or make the engine of another model in this process."""
         if name != POLICY:
             return super()._native(name, path)
-        return self._processes(name, path, ["--numerics", self._models[name].numerics])
+        return self._fleet_of(name, path, ["--numerics", self._models[name].numerics])
 
     def _vllm(self, name: str, path: str) -> Engine:
-        """Start the engine processes of the policy, each of which starts a vLLM."""
-        return self._processes(name, path, [])
+        """Connect to the engine processes of the policy, each of which starts a vLLM."""
+        return self._fleet_of(name, path, [])
 
-    def _processes(self, name: str, path: str, words: Sequence[str]) -> Engine:
-        """Start engine processes.
+    def _fleet_of(self, name: str, path: str, words: Sequence[str]) -> Engine:
+        """Connect to engine processes.
 
         Args:
             words: further arguments of `sparring serve`.
         """
-        key, spec = secrets.token_hex(16), self._models[name]
-        threads = self._engine_threads
+        kept = self._kept_for(name, path, words)
+        kept.fleet = self._fleet(name, path, kept.find(), kept.key, kept)
+        return kept.fleet
+
+    def _kept_for(self, name: str, path: str, words: Sequence[str]) -> KeptEngines:
+        """Return engine processes of an earlier stage that no fleet uses, or start some. Those that serve a model of
+        another shape make room."""
+        shape, free = files.digest(files.read(base_folder(path))), [kept for kept in self._kept if kept.free]
+        for kept in free:
+            if kept.shape == shape:
+                return kept
+            kept.close()
+            self._kept.remove(kept)
+        key, spec, threads = secrets.token_hex(16), self._models[name], self._engine_threads
         words = [path, "--name", name, "--dtype", spec.dtype, "--threads", str(threads), *words]
         words += [word for key_value in changed(self._engine_of[name]) for word in ("--set", key_value)]
         placed = self._start(words, key, threads)
-        self._placed += placed
-        deadline = time.monotonic() + self._cluster.start_timeout_s
-        for process in placed:
-            process.wait_until_ready(deadline)
-        by_url = {process.url: process for process in placed}
-        return self._fleet(name, path, [*by_url], key, lost=lambda engine: self._replace(by_url, engine))
-
-    def _replace(self, by_url: dict[str, PlacedEngine], engine: RemoteEngine) -> None:
-        """Have a lost engine started again, perhaps elsewhere, and let its client follow it. Returns at once."""
-        process, loop = by_url[engine.url], asyncio.get_running_loop()
-        process.kill()
-
-        def follow() -> None:
-            try:
-                url = process.find(time.monotonic() + self._cluster.start_timeout_s)
-            except EngineError as error:
-                _log.warning("%s", error)
-                return
-            if url != engine.url:
-                by_url[url] = process
-                with suppress(RuntimeError):  # the run has ended
-                    loop.call_soon_threadsafe(engine.move_to, url)
-
-        threading.Thread(target=follow, daemon=True).start()
+        within_s = self._cluster.start_timeout_s
+        self._kept.append(KeptEngines(placed, key=key, shape=shape, within_s=within_s, dead=self._ended))
+        return self._kept[-1]
 
     def _start(self, words: Sequence[str], key: str, threads: int) -> Sequence[PlacedEngine]:
         if self._cluster.kind == "local":
-            return [EngineProcess(words, key) for _ in range(self._cluster.engines)]
+            return [EngineProcess(serving(words), key) for _ in range(self._cluster.engines)]
         from sparring.cluster.ray import RayEngines
 
-        self._ray = RayEngines(self._cluster, threads)
+        self._ray = self._ray or RayEngines(self._cluster, threads)
         return self._ray.start(words, key)
+
+    @asynccontextmanager
+    async def stage(self) -> AsyncIterator[None]:
+        async with super().stage(), self._ended.within():
+            yield
 
     async def close(self) -> None:
         """Close every part, its threads and its processes. Safe to call twice."""
         await super().close()
-        while self._placed:
-            self._placed.pop().close()
+        while self._kept:
+            self._kept.pop().close()
         if self._ray is not None:
             self._ray.close()
             self._ray = None

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparring.cluster.config import ClusterConfig
-from sparring.cluster.engine_process import EngineProcess
+from sparring.cluster.engine_process import DeadEngine, EngineProcess, serving
 from sparring.errors import EngineError, refusal
 
 OLDEST = (2, 52)
@@ -29,35 +29,18 @@ CONNECT_S = 10.0
 
 class RayEngine:
     """Engine process of a run on a node of a Ray cluster, in an actor that Ray starts again if its node dies.
+    Implements `PlacedEngine`.
 
     Args:
         actor: handle of a `NodeEngine`.
+        group: placement group of the actor and of those that are closed with it.
         number: number of the engine, for the user.
-
-    Attributes:
-        url: address of the server at present; empty before the first answer.
     """
 
-    def __init__(self, actor: Any, number: int) -> None:
-        self._actor, self._number, self.url = actor, number, ""
-
-    def wait_until_ready(self, deadline: float) -> None:
-        """Wait for the first answer.
-
-        Raises:
-            EngineError: the engine did not start, or is late.
-        """
-        self.url = self.find(deadline)
+    def __init__(self, actor: Any, group: Any, number: int) -> None:
+        self._actor, self._group, self._number = actor, group, number
 
     def find(self, deadline: float) -> str:
-        """Return the address of the server, as soon as Ray has placed its actor and it answers.
-
-        Args:
-            deadline: end of the wait, by `time.monotonic`.
-
-        Raises:
-            EngineError: it did not start, or is late.
-        """
         import ray
 
         while True:
@@ -65,24 +48,27 @@ class RayEngine:
             if left <= 0:
                 raise EngineError(f"engine {self._number} on Ray: expected it to start, got no answer in time")
             try:
-                return str(ray.get(self._actor.start.remote(left), timeout=left))
+                return str(ray.get(self._actor.find.remote(left), timeout=left))
             except ray.exceptions.GetTimeoutError:
                 continue
             except ray.exceptions.RayActorError:  # its node died; Ray starts it on another
                 time.sleep(PAUSE_S)
             except ray.exceptions.RayTaskError as error:
-                raise EngineError(f"engine {self._number} on Ray: {error.cause}") from error
+                kind = DeadEngine if isinstance(error.cause, DeadEngine) else EngineError
+                raise kind(f"engine {self._number} on Ray: {error.cause}") from error
 
     def kill(self) -> None:
-        """Let the actor kill its process, which stands still, and start another one."""
-        self._actor.kill_process.remote()
+        self._actor.kill.remote()
+
+    def replied(self) -> None:
+        self._actor.replied.remote()
 
     def close(self) -> None:
-        """End the engine. Safe to call twice."""
         import ray
 
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(self._actor)
+            ray.util.remove_placement_group(self._group)
 
 
 class NodeEngine:
@@ -97,24 +83,23 @@ class NodeEngine:
     def __init__(self, words: Sequence[str], key: str) -> None:
         import ray
 
-        self._process = EngineProcess([*words, "--host", ray.util.get_node_ip_address()], key)
+        self._process = EngineProcess(serving([*words, "--host", ray.util.get_node_ip_address()]), key)
 
-    def start(self, within_s: float) -> str:
-        """Wait until the server answers, and return its address.
+    def find(self, within_s: float) -> str:
+        """Wait until the server answers, and return its address. Raises as `EngineProcess.find`."""
+        return self._process.find(time.monotonic() + within_s)
 
-        Raises:
-            EngineError: it did not start in time.
-        """
-        self._process.wait_until_ready(time.monotonic() + within_s)
-        return self._process.url
-
-    def kill_process(self) -> None:
-        """Kill the server, which is then started again."""
+    def kill(self) -> None:
+        """Kill the server that was found last, as `EngineProcess.kill`."""
         self._process.kill()
+
+    def replied(self) -> None:
+        """Begin to count deaths anew."""
+        self._process.replied()
 
 
 class RayEngines:
-    """Engines of one stage on a Ray cluster.
+    """Engines of a run on a Ray cluster.
 
     Args:
         config: section `[cluster]`.
@@ -153,6 +138,7 @@ class RayEngines:
                 actor.options(
                     num_cpus=self._threads, max_restarts=-1, max_task_retries=0, scheduling_strategy=strategy
                 ).remote(list(words), key),
+                group,
                 number,
             )
             for number, strategy in enumerate(strategies)

@@ -9,115 +9,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from sparring.engine.adapters.client import completion_of
 from sparring.engine.derived import prompt_logprobs
+from sparring.engine.members import E, FleetMember, FleetTurn, Keeper, Unkept
 from sparring.engine.pieces import completed, completion_alone, told_completion
 from sparring.errors import EngineError, RequestRefused, WeightsError
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
-from sparring.protocols import Engine
 from sparring.types import WeightRef
 
 PROMPTS = 4096
 """Number of prompts whose engine is remembered."""
 
-T = TypeVar("T")
+CATCH_UPS = 3
+"""Number of tries in a row to bring an engine that answers to the fleet's weights, before its keeper replaces it."""
+
 _log = logging.getLogger("sparring.engine")
-
-
-class FleetEngine(Engine, Protocol):
-    """Engine of a fleet; an extension of `Engine`."""
-
-    @property
-    def place(self) -> str:
-        """Name for the user, such as its address."""
-        ...
-
-    @property
-    def continues(self) -> bool:
-        """Whether another engine goes on with a turn in its middle: deltas have versions, and the request for the rest
-        has the tokens that this engine would have sampled."""
-        ...
-
-    async def ping(self) -> bool:
-        """Return whether the process that answers is the one that was sent weights, and not a new one in its place.
-
-        Raises:
-            EngineError: none answers, or its engine is broken.
-        """
-        ...
-
-    async def restore(self) -> None:
-        """Send a new process the weights that the run began with, as version 0.
-
-        Raises:
-            WeightsError: they were refused.
-            EngineError: no process answers.
-        """
-        ...
-
-    async def drop(self, adapter: str) -> None:
-        """Serve no new request with an adapter.
-
-        Raises:
-            EngineError: no adapter with this name is loaded.
-        """
-        ...
-
-
-E = TypeVar("E", bound=FleetEngine)
-
-
-@dataclass(eq=False, slots=True)
-class _Turn:
-    """Request in flight.
-
-    Attributes:
-        id: its id.
-        wait: wait for its engine, which ends at once if the engine is lost.
-    """
-
-    id: str
-    aborted: bool = False
-    wait: asyncio.Timeout | None = None
-
-
-@dataclass(eq=False, slots=True)
-class _Member(Generic[E]):
-    """Engine of a fleet.
-
-    Attributes:
-        lost: why no request is sent to it; None while it is routed.
-        losses: number of times that it was lost.
-        turns: requests that it answers.
-    """
-
-    engine: E
-    lost: str | None = None
-    losses: int = 0
-    turns: set[_Turn] = field(default_factory=set)
-
-    async def wait(self, turn: _Turn, ask: Callable[[], Awaitable[T]]) -> T:
-        """Wait for an answer of the engine until it counts as lost.
-
-        Raises:
-            EngineError: the engine is lost, or its own error.
-        """
-        if self.lost is None:
-            try:
-                async with asyncio.timeout(None) as turn.wait:
-                    return await ask()
-            except TimeoutError:
-                if self.lost is None:
-                    raise
-            finally:
-                turn.wait = None
-        raise EngineError(f"{self.engine.place}: {self.lost}")
 
 
 class Fleet(Generic[E]):
@@ -125,40 +37,45 @@ class Fleet(Generic[E]):
 
     A conversation stays at the engine that has its KV cache, and a prompt at the engine that has read it, unless that
     engine is full. An engine that dies, stands still or fails an update is lost: it gets no request until it serves the
-    fleet's weights again. For lost engines the fleet keeps the reference to the newest weights.
+    fleet's weights again. For lost engines the fleet keeps the reference to the newest weights. One that answers
+    catches up as it is. One that does not, or that fails to `CATCH_UPS` times in a row, is for the keeper to replace.
 
     Args:
         engines: engines of equal weights and numerics, closed with the fleet.
+        absent: engines that do not answer yet. They join when they do.
         room: number of requests at which an engine is full.
         silent_s: seconds without an answer to a ping after which an engine is lost.
-        lost: called with an engine that is lost.
+        keeper: starter of the engines.
         report: called with a sentence when an engine is lost or comes back.
 
     Attributes:
-        engines: the engines.
+        engines: the engines, also the absent ones.
+        closed: whether the fleet was closed.
     """
 
     def __init__(
         self,
         engines: Sequence[E],
         *,
+        absent: Sequence[E] = (),
         room: int = 128,
         silent_s: float = 10.0,
-        lost: Callable[[E], None] = lambda engine: None,
+        keeper: Keeper[E] | None = None,
         report: Callable[[str], None] = _log.warning,
     ) -> None:
-        self.engines, self._on_loss = engines, lost
-        self._members = [_Member(engine) for engine in engines]
+        self.engines, self._keeper = (*engines, *absent), keeper or Unkept()
+        self._members = [FleetMember(engine) for engine in engines]
+        self._members += [FleetMember(engine, lost="it has not answered yet") for engine in absent]
         self._room, self._silent_s, self._report = room, silent_s, report
-        self._homes: dict[str, _Member[E]] = {}
-        self._prompts: OrderedDict[int, _Member[E]] = OrderedDict()
+        self._homes: dict[str, FleetMember[E]] = {}
+        self._prompts: OrderedDict[int, FleetMember[E]] = OrderedDict()
         self._served = engines[0].version
         self._newest: WeightRef | None = None
         self._updating = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
-        self._catching_up: dict[_Member[E], asyncio.Task[None]] = {}
+        self._catching_up: dict[FleetMember[E], asyncio.Task[None]] = {}
         self._moved = 0
-        self._closed = False
+        self.closed = False
 
     @property
     def version(self) -> int:
@@ -185,7 +102,7 @@ class Fleet(Generic[E]):
         return self._pieces(request, streams=True)
 
     async def _pieces(self, request: GenerateRequest, *, streams: bool) -> AsyncIterator[Delta | Completion]:
-        turn, told, rest = _Turn(request.id), list[Delta](), request
+        turn, told, rest = FleetTurn(request.id), list[Delta](), request
         while True:
             member, before = self._member_for(request), tuple(told)
             engine, losses = member.engine, member.losses
@@ -196,6 +113,7 @@ class Fleet(Generic[E]):
                         while not isinstance(piece := await member.wait(turn, partial(anext, pieces)), Completion):
                             told.append(piece)
                             yield piece
+                self._count_reply(member)
                 yield completed(before, piece)
                 return
             except RequestRefused:
@@ -224,7 +142,7 @@ class Fleet(Generic[E]):
             if not turns:
                 continue
             try:
-                with self._at(member, call := _Turn("")):
+                with self._at(member, call := FleetTurn("")):
                     await member.wait(call, partial(member.engine.abort, request))
             except EngineError as error:
                 if not await self._is_lost(member, error):
@@ -233,7 +151,7 @@ class Fleet(Generic[E]):
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
         """Return requests that continue a running one, at its engine."""
         running = [member for member in self._members for turn in member.turns if turn.id == request]
-        if self._closed or len(running) != 1:
+        if self.closed or len(running) != 1:
             got = f"{len(running)}; send new requests"
             raise EngineError(f"fork of {request}: expected one running request of this id, got {got}")
         branches = await running[0].engine.fork(request, seeds)
@@ -242,11 +160,13 @@ class Fleet(Generic[E]):
 
     async def score(self, request: ScoreRequest) -> Scores:
         while True:
-            turn, member = _Turn(request.id), self._least(self._some_routed())
+            turn, member = FleetTurn(request.id), self._least(self._some_routed())
             losses = member.losses
             try:
                 with self._at(member, turn):
-                    return await member.wait(turn, partial(member.engine.score, request))
+                    scores = await member.wait(turn, partial(member.engine.score, request))
+                self._count_reply(member)
+                return scores
             except RequestRefused:
                 raise
             except EngineError as error:  # the engine may have been lost and come back since the request was sent
@@ -277,11 +197,11 @@ class Fleet(Generic[E]):
             self._served = max(member.engine.version for member in routed if member not in failed)
             self._newest = ref
             for member, error in failed.items():
-                self._lose(member, str(error))
+                self._lose(member, str(error))  # it may answer, and then catches up as it is
 
-    async def _pull(self, member: _Member[E], ref: WeightRef) -> None:
+    async def _pull(self, member: FleetMember[E], ref: WeightRef) -> None:
         """Update one engine, which is watched meanwhile."""
-        with self._at(member, turn := _Turn("")):
+        with self._at(member, turn := FleetTurn("")):
             await member.wait(turn, partial(member.engine.pull, ref))
 
     async def drop(self, adapter: str) -> None:
@@ -294,7 +214,7 @@ class Fleet(Generic[E]):
             await member.engine.drop(adapter)
 
     async def close(self) -> None:
-        self._closed = True
+        self.closed = True
         tasks = [task for task in (self._watching, *self._catching_up.values()) if task is not None]
         for task in tasks:
             task.cancel()
@@ -304,23 +224,23 @@ class Fleet(Generic[E]):
     # which engine
 
     @property
-    def _routed(self) -> list[_Member[E]]:
+    def _routed(self) -> list[FleetMember[E]]:
         return [member for member in self._members if member.lost is None]
 
-    def _some_routed(self) -> list[_Member[E]]:
+    def _some_routed(self) -> list[FleetMember[E]]:
         """Return the routed engines.
 
         Raises:
             EngineError: there is none.
         """
-        if self._closed:
+        if self.closed:
             raise EngineError("fleet: expected running engines, got closed ones; open another fleet")
         if routed := self._routed:
             return routed
         causes = "; ".join(f"{member.engine.place}: {member.lost}" for member in self._members)
         raise EngineError(f"fleet: expected an engine that answers, got none: {causes}")
 
-    def _member_for(self, request: GenerateRequest) -> _Member[E]:
+    def _member_for(self, request: GenerateRequest) -> FleetMember[E]:
         """Choose the engine of a request, and remember it for its conversation and its prompt."""
         routed, name, prompt = self._some_routed(), request.conversation, hash(request.tokens)
         home = self._homes.get(name) if name is not None else None
@@ -337,11 +257,11 @@ class Fleet(Generic[E]):
         return home
 
     @staticmethod
-    def _least(members: Sequence[_Member[E]]) -> _Member[E]:
+    def _least(members: Sequence[FleetMember[E]]) -> FleetMember[E]:
         return min(members, key=lambda member: len(member.turns))
 
     @contextmanager
-    def _at(self, member: _Member[E], turn: _Turn) -> Iterator[None]:
+    def _at(self, member: FleetMember[E], turn: FleetTurn) -> Iterator[None]:
         """Count a request at an engine, which is watched meanwhile."""
         member.turns.add(turn)
         self._keep_watch()
@@ -362,7 +282,7 @@ class Fleet(Generic[E]):
             await asyncio.gather(*map(self._look_at, watched))
             await asyncio.sleep(self._silent_s / 2)
 
-    async def _look_at(self, member: _Member[E]) -> None:
+    async def _look_at(self, member: FleetMember[E]) -> None:
         """Leave an engine out that does not answer, and let a lost one catch up that does."""
         if member.lost is None:
             await self._is_lost(member, None)
@@ -370,24 +290,27 @@ class Fleet(Generic[E]):
             try:
                 same = await self._ping(member)
             except EngineError:
+                self._keeper.lost(member.engine)
                 return
             self._catching_up[member] = asyncio.create_task(self._catch_up(member, same))
 
-    async def _is_lost(self, member: _Member[E], error: EngineError | None) -> bool:
+    async def _is_lost(self, member: FleetMember[E], error: EngineError | None) -> bool:
         """Ping an engine, which may have raised an error; return whether it is lost. If not, the error is of the
         request alone."""
         if member.lost is None:
-            cause = None
+            cause, silent = "", False
             try:
                 if not await self._ping(member):
                     cause = "it was restarted"
             except EngineError as silence:
-                cause = str(silence)
-            if cause is not None:
+                cause, silent = str(silence), True
+            if cause and member.lost is None:
                 self._lose(member, cause if error is None else f"{error}; {cause}")
+                if silent:
+                    self._keeper.lost(member.engine)
         return member.lost is not None
 
-    async def _ping(self, member: _Member[E]) -> bool:
+    async def _ping(self, member: FleetMember[E]) -> bool:
         """Ping an engine. Raises EngineError if it does not answer in time."""
         try:
             async with asyncio.timeout(self._silent_s):
@@ -395,30 +318,39 @@ class Fleet(Generic[E]):
         except TimeoutError:
             raise EngineError(f"no answer within {self._silent_s:g} s") from None
 
-    def _lose(self, member: _Member[E], cause: str) -> None:
+    def _lose(self, member: FleetMember[E], cause: str) -> None:
         """Send no more requests to an engine, and end the waits for it."""
         if member.lost is not None:
             return
-        member.lost, member.losses = cause, member.losses + 1
+        member.lost, member.losses, member.has_replied = cause, member.losses + 1, False
         self._keep_watch()
         self._report(f"{member.engine.place} is left out, {len(member.turns)} requests go on elsewhere: {cause}")
-        self._on_loss(member.engine)
         for turn in member.turns:
             if turn.wait is not None:
                 turn.wait.reschedule(asyncio.get_running_loop().time())
 
-    def _route(self, member: _Member[E]) -> None:
-        member.lost = None
+    def _route(self, member: FleetMember[E]) -> None:
+        member.lost, member.failures = None, 0
         self._report(f"{member.engine.place} serves version {member.engine.version} and gets requests again")
 
-    async def _catch_up(self, member: _Member[E], same: bool) -> None:
+    def _count_reply(self, member: FleetMember[E]) -> None:
+        if not member.has_replied:
+            member.has_replied = True
+            self._keeper.replied(member.engine)
+
+    async def _catch_up(self, member: FleetMember[E], same: bool) -> None:
         """Bring a lost engine to the fleet's weights. `same`: its process was not restarted."""
-        with suppress(WeightsError, EngineError):
+        try:
             if not same:
                 await member.engine.restore()
             while (ref := self._newest) is not None and (not same or member.engine.version != self._served):
                 await member.engine.pull(ref)
                 same = True
-            if self._updating.locked():
-                return  # it is looked at again
+        except (WeightsError, EngineError) as error:
+            member.lost, member.failures = str(error), member.failures + 1
+            if member.failures % CATCH_UPS == 0:
+                self._report(f"{member.engine.place} answers, but does not catch up: {error}")
+                self._keeper.lost(member.engine)
+            return
+        if not self._updating.locked():  # else it is looked at again
             self._route(member)

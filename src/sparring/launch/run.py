@@ -139,15 +139,13 @@ async def _stage(context: Context, name: str) -> None:
     from sparring.stages.models.adapters import show_adapter
     from sparring.stages.pipeline import STAGES
 
-    try:
-        async with elapsing(context.store, name):
-            result = await STAGES[name](context)
-            show_adapter(context, name)
-    finally:
+    async with context.cluster.stage():
         try:
-            await context.judges.close()
+            async with elapsing(context.store, name):
+                result = await STAGES[name](context)
+                show_adapter(context, name)
         finally:
-            await context.cluster.close()
+            await context.judges.close()
     context.store.put(f"stage/{name}", result)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -171,6 +172,14 @@ class Cluster(Protocol):
 
         Raises:
             BadInput: the processes cannot be placed.
+        """
+
+    def stage(self) -> AbstractAsyncContextManager[None]:
+        """Return the context of a stage: its parts are closed at the end, and processes of engines stay for the next
+        one.
+
+        Raises:
+            EngineError: inside the context, which is cancelled: the process of an engine dies again and again.
         """
 
     async def close(self) -> None:

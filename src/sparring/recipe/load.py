@@ -22,7 +22,6 @@ from sparring.recipe.url_secrets import found, masked, refused
 from sparring.validation import InvalidValue, Key, convert, dotted
 
 GONE = {
-    ("run", "cluster"): "leave it out: every run has its parts in one process",
     ("engine", "speculation"): "leave it out: the engine guesses no tokens ahead; samples are the same without",
     ("engine", "speculation_tokens"): "leave it out: the engine guesses no tokens ahead; samples are the same without",
 }

@@ -25,6 +25,7 @@ _TOPICS = {
 """Keys that kept their names, by their new table."""
 
 MOVED = {
+    "run.cluster": "cluster.kind",
     "rollout.gateway": "rollout.gateway.url",
     "rollout.retries": "rollout.retries.rebuilds",
     "rollout.task_retries": "rollout.retries.groups",
@@ -47,8 +48,8 @@ MOVED = {
     "engine.update_retry_delay_s": "engine.update.retry_delay_s",
     **{f"{table.partition('.')[0]}.{key}": f"{table}.{key}" for table, keys in _TOPICS.items() for key in keys},
 }
-"""New key of each old key. The first two have the name of a table now, and are old where their value is no table. The
-value of `engine.url` is one of `engine.urls`."""
+"""New key of each old key. `rollout.gateway` and `rollout.retries` have the name of a table now, and are old where
+their value is no table. The value of `engine.url` is one of `engine.urls`."""
 
 _log = logging.getLogger("sparring.recipe")
 told: set[str] = set()
@@ -67,12 +68,13 @@ def moved(data: dict[str, Any], where: str) -> dict[str, Any]:
     """
     result, found = copy.deepcopy(data), []
     for old, new in MOVED.items():
-        (section, key), (_, *topic, name) = old.split("."), new.split(".")
+        (section, key), (*tables, name) = old.split("."), new.split(".")
         table = result.get(section)
         if not isinstance(table, dict) or key not in table or _is_table(new, table[key]):
             continue
-        value = table.pop(key)
-        inner = table.setdefault(topic[0], {}) if topic else table
+        value, inner = table.pop(key), result
+        for topic in tables:
+            inner = inner.setdefault(topic, {}) if isinstance(inner, dict) else inner
         if not isinstance(inner, dict):
             continue  # the table itself is refused
         if name in inner:

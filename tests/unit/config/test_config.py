@@ -120,9 +120,10 @@ def test_a_key_like_no_other_is_to_be_removed(recipe: Path) -> None:
 
 def test_a_run_that_recorded_keys_which_are_gone_is_read(recipe: Path) -> None:
     now = load(recipe, ["run.seed=3"])
-    old = dump(now).replace("[run]", '[run]\ncluster = "inline"').replace("[engine]", '[engine]\nspeculation = "off"')
+    old = dump(now).replace('[cluster]\nkind = "inline"', "[cluster]").replace("[run]", '[run]\ncluster = "inline"')
+    old = old.replace("[engine]", '[engine]\nspeculation = "off"')
     recipe.write_text(old)
-    assert 'speculation = "off"' in old and load_recorded(recipe) == now
+    assert 'speculation = "off"' in old and 'kind = "inline"' not in old and load_recorded(recipe) == now
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_a_run_that_recorded_keys_which_are_gone_is_read(recipe: Path) -> None:
         ("rl.steps=ten", "rl.steps: expected an integer"),
         ("rl.steps=1.5", "rl.steps: expected an integer"),
         ("train.learning_rate=true", "train.learning_rate: expected a number"),
-        ("run.cluster=moon", "leave it out: every run"),
+        ("run.cluster=moon", "cluster.kind: expected one of"),
         ("engine.speculation=ngram", "leave it out: the engine"),
         ("run.name.0=x", "expected a table"),
         ('run.stages=["init", "zft"]', 'run.stages.1: expected one of "collect", "distill", "eval", '),

@@ -17,6 +17,7 @@ from sparring.recipe.run_config import RunConfig
 
 BASE: dict[str, Any] = {"run": {"name": "old"}, "models": {"policy": {"path": "model"}}, "env": {"name": "reverse"}}
 OLD: dict[str, Any] = {
+    "run.cluster": "inline",
     "rollout.gateway": "http://10.0.0.5:9000",
     "rollout.retries": 4,
     "rollout.task_retries": 5,

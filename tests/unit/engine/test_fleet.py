@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparring.engine.fleet import Fleet
+from sparring.engine.fleet import CATCH_UPS, Fleet
 from sparring.engine.pieces import joined
 from sparring.errors import EngineError, RequestRefused, WeightsError
 from sparring.generation import Completion, Delta, GenerateRequest, Sampling, ScoreRequest, Scores
@@ -110,6 +110,23 @@ def ask(name: str, seed: int = 1, *, prompt: Sequence[int] = PROMPT, talk: str |
 
 def weights(version: int) -> WeightRef:
     return WeightRef(model="policy", version=version, checksum="", transport="", location=None)
+
+
+class Kept:
+    """A keeper that remembers what it was told, and starts a lost process again if it may."""
+
+    def __init__(self, *, restarts: bool = False) -> None:
+        self.lost_ones: list[str] = []
+        self.replies: list[str] = []
+        self._restarts = restarts
+
+    def lost(self, engine: Place) -> None:
+        self.lost_ones.append(engine.place)
+        if self._restarts:
+            engine.dead, engine.restarted, engine.start = False, True, engine.start + 1
+
+    def replied(self, engine: Place) -> None:
+        self.replies.append(engine.place)
 
 
 def fleet(*places: Place, **settings: object) -> tuple[Fleet, list[str]]:
@@ -406,6 +423,76 @@ def test_a_reader_that_pauses_while_its_engine_is_restarted_reads_on() -> None:
         assert len(told) == 2 and engines.metrics["engines_now"] == 2
         pieces += [piece async for piece in stream]
         assert pieces[-1] == await alone(ask("a")) and engines.metrics["moved"] == 1
+        await engines.close()
+
+    run_virtual(main())
+
+
+def test_an_engine_that_answers_catches_up_as_it_is() -> None:
+    """Only one that does not answer is replaced."""
+
+    async def main() -> None:
+        one, other, kept = Place("one", refuse_on=(1,)), Place("other"), Kept()
+        engines, _ = fleet(one, other, keeper=kept)
+        await engines.pull(weights(1))
+        assert engines.metrics["engines_now"] == 1
+        await asyncio.sleep(SILENT_S)
+        assert one.version == 1 and engines.metrics["engines_now"] == 2 and not kept.lost_ones
+        one.running.clear()
+        await engines.pull(weights(2))
+        await asyncio.sleep(4 * SILENT_S)
+        assert len(kept.lost_ones) > 1 and set(kept.lost_ones) == {"one"}, "as long as it does not answer"
+        await engines.close()
+
+    run_virtual(main())
+
+
+def test_an_engine_that_never_takes_an_update_is_replaced_after_some_tries() -> None:
+    async def main() -> None:
+        one, other, kept = Place("one", refuse_on=range(1, 2 + CATCH_UPS)), Place("other"), Kept(restarts=True)
+        engines, told = fleet(one, other, keeper=kept)
+        await engines.pull(weights(1))
+        await asyncio.sleep(CATCH_UPS * SILENT_S)
+        assert kept.lost_ones == ["one"] and "does not catch up" in told[1]
+        await asyncio.sleep(SILENT_S)
+        assert one.version == 1 and engines.metrics["engines_now"] == 2 and kept.lost_ones == ["one"]
+        await engines.close()
+
+    run_virtual(main())
+
+
+def test_the_first_reply_of_each_life_is_told() -> None:
+    async def main() -> None:
+        one, kept = Place("one"), Kept(restarts=True)
+        engines, _ = fleet(one, keeper=kept)
+        for life in (1, 2):
+            for _ in range(2):
+                await engines.generate(ask("a"))
+            assert kept.replies == ["one"] * life
+            one.dead = True
+            with pytest.raises(EngineError):
+                await engines.generate(ask("a"))
+            await asyncio.sleep(2 * SILENT_S)
+        await engines.close()
+
+    run_virtual(main())
+
+
+def test_an_engine_that_comes_late_joins_with_the_newest_weights() -> None:
+    async def main() -> None:
+        one, late = Place("one"), Place("late")
+        late.dead, late.restarted = True, True
+        told: list[str] = []
+        engines = Fleet([one], absent=[late], silent_s=SILENT_S, report=told.append)
+        assert engines.engines == (one, late)
+        await engines.generate(ask("a"))
+        await engines.pull(weights(1))
+        assert engines.metrics["engines_now"] == 1 and engines.version == 1
+        late.dead = False
+        await asyncio.sleep(2 * SILENT_S)
+        assert engines.metrics["engines_now"] == 2 and late.version == 1 and [ref.version for ref in late.pulled] == [1]
+        answers = await asyncio.gather(*(engines.generate(ask(str(n), n, prompt=(n,))) for n in range(2)))
+        assert late.requests and {answer.versions.values for answer in answers} == {(1,)}
         await engines.close()
 
     run_virtual(main())

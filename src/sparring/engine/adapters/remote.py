@@ -15,7 +15,7 @@ from sparring.engine import wire
 from sparring.engine.adapters.remote_client import RemoteClient
 from sparring.engine.adapters.weight_sender import GRACE_S, WeightSender, late
 from sparring.engine.update import check_model
-from sparring.errors import EngineError, SparringError
+from sparring.errors import BadInput, EngineError, SparringError
 from sparring.types import WeightRef
 from sparring.weights.fetch import fetch
 from sparring.weights.fetch import links as transport_links
@@ -24,8 +24,8 @@ from sparring.weights.links import Link, WeightLinks
 
 T = TypeVar("T")
 
-Initial = Callable[[], tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor] | None]]
-"""Function that returns the weights that a run begins with, and those of its adapter."""
+Join = Callable[["RemoteEngine"], None]
+"""Function that makes a server an engine of a run: it checks it and sends it the weights that the run begins with."""
 
 
 class RemoteEngine(RemoteClient):
@@ -37,10 +37,9 @@ class RemoteEngine(RemoteClient):
         api_key: key sent as a bearer token; "" for none.
         links: links of the run, which its engines share; None: links of this engine alone. Their owner closes them.
         timeout_s: `engine.update.timeout_s`, the time limit of an update in seconds.
-
-    Attributes:
-        initial: function that loads the weights of version 0 for a server that was restarted; None: it cannot be served
-            again before the next run.
+        join: function that is called with this engine when a new process answers in the place of the server; None: it
+            cannot be served again before the next run.
+        awaited: whether the server may come later; `join` then makes it an engine of the run.
 
     Raises:
         BadInput: no server answers at `url`, or it needs another key.
@@ -54,12 +53,14 @@ class RemoteEngine(RemoteClient):
         api_key: str = "",
         links: WeightLinks | None = None,
         timeout_s: float = 300.0,
+        join: Join | None = None,
+        awaited: bool = False,
     ) -> None:
-        super().__init__(url, name=name, api_key=api_key)
+        super().__init__(url, name=name, api_key=api_key, awaited=awaited)
         self._links = links or transport_links()
         self._timeout_s = timeout_s
         self._link: Link | None = None
-        self.initial: Initial | None = None
+        self._join = join
 
     @property
     def continues(self) -> bool:
@@ -123,17 +124,20 @@ class RemoteEngine(RemoteClient):
         self._counts.updated()
 
     async def restore(self) -> None:
-        """Send version 0 to a server that was restarted.
+        """Make a server that was restarted, or comes late, an engine of the run.
 
         Raises:
             WeightsError: the server refused the weights.
-            EngineError: the server did not answer, or these weights are not there any more.
+            EngineError: the server did not answer or computes otherwise, or the weights of version 0 are not there any
+                more.
         """
-        if self.initial is None:
+        if self._join is None:
             raise EngineError(f"{self.place}: expected the same server, got a restarted one; start the run again")
-        await asyncio.to_thread(self.check_restarted)
-        state, adapter = await asyncio.to_thread(self.initial)
-        await asyncio.to_thread(self.begin, state, adapter)
+        try:
+            await asyncio.to_thread(self.ask)
+            await asyncio.to_thread(self._join, self)
+        except BadInput as error:
+            raise EngineError(str(error)) from error
 
     @property
     def _where(self) -> str:

@@ -4,9 +4,8 @@ Torch-free."""
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -19,14 +18,12 @@ from sparring.engine.adapters.client import ClientCounts, authorization, complet
 from sparring.engine.adapters.connections import KEEP_ALIVE, Connections, HttpAnswer
 from sparring.engine.config import EngineConfig
 from sparring.engine.prompts import SentPrompt, SentPrompts
-from sparring.errors import BadInput, EngineError, boundary, refusal
+from sparring.errors import EngineError, boundary, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, Runs, ScoreRequest, Scores
 
 CONNECT_S = 10.0
 T = TypeVar("T")
 P = TypeVar("P", Delta, Completion)
-Client = TypeVar("Client", bound="RemoteClient")
-_log = logging.getLogger("sparring.engine")
 
 
 class _SentRequest:
@@ -46,6 +43,7 @@ class RemoteClient:
         url: `http://host:port`, or `unix:path` for a socket.
         name: name of the model in the run; updates of other models are refused.
         api_key: key sent as a bearer token; "" for none.
+        awaited: whether the server may come later. What it serves is then asked by `ask`.
 
     Attributes:
         url: the address.
@@ -54,19 +52,39 @@ class RemoteClient:
         BadInput: no server answers at `url`, or it needs another key.
     """
 
-    def __init__(self, url: str, *, name: str = "policy", api_key: str = "") -> None:
+    def __init__(self, url: str, *, name: str = "policy", api_key: str = "", awaited: bool = False) -> None:
         self.url, self._name = url, name
         self._headers = authorization(api_key)
-        socket_path = url.removeprefix("unix:") if url.startswith("unix:") else None
-        self._base_url = "http://engine" if socket_path else url
-        self._transport = {"uds": socket_path} if socket_path else {"socket_options": KEEP_ALIVE}
-        self.served = self._ask_what_is_served()
-        self._version, self._base, self._instance = self.served.version, self.served.base, self.served.instance
+        self._served: wire.ServedModel | None = None
+        self._version, self._base, self._instance = 0, 0, ""
         self._newest: int | None = None  # newest version that this client sent
         self._counts = ClientCounts()
         self._live: dict[str, list[_SentRequest]] = defaultdict(list)
         self._prompts = SentPrompts()
         self._connections = self._new_connections()
+        if not awaited:
+            served = self.ask()
+            self._version, self._base, self._instance = served.version, served.base, served.instance
+
+    @property
+    def served(self) -> wire.ServedModel:
+        """Description of the server by its last answer to `ask`.
+
+        Raises:
+            EngineError: it has never answered.
+        """
+        if self._served is None:
+            raise EngineError(f"{self.place}: expected a server, got no answer yet; start it")
+        return self._served
+
+    def ask(self) -> wire.ServedModel:
+        """Ask the server what it serves. Blocks.
+
+        Raises:
+            BadInput: no server answers, or it needs another key.
+        """
+        self._served = self._ask_what_is_served()
+        return self._served
 
     @property
     def version(self) -> int:
@@ -170,21 +188,6 @@ class RemoteClient:
         self._check(answer.status, body, answer.headers, where)
         return True
 
-    def check_restarted(self) -> None:
-        """Check that a server that was started anew computes as the one before. Blocks.
-
-        Raises:
-            EngineError: it does not, or no server answers.
-        """
-        try:
-            now = self._ask_what_is_served()
-        except BadInput as error:
-            raise EngineError(str(error)) from error
-        for name in ("kind", "dtype", "numerics"):
-            before, got = getattr(self.served, name), getattr(now, name)
-            if got != before:
-                raise EngineError(f"{self.place}: expected {name} {before}, as before its restart, got {got}")
-
     def move_to(self, url: str) -> None:
         """Send further requests to another address, at which the server was started anew. Running requests fail."""
         self._connections.close()
@@ -200,8 +203,10 @@ class RemoteClient:
         return Connections(self.url, self._headers, connect_s=CONNECT_S, tls=tls)
 
     def _blocking(self, timeout_s: float | None) -> httpx.Client:
-        transport = httpx.HTTPTransport(**self._transport)
-        return httpx.Client(base_url=self._base_url, headers=self._headers, transport=transport, timeout=timeout_s)
+        path = self.url.removeprefix("unix:") if self.url.startswith("unix:") else None
+        transport = httpx.HTTPTransport(uds=path, socket_options=None if path else KEEP_ALIVE)
+        base_url = "http://engine" if path else self.url
+        return httpx.Client(base_url=base_url, headers=self._headers, transport=transport, timeout=timeout_s)
 
     def _ask_what_is_served(self) -> wire.ServedModel:
         try:
@@ -299,29 +304,6 @@ class RemoteClient:
     def _read(data: bytes, kind: type[T], where: str) -> T:
         with boundary(EngineError, where, "an answer of the same Sparring version", "install the same version there"):
             return msgspec.json.decode(data, type=kind)
-
-
-def reachable(connect: Sequence[Callable[[], Client]]) -> list[Client]:
-    """Return the clients whose servers answer, and warn of the others. A run has checked that all answer before its
-    first stage; a server that was lost since does not stop the next one.
-
-    Args:
-        connect: functions that make a client, or raise BadInput if its server does not answer.
-
-    Raises:
-        BadInput: no server answers.
-    """
-    clients, failures = [], []
-    for make in connect:
-        try:
-            clients.append(make())
-        except BadInput as error:
-            failures.append(error)
-    if not clients:
-        raise failures[0]
-    for failure in failures:
-        _log.warning("%s; this stage goes on without it", failure)
-    return clients
 
 
 def check_distinct(clients: Sequence[RemoteClient]) -> None:

@@ -1,0 +1,157 @@
+"""`KeptEngines`: the engine processes of a fleet, which stay up between stages and are started again when they die."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Protocol
+
+from sparring.cluster.engine_process import DeadEngine
+from sparring.errors import EngineError
+
+if TYPE_CHECKING:
+    from sparring.engine.adapters.remote import RemoteEngine
+    from sparring.engine.fleet import Fleet
+
+_log = logging.getLogger("sparring.engine")
+
+
+class PlacedEngine(Protocol):
+    """Engine process, wherever it runs."""
+
+    def find(self, deadline: float) -> str:
+        """Wait until the server answers, and return its address; it may have been started again elsewhere.
+
+        Args:
+            deadline: end of the wait, by `time.monotonic`.
+
+        Raises:
+            DeadEngine: it is not started any more.
+            EngineError: it is late.
+        """
+
+    def kill(self) -> None:
+        """Kill the process that `find` found last, if it is still the present one; another one is started."""
+
+    def replied(self) -> None:
+        """Begin to count deaths anew: the process has answered a request."""
+
+    def close(self) -> None:
+        """End the process. Safe to call twice."""
+
+
+class KeptEngines:
+    """Engine processes of one fleet after another. Implements `Keeper`.
+
+    Args:
+        placed: the processes.
+        key: key that clients send.
+        shape: digest of what the processes load beside the weights.
+        within_s: seconds that a process has to start.
+        dead: called, in any thread, with the error of a process that is not started any more.
+
+    Attributes:
+        fleet: fleet of the processes; None before the first.
+    """
+
+    def __init__(
+        self,
+        placed: Sequence[PlacedEngine],
+        *,
+        key: str,
+        shape: str,
+        within_s: float,
+        dead: Callable[[EngineError], None],
+    ) -> None:
+        self._placed, self.key, self.shape, self._within_s, self._dead = placed, key, shape, within_s, dead
+        self._by_url: dict[str, PlacedEngine] = {}
+        self._sought: set[PlacedEngine] = set()
+        self.fleet: Fleet[RemoteEngine] | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether no fleet uses the processes."""
+        return self.fleet is None or self.fleet.closed
+
+    def find(self) -> list[str]:
+        """Wait until all processes answer, and return their addresses.
+
+        Raises:
+            EngineError: one does not start, or is late.
+        """
+        deadline = time.monotonic() + self._within_s
+        self._by_url = {process.find(deadline): process for process in self._placed}
+        return list(self._by_url)
+
+    def lost(self, engine: RemoteEngine) -> None:
+        process = self._by_url[engine.url]
+        if process in self._sought:
+            return  # it is being started
+        self._sought.add(process)
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._replace, args=(process, engine, loop), daemon=True).start()
+
+    def replied(self, engine: RemoteEngine) -> None:
+        self._by_url[engine.url].replied()
+
+    def close(self) -> None:
+        """End the processes. Safe to call twice."""
+        for process in self._placed:
+            process.close()
+
+    def _replace(self, process: PlacedEngine, engine: RemoteEngine, loop: asyncio.AbstractEventLoop) -> None:
+        """Kill a process, wait until another one answers, perhaps elsewhere, and let the client follow it."""
+        process.kill()
+        try:
+            url = process.find(time.monotonic() + self._within_s)
+        except EngineError as error:
+            if isinstance(error, DeadEngine):
+                self._dead(error)
+            else:
+                _log.warning("%s", error)
+        else:
+            if url != engine.url:
+                self._by_url[url] = process
+                with suppress(RuntimeError):  # the run has ended
+                    loop.call_soon_threadsafe(engine.move_to, url)
+        finally:
+            self._sought.discard(process)
+
+
+class Ended:
+    """Context of a stage that ends with an error of another thread."""
+
+    def __init__(self) -> None:
+        self._error: EngineError | None = None
+        self._end: Callable[[], object] | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, error: EngineError) -> None:
+        """Cancel the body of the context, which then raises `error`. Called in any thread."""
+        with self._lock:
+            first, self._error = self._error is None, self._error or error
+        if first and self._end is not None:
+            self._end()
+
+    @asynccontextmanager
+    async def within(self) -> AsyncIterator[None]:
+        """Raise the error in the body.
+
+        Raises:
+            EngineError: that of the call.
+        """
+        loop, body = asyncio.get_running_loop(), asyncio.current_task()
+        assert body is not None, "a stage runs in a task"
+        self._error, self._end = None, lambda: loop.call_soon_threadsafe(body.cancel)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._error is not None and not body.uncancel():
+                raise self._error from None
+            raise
+        finally:
+            self._end = None

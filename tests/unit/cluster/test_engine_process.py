@@ -1,0 +1,107 @@
+"""Processes of engines that die: when they are started again, and when no more."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparring.cluster.engine_process import MOST_DEATHS, DeadEngine, EngineProcess
+from sparring.cluster.kept_engines import Ended, KeptEngines
+from sparring.engine.adapters.remote import RemoteEngine
+from sparring.errors import EngineError
+
+URL = "http://127.0.0.1:1"
+DYING = f"echo serving on {URL}; echo start $(wc -l < starts) >&2; echo >> starts; exit 3"
+WAIT_S = 60.0
+"""Only a failure waits so long."""
+
+
+def process(script: str, folder: Path) -> EngineProcess:
+    (folder / "starts").touch()
+    return EngineProcess(("sh", "-c", f"cd {folder}; {script}", "sh"), "key", pause_s=0.001)
+
+
+def deadline() -> float:
+    return time.monotonic() + WAIT_S
+
+
+@pytest.fixture
+def closed() -> Iterator[list[EngineProcess]]:
+    """Processes that are closed at the end."""
+    processes: list[EngineProcess] = []
+    yield processes
+    for each in processes:
+        each.close()
+
+
+def wait_until_given_up(process: EngineProcess) -> DeadEngine:
+    with pytest.raises(DeadEngine) as found:
+        while time.monotonic() < deadline():
+            process.find(deadline())
+    return found.value
+
+
+def test_one_that_dies_again_and_again_is_given_up_with_the_end_of_its_log(
+    tmp_path: Path, closed: list[EngineProcess]
+) -> None:
+    closed.append(dying := process(DYING, tmp_path))
+    error = str(wait_until_given_up(dying))
+    assert dying.starts == MOST_DEATHS and f"{MOST_DEATHS} deaths in a row" in error
+    assert f"start {MOST_DEATHS - 1}" in error and "status 3" in error
+
+
+def test_one_that_never_answers_is_started_once(tmp_path: Path, closed: list[EngineProcess]) -> None:
+    closed.append(never := process("echo no module >&2; exit 2", tmp_path))
+    assert "no module" in str(wait_until_given_up(never)) and never.starts == 1
+
+
+def test_a_reply_begins_the_count_of_deaths_anew(tmp_path: Path, closed: list[EngineProcess]) -> None:
+    living = f"echo serving on {URL}; echo >> starts; exec cat"
+    closed.append(each := process(living, tmp_path))
+    for number in range(1, 2 * MOST_DEATHS):
+        assert each.find(deadline()) == URL and each.starts == number
+        each.replied()
+        each.kill()
+    each.find(deadline())
+    each.kill()
+    each.kill()  # of the one that was found: not of the next
+    each.find(deadline())
+    assert each.starts == 2 * MOST_DEATHS + 1
+
+
+def test_a_stage_ends_when_the_process_of_a_lost_engine_is_given_up(
+    tmp_path: Path, closed: list[EngineProcess]
+) -> None:
+    closed.append(dying := process(DYING, tmp_path))
+    ended = Ended()
+    kept = KeptEngines([dying], key="", shape="", within_s=WAIT_S, dead=ended)
+    kept._by_url[URL] = dying
+
+    async def scenario() -> None:
+        engine = RemoteEngine(URL, awaited=True)
+        async with asyncio.timeout(WAIT_S), ended.within():
+            while True:  # as the fleet does, as long as it does not answer
+                kept.lost(engine)
+                await asyncio.sleep(0)
+
+    with pytest.raises(DeadEngine, match="deaths in a row"):
+        asyncio.run(scenario())
+
+
+def test_a_stage_that_the_user_interrupts_is_cancelled() -> None:
+    ended = Ended()
+
+    async def scenario() -> None:
+        async with ended.within():
+            body = asyncio.current_task()
+            assert body is not None
+            body.cancel()
+            ended(EngineError("late"))
+            await asyncio.sleep(WAIT_S)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(scenario())
