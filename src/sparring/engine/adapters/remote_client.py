@@ -24,6 +24,7 @@ from sparring.generation import Completion, Delta, GenerateRequest, Runs, ScoreR
 
 CONNECT_S = 10.0
 T = TypeVar("T")
+P = TypeVar("P", Delta, Completion)
 Client = TypeVar("Client", bound="RemoteClient")
 _log = logging.getLogger("sparring.engine")
 
@@ -214,7 +215,7 @@ class RemoteClient:
                             self._prompts.remember(request.conversation, prompt, completion.tokens)
                             yield self._counts.completed(_renumbered(completion, base))
                             return
-                        yield self._read(data, Delta, where)
+                        yield _renumbered(self._read(data, Delta, where), base)
                     raise EngineError(
                         f"{where}: expected a completion, got the end of the answer; check that the server still runs"
                     )
@@ -328,12 +329,12 @@ async def _events(answer: HttpAnswer) -> AsyncIterator[tuple[str, bytes]]:
         searched = max(0, len(rest) - 1)  # a long event comes in many pieces
 
 
-def _renumbered(completion: Completion, base: int) -> Completion:
-    """Return a completion whose versions are counted from `base`."""
+def _renumbered(piece: P, base: int) -> P:
+    """Return a piece of a turn, or the whole, with its versions counted from `base`."""
     if not base:
-        return completion
+        return piece
     versions, kv_versions = (
         Runs(lengths=runs.lengths, values=tuple(value - base for value in runs.values))
-        for runs in (completion.versions, completion.kv_versions)
+        for runs in (piece.versions, piece.kv_versions)
     )
-    return replace(completion, versions=versions, kv_versions=kv_versions)
+    return replace(piece, versions=versions, kv_versions=kv_versions)
