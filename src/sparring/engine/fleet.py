@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from sparring.engine.adapters.client import completion_of
 from sparring.engine.derived import prompt_logprobs
@@ -23,8 +23,8 @@ from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest
 from sparring.protocols import Engine
 from sparring.types import WeightRef
 
-PROMPTS = 4096
-"""Number of prompts whose engine is remembered."""
+PROMPTS, CONVERSATIONS = 4096, 1 << 16
+"""Numbers of prompts and of conversations whose engine is remembered."""
 
 T = TypeVar("T")
 _log = logging.getLogger("sparring.engine")
@@ -144,7 +144,7 @@ class Fleet(Generic[E]):
         self.engines, self._on_loss = engines, lost
         self._members = [_Member(engine) for engine in engines]
         self._room, self._silent_s, self._report = room, silent_s, report
-        self._homes: dict[str, _Member[E]] = {}
+        self._homes: OrderedDict[str, _Member[E]] = OrderedDict()
         self._prompts: OrderedDict[int, _Member[E]] = OrderedDict()
         self._served = engines[0].version
         self._newest: WeightRef | None = None
@@ -176,7 +176,7 @@ class Fleet(Generic[E]):
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
         turn, told, rest = _Turn(request.id), list[Delta](), request
         while True:
-            member, before = self._member_for(request), tuple(told)
+            member, before = self._member_for(request, _newest(request, told)), tuple(told)
             losses = member.losses
             try:
                 with self._at(member, turn):
@@ -189,10 +189,12 @@ class Fleet(Generic[E]):
             except RequestRefused:
                 raise
             except EngineError as error:  # the engine may have been lost and come back since the request was sent
-                if member.losses == losses and not await self._is_lost(member, error):
-                    raise
+                with self._at(member, turn):  # where an abort finds it
+                    if member.losses == losses and not await self._is_lost(member, error):
+                        raise
+                    await self._until_served(_newest(request, told))
             self._moved += 1
-            ended = "abort" if turn.aborted else told[-1].finish_reason if told else None
+            ended = (told[-1].finish_reason if told else None) or ("abort" if turn.aborted else None)
             if ended is not None:
                 whole = told_completion(told, ended)
                 yield replace(whole, prompt_logprobs=await prompt_logprobs(self, request))
@@ -204,14 +206,8 @@ class Fleet(Generic[E]):
             turns = [turn for turn in member.turns if turn.id == request]
             for turn in turns:
                 turn.aborted = True
-            if not turns:
-                continue
-            try:
-                with self._at(member, call := _Turn("")):
-                    await member.wait(call, partial(member.engine.abort, request))
-            except EngineError as error:
-                if not await self._is_lost(member, error):
-                    raise
+            if turns:
+                await self._tell(member, partial(member.engine.abort, request))
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
         """Return requests that continue a running one, at its engine."""
@@ -219,8 +215,10 @@ class Fleet(Generic[E]):
         if self._closed or len(running) != 1:
             got = f"{len(running)}; send new requests"
             raise EngineError(f"fork of {request}: expected one running request of this id, got {got}")
-        branches = await running[0].engine.fork(request, seeds)
-        self._homes |= dict.fromkeys(seeds, running[0])
+        with self._at(running[0], call := _Turn("")):
+            branches = await running[0].wait(call, partial(running[0].engine.fork, request, seeds))
+        for name in seeds:
+            _remember(self._homes, name, running[0], CONVERSATIONS)
         return branches
 
     async def score(self, request: ScoreRequest) -> Scores:
@@ -240,7 +238,7 @@ class Fleet(Generic[E]):
     async def release(self, conversation: str) -> None:
         home = self._homes.pop(conversation, None)
         if home is not None and home.lost is None:
-            await home.engine.release(conversation)
+            await self._tell(home, partial(home.engine.release, conversation))
 
     async def pull(self, ref: WeightRef) -> None:
         """Serve other weights at all routed engines. Those that fail are lost, unless all fail. Lost engines catch up
@@ -274,7 +272,7 @@ class Fleet(Generic[E]):
             EngineError: an engine has not loaded the adapter.
         """
         for member in self._some_routed():
-            await member.engine.drop(adapter)
+            await self._tell(member, partial(member.engine.drop, adapter))
 
     async def close(self) -> None:
         self._closed = True
@@ -303,25 +301,52 @@ class Fleet(Generic[E]):
         causes = "; ".join(f"{member.engine.place}: {member.lost}" for member in self._members)
         raise EngineError(f"fleet: expected an engine that answers, got none: {causes}")
 
-    def _member_for(self, request: GenerateRequest) -> _Member[E]:
-        """Choose the engine of a request, and remember it for its conversation and its prompt."""
-        routed, name, prompt = self._some_routed(), request.conversation, hash(request.tokens)
+    def _member_for(self, request: GenerateRequest, version: int | None) -> _Member[E]:
+        """Choose the engine of a request, and remember it for its conversation and its prompt.
+
+        Args:
+            version: lowest version that it may serve; None for any.
+
+        Raises:
+            EngineError: there is none.
+        """
+        self._some_routed()
+        routed, name, prompt = self._serving(version), request.conversation, hash(request.tokens)
+        if not routed:
+            expected = f"an engine of version {version}, which sampled the beginning of the turn"
+            raise EngineError(f"request {request.id}: expected {expected}, got older ones")
         home = self._homes.get(name) if name is not None else None
         home = home or self._prompts.get(prompt)
         least = self._least(routed)
-        if home is None or home.lost is not None or len(home.turns) >= self._room > len(least.turns):
+        if home not in routed or len(home.turns) >= self._room > len(least.turns):
             home = least
         if name is not None:
-            self._homes[name] = home
-        self._prompts[prompt] = home
-        self._prompts.move_to_end(prompt)
-        if len(self._prompts) > PROMPTS:
-            self._prompts.popitem(last=False)
+            _remember(self._homes, name, home, CONVERSATIONS)
+        _remember(self._prompts, prompt, home, PROMPTS)
         return home
+
+    def _serving(self, version: int | None) -> list[_Member[E]]:
+        """Return the routed engines that serve a version or a newer one."""
+        return [member for member in self._routed if version is None or member.engine.version >= version]
+
+    async def _until_served(self, version: int | None) -> None:
+        """Wait for the update under way if no routed engine serves a version yet."""
+        if not self._serving(version):
+            async with self._updating:
+                pass
 
     @staticmethod
     def _least(members: Sequence[_Member[E]]) -> _Member[E]:
         return min(members, key=lambda member: len(member.turns))
+
+    async def _tell(self, member: _Member[E], ask: Callable[[], Awaitable[None]]) -> None:
+        """Ask an engine for what does not matter once it is lost."""
+        try:
+            with self._at(member, call := _Turn("")):
+                await member.wait(call, ask)
+        except EngineError as error:
+            if not await self._is_lost(member, error):
+                raise
 
     @contextmanager
     def _at(self, member: _Member[E], turn: _Turn) -> Iterator[None]:
@@ -405,3 +430,18 @@ class Fleet(Generic[E]):
             if self._updating.locked():
                 return  # it is looked at again
             self._route(member)
+
+
+def _newest(request: GenerateRequest, told: Sequence[Delta]) -> int | None:
+    """Return the version that sampled the last token of a turn, below which its rest must not fall: a replay serves
+    versions in their order. None if there is no such version; versions of other adapters than the engine's own are not
+    known to a fleet."""
+    return told[-1].versions.values[-1] if told and told[-1].versions.values and request.adapter is None else None
+
+
+def _remember(places: OrderedDict[Any, _Member[E]], key: object, member: _Member[E], most: int) -> None:
+    """Remember the engine of a key, and forget the key that was used the longest ago if there are too many."""
+    places[key] = member
+    places.move_to_end(key)
+    if len(places) > most:
+        places.popitem(last=False)
