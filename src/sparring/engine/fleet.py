@@ -361,7 +361,7 @@ class Fleet(Generic[E]):
     # which engines answer
 
     def _keep_watch(self) -> None:
-        if self._watching is None or self._watching.done():
+        if not self._closed and (self._watching is None or self._watching.done()):
             self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
@@ -405,7 +405,7 @@ class Fleet(Generic[E]):
 
     def _lose(self, member: _Member[E], cause: str) -> None:
         """Send no more requests to an engine, and end the waits for it."""
-        if member.lost is not None:
+        if member.lost is not None or self._closed:
             return
         member.lost, member.losses = cause, member.losses + 1
         self._keep_watch()
