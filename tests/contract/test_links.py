@@ -1,6 +1,7 @@
 """What every link between a run and the server of an engine keeps. A new link adds a factory to `LINKS`."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from sparring.weights.fetch import TRANSPORTS, fetch
 from sparring.weights.http import Http
 from sparring.weights.inline import publish, reference
 from sparring.weights.links import WeightLinks
-from sparring.weights.shared_memory import FOLDER, PREFIX, SharedMemory
+from sparring.weights.shared_memory import FOLDER, PREFIX, SharedMemory, sweep
 from sparring.weights.upload import BUCKET, Received, UploadArea
 
 LINKS = {
@@ -147,6 +148,11 @@ def test_a_cut_file_and_one_that_is_gone_are_refused(kind, tmp_path):
         path.unlink()
         with pytest.raises(WeightsError, match="its publisher has removed it or has ended"):
             server.fetched(ref)
+        for trick in (os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")):
+            trick(path)
+            with pytest.raises(WeightsError):
+                server.fetched(ref)
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
     link.close()
 
 
@@ -170,14 +176,17 @@ def test_the_last_two_versions_stay_in_the_folder_until_the_run_ends(tmp_path):
 
 
 def test_what_a_dead_run_left_in_the_folder_is_removed(tmp_path):
+    """What runs of other machines left stays: where locks are unknown to other machines, they may live."""
     with Disk(tmp_path, "engine.shared_folder").published(publish("policy", 0, STATES["float32"])):
         (live,) = tmp_path.iterdir()
     dead = live.with_name(f"{live.name[:-16]}{'0' * 16}")
-    dead.mkdir()
-    (dead / disk.LOCK).touch()
+    other = live.with_name(live.name.replace(f"-{os.getpid()}-", f"-2-{os.getpid()}-"))
+    for folder in (dead, other):
+        folder.mkdir()
+        (folder / disk.LOCK).touch()
     link = Disk(tmp_path, "engine.shared_folder")
     with link.published(publish("policy", 0, STATES["float32"])):
-        assert live.exists() and not dead.exists()
+        assert live.exists() and other.exists() and not dead.exists()
     link.close()
 
 
@@ -314,6 +323,37 @@ def test_threads_share_one_publication(tmp_path):
         thread.join()
     assert len(seen) == 3 and len(set(seen)) == 1
     links.close()
+
+
+@pytest.mark.parametrize("kind", ["shared_memory", "disk"])
+def test_threads_publish_different_states_at_once(kind, tmp_path):
+    link, meeting, wrong = LINKS[kind](tmp_path), threading.Barrier(4), []
+
+    def push(number):
+        server = Receiver()
+        meeting.wait(30)
+        for version in range(8):
+            state = {"a": torch.full((3,), float(10 * number + version))}
+            try:
+                with link.published(publish(f"model {number}", version, state)) as ref:
+                    assert bits(server.fetched(ref)) == bits(state)
+            except (WeightsError, AssertionError) as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=push, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    link.close()
+    assert not wrong and not list(tmp_path.iterdir())
+
+
+def test_a_pipe_of_another_user_holds_nobody_up(tmp_path):
+    pipe = FOLDER / f"{PREFIX}{os.getpid()}-{'0' * 16}"
+    os.mkfifo(pipe)
+    sweep()
+    assert not pipe.exists()
 
 
 def test_nothing_is_left_in_shared_memory():

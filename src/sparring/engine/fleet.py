@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Generic
+from typing import Any, Generic
 
 from sparring.engine.adapters.client import completion_of
 from sparring.engine.derived import prompt_logprobs
@@ -23,8 +23,8 @@ from sparring.errors import EngineError, RequestRefused, WeightsError
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.types import WeightRef
 
-PROMPTS = 4096
-"""Number of prompts whose engine is remembered."""
+PROMPTS, CONVERSATIONS = 4096, 1 << 16
+"""Numbers of prompts and of conversations whose engine is remembered."""
 
 CATCH_UPS = 3
 """Number of tries in a row to bring an engine that answers to the fleet's weights, before its keeper replaces it."""
@@ -67,7 +67,7 @@ class Fleet(Generic[E]):
         self._members = [FleetMember(engine) for engine in engines]
         self._members += [FleetMember(engine, lost="it has not answered yet") for engine in absent]
         self._room, self._silent_s, self._report = room, silent_s, report
-        self._homes: dict[str, FleetMember[E]] = {}
+        self._homes: OrderedDict[str, FleetMember[E]] = OrderedDict()
         self._prompts: OrderedDict[int, FleetMember[E]] = OrderedDict()
         self._served = engines[0].version
         self._newest: WeightRef | None = None
@@ -104,7 +104,7 @@ class Fleet(Generic[E]):
     async def _pieces(self, request: GenerateRequest, *, streams: bool) -> AsyncIterator[Delta | Completion]:
         turn, told, rest = FleetTurn(request.id), list[Delta](), request
         while True:
-            member, before = self._member_for(request), tuple(told)
+            member, before = self._member_for(request, _newest(request, told)), tuple(told)
             engine, losses = member.engine, member.losses
             asked = engine.stream(rest) if streams or engine.continues else completion_alone(engine, rest)
             try:
@@ -119,15 +119,16 @@ class Fleet(Generic[E]):
             except RequestRefused:
                 raise
             except EngineError as error:  # the engine may have been lost and come back since the request was sent
-                if member.losses == losses and not await self._is_lost(member, error):
-                    raise
-                if told and not engine.continues:
-                    got = f"{len(told)} pieces that were read before {error}"
-                    raise EngineError(
-                        f"request {request.id}: expected a turn that may begin again, got {got}"
-                    ) from error
+                with self._at(member, turn):  # where an abort finds it
+                    if member.losses == losses and not await self._is_lost(member, error):
+                        raise
+                    if told and not engine.continues:
+                        got = f"{len(told)} pieces that were read before {error}"
+                        expected = f"request {request.id}: expected a turn that may begin again"
+                        raise EngineError(f"{expected}, got {got}") from error
+                    await self._until_served(_newest(request, told))
             self._moved += 1
-            ended = "abort" if turn.aborted else told[-1].finish_reason if told else None
+            ended = (told[-1].finish_reason if told else None) or ("abort" if turn.aborted else None)
             if ended is not None:
                 whole = told_completion(told, ended)
                 yield replace(whole, prompt_logprobs=await prompt_logprobs(self, request))
@@ -139,14 +140,8 @@ class Fleet(Generic[E]):
             turns = [turn for turn in member.turns if turn.id == request]
             for turn in turns:
                 turn.aborted = True
-            if not turns:
-                continue
-            try:
-                with self._at(member, call := FleetTurn("")):
-                    await member.wait(call, partial(member.engine.abort, request))
-            except EngineError as error:
-                if not await self._is_lost(member, error):
-                    raise
+            if turns:
+                await self._tell(member, partial(member.engine.abort, request))
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
         """Return requests that continue a running one, at its engine."""
@@ -154,8 +149,10 @@ class Fleet(Generic[E]):
         if self.closed or len(running) != 1:
             got = f"{len(running)}; send new requests"
             raise EngineError(f"fork of {request}: expected one running request of this id, got {got}")
-        branches = await running[0].engine.fork(request, seeds)
-        self._homes |= dict.fromkeys(seeds, running[0])
+        with self._at(running[0], call := FleetTurn("")):
+            branches = await running[0].wait(call, partial(running[0].engine.fork, request, seeds))
+        for name in seeds:
+            _remember(self._homes, name, running[0], CONVERSATIONS)
         return branches
 
     async def score(self, request: ScoreRequest) -> Scores:
@@ -177,7 +174,7 @@ class Fleet(Generic[E]):
     async def release(self, conversation: str) -> None:
         home = self._homes.pop(conversation, None)
         if home is not None and home.lost is None:
-            await home.engine.release(conversation)
+            await self._tell(home, partial(home.engine.release, conversation))
 
     async def pull(self, ref: WeightRef) -> None:
         """Serve other weights at all routed engines. Those that fail are lost, unless all fail. Lost engines catch up
@@ -211,7 +208,7 @@ class Fleet(Generic[E]):
             EngineError: an engine has not loaded the adapter.
         """
         for member in self._some_routed():
-            await member.engine.drop(adapter)
+            await self._tell(member, partial(member.engine.drop, adapter))
 
     async def close(self) -> None:
         self.closed = True
@@ -240,25 +237,52 @@ class Fleet(Generic[E]):
         causes = "; ".join(f"{member.engine.place}: {member.lost}" for member in self._members)
         raise EngineError(f"fleet: expected an engine that answers, got none: {causes}")
 
-    def _member_for(self, request: GenerateRequest) -> FleetMember[E]:
-        """Choose the engine of a request, and remember it for its conversation and its prompt."""
-        routed, name, prompt = self._some_routed(), request.conversation, hash(request.tokens)
+    def _member_for(self, request: GenerateRequest, version: int | None) -> FleetMember[E]:
+        """Choose the engine of a request, and remember it for its conversation and its prompt.
+
+        Args:
+            version: lowest version that it may serve; None for any.
+
+        Raises:
+            EngineError: there is none.
+        """
+        self._some_routed()
+        routed, name, prompt = self._serving(version), request.conversation, hash(request.tokens)
+        if not routed:
+            expected = f"an engine of version {version}, which sampled the beginning of the turn"
+            raise EngineError(f"request {request.id}: expected {expected}, got older ones")
         home = self._homes.get(name) if name is not None else None
         home = home or self._prompts.get(prompt)
         least = self._least(routed)
-        if home is None or home.lost is not None or len(home.turns) >= self._room > len(least.turns):
+        if home not in routed or len(home.turns) >= self._room > len(least.turns):
             home = least
         if name is not None:
-            self._homes[name] = home
-        self._prompts[prompt] = home
-        self._prompts.move_to_end(prompt)
-        if len(self._prompts) > PROMPTS:
-            self._prompts.popitem(last=False)
+            _remember(self._homes, name, home, CONVERSATIONS)
+        _remember(self._prompts, prompt, home, PROMPTS)
         return home
+
+    def _serving(self, version: int | None) -> list[FleetMember[E]]:
+        """Return the routed engines that serve a version or a newer one."""
+        return [member for member in self._routed if version is None or member.engine.version >= version]
+
+    async def _until_served(self, version: int | None) -> None:
+        """Wait for the update under way if no routed engine serves a version yet."""
+        if not self._serving(version):
+            async with self._updating:
+                pass
 
     @staticmethod
     def _least(members: Sequence[FleetMember[E]]) -> FleetMember[E]:
         return min(members, key=lambda member: len(member.turns))
+
+    async def _tell(self, member: FleetMember[E], ask: Callable[[], Awaitable[None]]) -> None:
+        """Ask an engine for what does not matter once it is lost."""
+        try:
+            with self._at(member, call := FleetTurn("")):
+                await member.wait(call, ask)
+        except EngineError as error:
+            if not await self._is_lost(member, error):
+                raise
 
     @contextmanager
     def _at(self, member: FleetMember[E], turn: FleetTurn) -> Iterator[None]:
@@ -273,7 +297,7 @@ class Fleet(Generic[E]):
     # which engines answer
 
     def _keep_watch(self) -> None:
-        if self._watching is None or self._watching.done():
+        if not self.closed and (self._watching is None or self._watching.done()):
             self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
@@ -320,7 +344,7 @@ class Fleet(Generic[E]):
 
     def _lose(self, member: FleetMember[E], cause: str) -> None:
         """Send no more requests to an engine, and end the waits for it."""
-        if member.lost is not None:
+        if member.lost is not None or self.closed:
             return
         member.lost, member.losses, member.has_replied = cause, member.losses + 1, False
         self._keep_watch()
@@ -354,3 +378,18 @@ class Fleet(Generic[E]):
             return
         if not self._updating.locked():  # else it is looked at again
             self._route(member)
+
+
+def _newest(request: GenerateRequest, told: Sequence[Delta]) -> int | None:
+    """Return the version that sampled the last token of a turn, below which its rest must not fall: a replay serves
+    versions in their order. None if there is no such version; versions of other adapters than the engine's own are not
+    known to a fleet."""
+    return told[-1].versions.values[-1] if told and told[-1].versions.values and request.adapter is None else None
+
+
+def _remember(places: OrderedDict[Any, FleetMember[E]], key: object, member: FleetMember[E], most: int) -> None:
+    """Remember the engine of a key, and forget the key that was used the longest ago if there are too many."""
+    places[key] = member
+    places.move_to_end(key)
+    if len(places) > most:
+        places.popitem(last=False)

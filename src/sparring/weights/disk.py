@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 
 import msgspec
 import torch
@@ -34,8 +35,9 @@ KEPT = 2
 """Number of versions that are kept."""
 LOCK = "lock"
 
-_FOLDER = re.compile(re.escape(PREFIX) + r"[\w.-]+-[0-9]+-[0-9a-f]{16}")
-_FILE = re.compile("state-[0-9]{6}")
+_PUBLISHER = "-[0-9]+-[0-9a-f]{16}"
+_FOLDER = re.compile(re.escape(PREFIX) + r"[\w.-]+" + _PUBLISHER)
+_FILE = re.compile("state-[0-9]{6,}")
 
 
 class DiskLocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,7 +71,8 @@ class Disk:
         self.about = f"the folder {shared}"
         machine = re.sub(r"[^\w.-]", "_", socket.gethostname())
         self._folder = self._shared / f"{PREFIX}{machine}-{os.getpid()}-{secrets.token_hex(8)}"
-        self._machine = f"{PREFIX}{machine}-"
+        self._of_machine = re.compile(re.escape(f"{PREFIX}{machine}") + _PUBLISHER)
+        self._one_thread = Lock()
         self._lock: int | None = None
         self._number = 0
         self._kept: dict[tuple[str, str | None], deque[Path]] = defaultdict(deque)
@@ -78,7 +81,8 @@ class Disk:
     def published(self, ref: WeightRef) -> Iterator[WeightRef]:
         where = about(ref, "inline")
         size, tensors = layout(ref.location)
-        with boundary(WeightsError, where, f"{size} free bytes in {self._shared}", "free some space there"):
+        expected = f"{size} free bytes in {self._shared}"
+        with self._one_thread, boundary(WeightsError, where, expected, "free some space there"):
             self._open()
             kept = self._kept[ref.model, ref.adapter]
             while len(kept) >= KEPT:
@@ -114,7 +118,9 @@ class Disk:
         """Make the subfolder, and hold the lock on it, after removing those of dead publishers."""
         if self._lock is not None:
             return
-        for folder in self._shared.glob(f"{self._machine}*"):
+        for folder in self._shared.iterdir():
+            if not self._of_machine.fullmatch(folder.name):
+                continue
             with suppress(OSError):  # removed meanwhile, owned by another user, or its publisher lives
                 descriptor = os.open(folder / LOCK, os.O_RDWR)
                 try:

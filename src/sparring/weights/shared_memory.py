@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
+from stat import S_ISREG
 
 import msgspec
 import torch
@@ -106,7 +107,7 @@ def sweep() -> None:
     for path in FOLDER.glob(f"{PREFIX}*"):
         # removed meanwhile, owned by another user, or lent by a live publisher
         with suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY)
+            descriptor = _without_waiting(path, os.O_RDONLY)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
@@ -146,15 +147,21 @@ def opened(path: Path, size: int, where: str) -> Iterator[BufferedReader]:
     """
     with ExitStack() as stack, boundary(WeightsError, where, "a readable file", "publish them again"):
         try:
-            file = stack.enter_context(open(path, "rb"))
+            file = stack.enter_context(open(path, "rb", opener=_without_waiting))
         except FileNotFoundError:
             raise WeightsError(
                 f"{where}: expected the file {path.name}, got none: its publisher has removed it or has ended, or "
                 f"{path.parent} is another folder here; publish them again"
             ) from None
-        if os.fstat(file.fileno()).st_size != max(1, size):
+        found = os.fstat(file.fileno())
+        if not S_ISREG(found.st_mode) or found.st_size != max(1, size):
             raise WeightsError(f"{where}: expected a file of {size} bytes, got another size; publish them again")
         yield file
+
+
+def _without_waiting(path: str | Path, flags: int) -> int:
+    """Open a file of a folder in which others may write: a pipe under this name would hold the thread for ever."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 def _mapped(path: Path, size: int, where: str) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -68,4 +69,31 @@ def test_an_answer_of_another_server_is_an_engine_error(silent):
     thread.start()
     with pytest.raises(EngineError, match="status 502: b'oops'"):
         WeightSender(url_of(silent), {}, 600).post("weights", b"{}")
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("head", "again", "kind", "said"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", WeightsError, "timeout_s"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", bytes(1 << 16), EngineError, "at most"),
+        (b"HTTP/1.1 200 OK\r\n", b"x: y\r\n", EngineError, "100 headers"),
+    ],
+)
+def test_an_answer_without_an_end_ends(silent, head, again, kind, said):
+    accepted = []
+
+    def answer():
+        accepted.append(silent.accept()[0])
+        with accepted[0], suppress(OSError):
+            accepted[0].sendall(head)
+            while True:
+                accepted[0].sendall(again)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with pytest.raises(kind, match=said):
+        WeightSender(url_of(silent), {}, 0.1 - GRACE_S).post("weights", b"{}")
+    with suppress(OSError):
+        accepted[0].shutdown(socket.SHUT_RDWR)
     thread.join()

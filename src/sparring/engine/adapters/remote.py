@@ -15,7 +15,7 @@ from sparring.engine import wire
 from sparring.engine.adapters.remote_client import RemoteClient
 from sparring.engine.adapters.weight_sender import GRACE_S, WeightSender, late
 from sparring.engine.update import check_model
-from sparring.errors import BadInput, EngineError, SparringError
+from sparring.errors import BadInput, EngineError, SparringError, WeightsError, boundary
 from sparring.types import WeightRef
 from sparring.weights.fetch import fetch
 from sparring.weights.fetch import links as transport_links
@@ -93,13 +93,16 @@ class RemoteEngine(RemoteClient):
         # an earlier run may have left its adapter, and then the base model cannot change; without one the server
         # answers with an error, which is ignored
         answer = self._sender().ask("drop", wire.encode(wire.DropForm(adapter=self.served.model)))
-        number = max(self.served.version, int(answer.headers.get(wire.VERSION, -1))) + 1
+        with boundary(EngineError, self._where):
+            number = max(self.served.version, int(answer.headers.get(wire.VERSION, -1))) + 1
         states = {None: state} if adapter is None else {None: state, self.served.model: adapter}
         for kind, tensors in states.items():
             sender = self._sender()
             with self._sent(reference(self.served.model, number, tensors, adapter=kind), sender) as ref:
                 answer = sender.post("weights", wire.encode(wire.weight_form(ref, number)))
-            self._check(answer.status, answer.body, answer.headers, self._where, adopts=True)
+            with boundary(EngineError, self._where):
+                self._check(answer.status, answer.body, answer.headers, self._where, adopts=True)
+            self._check_served(number, number)
         self._newest = number
 
     async def pull(self, ref: WeightRef) -> None:
@@ -121,6 +124,10 @@ class RemoteEngine(RemoteClient):
                     await self._post("weights", wire.weight_form(there, self._base), adopts=True)
         except TimeoutError:
             raise late(self._where, self._timeout_s) from None
+        except BadInput as error:  # a folder that the run began with is of no use any more
+            raise WeightsError(str(error)) from error
+        if adapter in (None, self.served.model):
+            self._check_served(sent.version, sent.version - ref.version)
         self._counts.updated()
 
     async def restore(self) -> None:
@@ -138,6 +145,17 @@ class RemoteEngine(RemoteClient):
             await asyncio.to_thread(self._join, self)
         except BadInput as error:
             raise EngineError(str(error)) from error
+
+    def _check_served(self, version: int, base: int) -> None:
+        """Check that an acknowledged version is the served one.
+
+        Raises:
+            WeightsError: it is not.
+        """
+        if (self._version, self._base) != (version, base):
+            got = f"{self._version} of one that began at {self._base}; use one server per run"
+            expected = f"version {version} of a run that began at {base}, as acknowledged"
+            raise WeightsError(f"{self._where}: expected {expected}, got {got}")
 
     @property
     def _where(self) -> str:

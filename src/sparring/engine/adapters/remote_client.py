@@ -14,11 +14,12 @@ import httpx
 import msgspec
 
 from sparring.engine import wire
+from sparring.engine.adapters.answers import TurnCheck
 from sparring.engine.adapters.client import ClientCounts, authorization, completion_of
 from sparring.engine.adapters.connections import KEEP_ALIVE, Connections, HttpAnswer
 from sparring.engine.config import EngineConfig
 from sparring.engine.prompts import SentPrompt, SentPrompts
-from sparring.errors import EngineError, boundary, refusal
+from sparring.errors import EngineError, RequestRefused, SparringError, boundary, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, Runs, ScoreRequest, Scores
 
 CONNECT_S = 10.0
@@ -232,17 +233,20 @@ class RemoteClient:
                 with answer:
                     body = b"" if answer.status == 200 else await answer.read()
                     self._check(answer.status, body, answer.headers, where)
-                    base = self._base
+                    base, check = self._base, TurnCheck(request, self.served.vocab_size, where)
                     live.there.set()
                     async for name, data in _events(answer):
                         if name == "error":
                             raise wire.raised(self._read(data, wire.Failed, where).error, where)
                         if name == "completion":
                             completion = self._read(data, Completion, where)
+                            check.check(completion, self._newest)
                             self._prompts.remember(request.conversation, prompt, completion.tokens)
                             yield self._counts.completed(_renumbered(completion, base))
                             return
-                        yield _renumbered(self._read(data, Delta, where), base)
+                        delta = self._read(data, Delta, where)
+                        check.check(delta, self._newest)
+                        yield _renumbered(delta, base)
                     raise EngineError(
                         f"{where}: expected a completion, got the end of the answer; check that the server still runs"
                     )
@@ -281,21 +285,21 @@ class RemoteClient:
         Raises:
             EngineError: the server's error; or the server was restarted, or another client sent weights.
         """
+        instance = headers.get(wire.INSTANCE, "")
         if status != 200:
-            try:
-                raise wire.raised(msgspec.json.decode(body, type=wire.Failed).error, where)
-            except msgspec.MsgspecError:
-                raise EngineError(f"{where}: status {status}: {body[:200]!r}") from None
-        instance, version = headers.get(wire.INSTANCE, ""), int(headers.get(wire.VERSION, -1))
+            error = _error(status, body, where)
+            if isinstance(error, RequestRefused) and (status == 401 or not adopts and instance != self._instance):
+                raise EngineError(str(error))  # another server has this address: the request may be served elsewhere
+            raise error
+        version, base = (int(headers.get(name, default)) for name, default in ((wire.VERSION, -1), (wire.BASE, 0)))
         if not adopts and instance != self._instance:
             raise EngineError(
                 f"{where}: expected the same server, got a restarted one with other weights; publish the weights again"
             )
-        if not adopts and self._newest is not None and version > self._newest:
-            raise EngineError(
-                f"{where}: expected version {self._newest}, the last one sent, got {version}; use one server per run"
-            )
-        self._base = int(headers.get(wire.BASE, 0))
+        if not adopts and self._newest is not None and (version > self._newest or base != self._base):
+            expected = f"version {self._newest}, the last one sent, of a run that began at {self._base}"
+            raise EngineError(f"{where}: expected {expected}, got {version} and {base}; use one server per run")
+        self._base = base
         # answers overtake each other: a head may have been sent before an update that is already acknowledged
         self._version = version if instance != self._instance else max(version, self._version)
         self._instance = instance
@@ -319,6 +323,14 @@ def check_distinct(clients: Sequence[RemoteClient]) -> None:
             raise refusal(
                 "engine.urls", "a server of its own at each address", f"{other} at {client.place} too", "leave one out"
             )
+
+
+def _error(status: int, body: bytes, where: str) -> SparringError:
+    """Return the error that an answer holds."""
+    try:
+        return wire.raised(msgspec.json.decode(body, type=wire.Failed).error, where)
+    except msgspec.MsgspecError:
+        return EngineError(f"{where}: status {status}: {body[:200]!r}")
 
 
 async def _events(answer: HttpAnswer) -> AsyncIterator[tuple[str, bytes]]:

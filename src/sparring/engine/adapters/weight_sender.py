@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +25,9 @@ first."""
 
 CONNECT_S = 10.0
 """Seconds that a connection may take to open."""
+
+MOST_ANSWER = 1 << 20
+"""Maximum number of bytes of an answer, which says little."""
 
 
 class SentAnswer(NamedTuple):
@@ -108,18 +112,28 @@ class WeightSender:
         with boundary(EngineError, f"engine at {self._url}: {name}"):
             connection = self._connection = _connection(self._url, min(self._left(), CONNECT_S))
             connection.connect()
+            # a socket's own limit is for each of its reads, and an answer may come byte by byte
+            timer = threading.Timer(self._left(), self.cancel)
+            timer.daemon = True
+            timer.start()
             try:
                 length = {"content-length": str(sum(map(len, body)))}
                 path = urlsplit(self._url).path.rstrip("/") if self._url.startswith("http") else ""
                 timed = self._timed(connection, body)
                 connection.request("POST", f"{path}/v1/{name}", timed, {**self._headers, **headers, **length})
                 connection.sock.settimeout(self._left())
-                response = connection.getresponse()
-                fields = {field.lower(): value for field, value in response.getheaders()}
-                return SentAnswer(response.status, fields, response.read())
-            except TimeoutError:
-                raise late(f"engine at {self._url}: weights", self._timeout_s) from None
+                with connection.getresponse() as response:
+                    fields = {field.lower(): value for field, value in response.getheaders()}
+                    answer = response.read(MOST_ANSWER + 1)
+                if len(answer) > MOST_ANSWER:
+                    raise ValueError(f"expected an answer of at most {MOST_ANSWER} bytes, got more")
+                return SentAnswer(response.status, fields, answer)
+            except (OSError, http.client.HTTPException) as error:
+                if isinstance(error, TimeoutError) or time.monotonic() > self._deadline:
+                    raise late(f"engine at {self._url}: weights", self._timeout_s) from None
+                raise
             finally:
+                timer.cancel()
                 connection.close()
 
     def _timed(self, connection: http.client.HTTPConnection, body: Sequence[memoryview]) -> Iterator[memoryview]:
