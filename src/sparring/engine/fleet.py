@@ -328,7 +328,7 @@ class Fleet(Generic[E]):
                     cause = "it was restarted"
             except EngineError as silence:
                 cause, silent = str(silence), True
-            if cause and member.lost is None:
+            if cause and member.lost is None and not self.closed:
                 self._lose(member, cause if error is None else f"{error}; {cause}")
                 if silent:
                     self._keeper.lost(member.engine)

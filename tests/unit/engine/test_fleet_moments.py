@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
-from test_fleet import LENGTH, SILENT_S, TOKEN_S, Place, alone, ask, fleet, weights
+from test_fleet import LENGTH, SILENT_S, TOKEN_S, Kept, Place, alone, ask, fleet, weights
 
 from sparring.engine.fleet import CONVERSATIONS
 from sparring.engine.pieces import joined
@@ -136,13 +136,13 @@ def test_a_closed_fleet_watches_nobody_and_loses_no_engine() -> None:
             self.dead = True
 
     async def main() -> None:
-        lost: list[Place] = []
-        engines, told = fleet(Closing("one"), Closing("other"), lost=lost.append)
+        kept = Kept()
+        engines, told = fleet(Closing("one"), Closing("other"), keeper=kept)
         answer = asyncio.create_task(engines.generate(ask("a")))
         await asyncio.sleep(2.5 * TOKEN_S)
         await engines.close()
         with pytest.raises(EngineError):
             await answer
-        assert not told and not lost and not any("Fleet._watch" in repr(task) for task in asyncio.all_tasks())
+        assert not told and not kept.lost_ones and not any("Fleet._watch" in repr(task) for task in asyncio.all_tasks())
 
     run_virtual(main())
