@@ -35,6 +35,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--set", action="append", default=[], dest="settings", metavar="engine.K=V", help="a key of [engine]"
     )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if torch can use one"
+    )
     parser.add_argument("--threads", type=int, default=0, help="threads of the engine; 0: as many as there are cores")
     parser.add_argument(
         "--until-input-ends", action="store_true", help="stop when standard input ends, as that of a parent that died"
@@ -63,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
         api_key=read_api_key(args.api_key_env),
         dtype=args.dtype,
         numerics=args.numerics,
+        device=args.device,
         engine=engine_config(args.settings),
         threads=args.threads,
     )

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from sparring.errors import EngineError
+from sparring.kernels.devices import VISIBLE
 
 KEY = "SPARRING_ENGINE_KEY"
 """Environment variable with the key that a run draws for its engines."""
@@ -51,6 +52,7 @@ class EngineProcess:
     Args:
         command: program and arguments, without its port. Its first line ends with its address.
         key: key that clients send.
+        gpu: name of its GPU for `VISIBLE`; "" for those of this process.
         pause_s: seconds between the first death and the next start; each further death in a row doubles them.
 
     Attributes:
@@ -58,10 +60,10 @@ class EngineProcess:
         starts: number of starts.
     """
 
-    def __init__(self, command: Sequence[str], key: str, pause_s: float = PAUSE_S) -> None:
+    def __init__(self, command: Sequence[str], key: str, *, gpu: str = "", pause_s: float = PAUSE_S) -> None:
         self.url, self.starts = "", 0
         self._command, self._pause_s = command, pause_s
-        self._environment: Mapping[str, str] = {**os.environ, KEY: key}
+        self._environment: Mapping[str, str] = {**os.environ, KEY: key} | ({VISIBLE: gpu} if gpu else {})
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._changed, self._ended = threading.Condition(), threading.Event()
         self._answers, self._deaths = False, 0

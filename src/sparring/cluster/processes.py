@@ -16,6 +16,7 @@ from sparring.cluster.inline import InlineCluster
 from sparring.cluster.kept_engines import Ended, KeptEngines, PlacedEngine
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
+from sparring.kernels.devices import gpu_count, gpu_of
 from sparring.model.hub import base_folder
 from sparring.protocols import Engine
 from sparring.types import POLICY
@@ -42,10 +43,11 @@ class ProcessCluster(InlineCluster):
 
     def check(self) -> list[str]:
         number = self._cluster.engines
-        if self._device != "cpu":
-            raise refusal("run.device", f'"cpu" with cluster.kind "{self._cluster.kind}"', self._device, "set it")
         if self._cluster.kind == "local":
-            return [f"cluster: {number} engine processes of {self._engine_threads} threads on this machine"]
+            of = f"{self._engine_threads} threads" if self._device == "cpu" else f"a GPU ({gpu_count()} here)"
+            return [f"cluster: {number} engine processes of {of} on this machine"]
+        if self._device != "cpu":
+            raise refusal("run.device", '"cpu" with cluster.kind "ray"', self._device, "set it")
         from sparring.cluster.ray import RayEngines
 
         engines = RayEngines(self._cluster, self._engine_threads)
@@ -62,7 +64,7 @@ class ProcessCluster(InlineCluster):
         """Connect to the engine processes of the policy, or make the engine of another model in this process."""
         if name != POLICY:
             return super()._native(name, path)
-        return self._fleet_of(name, path, ["--numerics", self._models[name].numerics])
+        return self._fleet_of(name, path, ["--numerics", self._models[name].numerics, "--device", self._device])
 
     def _vllm(self, name: str, path: str) -> Engine:
         """Connect to the engine processes of the policy, each of which starts a vLLM."""
@@ -97,11 +99,14 @@ class ProcessCluster(InlineCluster):
 
     def _start(self, words: Sequence[str], key: str, threads: int) -> Sequence[PlacedEngine]:
         if self._cluster.kind == "local":
-            return [EngineProcess(serving(words), key) for _ in range(self._cluster.engines)]
+            return [EngineProcess(serving(words), key, gpu=self._gpu(nth)) for nth in range(self._cluster.engines)]
         from sparring.cluster.ray import RayEngines
 
         self._ray = self._ray or RayEngines(self._cluster, threads)
         return self._ray.start(words, key)
+
+    def _gpu(self, number: int) -> str:
+        return "" if self._device == "cpu" else gpu_of(number, gpu_count())
 
     @asynccontextmanager
     async def stage(self) -> AsyncIterator[None]:

@@ -13,6 +13,7 @@ from sparring.cluster.inline import InlineCluster
 from sparring.engine.config import BatchConfig, EngineConfig
 from sparring.errors import BadInput, EnvError, LimitReached
 from sparring.generation import Sampling
+from sparring.kernels.devices import resolve_device
 from sparring.launch.chat_world import UNLIMITED, ChatSetting, ChatWorld, bare_setting, setting_of
 from sparring.launch.checkpoint import CONFIG, find_checkpoint, is_run_or_step, run_of
 from sparring.model.config import ModelConfig
@@ -62,7 +63,11 @@ class Chat:
         engine = EngineConfig(batch=BatchConfig(max_running=1))
         threads = len(os.sched_getaffinity(0))
         self._cluster = InlineCluster(
-            models={POLICY: model}, train=TrainConfig(), engine=engine, device="cpu", threads=threads
+            models={POLICY: model},
+            train=TrainConfig(),
+            engine=engine,
+            device=resolve_device("auto", "device"),
+            threads=threads,
         )
         serving, folder = self._cluster.engine(POLICY, path=str(checkpoint)), base_folder(checkpoint)
         renderer = load_renderer(folder, model.renderer, model.thinking, render.control_tokens, render.thoughts)

@@ -15,6 +15,7 @@ import xxhash
 from sparring.engine.config import BatchConfig, EngineConfig
 from sparring.errors import refusal
 from sparring.generation import Completion, GenerateRequest, Sampling
+from sparring.kernels.devices import Device, resolve_device
 from sparring.launch.block import block
 from sparring.launch.checkpoint import checkpoint_or_hub
 from sparring.model.config import DType, Numerics
@@ -66,6 +67,7 @@ class CheckpointEngine:
         thinking: whether the model thinks before it answers, if its format has a switch for it.
         max_running: maximum number of requests that are computed together.
         threads: number of CPU threads; 0 uses every core.
+        device: "cpu", "cuda", or "auto": a GPU if torch can use one.
 
     Raises:
         BadInput: there is no such checkpoint, or it cannot be served.
@@ -80,6 +82,7 @@ class CheckpointEngine:
         thinking: bool = False,
         max_running: int = 128,
         threads: int = 0,
+        device: Device = "auto",
     ) -> None:
         if not isinstance(checkpoint, (str, os.PathLike)):
             do = "name a Hugging Face folder or the folder of a run"
@@ -94,7 +97,7 @@ class CheckpointEngine:
         self._dtype, self._numerics = dtype, numerics
         self._config = EngineConfig(batch=BatchConfig(max_running=max_running))
         self._renderer = load_renderer(base_folder(self._folder), thinking=thinking)
-        model = load(str(self._folder), dtype=dtype, numerics=numerics)
+        model = load(str(self._folder), dtype=dtype, numerics=numerics, device=resolve_device(device, "device"))
         threads = threads or len(os.sched_getaffinity(0))
         self._engine: NativeEngine | None = NativeEngine(model, self._config, threads=threads)
         self._requests = 0

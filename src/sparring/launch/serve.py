@@ -26,6 +26,7 @@ from sparring.engine.server import Bind, ServedEngine, TokenServer
 from sparring.errors import refusal
 from sparring.gateway.hosts import at_home, plainly
 from sparring.gateway.serving import MOST_HEAD, BoundedServer, ClientProtocol, server_settings
+from sparring.kernels.devices import Device, resolve_device
 from sparring.model.config import DType, Numerics
 from sparring.model.hub import base_folder
 from sparring.model.peft import is_adapter
@@ -55,6 +56,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str = ""
     dtype: DType = "float32"
     numerics: Numerics | None = None
+    device: Device = "auto"
     engine: EngineConfig = EngineConfig()
     threads: int = 0
 
@@ -133,7 +135,8 @@ def _open_engine(config: ServeConfig) -> ServedEngine:
     from sparring.engine.native import NativeEngine
     from sparring.model.load import load
 
-    model = load(config.folder, dtype=config.dtype, numerics=config.numerics or "exact")
+    device = resolve_device(config.device, "--device")
+    model = load(config.folder, dtype=config.dtype, numerics=config.numerics or "exact", device=device)
     return NativeEngine(model, config.engine, name=config.name, threads=threads)
 
 
@@ -147,6 +150,8 @@ def _open_vllm(config: ServeConfig, threads: int) -> ServedEngine:
     from sparring.engine.adapters.vllm import VllmEngine
     from sparring.engine.adapters.vllm_server import VllmServer
 
+    if config.device != "auto":
+        raise refusal("--device", "none with vLLM, which takes its own", config.device, "leave it out")
     if config.numerics is not None:
         raise refusal("--numerics", "none with vLLM, which has its own", config.numerics, "leave it out")
     if is_adapter(config.folder):

@@ -5,12 +5,9 @@ Each key is documented by its owner: in the part's own `config.py`, or in `recip
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import os
 import re
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +20,7 @@ from sparring.engine.config import EngineConfig
 from sparring.envs.config import EnvConfig
 from sparring.envs.rubrics.config import judging
 from sparring.errors import refusal
+from sparring.kernels.devices import resolve_device
 from sparring.model.config import ModelConfig
 from sparring.observe.config import ObserveConfig
 from sparring.recipe.sections.distill import DistillConfig
@@ -159,14 +157,7 @@ def resolve(config: RunConfig) -> RunConfig:
     Raises:
         BadInput: the device is missing.
     """
-    device = config.run.device
-    if device != "cpu":
-        usable = _cuda_usable()
-        if device == "cuda" and not usable:
-            raise refusal(
-                "run.device", "a GPU and a torch built for it", "none that can be used", 'write "cpu" or "auto"'
-            )
-        device = "cuda" if usable else "cpu"
+    device = resolve_device(config.run.device, "run.device")
     threads = config.run.threads or len(os.sched_getaffinity(0))
     algo = config.algo
     if algo.correction == "auto":
@@ -200,16 +191,3 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _without_none(v) for k, v in value.items() if v is not None}
     return [_without_none(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-def _cuda_usable() -> bool:
-    """Return True if the driver shows a device and the installed torch was built for it, without importing torch."""
-    torch = importlib.util.find_spec("torch")
-    if torch is None or not torch.origin or not (Path(torch.origin).parent / "lib" / "libtorch_cuda.so").exists():
-        return False
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    count = ctypes.c_int(0)
-    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0

@@ -1,0 +1,63 @@
+"""Devices of this machine, found without importing torch."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from sparring.errors import refusal
+
+Device = Literal["auto", "cpu", "cuda"]
+"""Name of a device; auto: a GPU if there is one that the installed torch can use."""
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Environment variable that names the GPUs of a process."""
+
+
+def resolve_device(wanted: str, where: str) -> str:
+    """Return "cpu" or "cuda" for the name of a device.
+
+    Args:
+        wanted: a `Device`.
+        where: name of the setting, for messages.
+
+    Raises:
+        BadInput: "cuda" is wanted, and no GPU can be used.
+    """
+    if wanted == "cpu":
+        return "cpu"
+    usable = gpu_count() > 0
+    if wanted == "cuda" and not usable:
+        raise refusal(where, "a GPU and a torch built for it", "none that can be used", 'write "cpu" or "auto"')
+    return "cuda" if usable else "cpu"
+
+
+@cache
+def gpu_count() -> int:
+    """Return the number of GPUs that the driver shows this process; 0 if the installed torch was built for none."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or not torch.origin or not (Path(torch.origin).parent / "lib" / "libtorch_cuda.so").exists():
+        return 0
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+
+
+def gpu_of(number: int, count: int) -> str:
+    """Return the name, for `VISIBLE`, of the GPU of another process of this run. The run's own process computes on the
+    first GPU; the others have the rest in turn, or share the first if there is only one.
+
+    Args:
+        number: number of the process, from 0.
+        count: number of GPUs, at least 1.
+    """
+    names = [name for name in os.environ.get(VISIBLE, "").split(",") if name] or [str(gpu) for gpu in range(count)]
+    others = names[1:count] or names[:1]
+    return others[number % len(others)]
