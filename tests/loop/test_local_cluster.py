@@ -70,7 +70,7 @@ def test_the_engines_of_a_stage_serve_the_next_ones(given: Path, capsys: pytest.
         for line in run.stdout:
             output.append(line)
             seen.update(there := engines(given.parent))
-            during |= {line.split()[0]} if there else set()
+            during |= {line.partition(" ")[0]} if there else set()
         assert run.wait() == 0, "".join(output)
     assert {"rl", "eval"} <= during and len(seen) == 2, "".join(output)
     check_same(given, "local", capsys)

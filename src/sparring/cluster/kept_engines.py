@@ -50,7 +50,6 @@ class KeptEngines:
     Args:
         placed: the processes.
         key: key that clients send.
-        shape: digest of what the processes load beside the weights.
         within_s: seconds that a process has to start.
         dead: called, in any thread, with the error of a process that is not started any more.
 
@@ -63,11 +62,10 @@ class KeptEngines:
         placed: Sequence[PlacedEngine],
         *,
         key: str,
-        shape: str,
         within_s: float,
         dead: Callable[[EngineError], None],
     ) -> None:
-        self._placed, self.key, self.shape, self._within_s, self._dead = placed, key, shape, within_s, dead
+        self._placed, self.key, self._within_s, self._dead = placed, key, within_s, dead
         self._by_url: dict[str, PlacedEngine] = {}
         self._sought: set[PlacedEngine] = set()
         self.fleet: Fleet[RemoteEngine] | None = None
