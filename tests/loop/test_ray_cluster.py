@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -45,16 +46,23 @@ def started(recipe: Path, name: str, *settings: str) -> subprocess.Popen[str]:
 
 
 def servers() -> list[int]:
-    """Process ids of all engines that a run has started on this machine."""
-    found = []
+    """Process ids of all engines on the nodes, which are children of this process."""
+    parents, found = dict[int, int](), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 if b"--until-input-ends" in (entry / "cmdline").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
             except OSError:
                 continue
-    return found
+
+    def is_ours(process: int) -> bool:
+        while process in parents and process != os.getpid():
+            process = parents[process]
+        return process == os.getpid()
+
+    return [process for process in found if is_ours(process)]
 
 
 def test_a_node_that_dies_costs_the_run_nothing(given: Path, nodes: Any, capsys: pytest.CaptureFixture[str]) -> None:

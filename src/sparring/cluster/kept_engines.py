@@ -107,7 +107,8 @@ class KeptEngines:
         try:
             url = process.find(time.monotonic() + self._within_s)
         except EngineError as error:
-            if isinstance(error, DeadEngine):
+            others = self.fleet is not None and self.fleet.metrics["engines_now"]
+            if isinstance(error, DeadEngine) or not others:  # nothing is left that the run could wait for
                 self._dead(error)
             else:
                 _log.warning("%s", error)
