@@ -30,7 +30,7 @@ from sparring.engine.adapters.client import completion_of
 from sparring.engine.adapters.remote_client import RemoteClient
 from sparring.engine.fleet import Fleet
 from sparring.engine.metrics import Latencies
-from sparring.engine.server import TokenServer
+from sparring.engine.server import Serving, TokenServer
 from sparring.generation import Completion, Delta, GenerateRequest, Runs, Sampling
 
 VOCABULARY = 150_000
@@ -189,7 +189,7 @@ def serve(pipe: Any) -> None:
         instance="free",
     )
     engine: Any = Free()
-    application = TokenServer(engine, served, lambda request: request).application()
+    application = TokenServer(Serving(engine, served, lambda request: request)).application()
     config = uvicorn.Config(application, log_level="warning", access_log=False, lifespan="off")
     pipe.send(listening.getsockname()[1])
     uvicorn.Server(config).run(sockets=[listening])

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 import uvicorn
 
 from sparring.engine.metrics import Latencies
-from sparring.engine.server import TokenServer
+from sparring.engine.server import Serving, TokenServer
 from sparring.engine.wire import ServedModel
 from sparring.generation import Completion, Delta, GenerateRequest
 from sparring.render.demonstrate import reply_tokens
@@ -91,7 +91,7 @@ async def main() -> None:
         token_bytes=1,
         instance="script",
     )
-    application = TokenServer(engine, served, lambda request: request).application()
+    application = TokenServer(Serving(engine, served, lambda request: request)).application()
     config = uvicorn.Config(application, log_level="warning", access_log=False, lifespan="off")
     serving = asyncio.create_task(uvicorn.Server(config).serve(sockets=[listening]))
     print(listening.getsockname()[1], flush=True)

@@ -25,14 +25,32 @@ from sparring.weights.inline import publish
 from sparring.weights.links import WeightLinks
 from sparring.weights.shared_memory import FOLDER, PREFIX, SharedMemory
 
-ALONE = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"', "alone"]
-"""Words that give a program a /dev/shm of its own. Without the right to them the test fails, with what unshare says."""
+ALONE = ["unshare", "--mount", "sh", "-c"]
+HIDDEN = (
+    """mount -t tmpfs -o size=64m none /dev/shm; if [ -n "$1" ]; then mount -t tmpfs none "$1"; fi; shift; exec "$@" """
+)
+"""Program that gives another one a /dev/shm of its own, and hides a folder from it, if one is named. Without the right
+to that the test fails, with what unshare says."""
 
 
 @contextmanager
-def elsewhere(*arguments: object) -> Iterator[str]:
+def elsewhere(*arguments: object, hidden: Path | str = "") -> Iterator[str]:
     """Start `sparring serve` as on another machine; yield its address."""
-    words = [*ALONE, sys.executable, "-m", "sparring", "serve", "--port", "0", "--threads", "1", *map(str, arguments)]
+    words = [
+        *ALONE,
+        f"set -e; {HIDDEN}",
+        "alone",
+        str(hidden),
+        sys.executable,
+        "-m",
+        "sparring",
+        "serve",
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        *map(str, arguments),
+    ]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None and process.stderr is not None
@@ -77,6 +95,28 @@ def test_a_run_with_an_engine_on_another_machine_has_the_bits_of_one_on_its_own(
     assert weights(sent) == weights(through) == weights(own)
     capsys.readouterr()
     assert main(["diff", str(own), str(sent)]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_server_without_the_models_folder_gets_it_from_the_run(
+    given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stop strings too, which need the tokenizer; and another model later."""
+    stages = ('run.stages=["rl", "eval"]', 'rollout.sampling.stop_strings=["7"]')
+    own = finished(given, "own", *stages)
+    with elsewhere(hidden=checkpoint.parent) as url:
+        there = ("engine.kind=remote", f"engine.urls=['{url}']")
+        other = ("models.policy.dtype=bfloat16", *there)
+        for settings in (there, other, there):
+            assert main(["check", str(given), *(part for setting in settings for part in ("--set", setting))]) == 0
+            said = capsys.readouterr().out
+            assert "takes the run's model" in said
+            (travelled,) = [line for line in said.splitlines() if "model: config.json, " in line]
+            assert "tokenizer.json, " in travelled and travelled.endswith(f"travelled to {url} by HTTP")
+        sent = finished(given, "sent", *stages, *there)
+    capsys.readouterr()
+    assert main(["diff", str(own), str(sent)]) == 0, capsys.readouterr().out
+    assert weights(sent) == weights(own)
 
 
 @pytest.mark.parametrize("link", [SharedMemory, pytest.param(Http, marks=pytest.mark.slow)])

@@ -40,13 +40,17 @@ def started(recipe: Path, name: str, *settings: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stands still"])
+@pytest.mark.parametrize(
+    ("how", "number"),
+    [(signal.SIGKILL, 2), (signal.SIGSTOP, 2), (signal.SIGKILL, 1)],
+    ids=["dies", "stands still", "the only one dies"],
+)
 def test_engines_of_their_own_change_nothing_and_are_started_again(
-    how: signal.Signals, given: Path, capsys: pytest.CaptureFixture[str]
+    how: signal.Signals, number: int, given: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     longer = (STAGES, "rl.steps=30", "observe.lines_every_s=0.01")
     assert main(words(given, "own", *longer)) == 0
-    with started(given, "local", *longer, *LOCAL) as run:
+    with started(given, "local", *longer, *LOCAL, f"cluster.engines={number}") as run:
         assert run.stdout is not None
         output, hit = list[str](), 0
         for line in run.stdout:
@@ -70,7 +74,7 @@ def test_the_engines_of_a_stage_serve_the_next_ones(given: Path, capsys: pytest.
         for line in run.stdout:
             output.append(line)
             seen.update(there := engines(given.parent))
-            during |= {line.split()[0]} if there else set()
+            during |= {line.partition(" ")[0]} if there else set()
         assert run.wait() == 0, "".join(output)
     assert {"rl", "eval"} <= during and len(seen) == 2, "".join(output)
     check_same(given, "local", capsys)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,16 +46,23 @@ def started(recipe: Path, name: str, *settings: str) -> subprocess.Popen[str]:
 
 
 def servers() -> list[int]:
-    """Process ids of all engines that a run has started on this machine."""
-    found = []
+    """Process ids of all engines on the nodes, which are children of this process."""
+    parents, found = dict[int, int](), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 if b"--until-input-ends" in (entry / "cmdline").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
             except OSError:
                 continue
-    return found
+
+    def is_ours(process: int) -> bool:
+        while process in parents and process != os.getpid():
+            process = parents[process]
+        return process == os.getpid()
+
+    return [process for process in found if is_ours(process)]
 
 
 def test_a_node_that_dies_costs_the_run_nothing(given: Path, nodes: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,6 +80,27 @@ def test_a_node_that_dies_costs_the_run_nothing(given: Path, nodes: Any, capsys:
         assert run.wait() == 0, "".join(output)
     assert killed and "is left out" in "".join(output) and "gets requests again" in "".join(output)
     check_same(given, "ray", capsys)
+    log = given.parent / "runs/ray/ray.log"
+    printed = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    assert printed and not set(printed) & set(map(str.strip, output)), "Ray's own lines are in its log"
+
+
+def test_engines_start_once_for_all_stages(given: Path, nodes: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """No node has the model's folder: it travels. The record has the bits of a run with an engine of its own."""
+    stages = ('run.stages=["rl", "eval"]', QUIET)
+    assert main(words(given, "own", *stages)) == 0
+    before, seen, during = set(servers()), set[int](), set[str]()
+    with started(given, "ray", *stages, *on_ray(nodes)) as run:
+        assert run.stdout is not None
+        output = list[str]()
+        for line in run.stdout:
+            output.append(line)
+            seen |= (there := set(servers()) - before)
+            during |= {line.partition(" ")[0]} if there else set()
+        assert run.wait() == 0, "".join(output)
+    assert {"rl", "eval"} <= during and len(seen) == 2, "".join(output)
+    check_same(given, "ray", capsys)
+    check_ended(seen)
 
 
 def test_what_a_cluster_cannot_give_is_refused(given: Path, nodes: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,6 +118,16 @@ def test_an_address_without_a_cluster_is_refused(given: Path) -> None:
         output = run.stdout.read()
         assert run.wait() == 2, output
     assert "cluster.address: expected a Ray cluster at 127.0.0.1:1" in output and "Traceback" not in output
+
+
+def test_a_cluster_that_takes_connections_and_never_answers_is_refused(given: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with started(given, "none", "cluster.kind=ray", f"cluster.address={address}", "cluster.wait_s=1") as run:
+            assert run.stdout is not None
+            output = run.stdout.read()
+            assert run.wait() == 2, output
+    assert f"cluster.address: expected a Ray cluster at {address} that answers within cluster.wait_s" in output
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])

@@ -17,7 +17,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a Hugging Face folder or hub name, a run, or a saved step of it like runs/quickstart/rl/best",
+        nargs="?",
+        help="a Hugging Face folder or hub name, a run, or a saved step of it like runs/quickstart/rl/best; left out: "
+        "runs send their model",
     )
     parser.add_argument("--name", default="policy", help="what weight updates call the model")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
@@ -26,12 +28,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--api-key-env", default="", metavar="NAME", help="environment variable with the key clients must send"
     )
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="float32", help="type of weights and computation"
-    )
-    parser.add_argument(
-        "--numerics", choices=("exact", "fast"), help="exact, the default: a row's bits hang on nothing else"
-    )
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="type of weights and computation; float32")
+    parser.add_argument("--numerics", choices=("exact", "fast"), help="exact: a row's bits hang on nothing else; exact")
     parser.add_argument(
         "--set", action="append", default=[], dest="settings", metavar="engine.K=V", help="a key of [engine]"
     )
@@ -57,18 +55,21 @@ def run(args: argparse.Namespace) -> int:
         stop_with_input()
     if args.threads < 0:
         raise refusal("--threads", "0 (one per core) or more", str(args.threads), "correct it")
+    for name in ("dtype", "numerics") if args.model is None else ():
+        if (got := getattr(args, name)) is not None:
+            raise refusal(f"--{name}", "nothing without MODEL: the run says it", got, "leave it out, or name a MODEL")
     config = ServeConfig(
-        folder=checkpoint_or_hub(args.model),
+        folder=None if args.model is None else checkpoint_or_hub(args.model),
         name=args.name,
         host=args.host,
         port=args.port,
         unix=args.unix,
         api_key=read_api_key(args.api_key_env),
-        dtype=args.dtype,
+        dtype=args.dtype or "float32",
         numerics=args.numerics,
         device=args.device,
         engine=engine_config(args.settings),
         threads=args.threads,
     )
-    serve(config, lambda url: say(f"serving {args.model} as {args.name!r} on {url}"))
+    serve(config, lambda url: say(f"serving {args.model or 'what a run sends'} as {args.name!r} on {url}"))
     return 0

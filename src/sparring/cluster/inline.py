@@ -191,16 +191,20 @@ class InlineCluster:
         return Fleet(there, absent=absent, room=config.batch.max_running, silent_s=config.silent_s, keeper=keeper)
 
     def _send_first(self, name: str, path: str, engines: Sequence[RemoteEngine]) -> None:
-        """Check servers of a model, and send them its weights as version 0. Blocks.
+        """Check servers of a model, and send them its weights as version 0; before them its files to those that have no
+        model of their own. Blocks.
 
         Raises:
             BadInput: a server does not fit.
             WeightsError: a server refused the weights.
             EngineError: a server did not answer.
         """
+        from sparring.model.hub import base_folder
+
         spec, model = self._models[name], self._model(name, path)
         own = model.adapters.everywhere
         for engine in engines:
+            engine.send_files(base_folder(path), spec.dtype, spec.numerics)
             engine.check(spec.dtype, model.path_name, self._engine_of[name])
         for engine in engines:
             engine.begin(model.state(), None if own is None else own.state())

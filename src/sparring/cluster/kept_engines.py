@@ -50,7 +50,7 @@ class KeptEngines:
     Args:
         placed: the processes.
         key: key that clients send.
-        shape: digest of what the processes load beside the weights.
+        words: arguments that the processes were started with, of those that differ.
         within_s: seconds that a process has to start.
         dead: called, in any thread, with the error of a process that is not started any more.
 
@@ -63,11 +63,11 @@ class KeptEngines:
         placed: Sequence[PlacedEngine],
         *,
         key: str,
-        shape: str,
+        words: Sequence[str],
         within_s: float,
         dead: Callable[[EngineError], None],
     ) -> None:
-        self._placed, self.key, self.shape, self._within_s, self._dead = placed, key, shape, within_s, dead
+        self._placed, self.key, self.words, self._within_s, self._dead = placed, key, words, within_s, dead
         self._by_url: dict[str, PlacedEngine] = {}
         self._sought: set[PlacedEngine] = set()
         self.fleet: Fleet[RemoteEngine] | None = None
@@ -109,7 +109,8 @@ class KeptEngines:
         try:
             url = process.find(time.monotonic() + self._within_s)
         except EngineError as error:
-            if isinstance(error, DeadEngine):
+            others = self.fleet is not None and self.fleet.metrics["engines_now"]
+            if isinstance(error, DeadEngine) or not others:  # nothing is left that the run could wait for
                 self._dead(error)
             else:
                 _log.warning("%s", error)

@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,13 +18,15 @@ from sparring.cluster.kept_engines import Ended, KeptEngines, PlacedEngine
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.kernels.devices import gpu_count, gpu_of
-from sparring.model.hub import base_folder
 from sparring.protocols import Engine
 from sparring.types import POLICY
-from sparring.weights import files
 
 if TYPE_CHECKING:
     from sparring.cluster.ray import RayEngines
+
+
+RAY_LOG = "ray.log"
+"""File of the run's folder with what Ray prints."""
 
 
 class ProcessCluster(InlineCluster):
@@ -31,12 +34,13 @@ class ProcessCluster(InlineCluster):
 
     Args:
         cluster: section `[cluster]`.
+        folder: folder of the run, for the log of Ray.
         settings: arguments of `InlineCluster`.
     """
 
-    def __init__(self, cluster: ClusterConfig, **settings: Any) -> None:
+    def __init__(self, cluster: ClusterConfig, folder: Path, **settings: Any) -> None:
         super().__init__(**settings)
-        self._cluster = cluster
+        self._cluster, self._folder = cluster, folder
         self._kept: list[KeptEngines] = []
         self._ended = Ended()
         self._ray: RayEngines | None = None
@@ -48,13 +52,8 @@ class ProcessCluster(InlineCluster):
             return [f"cluster: {number} engine processes of {of} on this machine"]
         if self._device != "cpu":
             raise refusal("run.device", '"cpu" with cluster.kind "ray"', self._device, "set it")
-        from sparring.cluster.ray import RayEngines
-
-        engines = RayEngines(self._cluster, self._engine_threads)
-        try:
-            return [f"cluster: {number} engines of {self._engine_threads} CPUs fit on the Ray cluster"]
-        finally:
-            engines.close()
+        self._connected()
+        return [f"cluster: {number} engines of {self._engine_threads} CPUs fit on the Ray cluster"]
 
     @property
     def _engine_threads(self) -> int:
@@ -64,46 +63,51 @@ class ProcessCluster(InlineCluster):
         """Connect to the engine processes of the policy, or make the engine of another model in this process."""
         if name != POLICY:
             return super()._native(name, path)
-        return self._fleet_of(name, path, ["--numerics", self._models[name].numerics, "--device", self._device])
+        return self._fleet_of(name, path, ["--device", self._device])  # the fleet sends the model
 
     def _vllm(self, name: str, path: str) -> Engine:
         """Connect to the engine processes of the policy, each of which starts a vLLM."""
-        return self._fleet_of(name, path, [])
+        return self._fleet_of(name, path, [path, "--dtype", self._models[name].dtype])
 
     def _fleet_of(self, name: str, path: str, words: Sequence[str]) -> Engine:
-        """Connect to engine processes.
+        """Connect to engine processes: to those of an earlier stage if they were started alike, otherwise to new ones,
+        for which those make room.
 
         Args:
             words: further arguments of `sparring serve`.
         """
-        kept = self._kept_for(name, path, words)
+        free = [kept for kept in self._kept if kept.free]
+        kept = next((kept for kept in free if kept.words == words), None)
+        if kept is None:
+            for other in free:
+                other.close()
+                self._kept.remove(other)
+            kept = self._more(words)
         kept.fleet = self._fleet(name, path, kept.find(), kept.key, kept)
         return kept.fleet
 
-    def _kept_for(self, name: str, path: str, words: Sequence[str]) -> KeptEngines:
-        """Return engine processes of an earlier stage that no fleet uses, or start some. Those that serve a model of
-        another shape make room."""
-        shape, free = files.digest(files.read(base_folder(path))), [kept for kept in self._kept if kept.free]
-        for kept in free:
-            if kept.shape == shape:
-                return kept
-            kept.close()
-            self._kept.remove(kept)
-        key, spec, threads = secrets.token_hex(16), self._models[name], self._engine_threads
-        words = [path, "--name", name, "--dtype", spec.dtype, "--threads", str(threads), *words]
-        words += [word for key_value in changed(self._engine_of[name]) for word in ("--set", key_value)]
-        placed = self._start(words, key, threads)
-        within_s = self._cluster.start_timeout_s
-        self._kept.append(KeptEngines(placed, key=key, shape=shape, within_s=within_s, dead=self._ended))
+    def _more(self, words: Sequence[str]) -> KeptEngines:
+        """Start engine processes."""
+        key, settings = secrets.token_hex(16), changed(self._engine_of[POLICY])
+        command = [*words, "--name", POLICY, "--threads", str(self._engine_threads)]
+        command += [word for key_value in settings for word in ("--set", key_value)]
+        placed, within_s = self._start(command, key), self._cluster.start_timeout_s
+        self._kept.append(KeptEngines(placed, key=key, words=words, within_s=within_s, dead=self._ended))
         return self._kept[-1]
 
-    def _start(self, words: Sequence[str], key: str, threads: int) -> Sequence[PlacedEngine]:
+    def _start(self, words: Sequence[str], key: str) -> Sequence[PlacedEngine]:
         if self._cluster.kind == "local":
             return [EngineProcess(serving(words), key, gpu=self._gpu(nth)) for nth in range(self._cluster.engines)]
+        return self._connected().start(words, key)
+
+    def _connected(self) -> RayEngines:
+        """Connect to the Ray cluster, once."""
         from sparring.cluster.ray import RayEngines
 
-        self._ray = self._ray or RayEngines(self._cluster, threads)
-        return self._ray.start(words, key)
+        if self._ray is None:
+            log = self._folder / RAY_LOG if self._folder.is_dir() else None
+            self._ray = RayEngines(self._cluster, self._engine_threads, log)
+        return self._ray
 
     def _gpu(self, number: int) -> str:
         return "" if self._device == "cpu" else gpu_of(number, gpu_count())

@@ -39,6 +39,7 @@ class Fleet(Generic[E]):
     engine is full. An engine that dies, stands still or fails an update is lost: it gets no request until it serves the
     fleet's weights again. For lost engines the fleet keeps the reference to the newest weights. One that answers
     catches up as it is. One that does not, or that fails to `CATCH_UPS` times in a row, is for the keeper to replace.
+    If no engine is left, requests and updates wait for the keeper; without one they fail.
 
     Args:
         engines: engines of equal weights and numerics, closed with the fleet.
@@ -63,7 +64,8 @@ class Fleet(Generic[E]):
         keeper: Keeper[E] | None = None,
         report: Callable[[str], None] = _log.warning,
     ) -> None:
-        self.engines, self._keeper = (*engines, *absent), keeper or Unkept()
+        self.engines, self._keeper, self._waits = (*engines, *absent), keeper or Unkept(), keeper is not None
+        self._back = asyncio.Event()
         self._members = [FleetMember(engine) for engine in engines]
         self._members += [FleetMember(engine, lost="it has not answered yet") for engine in absent]
         self._room, self._silent_s, self._report = room, silent_s, report
@@ -104,6 +106,7 @@ class Fleet(Generic[E]):
     async def _pieces(self, request: GenerateRequest, *, streams: bool) -> AsyncIterator[Delta | Completion]:
         turn, told, rest = FleetTurn(request.id), list[Delta](), request
         while True:
+            await self._someone()
             member, before = self._member_for(request, _newest(request, told)), tuple(told)
             engine, losses = member.engine, member.losses
             asked = engine.stream(rest) if streams or engine.continues else completion_alone(engine, rest)
@@ -157,6 +160,7 @@ class Fleet(Generic[E]):
 
     async def score(self, request: ScoreRequest) -> Scores:
         while True:
+            await self._someone()
             turn, member = FleetTurn(request.id), self._least(self._some_routed())
             losses = member.losses
             try:
@@ -184,6 +188,7 @@ class Fleet(Generic[E]):
             WeightsError: no engine serves the new weights.
             EngineError: as WeightsError; the served version of the engines is unknown.
         """
+        await self._someone()
         async with self._updating:
             routed = self._some_routed()
             results = await asyncio.gather(*(self._pull(member, ref) for member in routed), return_exceptions=True)
@@ -212,6 +217,7 @@ class Fleet(Generic[E]):
 
     async def close(self) -> None:
         self.closed = True
+        self._back.set()
         tasks = [task for task in (self._watching, *self._catching_up.values()) if task is not None]
         for task in tasks:
             task.cancel()
@@ -223,6 +229,13 @@ class Fleet(Generic[E]):
     @property
     def _routed(self) -> list[FleetMember[E]]:
         return [member for member in self._members if member.lost is None]
+
+    async def _someone(self) -> None:
+        """Wait for the keeper's engines if none is routed."""
+        while self._waits and not self._routed and not self.closed:
+            self._keep_watch()
+            self._back.clear()
+            await self._back.wait()
 
     def _some_routed(self) -> list[FleetMember[E]]:
         """Return the routed engines.
@@ -355,6 +368,7 @@ class Fleet(Generic[E]):
 
     def _route(self, member: FleetMember[E]) -> None:
         member.lost, member.failures = None, 0
+        self._back.set()
         self._report(f"{member.engine.place} serves version {member.engine.version} and gets requests again")
 
     def _count_reply(self, member: FleetMember[E]) -> None:

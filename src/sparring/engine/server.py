@@ -9,6 +9,7 @@
     POST /v1/weights    serve other weights or another adapter, fetched from where they were published
     POST /v1/bucket     a part of weights, to be fetched from this server itself
     POST /v1/sees       fetch published weights and drop them again
+    POST /v1/files      serve another model, by the files of its checkpoint beside the weights
     POST /v1/drop       stop serving an adapter
     GET  /health        200 while the engine answers
     GET  /metrics       counters, gauges and histograms for Prometheus
@@ -24,11 +25,12 @@ import asyncio
 import hmac
 import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -41,7 +43,7 @@ from sparring.engine.metrics import Latencies
 from sparring.engine.pieces import completion_alone
 from sparring.engine.prometheus import exposition
 from sparring.engine.prompts import KnownPrompts
-from sparring.errors import BadInput, RequestRefused, SparringError, WeightsError, refusal
+from sparring.errors import BadInput, EngineError, RequestRefused, SparringError, WeightsError, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest
 from sparring.protocols import Engine
 from sparring.types import WeightRef
@@ -97,25 +99,66 @@ class ServedEngine(Engine, Protocol):
         ...
 
 
+class Serving(NamedTuple):
+    """What a server serves.
+
+    Attributes:
+        engine: engine that answers the requests; None: there is no model yet.
+        served: description of the engine for clients.
+        bind: function that turns the stop strings and the constraint of a request into functions on token ids.
+    """
+
+    engine: ServedEngine | None
+    served: wire.ServedModel
+    bind: Bind
+
+
+Opens = Callable[[Mapping[str, bytes], str, str], Serving]
+"""Function that opens an engine of a checkpoint's files beside its weights (`weights.files`), in a dtype and numerics,
+whose weights are still to come. It blocks, and raises BadInput for files of no model that can be served."""
+
+
 class TokenServer:
     """HTTP endpoints of one engine.
 
     Args:
-        engine: engine that answers the requests; its owner closes it.
-        served: description of the engine for clients.
-        bind: function that turns the stop strings and the constraint of a request into functions on token ids.
+        serving: what is served at first.
         api_key: bearer token that clients must send to everything under /v1; "" for none.
+        opens: function that opens the models that clients send; None: the server keeps the model that it has.
     """
 
-    def __init__(self, engine: ServedEngine, served: wire.ServedModel, bind: Bind, api_key: str = "") -> None:
-        self._engine, self._served, self._bind, self._api_key = engine, served, bind, api_key
+    def __init__(self, serving: Serving, api_key: str = "", opens: Opens | None = None) -> None:
+        self._api_key, self._opens, self._opening = api_key, opens, asyncio.Lock()
         self._numbers = itertools.count(1)
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._prompts = KnownPrompts()
-        self._base = served.base
         self._sweeping: asyncio.Task[None] | None = None
-        self._uploads = UploadArea(served.state_bytes)
-        self._most_bytes = BESIDE + OF_ID * served.context + OF_BIAS * served.vocab_size
+        self._serve(serving)
+
+    def _serve(self, serving: Serving) -> None:
+        self._serving, self._served = serving, serving.served
+        self._prompts, self._base = KnownPrompts(), self._served.base
+        self._uploads = UploadArea(self._served.state_bytes)
+        self._most_bytes = BESIDE + OF_ID * self._served.context + OF_BIAS * self._served.vocab_size
+
+    @property
+    def _engine(self) -> ServedEngine:
+        """Engine that answers the requests.
+
+        Raises:
+            EngineError: there is no model yet.
+        """
+        if self._serving.engine is None:
+            raise EngineError("server: expected a model, got none yet; a run sends it when it begins")
+        return self._serving.engine
+
+    @property
+    def _version(self) -> int:
+        return 0 if self._serving.engine is None else self._serving.engine.version
+
+    async def close(self) -> None:
+        """Close the engine, if there is one."""
+        if self._serving.engine is not None:
+            await self._serving.engine.close()
 
     def application(self) -> ASGIApp:
         """Return the ASGI application."""
@@ -144,7 +187,7 @@ class TokenServer:
                 if message["type"] == "http.response.start":
                     here = (
                         (wire.INSTANCE, self._served.instance),
-                        (wire.VERSION, str(self._engine.version)),
+                        (wire.VERSION, str(self._version)),
                         (wire.BASE, str(self._base)),
                     )
                     message["headers"] = [
@@ -165,13 +208,14 @@ class TokenServer:
         return application
 
     async def _model(self, request: Request) -> Response:
-        return _json({**_plain(self._served), "version": self._engine.version, "base": self._base})
+        return _json({**_plain(self._served), "version": self._version, "base": self._base})
 
     async def _document(self, request: Request) -> Response:
         return _json(wire.document())
 
     async def _health(self, request: Request) -> Response:
-        await _unless_left(request.receive, self._engine.check())
+        if self._serving.engine is not None:
+            await _unless_left(request.receive, self._serving.engine.check())
         return _json({})
 
     async def _metrics(self, request: Request) -> Response:
@@ -207,7 +251,7 @@ class TokenServer:
         if not (wanted.sampling.stop_strings or wanted.sampling.constraint):
             return wanted
         try:
-            return await asyncio.to_thread(self._bind, wanted)  # a grammar may take a while to compile
+            return await asyncio.to_thread(self._serving.bind, wanted)  # a grammar may take a while to compile
         except BadInput as cause:
             raise RequestRefused(f"request {wanted.id}: {cause}") from cause
 
@@ -254,6 +298,37 @@ class TokenServer:
         finally:
             self._drop_upload(ref)
         return _json({})
+
+    async def _files(self, request: Request) -> Response:
+        from sparring.weights.fetch import fetch  # imports torch, which the engine has imported
+        from sparring.weights.files import contents, digest
+
+        form = await self._body(request, wire.FilesForm)
+        if self._opens is None:
+            raise WeightsError("files: expected a server that was started without a model, got one with; start another")
+        ref = self._located(wire.weight_ref(form))
+        try:
+            files = contents(await asyncio.to_thread(fetch, ref))
+        finally:
+            self._drop_upload(ref)
+        async with self._opening:
+            served, fast = self._served, form.numerics == "fast"
+            if (served.files, served.dtype, served.numerics == "fast") != (digest(files), form.dtype, fast):
+                await self._open(self._opens, files, form)
+        return await self._model(request)
+
+    async def _open(self, opens: Opens, files: Mapping[str, bytes], form: wire.FilesForm) -> None:
+        """Close the engine, if there is one, and open that of other files.
+
+        Raises:
+            WeightsError: they are of no model that can be served. The server then has none.
+        """
+        await self.close()
+        self._serve(self._serving._replace(engine=None, served=msgspec.structs.replace(self._served, files="")))
+        try:
+            self._serve(await asyncio.to_thread(opens, files, form.dtype, form.numerics))
+        except BadInput as cause:
+            raise WeightsError(f"files: {cause}") from cause
 
     async def _bucket(self, request: Request) -> Response:
         head = request.headers.get(wire.BUCKET, "").encode()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -94,6 +94,14 @@ class WeightForm(_Weights, frozen=True, kw_only=True, forbid_unknown_fields=True
     base: int | None = None
 
 
+class FilesForm(_Weights, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[call-arg,misc]
+    """Request to serve the model of a checkpoint's files, which are published like weights. `numerics` is "exact" or
+    "fast"."""
+
+    dtype: Literal["float32", "bfloat16"]
+    numerics: Literal["exact", "fast"]
+
+
 class AbortForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Request to end the requests with this id, keeping the tokens sampled so far."""
 
@@ -127,8 +135,9 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
         token_bytes: bytes of one token's keys and values.
         instance: random name of this start of the server.
         base: version that the run counts as 0.
-        state_bytes: maximum number of bytes of an upload: the model's weights in float32.
+        state_bytes: maximum number of bytes of an upload: the model's weights in float32, or files of a model.
         kind: `[engine] kind` of the engine: "native", or "vllm", whose numerics are "vllm" too.
+        files: digest of the files that a client sent; empty before, None for a server with a model of its own.
     """
 
     model: str
@@ -143,6 +152,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     base: int = 0
     state_bytes: int = 0
     kind: str = "native"
+    files: str | None = None
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +176,7 @@ POSTS: Mapping[str, tuple[type, Any]] = {
     "release": (ReleaseForm, None),
     "weights": (WeightForm, None),
     "sees": (WeightForm, None),
+    "files": (FilesForm, ServedModel),
     "drop": (DropForm, None),
 }
 """Types of the body and of the answer of `POST /v1/<name>`, by name; None is an empty object."""
@@ -245,7 +256,12 @@ def weight_form(ref: WeightRef, base: int | None) -> WeightForm:
     return WeightForm(**_fields(ref), base=base)
 
 
-def weight_ref(form: WeightForm) -> WeightRef:
+def files_form(ref: WeightRef, dtype: str, numerics: str) -> FilesForm:
+    """Convert a reference to files to the form that asks to serve their model."""
+    return FilesForm(**_fields(ref), dtype=dtype, numerics=numerics)
+
+
+def weight_ref(form: WeightForm | FilesForm) -> WeightRef:
     """Turn a form back into a weight reference."""
     return WeightRef(**{name: getattr(form, name) for name in _Weights.__struct_fields__})
 

@@ -222,7 +222,8 @@ def cluster_of(config: RunConfig) -> Cluster:
     from sparring.cluster.inline import InlineCluster
     from sparring.cluster.processes import ProcessCluster
 
-    make = InlineCluster if config.cluster.kind == "inline" else partial(ProcessCluster, config.cluster)
+    folder = Path(config.run.directory) / config.run.name
+    make = InlineCluster if config.cluster.kind == "inline" else partial(ProcessCluster, config.cluster, folder)
     return make(
         models=config.models,
         train=config.train,

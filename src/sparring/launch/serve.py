@@ -10,20 +10,23 @@ import secrets
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvicorn
 
 from sparring.engine.config import EngineConfig, check_settings
-from sparring.engine.server import Bind, ServedEngine, TokenServer
-from sparring.errors import refusal
+from sparring.engine.server import Bind, ServedEngine, Serving, TokenServer
+from sparring.engine.wire import ServedModel
+from sparring.errors import BadInput, refusal
 from sparring.gateway.hosts import at_home, plainly
 from sparring.gateway.serving import MOST_HEAD, BoundedServer, ClientProtocol, server_settings
 from sparring.kernels.devices import Device, resolve_device
@@ -32,8 +35,12 @@ from sparring.model.hub import base_folder
 from sparring.model.peft import is_adapter
 from sparring.recipe.load import from_data
 from sparring.render.text_rules import TextRules
-from sparring.render.tokenizer import load_tokenizer
+from sparring.render.tokenizer import FileTokenizer, load_tokenizer
 from sparring.weights.upload import BUCKET
+
+if TYPE_CHECKING:
+    from sparring.engine.native import NativeEngine
+    from sparring.model.causal import CausalModel
 
 _log = logging.getLogger("sparring.engine")
 BACKLOG = 2048
@@ -46,9 +53,10 @@ GRACE_S = 10.0
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a server: its model, the model's name, its address, and its engine. `unix` is the path of a socket,
-    used instead of host and port. Port 0 takes a free one. `numerics` None is "exact", or those of vLLM."""
+    used instead of host and port. Port 0 takes a free one. `numerics` None is "exact", or those of vLLM. Without a
+    folder, the first run sends the model, its dtype and its numerics."""
 
-    folder: Path
+    folder: Path | None = None
     name: str = "policy"
     host: str = "127.0.0.1"
     port: int = 8000
@@ -95,12 +103,12 @@ def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
     serve_engine(config, lambda: _open_engine(config), ready)
 
 
-def serve_engine(config: ServeConfig, opened: Callable[[], ServedEngine], ready: Callable[[str], None]) -> None:
+def serve_engine(config: ServeConfig, opened: Callable[[], ServedEngine | None], ready: Callable[[str], None]) -> None:
     """Listen, open an engine, and serve it until the process is interrupted, which closes it.
 
     Args:
         config: settings of the server.
-        opened: returns the engine.
+        opened: returns the engine; None: clients send the model.
         ready: called with the address when requests are answered.
 
     Raises:
@@ -128,19 +136,20 @@ def stop_with_input() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _open_engine(config: ServeConfig) -> ServedEngine:
-    threads = config.threads or len(os.sched_getaffinity(0))
-    if config.engine.kind == "vllm":
-        return _open_vllm(config, threads)
-    from sparring.engine.native import NativeEngine
+def _open_engine(config: ServeConfig) -> ServedEngine | None:
     from sparring.model.load import load
 
+    if config.engine.kind == "vllm":
+        return _open_vllm(config)
     device = resolve_device(config.device, "--device")
-    model = load(config.folder, dtype=config.dtype, numerics=config.numerics or "exact", device=device)
-    return NativeEngine(model, config.engine, name=config.name, threads=threads)
+    if config.folder is None:
+        return None
+    return _engine_of(
+        load(config.folder, dtype=config.dtype, numerics=config.numerics or "exact", device=device), config
+    )
 
 
-def _open_vllm(config: ServeConfig, threads: int) -> ServedEngine:
+def _open_vllm(config: ServeConfig) -> ServedEngine:
     """Start vLLM. This process is terminated when vLLM ends.
 
     Raises:
@@ -150,6 +159,8 @@ def _open_vllm(config: ServeConfig, threads: int) -> ServedEngine:
     from sparring.engine.adapters.vllm import VllmEngine
     from sparring.engine.adapters.vllm_server import VllmServer
 
+    if config.folder is None:
+        raise refusal("MODEL", "a model's folder for vLLM", "none", "name it: sparring serve MODEL")
     if config.device != "auto":
         raise refusal("--device", "none with vLLM, which takes its own", config.device, "leave it out")
     if config.numerics is not None:
@@ -157,7 +168,7 @@ def _open_vllm(config: ServeConfig, threads: int) -> ServedEngine:
     if is_adapter(config.folder):
         do = "serve a whole model: sparring export ADAPTER FOLDER"
         raise refusal(f"model {config.folder}", "a model without adapter for vLLM", "an adapter", do)
-    server = VllmServer(config.folder, config.engine, dtype=config.dtype, threads=threads)
+    server = VllmServer(config.folder, config.engine, dtype=config.dtype, threads=_threads(config))
 
     def wait() -> None:
         if ending := server.wait():
@@ -168,27 +179,90 @@ def _open_vllm(config: ServeConfig, threads: int) -> ServedEngine:
     return VllmEngine(server, config.engine, name=config.name, dtype=config.dtype)
 
 
-def server_of(engine: ServedEngine, config: ServeConfig, ready: Callable[[], None]) -> StoppingServer:
+def _threads(config: ServeConfig) -> int:
+    return config.threads or len(os.sched_getaffinity(0))
+
+
+def _engine_of(model: CausalModel, config: ServeConfig) -> NativeEngine:
+    from sparring.engine.native import NativeEngine
+
+    return NativeEngine(model, config.engine, name=config.name, threads=_threads(config))
+
+
+def _open_files(config: ServeConfig, found: Mapping[str, bytes], dtype: str, numerics: str) -> Serving:
+    """Open an engine of files that a client sent. They are on the disk only meanwhile.
+
+    Raises:
+        BadInput: they are of no model that can be served.
+    """
+    from sparring.model.load import without_weights
+    from sparring.weights import files
+
+    with tempfile.TemporaryDirectory(prefix="sparring-serve-") as name:
+        folder = Path(name)
+        files.write(found, folder)
+        tokenizer = load_tokenizer(folder) if "tokenizer.json" in found else None
+        device = resolve_device(config.device, "--device")
+        try:
+            model = without_weights(folder, dtype=dtype, numerics=numerics, device=device)
+        except BadInput as error:
+            raise BadInput(str(error).replace(name, "the sent files")) from error
+    engine = _engine_of(model, config)
+    served = engine.describe(secrets.token_hex(8))
+    most = max(served.state_bytes, sum(files.MOST_BYTES.values()))
+    served = msgspec.structs.replace(served, files=files.digest(found), state_bytes=most)
+    return Serving(engine, served, text_rules(lambda: tokenizer or _no_tokenizer()))
+
+
+def _no_tokenizer() -> FileTokenizer:
+    raise refusal("server", "a tokenizer.json among the files of its model", "none", "send it")
+
+
+def _nothing(config: ServeConfig) -> Serving:
+    """Describe a server that has no model yet."""
+    from sparring.weights.files import MOST_BYTES
+
+    sizes = dict.fromkeys(("version", "vocab_size", "max_positions", "context", "token_bytes"), 0)
+    served = ServedModel(
+        model=config.name,
+        dtype="",
+        numerics="",
+        instance=secrets.token_hex(8),
+        state_bytes=sum(MOST_BYTES.values()),
+        files="",
+        **sizes,
+    )
+    return Serving(None, served, text_rules(_no_tokenizer))
+
+
+def server_of(engine: ServedEngine | None, config: ServeConfig, ready: Callable[[], None]) -> StoppingServer:
     """Make the HTTP server of an engine. It closes the engine when it is stopped.
 
     Args:
+        engine: the engine; None: clients send the model.
         config: settings of the server.
         ready: called when requests are answered.
     """
-    served = engine.describe(secrets.token_hex(8))
-    application = TokenServer(engine, served, text_rules(config.folder), config.api_key).application()
-    application = at_home(application, plainly, keyed=lambda scope: bool(config.api_key), names=(config.host,))
+    if engine is None:
+        serving, opens = _nothing(config), partial(_open_files, config)
+    else:
+        folder, opens = config.folder or Path(), None
+        rules = text_rules(lambda: load_tokenizer(base_folder(folder)))
+        serving = Serving(engine, engine.describe(secrets.token_hex(8)), rules)
+    tokens = TokenServer(serving, config.api_key, opens)
+    names = (config.host,)
+    application = at_home(tokens.application(), plainly, keyed=lambda scope: bool(config.api_key), names=names)
     options = server_settings(application, log_level="warning", timeout_graceful_shutdown=int(GRACE_S))
-    return StoppingServer(options, engine, ready)
+    return StoppingServer(options, tokens, ready)
 
 
 class StoppingServer(BoundedServer):
     """HTTP server that closes its engine when it stops: running requests end with an error, then the connections
     close."""
 
-    def __init__(self, config: uvicorn.Config, engine: ServedEngine, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, tokens: TokenServer, ready: Callable[[], None]) -> None:
         super().__init__(config, protocol=partial(ClientProtocol, most_sent=BUCKET + MOST_HEAD))
-        self._engine, self._ready = engine, ready
+        self._tokens, self._ready = tokens, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start uvicorn's server, then report that it is ready."""
@@ -198,7 +272,7 @@ class StoppingServer(BoundedServer):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more connections, close the engine, then shut uvicorn's server down."""
         await self.stop_accepting()
-        await self._engine.close()
+        await self._tokens.close()
         await super().shutdown(sockets)
 
 
@@ -216,10 +290,10 @@ def _end(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def text_rules(folder: Path) -> Bind:
-    """Return a function that binds the stop strings and the constraint of a request to the tokenizer of a checkpoint
-    folder. The request's stop tokens end its turn."""
-    tokenizer = cache(lambda: load_tokenizer(base_folder(folder)))
+def text_rules(load: Callable[[], FileTokenizer]) -> Bind:
+    """Return a function that binds the stop strings and the constraint of a request to a tokenizer, which is loaded for
+    the first of them. The request's stop tokens end its turn."""
+    tokenizer = cache(load)
     by_stop_ids = lru_cache(REMEMBERED)(lambda stop_ids: TextRules(tokenizer(), stop_ids))
     return lambda request: by_stop_ids(request.sampling.stop).bind(request)
 

@@ -65,6 +65,24 @@ def load(
     return equipped(module, path, numerics, gradient_checkpointing)
 
 
+def without_weights(path: str | Path, *, dtype: str, numerics: str, device: str = "cpu") -> CausalModel:
+    """Make the model of a checkpoint folder that lacks its weights: they are random until others are loaded. No code of
+    the checkpoint is run.
+
+    Args:
+        dtype, numerics, device: as in `load`.
+
+    Raises:
+        BadInput: there is no config at `path`, or its model cannot run with these numerics.
+    """
+    config = read_config(str(path), numerics)
+    with boundary(BadInput, str(path), "a config of a causal LM", "check the checkpoint"):
+        module = class_of(config).from_config(
+            config, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION, trust_remote_code=False
+        )
+    return build_model(module.to(device), str(path), numerics=numerics)
+
+
 def module_of(
     path: str | Path, *, dtype: str = "float32", device: str = "cpu", numerics: str = "exact", head: str = "tokens"
 ) -> transformers.PreTrainedModel:

@@ -20,7 +20,7 @@ class ServerThread(ServingThread):
     """Thread that serves an engine and closes it at the end.
 
     Args:
-        engine: engine that is served, made from the checkpoint folder `folder`.
+        engine: engine that is served, made from the checkpoint folder `folder`; None: clients send the model.
         folder: checkpoint folder; its tokenizer, if it has one, compiles constraints.
         api_key: key that clients must send.
         unix: path of a Unix socket to listen on, replaced if it exists; None: a free TCP port.
@@ -29,7 +29,9 @@ class ServerThread(ServingThread):
         url: URL of the server.
     """
 
-    def __init__(self, engine: ServedEngine, folder: Path, *, api_key: str = "", unix: Path | None = None) -> None:
+    def __init__(
+        self, engine: ServedEngine | None, folder: Path, *, api_key: str = "", unix: Path | None = None
+    ) -> None:
         if unix is None:
             listening, self.url = free_socket()
         else:

@@ -41,8 +41,8 @@ def read(folder: Path) -> dict[str, bytes]:
     """
     found = {}
     for name, most in MOST_BYTES.items():
-        if (file := folder / name).is_file():
-            if (size := file.stat().st_size) > most:
+        if (file := folder / name).is_file() and (size := file.stat().st_size):
+            if size > most:
                 raise refusal(str(file), f"at most {most} bytes", str(size), "check the checkpoint")
             found[name] = file.read_bytes()
     if "config.json" not in found:
@@ -72,7 +72,7 @@ def _describing(config: bytes) -> bytes:
 
 def tensors(files: Mapping[str, bytes]) -> dict[str, torch.Tensor]:
     """Return each file's bytes as uint8 [size]."""
-    return {name: torch.frombuffer(bytearray(data), dtype=torch.uint8) for name, data in files.items() if data}
+    return {name: torch.frombuffer(bytearray(data), dtype=torch.uint8) for name, data in files.items()}
 
 
 def contents(state: Mapping[str, torch.Tensor]) -> dict[str, bytes]:

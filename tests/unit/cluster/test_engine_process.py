@@ -78,7 +78,7 @@ def test_a_stage_ends_when_the_process_of_a_lost_engine_is_given_up(
 ) -> None:
     closed.append(dying := process(DYING, tmp_path))
     ended = Ended()
-    kept = KeptEngines([dying], key="", shape="", within_s=WAIT_S, dead=ended)
+    kept = KeptEngines([dying], key="", within_s=WAIT_S, dead=ended)
     kept._by_url[URL] = dying
 
     async def scenario() -> None:

@@ -470,10 +470,50 @@ def test_the_first_reply_of_each_life_is_told() -> None:
                 await engines.generate(ask("a"))
             assert kept.replies == ["one"] * life
             one.dead = True
-            with pytest.raises(EngineError):
-                await engines.generate(ask("a"))
-            await asyncio.sleep(2 * SILENT_S)
         await engines.close()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("after", [0, 5, LENGTH])
+def test_what_is_asked_waits_for_the_only_engine_if_somebody_starts_it_again(after: int) -> None:
+    """The turn goes on from the tokens that were told. Where nobody does, requests fail."""
+
+    async def main() -> None:
+        one, kept = Place("one"), Kept(restarts=True)
+        engines, told = fleet(one, keeper=kept)
+        await engines.pull(weights(1))
+        one.dies_after = after
+        turn = asyncio.create_task(engines.generate(ask("a")))
+        while not kept.lost_ones:
+            await asyncio.sleep(TOKEN_S)
+        one.dies_after = None
+        later = [engines.pull(weights(2)), engines.score(ScoreRequest(id="s", tokens=PROMPT))]
+        _, scores = await asyncio.gather(*later)
+        assert scores is not None and scores.version >= 1 and engines.version == one.version == 2
+        answer = await turn
+        assert answer.tokens == (await alone(ask("a"))).tokens and set(answer.versions.values) <= {1, 2}
+        assert len(told) == 2 and kept.replies[-1] == "one"
+        one.dead = True
+        waiting = asyncio.create_task(Fleet([one], silent_s=SILENT_S, keeper=Kept()).generate(ask("b")))
+        await asyncio.sleep(100 * SILENT_S)
+        assert not waiting.done()
+        waiting.cancel()
+        await engines.close()
+
+    run_virtual(main())
+
+
+def test_a_fleet_that_is_closed_lets_nobody_wait() -> None:
+    async def main() -> None:
+        one = Place("one")
+        one.dead = True
+        engines, _ = fleet(one, keeper=Kept())
+        waiting = asyncio.create_task(engines.generate(ask("a")))
+        await asyncio.sleep(SILENT_S)
+        await engines.close()
+        with pytest.raises(EngineError, match="closed"):
+            await waiting
 
     run_virtual(main())
 

@@ -16,7 +16,7 @@ from sparring.engine import wire
 from sparring.engine.adapters.remote_client import RemoteClient
 from sparring.engine.metrics import Latencies
 from sparring.engine.prompts import KnownPrompts, SentPrompts
-from sparring.engine.server import TokenServer
+from sparring.engine.server import Serving, TokenServer
 from sparring.generation import Completion, Delta, GenerateRequest, Sampling
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.serving import ServingThread, free_socket, quiet_server
@@ -120,7 +120,7 @@ class Server:
             token_bytes=1,
             instance=instance,
         )
-        self.server = TokenServer(self.engine, served, lambda request: request)
+        self.server = TokenServer(Serving(self.engine, served, lambda request: request))
         listening, self.url = free_socket()
         self.thread = ServingThread(quiet_server(self._heard(self.server.application())), listening)
 

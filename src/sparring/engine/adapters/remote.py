@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from sparring.engine.adapters.weight_sender import GRACE_S, WeightSender, late
 from sparring.engine.update import check_model
 from sparring.errors import BadInput, EngineError, SparringError, WeightsError, boundary
 from sparring.types import WeightRef
+from sparring.weights import files
 from sparring.weights.fetch import fetch
 from sparring.weights.fetch import links as transport_links
 from sparring.weights.inline import reference
@@ -77,6 +79,34 @@ class RemoteEngine(RemoteClient):
         """
         self._link = self._links.choose(self._sender(), f"engine at {self.url}")
         return self._link.about
+
+    def send_files(self, folder: Path, dtype: str, numerics: str) -> tuple[str, ...]:
+        """Make a server that was started without a model open that of a checkpoint folder, unless it has it. Its
+        weights are still to come. Blocks.
+
+        Args:
+            dtype, numerics: those of the run's model.
+
+        Returns:
+            Names of the files that were sent; none if the server has the model.
+
+        Raises:
+            BadInput: the folder lacks a file, or the server cannot read the folder `engine.shared_folder`.
+            WeightsError: the server refused the files, or was late.
+            EngineError: the server did not answer.
+        """
+        served = self.served
+        if served.files is None:
+            return ()
+        found = files.read(folder)
+        wanted = (files.digest(found), dtype, numerics == "fast")
+        if (served.files, served.dtype, served.numerics == "fast") == wanted:
+            return ()
+        sender = self._sender()
+        with self._sent(reference(files.MODEL, 0, files.tensors(found)), sender) as ref:
+            sender.post("files", wire.encode(wire.files_form(ref, dtype, numerics)))
+        self.ask()
+        return tuple(found)
 
     def begin(self, state: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor] | None = None) -> None:
         """Send weights that count as version 0 from now on, whatever number the server gives them. Blocks.

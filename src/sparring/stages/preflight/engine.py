@@ -64,17 +64,20 @@ def _answers(config: RunConfig) -> list[str]:
     numerics = "fast" if spec.numerics == "fast" else ops.path_name(config.run.device)
     remotes = [RemoteEngine(url, name=POLICY, api_key=read_api_key(engine.api_key_env)) for url in engine.urls]
     for remote in remotes:
-        remote.check(spec.dtype, numerics, engine)
+        if remote.served.files is None:
+            remote.check(spec.dtype, numerics, engine)
     check_distinct(remotes)
     return [
-        f"{remote.place} serves {remote.served.dtype} on {remote.served.numerics}, version {remote.version}"
+        f"{remote.place} takes the run's model"
+        if remote.served.files is not None
+        else f"{remote.place} serves {remote.served.dtype} on {remote.served.numerics}, version {remote.version}"
         for remote in remotes
     ]
 
 
 def check_updates(config: RunConfig) -> list[str]:
-    """Send the weights that the run starts from to the engine's servers, as the run will. A fresh model has none yet:
-    then only the way is tried.
+    """Send the weights that the run starts from to the engine's servers, as the run will; and before them the files
+    beside the weights to a server without a model. A fresh model has none of these yet: then only the way is tried.
 
     Raises:
         BadInput: a server refuses the weights, or cannot use `engine.shared_folder`.
@@ -83,6 +86,7 @@ def check_updates(config: RunConfig) -> list[str]:
         return []
     from sparring.engine.adapters.client import read_api_key
     from sparring.engine.adapters.remote import RemoteEngine
+    from sparring.model.hub import base_folder
     from sparring.model.load import load
     from sparring.weights.fetch import links
 
@@ -94,7 +98,10 @@ def check_updates(config: RunConfig) -> list[str]:
             where = f"engine at {url}"
             remote = RemoteEngine(url, name=POLICY, api_key=key, links=ways, timeout_s=engine.update.timeout_s)
             way = remote.choose_link()
-            if model is not None:
+            if model is not None and start is not None:
+                if sent := remote.send_files(base_folder(start), spec.dtype, spec.numerics):
+                    facts.append(f"model: {', '.join(sent)} travelled to {url} by {way}")
+                remote.check(spec.dtype, model.path_name, engine)
                 own = model.adapters.everywhere
                 remote.begin(model.state(), None if own is None else own.state())
             facts.append(f"weights: {'travel' if model is None else 'travelled'} to {url} by {way}")
