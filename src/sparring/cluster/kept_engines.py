@@ -63,7 +63,7 @@ class KeptEngines:
         placed: Sequence[PlacedEngine],
         *,
         key: str,
-        words: Sequence[str],
+        words: Sequence[str] = (),
         within_s: float,
         dead: Callable[[EngineError], None],
     ) -> None:

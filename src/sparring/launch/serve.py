@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvicorn
@@ -222,7 +222,7 @@ def _nothing(config: ServeConfig) -> Serving:
     """Describe a server that has no model yet."""
     from sparring.weights.files import MOST_BYTES
 
-    sizes = dict.fromkeys(("version", "vocab_size", "max_positions", "context", "token_bytes"), 0)
+    sizes: dict[str, Any] = dict.fromkeys(("version", "vocab_size", "max_positions", "context", "token_bytes"), 0)
     served = ServedModel(
         model=config.name,
         dtype="",
