@@ -37,10 +37,12 @@ def test_nothing_outlives_a_kill_of_whoever_started_it(weights):
         pid, folder = parent.stdout.readline().split()
         members = processes(int(pid))
         assert len(members) >= 3 and Path(folder).is_dir()
+        shared = {file for member in members for file in shared_memory(member)}
+        assert shared
         descriptors = watched(members)
         parent.send_signal(signal.SIGKILL)
     check_ended(descriptors)
-    assert not Path(folder).exists()
+    assert not Path(folder).exists() and not any(file.exists() for file in shared)
 
 
 def test_a_server_that_dies_before_an_update_leaves_nobody_waiting(weights):
@@ -65,6 +67,12 @@ def test_a_server_that_dies_before_an_update_leaves_nobody_waiting(weights):
 def processes(group: int) -> list[int]:
     """Of a process group, as /proc has them."""
     return [process for process, fields in _processes() if int(fields[2]) == group]
+
+
+def shared_memory(process: int) -> list[Path]:
+    """Segments that a process shares with others by multiprocessing."""
+    lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+    return [Path(line.split()[-1]) for line in lines if "/dev/shm/psm_" in line]
 
 
 def children(parent: int) -> list[int]:

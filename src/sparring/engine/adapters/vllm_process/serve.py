@@ -10,7 +10,11 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
+
+PATIENCE_S = 10.0
+"""Seconds that vLLM may take to end by itself."""
 
 
 def main() -> None:
@@ -29,6 +33,8 @@ def _end_with_input() -> None:
         pass
     # the folder of the socket, of the log and of weights on their way is as private as the server
     shutil.rmtree(Path(sys.argv[sys.argv.index("--uds") + 1]).parent, ignore_errors=True)
+    os.kill(os.getpid(), signal.SIGTERM)  # vLLM removes its files in shared memory
+    time.sleep(PATIENCE_S)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
