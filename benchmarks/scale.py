@@ -18,8 +18,8 @@ added up over the three processes, as a multiple of a copy of the weights in mem
 
 `fleet`: two `sparring serve` of one thread with 64 requests each against one with 64, model A of benchmarks/engine.py.
 
-`ray`: a step of a run whose two engines are placed by Ray, on one node on this machine, against `local`: controller
-and engines, and beside them Ray's own processes.
+`ray`: a step of a run whose two engines Ray places, on one node on this machine, against `local` at the same time:
+controller and engines, and beside them Ray's own processes.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("modes", nargs="*", choices=[*modes, []], help="all without one")
     parser.add_argument("--rounds", type=int, help="of each measurement; by default as many as its mode needs")
     options = parser.parse_args()
-    needed = {"client": 40, "turn": 12, "push": 12, "fleet": 5, "ray": 2}
+    needed = {"client": 40, "turn": 12, "push": 12, "fleet": 5, "ray": 5}
     print(
         json.dumps(
             {
