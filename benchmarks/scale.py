@@ -1,11 +1,25 @@
 """What many engines cost a run.
 
-    python benchmarks/scale.py client
+    python benchmarks/scale.py [client] [turn] [push] [fleet] [ray]
 
-`client`: processor time of a turn through `RemoteClient`, in the client's process and in the server's. The server is
-`TokenServer` on uvicorn in a process of its own; its engine answers at once. Beside it, in turns: a plain asyncio
-connection that sends the same prepared bytes and reads the answer without looking at it; the turn as a stream of
-`PIECES` pieces; and that stream through a `Fleet`.
+All figures are processor seconds, medians of measurements that take turns.
+
+`client`: a turn through `RemoteClient`, in the client's process and in the server's. The server is `TokenServer` on
+uvicorn in a process of its own; its engine answers at once. Beside it, in turns: a plain asyncio connection that sends
+the same prepared bytes and reads the answer without looking at it; the turn as a stream of `PIECES` pieces; and that
+stream through a `Fleet`.
+
+`turn`: all that a turn costs the controller: scheduler, chat harness, recorder and SQLite store on that client and that
+server, conversations of `TURNS` turns of 500 new tokens, 2,000 tokens of context on average. Beside it the same on an
+engine in the process, without the client.
+
+`push`: from the trainer's copy of the weights to the last acknowledgement of two `sparring serve` on this machine,
+added up over the three processes, as a multiple of a copy of the weights in memory.
+
+`fleet`: two `sparring serve` of one thread with 64 requests each against one with 64, model A of benchmarks/engine.py.
+
+`ray`: a step of a run whose two engines Ray places, on one node on this machine, against `local` at the same time:
+controller and engines, and beside them Ray's own processes.
 """
 
 from __future__ import annotations
@@ -17,13 +31,19 @@ import multiprocessing
 import random
 import socket
 import statistics
+import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from many.claims import Claims, claim
+from many.servers import fleet, push
+from many.under_ray import ray
+from many.whole_turn import played
 
 from sparring.engine import wire
 from sparring.engine.adapters.client import completion_of
@@ -45,22 +65,58 @@ PIECES = 10
 TARGET_MS, ADDED_MS = 0.4, 0.1
 """Of the client, at 2,000 tokens of context; and what the fleet may add to a stream."""
 
+TURN_MS = 1.5
+"""Of all that a turn costs the controller."""
+
 Figures = dict[str, list[tuple[float, float]]]
 
 
 def main() -> None:
     """Measure, print, claim."""
+    modes: dict[str, Callable[[int], Claims]] = {
+        "client": client,
+        "turn": turn,
+        "push": push,
+        "fleet": fleet,
+        "ray": ray,
+    }
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("mode", choices=["client"])
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("modes", nargs="*", choices=[*modes, []], help="all without one")
+    parser.add_argument("--rounds", type=int, help="of each measurement; by default as many as its mode needs")
     options = parser.parse_args()
+    needed = {"client": 40, "turn": 12, "push": 12, "fleet": 5, "ray": 5}
+    print(
+        json.dumps(
+            {
+                "claims": [
+                    claimed
+                    for name in options.modes or modes
+                    for claimed in modes[name](options.rounds or needed[name])
+                ]
+            }
+        )
+    )
+
+
+@contextmanager
+def free_server() -> Iterator[tuple[int, int]]:
+    """Serve an engine that costs nothing in a process of its own; yield its port and its process id."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(there,), daemon=True)
     process.start()
-    port = here.recv()
+    try:
+        yield here.recv(), process.pid or 0
+    finally:
+        process.terminate()
+        process.join()
+
+
+def client(rounds: int) -> Claims:
+    """Measure a turn through the engine's client."""
     claims = []
     for context in (2_000, 32_000):
-        figures = asyncio.run(measured(port, process.pid or 0, context, options.rounds))
+        with free_server() as (port, server_id):
+            figures = asyncio.run(measured(port, server_id, context, rounds))
         medians = {name: tuple(map(statistics.median, zip(*pairs, strict=True))) for name, pairs in figures.items()}
         for name, (client, server) in medians.items():
             print(f"{context:6} tokens, {name:14} client {client:.3f} ms, server {server:.2f} ms", flush=True)
@@ -71,14 +127,23 @@ def main() -> None:
                 fleet[0] - stream[0] for fleet, stream in zip(figures["fleet"], figures["stream"], strict=True)
             )
             claims.append(claim("what the fleet adds at 2,000 tokens", added, "ms", ADDED_MS, "<="))
-    print(json.dumps({"claims": claims}))
-    process.terminate()
-    process.join()
+    return claims
 
 
-def claim(name: str, value: float, unit: str, target: float, direction: str) -> dict[str, object]:
-    """One figure with its target."""
-    return {"name": name, "value": round(value, 3), "unit": unit, "target": target, "direction": direction}
+def turn(rounds: int) -> Claims:
+    """Measure all that a turn costs the controller."""
+    with free_server() as (port, _), tempfile.TemporaryDirectory() as folder:
+        figures: dict[str, list[float]] = {"with the client": [], "without": []}
+        for number in range(3):  # of each way, in turns
+            store = f"{folder}/{number}"
+            figures["with the client"] += asyncio.run(played(RemoteClient(f"http://127.0.0.1:{port}"), store, rounds))
+            figures["without"] += asyncio.run(played(Free(), f"{store}-free", rounds))
+    for name, steps in figures.items():
+        low, high = min(steps), max(steps)
+        print(f"a turn {name}: {statistics.median(steps):.2f} ms ({low:.2f} to {high:.2f})", flush=True)
+    return [
+        claim("scheduler, recorder, store and client", statistics.median(figures["with the client"]), "ms", TURN_MS)
+    ]
 
 
 async def measured(port: int, server: int, context: int, rounds: int) -> Figures:
@@ -148,9 +213,9 @@ class Free:
     def __init__(self) -> None:
         draw = random.Random(0)
         self._completion = Completion(
-            tokens=tuple(draw.randrange(VOCABULARY) for _ in range(NEW)),
+            tokens=(*(draw.randrange(1, VOCABULARY) for _ in range(NEW - 1)), 0),
             logprobs=tuple(-draw.expovariate(1.0) for _ in range(NEW)),
-            finish_reason="length",
+            finish_reason="stop",
             versions=Runs.of(0, NEW),
             kv_versions=Runs.of(0, NEW),
         )
@@ -172,6 +237,9 @@ class Free:
 
     async def release(self, conversation: str) -> None:
         """Do nothing: nothing is kept."""
+
+    async def close(self) -> None:
+        """Do nothing: nothing is open."""
 
 
 def serve(pipe: Any) -> None:

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from sparring.engine.adapters.remote import RemoteEngine
 from sparring.errors import EngineError, RequestRefused, WeightsError
 from sparring.generation import Completion, Delta, GenerateRequest, Sampling
+from sparring.weights.fetch import links
 from sparring.weights.inline import publish
 
 STATE = {"a": torch.ones(3)}
@@ -203,3 +205,26 @@ def test_a_run_does_not_begin_on_a_server_that_serves_other_weights(broken: Brok
     broken.head["version"] = version
     with pytest.raises(EngineError if version == "garbage" else WeightsError):
         on(broken, turn)
+
+
+def test_a_shared_folder_that_is_of_no_use_any_more_fails_the_update_and_not_the_run(
+    broken: Broken, tmp_path: Path
+) -> None:
+    """It is bad input at the start alone: later a fleet goes on with its other engines."""
+
+    async def main() -> None:
+        ways = links(str(tmp_path))
+        engine = RemoteEngine(f"http://127.0.0.1:{broken.server_address[1]}", links=ways)
+        engine.initial = lambda: (STATE, None)
+        await asyncio.to_thread(engine.begin, STATE)
+        refused = json.dumps({"error": {"type": "WeightsError", "message": "no such file"}}).encode()
+        broken.answers["weights"] = broken.answers["sees"] = 409, refused
+        for _ in range(2):  # the second chooses a link anew
+            with pytest.raises(WeightsError, match="no such file"):
+                await engine.pull(publish("policy", 1, STATE))
+        with pytest.raises(WeightsError, match="no such file"):
+            await engine.restore()
+        await engine.close()
+        ways.close()
+
+    asyncio.run(main())
