@@ -60,10 +60,10 @@ class RemoteClient:
         self._counts = ClientCounts()
         self._live: dict[str, list[_SentRequest]] = defaultdict(list)
         self._prompts = SentPrompts()
-        self._connections = self._new_connections()
         if not awaited:
             served = self.ask()
             self._version, self._base, self._instance = served.version, served.base, served.instance
+        self._connections = self._new_connections()
 
     @property
     def served(self) -> wire.ServedModel:
