@@ -25,8 +25,7 @@ import asyncio
 import hmac
 import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -39,12 +38,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sparring.engine import wire
+from sparring.engine.events import EventStream, unless_left
 from sparring.engine.metrics import Latencies
 from sparring.engine.pieces import completion_alone
 from sparring.engine.prometheus import exposition
 from sparring.engine.prompts import KnownPrompts
 from sparring.errors import BadInput, EngineError, RequestRefused, SparringError, WeightsError, refusal
-from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest
+from sparring.generation import Completion, GenerateRequest, ScoreRequest
 from sparring.protocols import Engine
 from sparring.types import WeightRef
 from sparring.weights.upload import Bucket, Received, UploadArea
@@ -215,7 +215,7 @@ class TokenServer:
 
     async def _health(self, request: Request) -> Response:
         if self._serving.engine is not None:
-            await _unless_left(request.receive, self._serving.engine.check())
+            await unless_left(request.receive, self._serving.engine.check())
         return _json({})
 
     async def _metrics(self, request: Request) -> Response:
@@ -234,7 +234,7 @@ class TokenServer:
             self._counts["generate", outcome] += 1
 
         if not form.stream:
-            completion = await _unless_left(request.receive, self._engine.generate(wanted))
+            completion = await unless_left(request.receive, self._engine.generate(wanted))
             ended(completion)
             return _json(completion)
         pieces = self._engine.stream(wanted) if form.deltas else completion_alone(self._engine, wanted)
@@ -243,7 +243,7 @@ class TokenServer:
         await asyncio.sleep(0)
         if first.done():
             first.result()
-        return _Events(pieces, first, ended)
+        return EventStream(pieces, first, ended)
 
     async def _bound(self, wanted: GenerateRequest) -> GenerateRequest:
         """Assign an id to a request that has none, and bind the request's stop strings and constraint to token ids."""
@@ -271,7 +271,7 @@ class TokenServer:
 
     async def _score(self, request: Request) -> Response:
         wanted = self._named(wire.noun(await self._body(request, wire.ScoreForm), ScoreRequest))
-        return _json(await _unless_left(request.receive, self._engine.score(wanted)))
+        return _json(await unless_left(request.receive, self._engine.score(wanted)))
 
     async def _release(self, request: Request) -> Response:
         conversation = (await self._body(request, wire.ReleaseForm)).conversation
@@ -283,7 +283,7 @@ class TokenServer:
         form = await self._body(request, wire.WeightForm)
         ref = self._located(wire.weight_ref(form))
         try:
-            await _unless_left(request.receive, self._engine.pull(ref))
+            await unless_left(request.receive, self._engine.pull(ref))
         finally:
             self._drop_upload(ref)
         self._base = self._base if form.base is None else form.base
@@ -389,72 +389,6 @@ class TokenServer:
         where = f"{request.method} {request.scope['path']}"
         wrong = refusal(where, "one of this server's endpoints", error.detail, "see docs/engine/server.md")
         return _json(wire.problem(wrong), error.status_code)
-
-
-class _Events(Response):
-    """Stream of an engine as server-sent events. The first piece is already requested. The head is sent at once, so
-    that a client which has received it knows that the engine has the request."""
-
-    def __init__(
-        self,
-        pieces: AsyncIterator[Delta | Completion],
-        first: asyncio.Future[Any],
-        ended: Callable[[str | Completion], None],
-    ) -> None:
-        super().__init__(media_type=wire.EVENTS)
-        del self.headers["content-length"]
-        self._pieces, self._first, self._ended = pieces, first, ended
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until the end of the stream, or until the client leaves."""
-        try:
-            await _unless_left(receive, self._tell(send))
-        except ClientDisconnect:
-            self._ended("left")
-
-    async def _tell(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._event_bytes()) as events:
-            async for data, more in events:
-                await send({"type": "http.response.body", "body": data, "more_body": more})
-
-    async def _event_bytes(self) -> AsyncGenerator[tuple[bytes, bool], None]:
-        """Yield each event, and whether more follow."""
-        try:
-            async with aclosing(self._pieces):  # type: ignore[type-var]
-                piece = await self._first
-                while not isinstance(piece, Completion):
-                    yield wire.event("delta", piece), True
-                    piece = await anext(self._pieces)
-            self._ended(piece)
-            yield wire.event("completion", piece), False
-        except SparringError as error:
-            self._ended(type(error).__name__)
-            yield wire.event("error", wire.problem(error)), False
-
-
-async def _unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`, which is cancelled if the client leaves.
-
-    Raises:
-        ClientDisconnect: the client has left.
-    """
-    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
-    try:
-        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        for waiting in (task, left):
-            waiting.cancel()
-            with suppress(asyncio.CancelledError, SparringError):
-                await waiting
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _sweep() -> None:

@@ -17,8 +17,10 @@ from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.errors import EngineError, WeightsError
 from sparring.generation import GenerateRequest, Sampling
+from sparring.model.hub import base_folder
 from sparring.model.load import load
 from sparring.testing.served import ServerThread
+from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
 from sparring.weights import files
 from sparring.weights.http import Http
@@ -76,6 +78,18 @@ def test_it_has_the_bits_of_an_engine_with_the_folder_whatever_it_served_before(
         engine.begin(model.state())
         own = NativeEngine(load(folder, dtype=dtype), EngineConfig(), threads=1)
         assert answers(engine) == answers(own)
+
+
+def test_a_runs_adapter_travels_behind_its_base(empty: ServerThread, models: list[Path], tmp_path: Path) -> None:
+    adapted = tiny_adapter(models[0], tmp_path / "adapter")
+    engine, model = client(empty), load(adapted)
+    engine.send_files(base_folder(adapted), "float32", "exact")
+    own = model.adapters.everywhere
+    assert own is not None
+    engine.begin(model.state(), own.state())
+    with_adapter = answers(engine)
+    assert with_adapter == answers(NativeEngine(load(adapted), EngineConfig(), threads=1))
+    assert with_adapter != answers(NativeEngine(load(models[0]), EngineConfig(), threads=1))
 
 
 def posted(empty: ServerThread, state: dict[str, torch.Tensor], **changed: str) -> None:
