@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 MOST_ENGINES = 1024
+MOST_RANKS = 64
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,8 +24,12 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     engine_threads: int = 0
     """Number of CPU threads of each engine process; 0: those of `run.threads` divided among the engines."""
 
+    ranks: int = 1
+    """Number of processes that train each model together, with kind "local". They share its optimiser: a process holds
+    its share of gradients, master weights and moments (docs/cluster.md)."""
+
     start_timeout_s: float = 300.0
-    """Time limit for an engine process to load its model and to answer, in seconds."""
+    """Time limit for an engine process, or for the trainer's ranks, to load the model and to answer, in seconds."""
 
     address: str = "auto"
     """Address of the Ray cluster, `host:port`; auto: the one that this machine belongs to."""
@@ -37,5 +42,9 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f"engines must be 1 to {MOST_ENGINES}, got {self.engines}")
         if self.kind == "inline" and self.engines > 1:
             raise ValueError(f'engines must be 1 with kind "inline", got {self.engines}; set kind = "local"')
+        if not 1 <= self.ranks <= MOST_RANKS:
+            raise ValueError(f"ranks must be 1 to {MOST_RANKS}, got {self.ranks}")
+        if self.kind != "local" and self.ranks > 1:
+            raise ValueError(f'ranks must be 1 with kind "{self.kind}", got {self.ranks}; set kind = "local"')
         if self.engine_threads < 0 or not self.start_timeout_s > 0 or not self.wait_s >= 0:
             raise ValueError("engine_threads and wait_s must be 0 or more and start_timeout_s above 0")

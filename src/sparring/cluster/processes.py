@@ -1,15 +1,17 @@
-"""`cluster.kind = "local"` and `"ray"`: engines of the policy in processes of their own."""
+"""`cluster.kind = "local"` and `"ray"`: engines of the policy, and ranks of trainers, in processes of their own."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
+import os
 import secrets
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -19,7 +21,7 @@ from sparring.cluster.engine_process import EngineProcess
 from sparring.cluster.inline import InlineCluster
 from sparring.engine.config import EngineConfig
 from sparring.errors import EngineError, refusal
-from sparring.protocols import Engine
+from sparring.protocols import Engine, Trainer, TrainPlan
 from sparring.types import POLICY
 
 if TYPE_CHECKING:
@@ -48,7 +50,8 @@ class PlacedEngine(Protocol):
 
 
 class ProcessCluster(InlineCluster):
-    """Cluster whose engines of the policy are processes; all else is in this process. Implements `protocols.Cluster`.
+    """Cluster whose engines of the policy are processes, and so are the ranks of its trainers if there are several; all
+    else is in this process. Implements `protocols.Cluster`.
 
     Args:
         cluster: section `[cluster]`.
@@ -66,7 +69,8 @@ class ProcessCluster(InlineCluster):
         if self._device != "cpu":
             raise refusal("run.device", f'"cpu" with cluster.kind "{self._cluster.kind}"', self._device, "set it")
         if self._cluster.kind == "local":
-            return [f"cluster: {number} engine processes of {self._engine_threads} threads on this machine"]
+            there = f"cluster: {number} engine processes of {self._engine_threads} threads on this machine"
+            return [there, *self._check_ranks()]
         from sparring.cluster.ray import RayEngines
 
         engines = RayEngines(self._cluster, self._engine_threads)
@@ -74,6 +78,28 @@ class ProcessCluster(InlineCluster):
             return [f"cluster: {number} engines of {self._engine_threads} CPUs fit on the Ray cluster"]
         finally:
             engines.close()
+
+    def _check_ranks(self) -> list[str]:
+        ranks, cores = self._cluster.ranks, len(os.sched_getaffinity(0))
+        if ranks == 1:
+            return []
+        each = f"cluster: {ranks} trainer ranks of {self._rank_threads} threads on this machine"
+        slower = f", which has only {cores} cores: they take turns, which is slower than fewer ranks"
+        return [each + (slower if ranks > cores else "")]
+
+    def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
+        if self._cluster.ranks == 1:
+            return super().trainer(name, path=path, plan=plan)
+        from sparring.cluster.ranks import RankTrainer
+
+        parts = replace(self._parts(name, path, plan), threads=self._rank_threads)
+        trainer = RankTrainer(parts, self._cluster.ranks, self._cluster.start_timeout_s)
+        self._trainers.append(trainer)
+        return trainer
+
+    @property
+    def _rank_threads(self) -> int:
+        return max(1, self._threads // self._cluster.ranks)
 
     @property
     def _engine_threads(self) -> int:
