@@ -90,10 +90,12 @@ class ProcessCluster(InlineCluster):
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
         if self._cluster.ranks == 1:
             return super().trainer(name, path=path, plan=plan)
+        from sparring.cluster.rank_process import RankProcess
         from sparring.cluster.ranks import RankTrainer
 
         parts = replace(self._parts(name, path, plan), threads=self._rank_threads)
-        trainer = RankTrainer(parts, self._cluster.ranks, self._cluster.start_timeout_s)
+        ranks = [RankProcess(rank) for rank in range(self._cluster.ranks)]
+        trainer = RankTrainer(parts, ranks, self._cluster.start_timeout_s)
         self._trainers.append(trainer)
         return trainer
 

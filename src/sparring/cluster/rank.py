@@ -22,6 +22,7 @@ from sparring.store.codec import decode, encode
 from sparring.types import Batch, CheckpointRef, Sample, WeightRef
 
 if TYPE_CHECKING:
+    from sparring.train.ranks import Ranks
     from sparring.train.trainer import LocalTrainer
 
 T = TypeVar("T")
@@ -90,10 +91,13 @@ class Rank:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._parts: TrainerParts | None = None
+        self._ranks: Ranks | None = None
         self._trainer: LocalTrainer | None = None
         self._published = ExitStack()
         self._calls: dict[str, Callable[[bytes], bytes]] = {
-            "start": self._start,
+            "join": self._join,
+            "load": self._load,
             "forward": self._forward,
             "score": self._score,
             "forward_backward": self._forward_backward,
@@ -104,7 +108,7 @@ class Rank:
         }
 
     def call(self, method: str, data: bytes) -> tuple[bytes, bytes]:
-        """Call a method of the trainer, or `start`.
+        """Call a method of the trainer; first `join`, which finds the other ranks, and `load`, which makes the trainer.
 
         Returns:
             An encoded `RankFailure` or nothing, and the answer.
@@ -116,15 +120,27 @@ class Rank:
             traceback.print_exc(file=sys.stderr)
             return encode(RankFailure.of(error)), b""
 
+    def close(self) -> None:
+        """End the trainer's threads, and remove what is published."""
+        if self._trainer is not None and not self._loop.is_closed():
+            self._wait(self._trainer.close())
+        self._loop.close()
+        self.release()
+
     def release(self) -> None:
         """Remove the weights that are still published. May be called from another thread."""
         self._published.close()
 
-    def _start(self, data: bytes) -> bytes:
-        from sparring.train.ranks import GlooRanks
+    def _join(self, data: bytes) -> bytes:
+        from sparring.train.gloo import GlooRanks
 
         plan: RankPlan = pickle.loads(data)
-        self._trainer = plan.parts.trainer(GlooRanks(plan.rank, plan.count, plan.meeting, plan.timeout_s))
+        self._parts, self._ranks = plan.parts, GlooRanks(plan.rank, plan.count, plan.meeting, plan.timeout_s)
+        return b""
+
+    def _load(self, data: bytes) -> bytes:
+        assert self._parts is not None, "the first call is join"
+        self._trainer = self._parts.trainer(self._ranks)
         return b""
 
     def _forward(self, data: bytes) -> bytes:
@@ -159,8 +175,7 @@ class Rank:
 
     @property
     def _own(self) -> LocalTrainer:
-        if self._trainer is None:
-            raise TrainerError("trainer: expected a rank that was started, got one that was not")
+        assert self._trainer is not None, "the second call is load"
         return self._trainer
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:

@@ -45,7 +45,6 @@ class RankProcess:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             (sys.executable, "-m", "sparring.cluster.rank_process"),
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

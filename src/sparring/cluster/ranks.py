@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from sparring.cluster.rank import ForwardCall, RankPlan, SaveCall, ScoreCall
-from sparring.cluster.rank_process import RankEnded, RankProcess
+from sparring.cluster.rank_process import RankEnded
 from sparring.cluster.trainer import TrainerParts
 from sparring.errors import OtherRankFailed, SparringError, TrainerError
 from sparring.generation import ScoreRequest, Scores
@@ -48,7 +48,7 @@ class RankTrainer:
 
     Args:
         parts: parts of the trainer.
-        count: number of ranks.
+        ranks: ranks that were not started yet; they are closed with the trainer.
         start_timeout_s: time limit for all ranks to load the model and to find each other, in seconds.
 
     Raises:
@@ -56,11 +56,11 @@ class RankTrainer:
         TrainerError: a rank did not start in time.
     """
 
-    def __init__(self, parts: TrainerParts, count: int, start_timeout_s: float) -> None:
-        self.ranks: Sequence[RankCalls] = [RankProcess(rank) for rank in range(count)]
+    def __init__(self, parts: TrainerParts, ranks: Sequence[RankCalls], start_timeout_s: float) -> None:
+        self.ranks = ranks
         self._version = self._asked = 0
         self._worker = ThreadPoolExecutor(1, "ranks")  # calls in their order
-        self._callers = ThreadPoolExecutor(count, "rank")
+        self._callers = ThreadPoolExecutor(len(ranks), "rank")
         with ExitStack() as failed:
             failed.callback(self._close)
             failed.callback(self._kill)
@@ -129,7 +129,8 @@ class RankTrainer:
                 )
                 for rank in range(len(self.ranks))
             ]
-            self._call([pickle.dumps(plan) for plan in plans], "start", timeout_s)
+            self._call([pickle.dumps(plan) for plan in plans], "join", timeout_s)
+        self._call([b""] * len(plans), "load", timeout_s)
 
     def _call(self, data: Sequence[bytes], method: str, timeout_s: float | None = None) -> list[bytes]:
         """Call a method of all ranks, each with its data, and return their answers. If a rank ends, the others are

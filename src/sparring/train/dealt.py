@@ -19,7 +19,7 @@ from sparring.train.ranks import Ranks, agree
 from sparring.types import Sample
 
 BUCKET = 64 << 20
-"""Bytes of gradients that a rank copies and sends at once, or a single gradient."""
+"""Bytes of gradients that a rank sends at once, which bounds the memory of the copy."""
 ALIGNMENT = 8
 """Alignment of a gradient in what is sent, in bytes."""
 
@@ -36,12 +36,16 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dealt:
-    """Parts that are dealt to ranks. Implements `Parts`."""
+    """Parts that are dealt to ranks. Implements `Parts`.
+
+    Args:
+        at_once: bytes of gradients that a rank copies and sends at once; a larger gradient goes alone.
+    """
 
     lanes = LANES
 
-    def __init__(self, optimiser: Optimiser, ranks: Ranks) -> None:
-        self._optimiser, self._ranks = optimiser, ranks
+    def __init__(self, optimiser: Optimiser, ranks: Ranks, at_once: int = BUCKET) -> None:
+        self._optimiser, self._ranks, self._at_once = optimiser, ranks, at_once
         self._names = optimiser.names
 
     def run(self, micro_batches: Sequence[Sequence[Sequence[Sample]]], compute: Compute) -> Iterator[Measures]:
@@ -87,7 +91,7 @@ class Dealt:
         """
         shards, own = self._optimiser.shards, self._optimiser.ranges
         parameters = self._optimiser.parameters
-        for first, end in _buckets([p.numel() * p.element_size() for p in parameters]):
+        for first, end in _buckets([p.numel() * p.element_size() for p in parameters], self._at_once):
             names = self._names[first:end]
             given = []
             for shard in shards:
@@ -148,11 +152,11 @@ def _packed(gradient: torch.Tensor, begin: int, end: int) -> torch.Tensor:
     return torch.nn.functional.pad(data, (0, _padded(len(data)) - len(data)))
 
 
-def _buckets(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Divide parameters into ranges [first, end) of at most `BUCKET` bytes, or of one parameter."""
+def _buckets(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Divide parameters into ranges [first, end) of at most `most` bytes, or of one parameter."""
     first, size = 0, 0
     for index, each in enumerate(sizes):
-        if index > first and size + each > BUCKET:
+        if index > first and size + each > most:
             yield first, index
             first, size = index, 0
         size += each

@@ -7,15 +7,12 @@ has called it, so all have to call the same methods in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
 import torch
-import torch.distributed as dist
 
-from sparring.errors import OtherRankFailed, TrainerError, boundary
+from sparring.errors import OtherRankFailed
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -79,57 +76,6 @@ class Alone:
 
 
 ALONE = Alone()
-
-
-class GlooRanks:
-    """Processes that are connected by gloo, on CPUs. Implements `Ranks`.
-
-    Args:
-        rank: number of this process.
-        count: number of processes.
-        file: path of a file that all processes see, by which they find each other. It must not exist before, and may
-            be removed afterwards.
-        timeout_s: seconds that a rank waits for another.
-
-    Raises:
-        TrainerError: the others did not come in time.
-    """
-
-    def __init__(self, rank: int, count: int, file: Path, timeout_s: float) -> None:
-        self.rank, self.count = rank, count
-        timeout = timedelta(seconds=timeout_s)
-        with boundary(TrainerError, self._where):
-            store = dist.FileStore(str(file), count)  # type: ignore[attr-defined]
-            store.set_timeout(timeout)
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=timeout)
-
-    @property
-    def _where(self) -> str:
-        return f"rank {self.rank} of {self.count}"
-
-    def gather(self, data: bytes) -> list[bytes]:
-        own = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)]
-        with boundary(TrainerError, self._where):
-            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
-            dist.all_gather(sizes, torch.tensor([len(data)]))
-            longest = int(max(sizes))
-            padded = torch.zeros(longest, dtype=torch.uint8)
-            padded[: len(data)] = own
-            every = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.count)]
-            if longest:
-                dist.all_gather(every, padded)
-        return [bytes(each[: int(size)].numpy()) for each, size in zip(every, sizes, strict=True)]
-
-    def exchange(self, given: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
-        sent = [len(data) for data in given]
-        received = torch.empty(sum(sizes), dtype=torch.uint8)
-        with boundary(TrainerError, self._where):
-            dist.all_to_all_single(received, torch.cat(list(given)), list(sizes), sent)
-        return list(received.split(list(sizes)))
-
-    def broadcast(self, data: torch.Tensor, owner: int) -> None:
-        with boundary(TrainerError, self._where):
-            dist.broadcast(data, owner)
 
 
 def agree(ranks: Ranks, work: Callable[[], bytes]) -> list[bytes]:
