@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import shutil
+import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -23,7 +25,7 @@ from sparring.algo.rare.gate.kl_cov import KlCov
 from sparring.cluster.rank_process import RankProcess
 from sparring.cluster.ranks import RankTrainer
 from sparring.cluster.trainer import TrainerParts
-from sparring.errors import BadInput, NotFinite, StoreError
+from sparring.errors import BadInput, NotFinite, StoreError, TrainerError
 from sparring.generation import ScoreRequest
 from sparring.model.config import InitConfig, ModelConfig
 from sparring.model.create import create
@@ -42,11 +44,11 @@ START_S = 120.0
 
 
 def threads(count: int) -> Make:
-    return lambda parts: RankTrainer(parts, [RankThread() for _ in range(count)], START_S)
+    return lambda parts: RankTrainer(parts, lambda: [RankThread() for _ in range(count)], START_S)
 
 
 def processes(count: int) -> Make:
-    return lambda parts: RankTrainer(parts, [RankProcess(rank) for rank in range(count)], START_S)
+    return lambda parts: RankTrainer(parts, lambda: [RankProcess(rank) for rank in range(count)], START_S)
 
 
 KINDS: dict[str, Make] = {
@@ -275,8 +277,7 @@ def _idle(sample: Sample) -> Sample:
 def test_a_row_that_cannot_be_computed_is_refused_and_training_goes_on(kind: str, qwen3: Path) -> None:
     """It is in the part of one rank; the others do not wait for it, and nothing of the batch is left in the sum."""
     given, parts = batches(), parts_of(qwen3)
-    spoilt = replace(given[0].rows[3], tokens=(*given[0].rows[3].tokens[:-1], 10**6))
-    bad = replace(given[0], rows=tuple(spoilt if i == 3 else row for i, row in enumerate(given[0].rows)))
+    bad = replace(given[0], rows=tuple(_beyond(row) if i == 3 else row for i, row in enumerate(given[0].rows)))
 
     async def work(trainer: Trainer) -> list[Any]:
         with pytest.raises(BadInput, match="1000000"):
@@ -421,3 +422,64 @@ def test_a_checkpoint_of_other_settings_or_another_dtype_is_refused_by_all_ranks
     other = replace(parts, train=TrainConfig(learning_rate=1e-3, token_budget=90))
     use(KINDS["two"](other), partial(refused, where="checkpoint"))
     use(KINDS["two"](parts_of(qwen3, dtype="bfloat16")), partial(refused, where="optimiser state"))
+
+
+@FULL
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stands still"])
+@pytest.mark.parametrize("saved", [True, False], ids=["after a checkpoint", "without one"])
+def test_a_rank_that_is_lost_is_replaced_and_changes_no_bit(
+    how: signal.Signals, saved: bool, qwen3: Path, tmp_path: Path
+) -> None:
+    """It is lost between two calls; the steps since the checkpoint are trained again, a failed batch among them."""
+    parts, given, made = parts_of(qwen3), batches(4), list[RankProcess]()
+
+    def make() -> list[RankProcess]:
+        made[:] = [RankProcess(rank, silent_s=4.0) for rank in range(2)]
+        return made
+
+    async def work(trainer: Trainer) -> list[Any]:
+        seen: list[Any] = []
+        for batch in given[:3]:
+            seen.append(without_times(await trainer.forward_backward(batch)))
+            seen.append(without_times((await trainer.step()).metrics))
+            if saved and batch.step == 1:
+                await trainer.save(str(tmp_path / f"step-{len(made)}"), stage="rl", metrics={})
+        with pytest.raises(BadInput):
+            await trainer.forward_backward(replace(given[0], rows=(_beyond(given[0].rows[0]),)))
+        seen.append((await trainer.push()).checksum)
+        if made:
+            os.kill(made[1].pid, how)
+        return [*seen, *await trained(trainer, given[3:])]
+
+    expected = use(parts.trainer(), work)
+    first = use(RankTrainer(parts, make, START_S), work)
+    assert first == expected
+    check_gone(made)
+
+
+def _beyond(sample: Sample) -> Sample:
+    """A row with a token that the vocabulary does not have."""
+    return replace(sample, tokens=(*sample.tokens[:-1], 10**6))
+
+
+def check_gone(ranks: list[RankProcess]) -> None:
+    assert not any(Path(f"/proc/{rank.pid}").exists() for rank in ranks)
+
+
+@FULL
+def test_a_rank_that_ends_whenever_it_is_called_ends_the_trainer(qwen3: Path) -> None:
+    made = list[RankProcess]()
+
+    def make() -> list[RankProcess]:
+        made.append(RankProcess(0))
+        return made[-1:]
+
+    async def work(trainer: Trainer) -> None:
+        made[-1].kill()
+        parts.models.clear()  # nothing can be loaded any more
+        with pytest.raises(TrainerError):
+            await trainer.push()
+
+    parts = parts_of(qwen3)
+    use(RankTrainer(parts, make, START_S), work)
+    check_gone(made)

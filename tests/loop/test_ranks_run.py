@@ -94,3 +94,36 @@ def test_a_run_that_ends_leaves_no_rank(how: signal.Signals, given: Path) -> Non
     assert len(there) == 2
     check_ended(there)
     assert {path.name for path in given.parent.iterdir()} == {"given.toml", "runs"}
+
+
+def check_survives(given: Path, kills: int, how: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+    """Check that a run whose ranks are lost in turn ends as an undisturbed one."""
+    longer = (f"rl.steps={3 * kills + 3}", "cluster.timeout_s=4")
+    assert main(words(given, "own", STAGES, LINES, *longer)) == 0
+    output, hit = list[str](), 0
+    with started(given, "hit", *longer, *TWO) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            output.append(line)
+            if line.startswith("rl ") and hit < kills and int(line.split("/")[0].split()[1]) > 3 * hit:
+                os.kill(sorted(ranks_of(given.parent))[hit % 2], how)
+                hit += 1
+        assert run.wait() == 0, "".join(output)
+    text = "".join(output)
+    assert hit == kills and text.count("ranks are started again") >= kills, text
+    assert not ranks_of(given.parent) and {path.name for path in given.parent.iterdir()} == {"given.toml", "runs"}
+    check_same(given, "hit", capsys)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stands still"])
+def test_a_rank_that_is_lost_costs_the_run_nothing(
+    how: signal.Signals, given: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_survives(given, 1, how, capsys)
+
+
+@pytest.mark.kills
+@pytest.mark.slow
+def test_ten_kills_of_ranks_cost_the_run_nothing(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check_survives(given, 10, signal.SIGKILL, capsys)

@@ -8,6 +8,7 @@ import msgspec
 
 MOST_ENGINES = 1024
 MOST_RANKS = 64
+LEAST_TIMEOUT_S = 3.0
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +28,10 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ranks: int = 1
     """Number of processes that train each model together, with kind "local". They share its optimiser: a process holds
     its share of gradients, master weights and moments (docs/cluster.md)."""
+
+    timeout_s: float = 30.0
+    """Time after which a trainer's rank without a sign of life counts as standing still, in seconds. All ranks are then
+    replaced, as when one dies, and train the steps since the last checkpoint again."""
 
     start_timeout_s: float = 300.0
     """Time limit for an engine process, or for the trainer's ranks, to load the model and to answer, in seconds."""
@@ -48,3 +53,5 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f'ranks must be 1 with kind "{self.kind}", got {self.ranks}; set kind = "local"')
         if self.engine_threads < 0 or not self.start_timeout_s > 0 or not self.wait_s >= 0:
             raise ValueError("engine_threads and wait_s must be 0 or more and start_timeout_s above 0")
+        if not self.timeout_s >= LEAST_TIMEOUT_S:
+            raise ValueError(f"timeout_s must be at least {LEAST_TIMEOUT_S:g}, got {self.timeout_s:g}")

@@ -94,8 +94,10 @@ class ProcessCluster(InlineCluster):
         from sparring.cluster.ranks import RankTrainer
 
         parts = replace(self._parts(name, path, plan), threads=self._rank_threads)
-        ranks = [RankProcess(rank) for rank in range(self._cluster.ranks)]
-        trainer = RankTrainer(parts, ranks, self._cluster.start_timeout_s)
+        count, timeout_s = self._cluster.ranks, self._cluster.timeout_s
+        trainer = RankTrainer(
+            parts, lambda: [RankProcess(rank, timeout_s) for rank in range(count)], self._cluster.start_timeout_s
+        )
         self._trainers.append(trainer)
         return trainer
 

@@ -1,7 +1,7 @@
 """`RankProcess`: a rank of a trainer in a process of its own on this machine, called over its standard input.
 
-A call is two frames, its method and its data; the answer, on standard output, is two, an error and its data. A frame is
-its length in 8 bytes, then its bytes. `python -m sparring.cluster.rank_process` is the process's side.
+A call is two frames, its method and its data. The answer, on standard output, is any number of ticks, the signs of life
+of the process, then two frames, an error and the data. `python -m sparring.cluster.rank_process` is the process's side.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import queue
-import struct
 import subprocess
 import sys
 import tempfile
@@ -18,19 +17,21 @@ from contextlib import suppress
 from typing import IO
 
 from sparring.allocator import share_freed_memory
+from sparring.cluster.frames import StandsStill, receive, send
 from sparring.cluster.rank import Rank, RankFailure
 from sparring.errors import TrainerError
 from sparring.store.codec import decode
 
 END_S = 30.0
 """Seconds that a process may take to end."""
-LENGTH = struct.Struct("<Q")
+TICK, TICK_S = b"tick", 1.0
+"""Frame of a process that runs, and the seconds between two."""
 YOUNG_OBJECTS = 50_000
 """As `cli.main.YOUNG_OBJECTS`."""
 
 
 class RankEnded(TrainerError):
-    """End of a rank's process in a call, or before it."""
+    """End of a rank's process, or of its signs of life, in a call or before it."""
 
 
 class RankProcess:
@@ -38,18 +39,24 @@ class RankProcess:
 
     Args:
         rank: number of the rank, for messages.
+        silent_s: seconds without a sign of life after which the process counts as standing still.
     """
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, rank: int, silent_s: float = 30.0) -> None:
+        self._rank, self._silent_s = rank, silent_s
+        self._limit_s: float | None = None  # until the first sign of life, which `start_timeout_s` waits for
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        (calls, self._calls), (self._answers, answers) = os.pipe(), os.pipe()
         self._process = subprocess.Popen(
             (sys.executable, "-m", "sparring.cluster.rank_process"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=calls,
+            stdout=answers,
             stderr=self._log,
             start_new_session=True,
         )
+        os.close(calls)
+        os.close(answers)
+        self._open = True
 
     @property
     def pid(self) -> int:
@@ -60,16 +67,19 @@ class RankProcess:
         """Call a method of the rank and return its answer. Blocks; one call at a time.
 
         Raises:
-            RankEnded: the process has ended.
+            RankEnded: the process has ended, or stands still.
             SparringError: the call failed.
         """
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None
         try:
-            write_frame(process.stdin, method.encode())
-            write_frame(process.stdin, data)
-            failure, answer = read_frame(process.stdout), read_frame(process.stdout)
-        except (EOFError, OSError, ValueError) as cause:  # a closed pipe is a ValueError
+            send(self._calls, method.encode(), self._limit_s)
+            send(self._calls, data, self._limit_s)
+            while (failure := receive(self._answers, self._limit_s)) == TICK:
+                self._limit_s = self._silent_s
+            answer = receive(self._answers, self._silent_s)
+        except StandsStill as cause:
+            where, got = f"rank {self._rank} of the trainer", f"none for {self._silent_s:g} s"
+            raise RankEnded(f"{where}: expected a sign of life, got {got}") from cause
+        except (EOFError, OSError) as cause:
             raise RankEnded(self._last_words()) from cause
         if failure:
             raise decode(failure, RankFailure).error()
@@ -81,75 +91,63 @@ class RankProcess:
 
     def close(self) -> None:
         """End the process. Safe to call twice."""
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None
-        with suppress(OSError):
-            process.stdin.close()
+        if not self._open:
+            return
+        self._open = False
+        os.close(self._calls)
         try:
-            process.wait(END_S)
+            self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+            self._process.kill()
+            self._process.wait()
+        os.close(self._answers)
         self._log.close()
 
     def _last_words(self) -> str:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
-        if self._log.closed:
-            return f"rank {self._rank} of the trainer: expected an answer, got none: it was closed"
         self._log.seek(0)
-        log = self._log.read()[-2000:].decode(errors="replace")
-        status = self._process.returncode
+        log, status = self._log.read()[-2000:].decode(errors="replace"), self._process.returncode
         return f"rank {self._rank} of the trainer: expected an answer, got exit status {status}; its log ends:\n{log}"
-
-
-def write_frame(pipe: IO[bytes], data: bytes) -> None:
-    """Write a frame."""
-    pipe.write(LENGTH.pack(len(data)))
-    pipe.write(data)
-    pipe.flush()
-
-
-def read_frame(pipe: IO[bytes]) -> bytes:
-    """Read a frame.
-
-    Raises:
-        EOFError: the pipe ends before the frame does.
-    """
-    (length,) = LENGTH.unpack(_read(pipe, LENGTH.size))
-    return _read(pipe, length)
-
-
-def _read(pipe: IO[bytes], length: int) -> bytes:
-    data = pipe.read(length)
-    if len(data) < length:
-        raise EOFError
-    return data
 
 
 def serve() -> None:
     """Answer the calls that come over standard input, until it ends."""
     gc.set_threshold(YOUNG_OBJECTS)
     share_freed_memory()
-    calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    calls, answers = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # what libraries print is no answer
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    rank, waiting = Rank(), queue.SimpleQueue[tuple[str, bytes]]()
+    rank, waiting, writing = Rank(), queue.SimpleQueue[tuple[str, bytes]](), threading.Lock()
+    busy = threading.Event()
 
     def read() -> None:
         """Read calls, and end the process with its caller, also in the middle of a call."""
         with suppress(EOFError, OSError):
             while True:
-                method, data = read_frame(calls), read_frame(calls)
+                method, data = receive(calls), receive(calls)
                 waiting.put((method.decode(), data))
         rank.release()
         os._exit(0)
 
-    threading.Thread(target=read, daemon=True).start()
+    def tick() -> None:
+        """Give signs of life during a call."""
+        ended = threading.Event()
+        while not ended.wait(TICK_S):
+            with writing:
+                if busy.is_set():
+                    send(answers, TICK)
+
+    for watch in (read, tick):
+        threading.Thread(target=watch, daemon=True).start()
     while True:
-        for frame in rank.call(*waiting.get()):
-            write_frame(answers, frame)
+        call = waiting.get()
+        busy.set()
+        failure, answer = rank.call(*call)
+        with writing:
+            busy.clear()
+            send(answers, failure)
+            send(answers, answer)
 
 
 if __name__ == "__main__":
