@@ -148,7 +148,7 @@ test-cluster: install
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ray]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --full -m "not slow or kills or cluster" tests/contract/test_links.py \
 		tests/loop/test_fleet_run.py tests/loop/test_local_cluster.py tests/loop/test_engine_elsewhere.py \
-		tests/loop/test_layout.py tests/loop/test_ray_cluster.py
+		tests/loop/test_layout.py tests/loop/test_ray_cluster.py tests/contract/test_trainer.py tests/loop/test_ranks_run.py
 
 # benchmarks/peers/vllm.txt is the one list of what vLLM needs
 test-vllm: smollm2

@@ -82,6 +82,14 @@ class TaskError(InfraError):
     """A task can never be rolled out, for example because its image is unknown. Not retried."""
 
 
+class TrainerError(InfraError):
+    """A rank of the trainer ended, stood still, or could not be started."""
+
+
+class OtherRankFailed(TrainerError):
+    """Another rank of the trainer could not do its part. That rank raises the cause."""
+
+
 class RequestRefused(EngineError):
     """An engine can never serve this request. Other requests continue; neither the request nor its rollout is
     retried."""

@@ -309,7 +309,7 @@ def test_two_trainer_steps_do_not_depend_on_threads(dtype: str, model_path: str,
             await trainer.forward_backward(batch)
             await trainer.step()
         await trainer.close()
-        return trainer._optimiser.masters
+        return trainer._optimiser.masters()
 
     expected, *others = (asyncio.run(weights(threads)) for threads in THREADS)
     for found in others:

@@ -7,6 +7,8 @@ from typing import Literal
 import msgspec
 
 MOST_ENGINES = 1024
+MOST_RANKS = 64
+LEAST_TIMEOUT_S = 3.0
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,8 +25,16 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     engine_threads: int = 0
     """Number of CPU threads of each engine process; 0: those of `run.threads` divided among the engines."""
 
+    ranks: int = 1
+    """Number of processes that train each model together, with kind "local". They share its optimiser: a process holds
+    its share of gradients, master weights and moments (docs/cluster.md)."""
+
+    timeout_s: float = 30.0
+    """Time after which a trainer's rank without a sign of life counts as standing still, in seconds. All ranks are then
+    replaced, as when one dies, and train the steps since the last checkpoint again."""
+
     start_timeout_s: float = 300.0
-    """Time limit for an engine process to load its model and to answer, in seconds."""
+    """Time limit for an engine process, or for the trainer's ranks, to load the model and to answer, in seconds."""
 
     address: str = "auto"
     """Address of the Ray cluster, `host:port`; auto: the one that this machine belongs to."""
@@ -37,5 +47,11 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f"engines must be 1 to {MOST_ENGINES}, got {self.engines}")
         if self.kind == "inline" and self.engines > 1:
             raise ValueError(f'engines must be 1 with kind "inline", got {self.engines}; set kind = "local"')
+        if not 1 <= self.ranks <= MOST_RANKS:
+            raise ValueError(f"ranks must be 1 to {MOST_RANKS}, got {self.ranks}")
+        if self.kind != "local" and self.ranks > 1:
+            raise ValueError(f'ranks must be 1 with kind "{self.kind}", got {self.ranks}; set kind = "local"')
         if self.engine_threads < 0 or not self.start_timeout_s > 0 or not self.wait_s >= 0:
             raise ValueError("engine_threads and wait_s must be 0 or more and start_timeout_s above 0")
+        if not self.timeout_s >= LEAST_TIMEOUT_S:
+            raise ValueError(f"timeout_s must be at least {LEAST_TIMEOUT_S:g}, got {self.timeout_s:g}")

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sparring.cluster.trainer import TrainerParts
 from sparring.engine.config import EngineConfig
 from sparring.errors import BadInput
 from sparring.model.config import ModelConfig, ServedConfig
@@ -16,6 +17,7 @@ from sparring.protocols import Engine, Trainer, TrainPlan, ValueModel
 from sparring.train.config import TrainConfig
 
 if TYPE_CHECKING:
+    from sparring.cluster.ranks import RankTrainer
     from sparring.engine.adapters.remote import RemoteEngine
     from sparring.engine.fleet import Fleet
     from sparring.engine.members import Keeper
@@ -53,7 +55,7 @@ class InlineCluster:
         self._device = device
         self._threads = threads
         self._engines: list[Engine] = []
-        self._trainers: list[LocalTrainer] = []
+        self._trainers: list[LocalTrainer | RankTrainer] = []
         self._rewards: dict[tuple[str, str], ValueModel] = {}
         self._links: WeightLinks | None = None
 
@@ -61,38 +63,20 @@ class InlineCluster:
         return []
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
-        from sparring.model.load import load
-        from sparring.train.average import Average
-        from sparring.train.trainer import LocalTrainer
-
-        spec = self._models[name]
-        model = load(
-            path,
-            dtype=spec.dtype,
-            device=self._device,
-            numerics=spec.numerics,
-            gradient_checkpointing=spec.gradient_checkpointing,
-            head=plan.head,
-        )
-        config = self._train.replaced(plan.overrides)
-        moving = {
-            teacher: self._model(teacher if teacher in self._models else name, folder or path)
-            for teacher, folder in plan.teachers.items()
-        }
-        trainer = LocalTrainer(
-            model,
-            config,
-            plan.losses,
-            name=plan.role or name,
-            total_steps=plan.total_steps,
-            threads=self._threads,
-            teachers={
-                **moving,
-                **{average: Average(moving[average], decay) for average, decay in plan.averages.items()},
-            },
-        )
+        trainer = self._parts(name, path, plan).trainer()
         self._trainers.append(trainer)
         return trainer
+
+    def _parts(self, name: str, path: str, plan: TrainPlan) -> TrainerParts:
+        return TrainerParts(
+            name=name,
+            path=path,
+            plan=plan,
+            models=self._models,
+            train=self._train,
+            device=self._device,
+            threads=self._threads,
+        )
 
     def engine(self, name: str, *, path: str) -> Engine:
         served = self._models[name].served

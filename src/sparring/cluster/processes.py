@@ -1,11 +1,13 @@
-"""`cluster.kind = "local"` and `"ray"`: engines of the policy in processes of their own."""
+"""`cluster.kind = "local"` and `"ray"`: engines of the policy, and ranks of trainers, in processes of their own."""
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ from sparring.cluster.kept_engines import Ended, KeptEngines, PlacedEngine
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.kernels.devices import gpu_count, gpu_of
-from sparring.protocols import Engine
+from sparring.protocols import Engine, Trainer, TrainPlan
 from sparring.types import POLICY
 
 if TYPE_CHECKING:
@@ -30,7 +32,8 @@ RAY_LOG = "ray.log"
 
 
 class ProcessCluster(InlineCluster):
-    """Cluster whose engines of the policy are processes; all else is in this process. Implements `protocols.Cluster`.
+    """Cluster whose engines of the policy are processes, and so are the ranks of its trainers if there are several; all
+    else is in this process. Implements `protocols.Cluster`.
 
     Args:
         cluster: section `[cluster]`.
@@ -49,11 +52,40 @@ class ProcessCluster(InlineCluster):
         number = self._cluster.engines
         if self._cluster.kind == "local":
             of = f"{self._engine_threads} threads" if self._device == "cpu" else f"a GPU ({gpu_count()} here)"
-            return [f"cluster: {number} engine processes of {of} on this machine"]
+            there = f"cluster: {number} engine processes of {of} on this machine"
+            return [there, *self._check_ranks()]
         if self._device != "cpu":
             raise refusal("run.device", '"cpu" with cluster.kind "ray"', self._device, "set it")
         self._connected()
         return [f"cluster: {number} engines of {self._engine_threads} CPUs fit on the Ray cluster"]
+
+    def _check_ranks(self) -> list[str]:
+        ranks, cores = self._cluster.ranks, len(os.sched_getaffinity(0))
+        if ranks == 1:
+            return []
+        if self._device != "cpu":
+            raise refusal("run.device", '"cpu" with several cluster.ranks', self._device, "set it, or ranks = 1")
+        each = f"cluster: {ranks} trainer ranks of {self._rank_threads} threads on this machine"
+        slower = f", which has only {cores} cores: they take turns, which is slower than fewer ranks"
+        return [each + (slower if ranks > cores else "")]
+
+    def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
+        if self._cluster.ranks == 1:
+            return super().trainer(name, path=path, plan=plan)
+        from sparring.cluster.rank_process import RankProcess
+        from sparring.cluster.ranks import RankTrainer
+
+        parts = replace(self._parts(name, path, plan), threads=self._rank_threads)
+        count, timeout_s = self._cluster.ranks, self._cluster.timeout_s
+        trainer = RankTrainer(
+            parts, lambda: [RankProcess(rank, timeout_s) for rank in range(count)], self._cluster.start_timeout_s
+        )
+        self._trainers.append(trainer)
+        return trainer
+
+    @property
+    def _rank_threads(self) -> int:
+        return max(1, self._threads // self._cluster.ranks)
 
     @property
     def _engine_threads(self) -> int:

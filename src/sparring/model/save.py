@@ -62,9 +62,14 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
         for name, tensor in {**model_state, **_non_text_parts(source, dtype)}.items()
     }
     on_disk = revert_weight_conversion(skeleton(source), state)
-    # separated experts are views of a stacked tensor, which safetensors cannot write
-    save_torch_state_dict({name: tensor if name in state else tensor.clone() for name, tensor in on_disk.items()}, out)
+    save_torch_state_dict({name: _with_own_storage(tensor) for name, tensor in on_disk.items()}, out)
     return out
+
+
+def _with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a view of a larger storage, which safetensors cannot write: a separated expert, or a tensor of a mapped
+    file."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def _non_text_parts(source: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:

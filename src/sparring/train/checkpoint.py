@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from sparring.errors import StoreError, refusal
 from sparring.train.best import best_of
+from sparring.train.ranks import ALONE, Ranks, agree
 from sparring.types import CheckpointRef
 from sparring.weights.checksum import checksum
 
@@ -22,6 +24,10 @@ MODEL = "model.safetensors"
 OPTIMISER = "optimiser.safetensors"
 AVERAGE = "average-{}.safetensors"
 """File name of a moving average, by the average's name."""
+SHARD = "optimiser-{}-of-{}.safetensors"
+"""File name of a rank's shard of the optimiser, by the rank's number from 1 and the number of ranks."""
+SHARDS, STEP = "shards", "step"
+"""Key of a manifest for the stretches of each shard, by file; and the kind of tensors that are no stretches."""
 MANIFEST = "trainer.json"
 WAY_OUT = (
     "restore it from a copy, or pass it over, which removes nothing and trains the steps behind the one before it "
@@ -29,42 +35,66 @@ WAY_OUT = (
 )
 
 
-def write(path: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]], manifest: Mapping[str, Any]) -> None:
+def write(
+    path: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]], manifest: Mapping[str, Any], ranks: Ranks = ALONE
+) -> None:
     """Write one checkpoint folder: every file of `tensors`, then the manifest with their checksums, then one rename.
 
-    All bytes are on disk before the rename, and until then `path` is unchanged.
+    All bytes are on disk before the rename, and until then `path` is unchanged. Each rank writes its own files; rank 0
+    makes the folder, and writes the manifest and renames when all ranks are done.
 
     Args:
-        tensors: named tensors by file name.
-        manifest: all other data, as JSON.
+        tensors: named tensors by file name; no two ranks have a file in common.
+        manifest: all other data, as JSON; that of rank 0 is written.
 
     Raises:
         StoreError: the disk is full or cannot be written; the earlier contents of `path` are intact.
+        OtherRankFailed: another rank could not write.
     """
-    staging = path.with_name(path.name + ".tmp")
+    staging, first, complete = path.with_name(path.name + ".tmp"), ranks.rank == 0, False
     try:
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-        for name, values in tensors.items():
-            save_file({key: value.contiguous() for key, value in values.items()}, staging / name)
-            _flush(staging / name)
-        checksums = {name: checksum(values) for name, values in tensors.items()}
-        (staging / MANIFEST).write_text(json.dumps({**manifest, "checksums": checksums}, indent=2) + "\n")
-        _flush(staging / MANIFEST)
-        _flush(staging)
-        _swap(staging, path)
-        _flush(path.parent)
+        agree(ranks, lambda: _make(staging) if first else b"")
+        written = agree(ranks, partial(_write_files, staging, tensors))
+        checksums = {name: value for data in written for name, value in json.loads(data).items()}
+        agree(ranks, lambda: _commit(staging, path, {**manifest, "checksums": checksums}) if first else b"")
+        complete = True
     except (OSError, SafetensorError) as cause:
-        shutil.rmtree(staging, ignore_errors=True)
         size = sum(t.numel() * t.element_size() for values in tensors.values() for t in values.values())
         raise StoreError(
             f"checkpoint {path}: expected to write {size / 1e6:.1f} MB, got {cause}; "
             "free disk space and run the same command again: it resumes from the previous checkpoint, which is intact"
         ) from cause
+    finally:
+        if first and not complete:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _make(staging: Path) -> bytes:
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    return b""
+
+
+def _write_files(staging: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> bytes:
+    """Write files of tensors; return their checksums as JSON."""
+    for name, values in tensors.items():
+        save_file({key: value.contiguous() for key, value in values.items()}, staging / name)
+        _flush(staging / name)
+    return json.dumps({name: checksum(values) for name, values in tensors.items()}).encode()
+
+
+def _commit(staging: Path, path: Path, manifest: Mapping[str, Any]) -> bytes:
+    (staging / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    _flush(staging / MANIFEST)
+    _flush(staging)
+    _swap(staging, path)
+    _flush(path.parent)
+    return b""
 
 
 def read(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
-    """Return the manifest and the tensors by file of a checkpoint folder, verified.
+    """Return the manifest and the tensors by file of a checkpoint folder, verified. Shards are joined: the tensors of
+    `OPTIMISER` are whole, whatever the number of ranks that wrote them.
 
     Raises:
         BadInput: `path` holds no checkpoint.
@@ -87,7 +117,50 @@ def read(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, Any]
     for name, expected in manifest["checksums"].items():
         if (actual := checksum(tensors[name])) != expected:
             raise StoreError(f"checkpoint {path}: expected checksum {expected} of {name}, got {actual}; {WAY_OUT}")
+    if SHARDS in manifest:
+        count = len(manifest[SHARDS])
+        expected_files = {SHARD.format(number + 1, count) for number in range(count)}
+        if not expected_files == manifest[SHARDS].keys() <= tensors.keys():
+            got = ", ".join(sorted(manifest[SHARDS].keys() & tensors.keys()))
+            raise StoreError(f"checkpoint {path}: expected all shards of the optimiser, got {got}; {WAY_OUT}")
+        shards = {name: tensors.pop(name) for name in manifest[SHARDS]}
+        tensors[OPTIMISER] = _joined(path, shards, manifest[SHARDS], tensors[MODEL])
     return manifest, tensors
+
+
+def _joined(
+    path: Path,
+    shards: Mapping[str, Mapping[str, torch.Tensor]],
+    stretches: Mapping[str, Mapping[str, Sequence[int]]],
+    model: Mapping[str, torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """Join the optimiser's shards.
+
+    Args:
+        shards: tensors `<kind>/<parameter>` by file.
+        stretches: begin and end of each parameter's elements, by file.
+        model: the trained weights, which have the parameters' sizes.
+
+    Raises:
+        StoreError: the shards are not those of the whole model.
+    """
+    pieces: dict[str, list[tuple[int, torch.Tensor]]] = {}
+    for file, tensors in shards.items():
+        for key, tensor in tensors.items():
+            name = key.partition("/")[2]
+            pieces.setdefault(key, []).append((stretches[file][name][0], tensor))
+    whole = {}
+    for key, parts in pieces.items():
+        kind, _, name = key.partition("/")
+        if kind == STEP:
+            whole[key] = parts[0][1]
+            continue
+        flat = torch.cat([tensor.reshape(-1) for _, tensor in sorted(parts, key=lambda part: part[0])])
+        if name not in model or len(flat) != model[name].numel():
+            got = f"{len(flat)} elements of {key}"
+            raise StoreError(f"checkpoint {path}: expected the shards of the whole model, got {got}; {WAY_OUT}")
+        whole[key] = flat
+    return whole
 
 
 def retain(

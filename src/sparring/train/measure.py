@@ -7,12 +7,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import msgspec
 import numpy as np
 import torch
 
 from sparring.algo.tokens import LARGEST_LOG_RATIO
 from sparring.batch.tensors import MicroBatch
 from sparring.protocols import LossResult
+
+
+class PlainMeasures(msgspec.Struct, frozen=True, kw_only=True):
+    """Measures as plain data: losses by term, (sum, count) by metric, maxima, counts, and the sums of `mismatch_*`."""
+
+    losses: dict[str, float]
+    sums: dict[str, tuple[int | float, int | float]]
+    maxima: dict[str, int | float]
+    counts: dict[str, int]
+    mismatch: tuple[float, ...]
 
 
 class Measures:
@@ -77,6 +88,34 @@ class Measures:
         self._counts["sampled"] += int(sampled.sum())
         self._counts["stale"] += int(stale.sum())
 
+    def merge(self, later: Measures) -> None:
+        """Add the measures of later micro-batches. The measures of single micro-batches, added in their order, give the
+        bits of one `Measures` that saw them all."""
+        self.merge_plain(later.plain())
+
+    def plain(self) -> PlainMeasures:
+        """Return all sums, counts and maxima as plain data."""
+        return PlainMeasures(
+            losses=dict(self._losses),
+            sums=dict(self._sums),
+            maxima=dict(self._maxima),
+            counts=dict(self._counts),
+            mismatch=tuple(self._mismatch.tolist()),
+        )
+
+    def merge_plain(self, later: PlainMeasures) -> None:
+        """Add measures as from `plain`."""
+        for term, loss in later.losses.items():
+            self._losses[term] += loss
+        for name, (amount, count) in later.sums.items():
+            before = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = (before[0] + amount, before[1] + count)
+        for name, largest in later.maxima.items():
+            self._raise_maximum(name, largest)
+        for name, number in later.counts.items():
+            self._counts[name] += number
+        self._mismatch = self._mismatch + np.array(later.mismatch)
+
     def result(self) -> dict[str, float]:
         """Return all metrics by name."""
         metrics = {f"loss_{term}": value for term, value in self._losses.items()}
@@ -105,7 +144,9 @@ class Measures:
 
     def _maximum(self, name: str, values: np.ndarray) -> None:
         if len(values):
-            # NaN must win: a comparison with it is false, so it would vanish from a plain max
-            largest = values.max().item()
-            before = self._maxima.get(name, 0.0)
-            self._maxima[name] = largest if largest != largest or largest > before else before
+            self._raise_maximum(name, values.max().item())
+
+    def _raise_maximum(self, name: str, largest: float) -> None:
+        # NaN must win: a comparison with it is false, so it would vanish from a plain max
+        before = self._maxima.get(name, 0.0)
+        self._maxima[name] = largest if largest != largest or largest > before else before

@@ -3,41 +3,48 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 
 from sparring.errors import refusal
-from sparring.kernels.threads import one_thread
+from sparring.train.blocks import Stretch, block_squares, norm_of, stretches
 from sparring.train.config import TrainConfig
+from sparring.train.ranks import ALONE, Ranks
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+BUCKET = 16 << 20
+"""Elements that travel between ranks at once, which bounds the memory of a copy."""
 
 
 class Optimiser:
-    """AdamW (Decoupled weight decay regularization, arXiv 1711.05101, algorithm 2) over named parameters.
+    """AdamW (Decoupled weight decay regularization, arXiv 1711.05101, algorithm 2) over named parameters, or over this
+    rank's shard of them (ZeRO stage 2, arXiv 1910.02054).
 
-    A contiguous float32 parameter is its own master. Any other parameter gets a contiguous float32 master, whose
-    gradients accumulate in float32 over micro-batches; `cast` returns the values to write back.
+    A shard has a stretch of some parameters; gradients, masters and moments exist for these stretches alone. A
+    contiguous float32 parameter is its own master. Any other one gets a contiguous float32 master, whose gradients
+    accumulate in float32 over micro-batches; `write_back` updates the parameters, in all ranks.
 
     Masters, gradients and moments are contiguous, because the fused AdamW on a CPU reads memory in order and ignores
     strides (torch 2.13). Autograd often returns views: parts of a joined product's gradient, or transposes.
 
     Args:
         parameters: parameters by name; those without `requires_grad` are ignored.
+        ranks: processes that share the parameters.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], config: TrainConfig) -> None:
-        self._clip = config.gradient_clip
+    def __init__(self, parameters: Mapping[str, nn.Parameter], config: TrainConfig, ranks: Ranks = ALONE) -> None:
+        self._clip, self._ranks = config.gradient_clip, ranks
         self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
-        self._masters = {
-            name: p if p.dtype == torch.float32 and p.is_contiguous() else nn.Parameter(p.detach().float().contiguous())
-            for name, p in self._parameters.items()
-        }
+        self.shards = stretches({name: p.numel() for name, p in self._parameters.items()}, ranks.count)
+        self._own = self.shards[ranks.rank]
+        self._masters = {name: _master(self._parameters[name], stretch) for name, stretch in self._own.items()}
         self._reordered: set[str] = set()
-        decayed = [master for master in self._masters.values() if master.ndim >= 2]
-        others = [master for master in self._masters.values() if master.ndim < 2]
+        matrices = {name for name, p in self._parameters.items() if p.ndim >= 2}
+        decayed = [master for name, master in self._masters.items() if name in matrices]
+        others = [master for name, master in self._masters.items() if name not in matrices]
         self._adamw = torch.optim.AdamW(
             [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
             lr=config.learning_rate,
@@ -47,19 +54,9 @@ class Optimiser:
         )
 
     @property
-    def has_masters(self) -> bool:
-        """True if a parameter is not its own master and has to be written back after a step."""
-        return any(self._masters[name] is not p for name, p in self._parameters.items())
-
-    @property
     def parameters(self) -> list[nn.Parameter]:
         """Trained parameters."""
         return list(self._parameters.values())
-
-    @property
-    def masters(self) -> dict[str, torch.Tensor]:
-        """Trained weights by name, float32, without copying."""
-        return {name: master.detach() for name, master in self._masters.items()}
 
     @property
     def reordered(self) -> frozenset[str]:
@@ -71,6 +68,24 @@ class Optimiser:
         """Names of `parameters`, in the same order."""
         return list(self._parameters)
 
+    @property
+    def ranges(self) -> dict[str, Stretch]:
+        """This rank's stretch of each parameter of which it has elements."""
+        return dict(self._own)
+
+    def masters(self) -> dict[str, torch.Tensor]:
+        """Return all trained weights by name, float32; those that are this process's are not copied."""
+        whole = {
+            name: self._masters[name].detach()
+            if self._own.get(name) == (0, p.numel())
+            else p.detach()
+            if _is_own_master(p)
+            else torch.empty(p.shape, device=p.device)
+            for name, p in self._parameters.items()
+        }
+        self._spread({name: tensor for name, tensor in whole.items() if not _is_own_master(self._parameters[name])})
+        return whole
+
     def add(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Add the gradients of one micro-batch, in the order of `parameters`; None for a parameter without a
         gradient."""
@@ -79,14 +94,19 @@ class Optimiser:
                 self.add_one(name, gradient)
 
     def add_one(self, name: str, gradient: torch.Tensor) -> None:
-        """Add a gradient of one parameter. The tensor is copied, because autograd may reuse it."""
+        """Add a gradient of this shard's stretch of a parameter. The tensor is copied, because autograd may reuse
+        it."""
         if not gradient.is_contiguous():
             self._reordered.add(name)
         master = self._masters[name]
         if master.grad is None:
-            master.grad = torch.empty_like(master).copy_(gradient)
+            master.grad = torch.empty_like(master).copy_(gradient.view_as(master))
         else:
-            master.grad.add_(gradient)
+            master.grad.add_(gradient.view_as(master))
+
+    def mark_reordered(self, name: str) -> None:
+        """Count a parameter among `reordered`, because another rank had such a gradient."""
+        self._reordered.add(name)
 
     def step(self, rate: float) -> float:
         """Clip the gradients, update the masters and drop the gradients.
@@ -95,60 +115,134 @@ class Optimiser:
             The global gradient norm before clipping. If it is not finite, nothing was updated.
         """
         gradients = [master.grad for master in self._masters.values() if master.grad is not None]
-        with one_thread():
-            norm = torch.nn.utils.get_total_norm(gradients)
-        if torch.isfinite(norm):
+        squares = [square for gradient in gradients for square in block_squares(gradient)]
+        every = self._ranks.gather(struct.pack(f"<{len(squares)}d", *squares))
+        norm = norm_of(square for data in every for (square,) in struct.iter_unpack("<d", data))
+        if math.isfinite(norm):
             if self._clip and norm > self._clip:
                 torch._foreach_mul_(gradients, self._clip / norm)
             for group in self._adamw.param_groups:
                 group["lr"] = rate
             self._adamw.step()
         self.discard()
-        return norm.item()
+        return norm
 
     def discard(self) -> None:
         """Drop all gradients."""
         for master in self._masters.values():
             master.grad = None
 
-    def cast(self) -> dict[str, torch.Tensor]:
-        """Return all master weights in their parameters' dtypes."""
-        return {name: self._masters[name].detach().to(p.dtype) for name, p in self._parameters.items()}
+    def write_back(self) -> None:
+        """Update the parameters of every rank from the masters, cast to the parameters' dtypes."""
+        self._spread({name: p.detach() for name, p in self._parameters.items()})
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return moments, step counts and separate master weights, by `<kind>/<parameter>`."""
+        """Return this shard's moments, step counts and separate master weights, by `<kind>/<parameter>`."""
         tensors = {}
         for name, master in self._masters.items():
-            if master is not self._parameters[name]:
+            if not _is_own_master(self._parameters[name]):
                 tensors[f"master/{name}"] = master.detach()
             for kind, value in self._adamw.state.get(master, {}).items():
                 tensors[f"{kind}/{name}"] = value
         return tensors
 
     def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore the optimiser from `state`.
+        """Restore the optimiser from the `state` of all parameters.
 
         Raises:
             BadInput: the tensors belong to other parameters or another dtype.
         """
         self.discard()
-        masters = {name for name, master in self._masters.items() if master is not self._parameters[name]}
+        masters = {name for name, p in self._parameters.items() if not _is_own_master(p)}
         stored = {name.removeprefix("master/") for name in tensors if name.startswith("master/")}
         if masters != stored:
             do = "restore with the dtype it was saved with"
             raise refusal("optimiser state", f"{len(masters)} float32 master weights", str(len(stored)), do)
-        strangers = {name.partition("/")[2] for name in tensors} - self._masters.keys()
+        strangers = {name.partition("/")[2] for name in tensors} - self._parameters.keys()
         if strangers:
             do = "restore the model it was saved from"
             raise refusal("optimiser state", "this model's parameters", f"also {min(strangers)}", do)
         with torch.no_grad():
-            for name in masters:
-                self._masters[name].copy_(tensors[f"master/{name}"])
+            for name in masters & self._masters.keys():
+                self._masters[name].copy_(self._stretch(name, tensors[f"master/{name}"]))
         self._adamw.state.clear()
         for name, master in self._masters.items():
             if f"step/{name}" in tensors:
-                moments = {kind: tensors[f"{kind}/{name}"].to(master.device).clone() for kind in _MOMENTS}
+                moments = {
+                    kind: self._stretch(name, tensors[f"{kind}/{name}"]).to(master.device).clone() for kind in _MOMENTS
+                }
                 self._adamw.state[master] = {"step": tensors[f"step/{name}"].to(master.device).clone(), **moments}
+
+    def _stretch(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """Return this shard's stretch of a tensor with the elements of a parameter, in the shape of its master."""
+        begin, end = self._own[name]
+        return whole.reshape(-1)[begin:end].view_as(self._masters[name])
+
+    @torch.no_grad()
+    def _spread(self, targets: Mapping[str, torch.Tensor]) -> None:
+        """Copy the masters of all ranks into tensors of the parameters' shapes, cast to their dtypes."""
+        for owner, shard in enumerate(self.shards):
+            for names in _buckets({name: stretch for name, stretch in shard.items() if name in targets}):
+                if owner == self._ranks.rank:
+                    casts = [self._masters[name].to(targets[name].dtype) for name in names]
+                    data = [cast.reshape(-1).view(torch.uint8) for cast in casts] if self._ranks.count > 1 else []
+                    for name, cast in zip(names, casts, strict=True):
+                        _put(targets[name], shard[name], cast)
+                else:
+                    data = [
+                        torch.empty((shard[name][1] - shard[name][0]) * targets[name].element_size(), dtype=torch.uint8)
+                        for name in names
+                    ]
+                if data:
+                    self._send(owner, targets, names, data)
+
+    def _send(
+        self, owner: int, targets: Mapping[str, torch.Tensor], names: Sequence[str], data: Sequence[torch.Tensor]
+    ) -> None:
+        """Broadcast a bucket of the owner's stretches, and copy what came into the targets."""
+        whole = torch.cat(list(data))
+        self._ranks.broadcast(whole, owner)
+        if owner != self._ranks.rank:
+            for name, piece in zip(names, whole.split([len(each) for each in data]), strict=True):
+                values = piece.clone().view(targets[name].dtype)  # a bucket's stretches may have several dtypes
+                _put(targets[name], self.shards[owner][name], values)
+
+
+def _is_own_master(parameter: nn.Parameter) -> bool:
+    return parameter.dtype == torch.float32 and parameter.is_contiguous()
+
+
+def _master(parameter: nn.Parameter, stretch: Stretch) -> nn.Parameter:
+    """Return the master of a stretch: the parameter itself if it is its own master and whole, else a flat part."""
+    if stretch == (0, parameter.numel()):
+        return parameter if _is_own_master(parameter) else nn.Parameter(parameter.detach().float().contiguous())
+    return nn.Parameter(parameter.detach().reshape(-1)[stretch[0] : stretch[1]].float())
+
+
+def _put(target: torch.Tensor, stretch: Stretch, values: torch.Tensor) -> None:
+    """Copy values into a stretch of a tensor, unless they stand there."""
+    if stretch == (0, target.numel()):
+        if target.data_ptr() != values.data_ptr():
+            target.copy_(values.view(target.shape))
+    elif target.is_contiguous():
+        target.view(-1)[stretch[0] : stretch[1]].copy_(values.reshape(-1))
+    else:
+        flat = target.reshape(-1)  # a copy
+        flat[stretch[0] : stretch[1]] = values.reshape(-1)
+        target.copy_(flat.view(target.shape))
+
+
+def _buckets(stretches: Mapping[str, Stretch]) -> Iterator[list[str]]:
+    """Divide stretches into lists of at most `BUCKET` elements, or of a single stretch."""
+    names, size = list[str](), 0
+    for name, (begin, end) in stretches.items():
+        if names and size + end - begin > BUCKET:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += end - begin
+    if names:
+        yield names
 
 
 def learning_rate(config: TrainConfig, step: int, total_steps: int, *, ends_late: bool = False) -> float:

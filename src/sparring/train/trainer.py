@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -19,24 +19,28 @@ import xxhash
 from torch import nn
 
 from sparring.batch.packing import pack
-from sparring.batch.tensors import MicroBatch, micro_batch
+from sparring.batch.tensors import micro_batch
 from sparring.batch.units import cut_units, pack_units
 from sparring.errors import refusal
 from sparring.generation import ScoreRequest, Scores
 from sparring.kernels.memory import give_back
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
-from sparring.model.divergence import from_teacher, from_tops
-from sparring.model.head import TargetRows, score_tokens, token_quantities
-from sparring.protocols import Divergence, Loss, LossResult
+from sparring.model.head import token_quantities
+from sparring.protocols import Loss
 from sparring.train import checkpoint
 from sparring.train.average import Average
 from sparring.train.begun import Begun, begun
+from sparring.train.blocks import BLOCK
 from sparring.train.config import TrainConfig
+from sparring.train.dealt import Dealt
 from sparring.train.finite import FiniteSteps, check_finite
-from sparring.train.lane_sums import LaneSums
+from sparring.train.lanes import Lanes
 from sparring.train.measure import Measures
 from sparring.train.optimiser import Optimiser, learning_rate
+from sparring.train.parts import Part, Parts, measured
+from sparring.train.quantities import Quantities
+from sparring.train.ranks import ALONE, Ranks, deal
 from sparring.train.survey import surveyed
 from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
 from sparring.weights.inline import Probe, publish
@@ -45,21 +49,9 @@ T = TypeVar("T")
 PerToken = tuple[float, ...]
 
 _PROBE_TOKENS = 16
-_LANES = 2
-"""Number of micro-batches that a CPU computes in parallel, so that one uses the threads that the other leaves idle
-between parallel regions. It is the same on every machine, because the division of rows decides the last bits of a
-gradient."""
 _UNITS = ("token", "turn", "sequence", "pair")
 """Units of losses that the trainer supports: a micro-batch holds whole rows and whole pairs; `survey` covers sequences
 of several rows."""
-
-
-class _MicroBatchResult(NamedTuple):
-    """Result of one micro-batch: log-probabilities [M] (None for a scalar head), and the loss of each term."""
-
-    micro: MicroBatch
-    logprobs: torch.Tensor | None
-    results: Mapping[str, LossResult]
 
 
 class LocalTrainer:
@@ -78,6 +70,8 @@ class LocalTrainer:
         threads: CPU threads of the worker; 0 keeps torch's number.
         teachers: models to compare rows with, by name; only the trainer may compute with them. A moving average follows
             the trained weights at each version.
+        ranks: processes that train the model together. Each has a trainer of its own, and all get the same calls of
+            `forward`, `forward_backward`, `step`, `save` and `restore` in the same order.
     """
 
     def __init__(
@@ -88,32 +82,24 @@ class LocalTrainer:
         *,
         name: str,
         total_steps: int,
-        version: int = 0,
         threads: int = 0,
         teachers: Mapping[str, CausalModel | Average] | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        for loss in losses:
-            if loss.needs.unit not in _UNITS:
-                got = f"{loss.needs.unit!r}, which micro-batches may split"
-                raise refusal(
-                    f"loss {loss.term}", f"one of the units {', '.join(_UNITS)}", got, "use a loss with one of these"
-                )
+        _check_units(losses)
         self._model = model
         self._config = config
         self._losses = {loss.term: loss for loss in losses}
         self._paired = frozenset(loss.term for loss in losses if loss.needs.unit == "pair")
         # log-probabilities are always computed, to be compared with those that the engine recorded
         self._always_needed = frozenset() if model.is_scalar else frozenset({"logprob"})
-        self._divergence = next((loss.needs.divergence for loss in losses if loss.needs.divergence), None)
         self._averages = {name: teacher for name, teacher in (teachers or {}).items() if isinstance(teacher, Average)}
-        self._teachers = {
-            name: teacher.model if isinstance(teacher, Average) else teacher
-            for name, teacher in (teachers or {}).items()
-        }
+        self._by_teacher = len(teachers or {}) > 1
+        divergence = next((loss.needs.divergence for loss in losses if loss.needs.divergence), None)
+        self._quantities = Quantities(model, teachers or {}, divergence)
         self._name = name
         self._total_steps = total_steps
-        self._version = version
-        self._steps = self._updates = 0
+        self._version = self._steps = self._updates = 0
         self._pristine = True  # False between the optimiser steps of an update
         self._has_gradients = False
         self._tokens = 0.0  # tokens trained since the last step
@@ -124,21 +110,20 @@ class LocalTrainer:
             for parameter in self._trained.parameters().values():
                 parameter.requires_grad_(True)
         parameters = self._trained.parameters().items()  # of a whole model, with stored buffers
-        self._optimiser = Optimiser({name: p for name, p in parameters if isinstance(p, nn.Parameter)}, config)
+        trained = {name: p for name, p in parameters if isinstance(p, nn.Parameter)}
+        self._ranks, self._optimiser = ranks, Optimiser(trained, config, ranks)
         # the same in every run, and spread over the vocabulary
         self._probe_tokens = tuple(
             xxhash.xxh3_64_intdigest(f"probe/{index}".encode()) % model.vocab_size
             for index in range(min(_PROBE_TOKENS, model.max_positions))
         )
         self._idle_tokens = any(loss.needs.idle_tokens for loss in losses)
-        self._lanes = _LANES if model.device.type == "cpu" else 1
-        self._sums = LaneSums(self._optimiser, one_thread=self._lanes == 1)
-        self._threads = threads or torch.get_num_threads()
-        # torch keeps its number of threads per calling thread, so each worker sets its own
-        self._worker, self._second_worker = (
-            ThreadPoolExecutor(1, f"trainer-{name}", initializer=torch.set_num_threads, initargs=(count,))
-            for count in (self._threads, max(1, self._threads // 2))
+        threads, on_cpu = threads or torch.get_num_threads(), model.device.type == "cpu"
+        alone = ranks.count == 1
+        self._parts: Parts = (
+            Lanes(self._optimiser, threads=threads, on_cpu=on_cpu) if alone else Dealt(self._optimiser, ranks)
         )
+        self._worker = ThreadPoolExecutor(1, f"trainer-{name}", initializer=torch.set_num_threads, initargs=(threads,))
 
     @property
     def version(self) -> int:
@@ -225,44 +210,39 @@ class LocalTrainer:
     async def close(self) -> None:
         """Finish pending calls and end the worker threads. Can be called twice."""
         await asyncio.to_thread(self._worker.shutdown)
-        await asyncio.to_thread(self._second_worker.shutdown)
+        await asyncio.to_thread(self._parts.close)
 
     async def _run_in_worker(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
 
     @torch.no_grad()
     def _forward(self, rows: Sequence[Sample], needs: Set[str]) -> list[Mapping[str, PerToken]]:
-        values_of: dict[int, Mapping[str, PerToken]] = {}
-        for packed in pack(rows, self._config.tokens_at_once):
-            terms = dict.fromkeys({term for row in packed for term in row.weights}, 1.0)
-            micro = micro_batch([replace(row, advantages=None) for row in packed], terms, self._model.device)
-            values = self._quantities(micro, needs) if len(micro.targets) else {}
-            columns = {name: iter(values[name].tolist() if values else ()) for name in needs}
-            for row in packed:
-                weighted = [any(weights) for weights in zip(*row.weights.values(), strict=True)] or [False] * len(
-                    row.tokens
-                )
-                values_of[id(row)] = {
-                    name: tuple(next(column) if is_weighted else 0.0 for is_weighted in weighted)
-                    for name, column in columns.items()
-                }
+        packs = pack(rows, self._config.tokens_at_once)
+        values = deal(self._ranks, packs, partial(self._forward_rows, needs), list[dict[str, PerToken]])
+        values_of = {
+            id(row): of_row
+            for packed, of_rows in zip(packs, values, strict=True)
+            for row, of_row in zip(packed, of_rows, strict=True)
+        }
         return [values_of[id(row)] for row in rows]
 
-    @torch.no_grad()
+    def _forward_rows(self, needs: Set[str], rows: Sequence[Sample]) -> list[dict[str, PerToken]]:
+        """Compute the values of `forward` for the rows of one micro-batch."""
+        terms = dict.fromkeys({term for row in rows for term in row.weights}, 1.0)
+        micro = micro_batch([replace(row, advantages=None) for row in rows], terms, self._model.device)
+        values = self._quantities(micro, needs) if len(micro.targets) else {}
+        columns = {name: iter(values[name].tolist() if values else ()) for name in needs}
+        weighted = [
+            [any(weights) for weights in zip(*row.weights.values(), strict=True)] or [False] * len(row.tokens)
+            for row in rows
+        ]
+        return [
+            {name: tuple(next(column) if is_set else 0.0 for is_set in mask) for name, column in columns.items()}
+            for mask in weighted
+        ]
+
     def _score(self, teacher: str, request: ScoreRequest) -> Scores:
-        model, count = self._teachers[teacher], len(request.tokens) - 1
-        tokens, places = torch.tensor(request.tokens, device=model.device), torch.arange(count, device=model.device)
-        layout = Packed(torch.tensor([0, count], dtype=torch.int32, device=model.device))
-        hidden = model.hidden(tokens[:-1], places, layout, places[request.first - 1 :])
-        temperature = torch.full((len(hidden),), request.temperature, device=model.device)
-        scores = score_tokens(model, hidden, tokens[request.first :], temperature, request.top_k)
-        return Scores(
-            logprobs=tuple(scores.logprob.tolist()),
-            entropies=tuple(scores.entropy.tolist()),
-            top_ids=tuple(map(tuple, scores.top_ids.tolist())),
-            top_logprobs=tuple(map(tuple, scores.top_logprobs.tolist())),
-            version=self._version,
-        )
+        return self._quantities.score(teacher, request, self._version)
 
     def _forward_backward(self, batch: Batch) -> dict[str, float]:
         started = time.perf_counter()
@@ -271,16 +251,13 @@ class LocalTrainer:
         unknown = batch.denominators.keys() - self._losses.keys()
         if unknown:
             raise ValueError(f"batch {batch.step}: expected terms out of {sorted(self._losses)}, got {sorted(unknown)}")
-        measures = Measures(self._version, pristine=self._pristine)
+        measures = self._measures()
         all_rows = surveyed(batch.rows, batch.denominators, list(self._losses.values()), self._forward)
-        with self._sums.collecting():
-            for rows in self._pack_by_teacher([row for row in all_rows if row.label != 0]):
-                parts = cut_units(rows, self._lanes, self._paired, self._model.context)
-                for part in self._compute_lanes(parts, batch.denominators):
-                    measures.add_tokens(part.micro, part.logprobs)
-                    for term, result in part.results.items():
-                        measures.add_loss(term, result)
-                    self._has_gradients = True
+        packed = self._pack_by_teacher([row for row in all_rows if row.label != 0])
+        parts = [cut_units(rows, self._parts.lanes, self._paired, self._model.context) for rows in packed]
+        for of_part in self._parts.run(parts, partial(self._part, batch.denominators)):
+            measures.merge(of_part)
+            self._has_gradients = True
         give_back()  # memory of activations; the published weights will need about as much as the gradients
         metrics = measures.result()
         self._tokens += metrics["tokens_trained"]
@@ -290,93 +267,26 @@ class LocalTrainer:
         """Pack rows into micro-batches, separately for each teacher, so that each teacher computes only its own
         rows."""
         parts = [list(rows)]
-        if len(self._teachers) > 1:
+        if self._by_teacher:
             names = sorted({str(row.teacher) for row in rows})
             parts = [[row for row in rows if str(row.teacher) == name] for name in names]
         return [packed for part in parts for packed in pack_units(part, self._config.tokens_at_once, self._paired)]
 
-    def _compute_lanes(
-        self, parts: Sequence[Sequence[Sample]], denominators: Mapping[str, float]
-    ) -> list[_MicroBatchResult]:
-        """Compute one or two micro-batches in parallel, leaving out micro-batches without tokens to train."""
-        self._sums.begin()
-        if len(parts) == 1 or self._threads == 1:
-            results = [self._micro_batch(lane, rows, denominators) for lane, rows in enumerate(parts)]
-        else:
-            second = self._second_worker.submit(self._micro_batch, 1, parts[1], denominators)
-            torch.set_num_threads(self._threads - self._threads // 2)
-            try:
-                results = [self._micro_batch(0, parts[0], denominators)]
-            finally:
-                torch.set_num_threads(self._threads)
-                wait([second])
-            results.append(second.result())
-        return [part for part in results if part is not None]
-
-    def _micro_batch(
-        self, lane: int, rows: Sequence[Sample], denominators: Mapping[str, float]
-    ) -> _MicroBatchResult | None:
+    def _part(self, denominators: Mapping[str, float], rows: Sequence[Sample]) -> Part | None:
+        """Compute the losses of a part of a micro-batch; None if it has no token to train."""
         micro = micro_batch(rows, denominators, self._model.device, idle_tokens=self._idle_tokens)
-        result = self._compute_losses(lane, micro) if len(micro.targets) else None
-        self._sums.end(lane)
-        return result
-
-    def _compute_losses(self, lane: int, micro: MicroBatch) -> _MicroBatchResult:
+        if not len(micro.targets):
+            return None
         losses = [self._losses[term] for term in micro.weights]
-        quantities = self._quantities(micro, self._always_needed.union(*(loss.needs.quantities for loss in losses)))
+        needs = self._always_needed.union(*(loss.needs.quantities for loss in losses))
+        quantities = self._quantities(micro, needs)
         results = {loss.term: loss(quantities, micro) for loss in losses}
-        self._sums.backward(lane, reduce(add, (result.loss for result in results.values())))
-        return _MicroBatchResult(micro, quantities["logprob"].detach() if self._always_needed else None, results)
+        logprobs = quantities["logprob"].detach() if self._always_needed else None
+        loss = reduce(add, (result.loss for result in results.values()))
+        return Part(loss, partial(measured, self._measures(), micro, logprobs, results))
 
-    def _quantities(self, micro: MicroBatch, needs: Set[str]) -> dict[str, torch.Tensor]:
-        layout = Packed(micro.cu_seqlens, micro.shared)
-        hidden = self._model.hidden(micro.tokens, micro.positions, layout, micro.predicting)
-        target_rows = TargetRows(micro.targets, micro.temperature, micro.kept, micro.bias)
-        own = needs - {"divergence", "teacher"}
-        quantities = token_quantities(
-            self._model, hidden, target_rows.targets, target_rows.temperature, own, target_rows.kept, target_rows.bias
-        )
-        if "divergence" in needs and self._divergence is not None:
-            quantities["divergence"] = self._teacher_divergence(micro, hidden, target_rows, self._divergence)
-        if "teacher" in needs:
-            quantities["teacher"] = self._teacher_logprobs(micro, target_rows)
-        return quantities
-
-    def _teacher_divergence(
-        self, micro: MicroBatch, hidden: torch.Tensor, target_rows: TargetRows, form: Divergence
-    ) -> torch.Tensor:
-        """Compute the divergence [M] of the model, with output `hidden` [M, D], from each token's teacher; 0 without a
-        teacher."""
-        if form.over == "top_k":
-            if micro.tops is None:
-                raise ValueError("expected rows with a teacher's top-k tokens, got none; run its annotator first")
-            return from_tops(self._model, hidden, micro.temperature, micro.tops, form)
-        divergence = hidden.new_zeros(len(hidden), dtype=torch.float32)
-        for mask, teacher, output in self._teacher_outputs(micro):
-            divergence = divergence.index_put(
-                (mask,), from_teacher(self._model, hidden[mask], teacher, output, target_rows.select(mask), form)
-            )
-        return divergence
-
-    @torch.no_grad()
-    def _teacher_logprobs(self, micro: MicroBatch, target_rows: TargetRows) -> torch.Tensor:
-        """Compute each token's log-probability [M] under its teacher, in the distribution it was drawn from; 0 without
-        a teacher."""
-        logprobs = torch.zeros_like(micro.temperature)
-        for mask, teacher, output in self._teacher_outputs(micro):
-            logprobs[mask] = token_quantities(
-                teacher, output, *target_rows.select(mask)[:2], {"logprob"}, *target_rows.select(mask)[2:]
-            )["logprob"]
-        return logprobs
-
-    def _teacher_outputs(self, micro: MicroBatch) -> Iterator[tuple[torch.Tensor, CausalModel, torch.Tensor]]:
-        """Yield for each teacher that rows name: the mask [M] of its tokens, its model, and its output at them."""
-        layout = Packed(micro.cu_seqlens, micro.shared)
-        for name, mask in micro.teachers.items():
-            teacher = self._teachers[name]
-            with torch.no_grad():
-                output = teacher.hidden(micro.tokens, micro.positions, layout, micro.predicting[mask])
-            yield mask, teacher, output
+    def _measures(self) -> Measures:
+        return Measures(self._version, pristine=self._pristine)
 
     def _step(self, ends_update: bool) -> StepResult:
         started = time.perf_counter()
@@ -388,23 +298,18 @@ class LocalTrainer:
             metrics |= self._finite.add(norm, self._tokens, self._version + 1)
             if self._begun.misplaced and self._optimiser.reordered:
                 metrics["tensors_misplaced"] = float(len(self._optimiser.reordered))
-            self._write_back()
+            self._optimiser.write_back()
+            self._trained.refresh()
             self._has_gradients = False
         self._steps += 1
         self._tokens = 0.0
         self._pristine = ends_update
         if ends_update:
             for average in self._averages.values():
-                average.follow(self._optimiser.masters)
+                average.follow(self._optimiser.masters())
             self._updates += 1
             self._version += 1
         return StepResult(version=self._version, metrics={**metrics, "step_s": time.perf_counter() - started})
-
-    def _write_back(self) -> None:
-        if self._optimiser.has_masters:
-            self._trained.load_state({**self._trained.state(), **self._optimiser.cast()})
-        else:
-            self._trained.refresh()
 
     @torch.no_grad()
     def _push(self) -> WeightRef:
@@ -441,15 +346,20 @@ class LocalTrainer:
             **self._begun.manifest(),
             "metrics": dict(metrics),
         }
-        tensors = {checkpoint.MODEL: self._trained.state(), checkpoint.OPTIMISER: self._optimiser.state()}
-        for name, average in self._averages.items():
-            tensors[checkpoint.AVERAGE.format(name)] = average.state()
-        checkpoint.write(Path(path), tensors, manifest)
+        whole = {checkpoint.MODEL: self._trained.state()}
+        whole |= {checkpoint.AVERAGE.format(name): average.state() for name, average in self._averages.items()}
+        count = self._ranks.count
+        shards = [checkpoint.SHARD.format(rank + 1, count) for rank in range(count)]
+        if count > 1:
+            manifest[checkpoint.SHARDS] = dict(zip(shards, self._optimiser.shards, strict=True))
+        own = shards[self._ranks.rank] if count > 1 else checkpoint.OPTIMISER
+        tensors = {own: self._optimiser.state(), **(whole if self._ranks.rank == 0 else {})}
+        checkpoint.write(Path(path), tensors, manifest, self._ranks)
         return CheckpointRef(model=self._name, stage=stage, step=self._updates, path=path, metrics=dict(metrics))
 
     def _restore(self, ref: CheckpointRef) -> None:
         manifest, tensors = checkpoint.read(Path(ref.path))
-        if manifest["config"] != self._config_digest():
+        if manifest["config"] not in (self._config_digest(), self._config_digest(norm_of_blocks=False)):
             raise refusal(
                 f"checkpoint {ref.path}",
                 "the [train] settings and moving averages that it was written with",
@@ -464,13 +374,33 @@ class LocalTrainer:
         self._steps, self._updates = manifest["optimiser_steps"], manifest["step"]
         self._version, self._pristine, self._begun = manifest["version"], True, begun(manifest)
 
-    def _config_digest(self) -> str:
-        """Return a digest of the settings that affect results: equal digests and equal data give equal weights."""
+    def _config_digest(self, *, norm_of_blocks: bool = True) -> str:
+        """Return a digest of the settings that affect results: equal digests and equal data give equal weights.
+
+        Args:
+            norm_of_blocks: False for the digest of an older trainer, whose norm depended on how torch adds. Its runs go
+                on, but not to the bits that they would have had.
+        """
         settings = {**msgspec.to_builtins(self._config), "token_budget": self._config.tokens_at_once}
         for name in ("save_every", "keep_last", "best_metric", "best_is_highest"):
             del settings[name]
         if self._averages:
             settings["averages"] = {name: average.decay for name, average in self._averages.items()}
+        if self._config.gradient_clip and norm_of_blocks:
+            settings["norm"] = f"float64 sums of {BLOCK}"
         if self._config.schedule != "constant":
             settings["total_steps"] = self._total_steps
         return xxhash.xxh3_128_hexdigest(msgspec.json.encode(settings, order="deterministic"))
+
+
+def _check_units(losses: Sequence[Loss]) -> None:
+    """Refuse losses whose units micro-batches may split.
+
+    Raises:
+        BadInput: a loss has such a unit.
+    """
+    for loss in losses:
+        if loss.needs.unit not in _UNITS:
+            got = f"{loss.needs.unit!r}, which micro-batches may split"
+            where, expected = f"loss {loss.term}", f"one of the units {', '.join(_UNITS)}"
+            raise refusal(where, expected, got, "use a loss with one of these")

@@ -74,6 +74,27 @@ def test_misplaced_tensors_are_reported_once(adapter, make_batch, tmp_path):
     assert said.startswith("step 2: 4 tensors are stepped right from here on")
 
 
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_a_checkpoint_from_before_norms_of_blocks_goes_on_and_is_told_from_now(model_path, make_batch, tmp_path, clip):
+    """Its clipped steps have other last bits from here on; the digest of its settings had no norm."""
+    config = TrainConfig(learning_rate=1e-3, gradient_clip=clip)
+
+    async def run():
+        trainer = LocalTrainer(load(model_path), config, [PolicyLoss(AlgoConfig())], name="policy", total_steps=4)
+        await trainer.forward_backward(make_batch())
+        await trainer.step()
+        ref = await trainer.save(str(tmp_path / "c"), stage="rl", metrics={})
+        file = tmp_path / "c" / MANIFEST
+        now, older = json.loads(file.read_text()), trainer._config_digest(norm_of_blocks=False)
+        assert (now["config"] == older) == (not clip), "without clipping the norm changes no weight"
+        file.write_text(json.dumps({**now, "config": older}))
+        await trainer.restore(ref)
+        await trainer.close()
+        return trainer.version
+
+    assert asyncio.run(run()) == 1
+
+
 def test_a_current_run_reports_no_misplaced_tensors(adapter, make_batch, tmp_path):
     found, _ = went_on(adapter, [make_batch(step) for step in range(1, 4)], tmp_path, older=False)
     assert not any("tensors_misplaced" in metrics for metrics in found)

@@ -226,7 +226,7 @@ def train_with_average(model, batches, teacher, *, kl=None, restore=None, save=N
         for batch in batches:
             metrics.append(await trainer.forward_backward(with_teacher(batch, "average")))
             await trainer.step()
-            found.append({name: value.clone() for name, value in trainer._optimiser.masters.items()})
+            found.append({name: value.clone() for name, value in trainer._optimiser.masters().items()})
             if save is not None and batch.step == 3:
                 ref = await trainer.save(str(save), stage="rl", metrics={})
         return ref

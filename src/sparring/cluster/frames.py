@@ -1,0 +1,72 @@
+"""Frames over the pipes of a process: a length in 8 bytes, then as many bytes. Nobody waits for ever for a process that
+stands still."""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import time
+
+LENGTH = struct.Struct("<Q")
+AT_ONCE = 1 << 20
+"""Bytes that are written or read at once."""
+
+
+class StandsStill(OSError):
+    """Pipe whose other end has neither written nor read for too long."""
+
+
+def send(pipe: int, data: bytes, silent_s: float | None = None) -> None:
+    """Write a frame to a file descriptor.
+
+    Args:
+        silent_s: seconds that the other end may read nothing; None: any time.
+
+    Raises:
+        BrokenPipeError: the other end is closed.
+        StandsStill: it does not read.
+    """
+    os.set_blocking(pipe, silent_s is None)
+    for part in (LENGTH.pack(len(data)), data):
+        left = memoryview(part)
+        while left:
+            if silent_s is not None and not _ready(pipe, select.POLLOUT, silent_s):
+                raise StandsStill
+            left = left[os.write(pipe, left[:AT_ONCE]) :]
+
+
+def receive(pipe: int, silent_s: float | None = None) -> bytes:
+    """Read a frame from a file descriptor.
+
+    Args:
+        silent_s: seconds that the other end may write nothing; None: any time.
+
+    Raises:
+        EOFError: the pipe ends before the frame does.
+        StandsStill: the other end does not write.
+    """
+    (length,) = LENGTH.unpack(_read(pipe, LENGTH.size, silent_s))
+    return bytes(_read(pipe, length, silent_s))
+
+
+def _read(pipe: int, length: int, silent_s: float | None) -> bytearray:
+    data = bytearray()
+    while len(data) < length:
+        if silent_s is not None and not _ready(pipe, select.POLLIN, silent_s):
+            raise StandsStill
+        part = os.read(pipe, min(AT_ONCE, length - len(data)))
+        if not part:
+            raise EOFError
+        data += part
+    return data
+
+
+def _ready(pipe: int, event: int, within_s: float) -> bool:
+    poll = select.poll()  # select() takes no descriptor above 1,023
+    poll.register(pipe, event)
+    deadline = time.monotonic() + within_s
+    while (left := deadline - time.monotonic()) > 0:
+        if poll.poll(1000 * left):
+            return True
+    return False

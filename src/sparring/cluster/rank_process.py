@@ -1,0 +1,154 @@
+"""`RankProcess`: a rank of a trainer in a process of its own on this machine, called over its standard input.
+
+A call is two frames, its method and its data. The answer, on standard output, is any number of ticks, the signs of life
+of the process, then two frames, an error and the data. `python -m sparring.cluster.rank_process` is the process's side.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from typing import IO
+
+from sparring.allocator import share_freed_memory
+from sparring.cluster.frames import StandsStill, receive, send
+from sparring.cluster.rank import Rank, RankFailure
+from sparring.errors import TrainerError
+from sparring.store.codec import decode
+
+END_S = 30.0
+"""Seconds that a process may take to end."""
+TICK, TICK_S = b"tick", 1.0
+"""Frame of a process that runs, and the seconds between two."""
+YOUNG_OBJECTS = 50_000
+"""As `cli.main.YOUNG_OBJECTS`."""
+
+
+class RankEnded(TrainerError):
+    """End of a rank's process, or of its signs of life, in a call or before it."""
+
+
+class RankProcess:
+    """Rank of a trainer in a process of its own. It ends with this process, however that ends, and leaves no file.
+
+    Args:
+        rank: number of the rank, for messages.
+        silent_s: seconds without a sign of life after which the process counts as standing still.
+    """
+
+    def __init__(self, rank: int, silent_s: float = 30.0) -> None:
+        self._rank, self._silent_s = rank, silent_s
+        self._limit_s: float | None = None  # until the first sign of life, which `start_timeout_s` waits for
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        (calls, self._calls), (self._answers, answers) = os.pipe(), os.pipe()
+        self._process = subprocess.Popen(
+            (sys.executable, "-m", "sparring.cluster.rank_process"),
+            stdin=calls,
+            stdout=answers,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        os.close(calls)
+        os.close(answers)
+        self._open = True
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def call(self, method: str, data: bytes) -> bytes:
+        """Call a method of the rank and return its answer. Blocks; one call at a time.
+
+        Raises:
+            RankEnded: the process has ended, or stands still.
+            SparringError: the call failed.
+        """
+        try:
+            send(self._calls, method.encode(), self._limit_s)
+            send(self._calls, data, self._limit_s)
+            while (failure := receive(self._answers, self._limit_s)) == TICK:
+                self._limit_s = self._silent_s
+            answer = receive(self._answers, self._silent_s)
+        except StandsStill as cause:
+            where, got = f"rank {self._rank} of the trainer", f"none for {self._silent_s:g} s"
+            raise RankEnded(f"{where}: expected a sign of life, got {got}") from cause
+        except (EOFError, OSError) as cause:
+            raise RankEnded(self._last_words()) from cause
+        if failure:
+            raise decode(failure, RankFailure).error()
+        return answer
+
+    def kill(self) -> None:
+        """Kill the process. Calls in progress end with an error."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End the process. Safe to call twice."""
+        if not self._open:
+            return
+        self._open = False
+        os.close(self._calls)
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._answers)
+        self._log.close()
+
+    def _last_words(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
+        self._log.seek(0)
+        log, status = self._log.read()[-2000:].decode(errors="replace"), self._process.returncode
+        return f"rank {self._rank} of the trainer: expected an answer, got exit status {status}; its log ends:\n{log}"
+
+
+def serve() -> None:
+    """Answer the calls that come over standard input, until it ends."""
+    gc.set_threshold(YOUNG_OBJECTS)
+    share_freed_memory()
+    calls, answers = os.dup(0), os.dup(1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    rank, waiting, writing = Rank(), queue.SimpleQueue[tuple[str, bytes]](), threading.Lock()
+    busy = threading.Event()
+
+    def read() -> None:
+        """Read calls, and end the process with its caller, also in the middle of a call."""
+        with suppress(EOFError, OSError):
+            while True:
+                method, data = receive(calls), receive(calls)
+                waiting.put((method.decode(), data))
+        rank.release()
+        os._exit(0)
+
+    def tick() -> None:
+        """Give signs of life during a call."""
+        ended = threading.Event()
+        while not ended.wait(TICK_S):
+            with writing:
+                if busy.is_set():
+                    send(answers, TICK)
+
+    for watch in (read, tick):
+        threading.Thread(target=watch, daemon=True).start()
+    while True:
+        call = waiting.get()
+        busy.set()
+        failure, answer = rank.call(*call)
+        with writing:
+            busy.clear()
+            send(answers, failure)
+            send(answers, answer)
+
+
+if __name__ == "__main__":
+    serve()

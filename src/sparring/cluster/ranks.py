@@ -1,0 +1,238 @@
+"""`RankTrainer`: a trainer whose ranks are processes. It has the bits of one process, whatever their number."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import tempfile
+from collections.abc import Callable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from sparring.cluster.rank import ForwardCall, RankPlan, SaveCall, ScoreCall
+from sparring.cluster.rank_process import RankEnded
+from sparring.cluster.trainer import TrainerParts
+from sparring.cluster.unsaved import UnsavedCalls
+from sparring.errors import OtherRankFailed, SparringError, TrainerError
+from sparring.generation import ScoreRequest, Scores
+from sparring.store.codec import decode, encode
+from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
+
+T = TypeVar("T")
+_log = logging.getLogger("sparring.trainer")
+WAIT_S = 1800.0
+"""Seconds that a rank waits for another in a call."""
+ATTEMPTS = 4
+"""Number of times that a call is made while ranks end."""
+GRACE_S = 30.0
+"""Seconds that the other ranks have to end a call that failed in one."""
+
+
+class RankCalls(Protocol):
+    """Rank of a trainer, wherever it runs."""
+
+    def call(self, method: str, data: bytes) -> bytes:
+        """Call a method of the rank and return its answer. Blocks; one call at a time. Raises RankEnded."""
+
+    def kill(self) -> None:
+        """Kill the process. Calls in progress end with an error."""
+
+    def close(self) -> None:
+        """End the process. Safe to call twice."""
+
+
+class RankTrainer:
+    """Trainer whose ranks are processes. Implements `Trainer`.
+
+    Every call goes to all ranks, in one order; what does not depend on their shards is asked of one rank. A batch is
+    encoded once. If a rank ends or stands still, all ranks are replaced: the new ones restore the last checkpoint and
+    make the calls since then again, which gives the same bits (design 9).
+
+    Args:
+        parts: parts of the trainer.
+        make: function that makes ranks, which are not started yet.
+        start_timeout_s: time limit for all ranks to load the model and to find each other, in seconds.
+
+    Raises:
+        BadInput: a folder has no checkpoint that can be loaded, or a loss is not supported.
+        TrainerError: a rank did not start in time.
+    """
+
+    def __init__(self, parts: TrainerParts, make: Callable[[], Sequence[RankCalls]], start_timeout_s: float) -> None:
+        self._parts, self._make, self._start_timeout_s = parts, make, start_timeout_s
+        self._version = self._asked = 0
+        self._closed = False
+        self._unsaved = UnsavedCalls()
+        self._worker = ThreadPoolExecutor(1, "ranks")  # calls in their order
+        self._ranks = self._started()
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    async def forward(
+        self, rows: Sequence[Sample], needs: Set[str] = frozenset({"logprob"})
+    ) -> Sequence[Mapping[str, tuple[float, ...]]]:
+        call = ForwardCall(tuple(rows), tuple(sorted(needs)))
+        return await self._all("forward", call, list[dict[str, tuple[float, ...]]])
+
+    async def score(self, teacher: str, request: ScoreRequest) -> Scores:
+        self._asked += 1
+        asked = self._asked
+
+        def score() -> bytes:
+            return self._ranks[asked % len(self._ranks)].call("score", encode(ScoreCall(teacher, request)))
+
+        return decode(await self._in_worker(score), Scores)
+
+    async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
+        kind: Any = dict[str, int | float]
+        metrics: dict[str, float] = await self._all("forward_backward", batch, kind)
+        return metrics
+
+    async def step(self, *, ends_update: bool = True) -> StepResult:
+        result = await self._all("step", ends_update, StepResult)
+        self._version = result.version
+        return result
+
+    async def push(self) -> WeightRef:
+        return await self._in_worker(self._fetch)
+
+    async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
+        ref = await self._all("save", SaveCall(path, stage, dict(metrics)), CheckpointRef)
+        await self._in_worker(lambda: self._unsaved.saved(ref))
+        return ref
+
+    async def restore(self, ref: CheckpointRef) -> None:
+        self._version = await self._all("restore", ref, int)
+        await self._in_worker(lambda: self._unsaved.saved(ref))
+
+    async def close(self) -> None:
+        """Finish pending calls and end the processes. Can be called twice."""
+        await asyncio.to_thread(self._close)
+
+    async def _all(self, method: str, argument: object, kind: type[T]) -> T:
+        """Call a method of all ranks; return the answer of rank 0."""
+
+        def call() -> bytes:
+            data = encode(argument)
+            answers = _call(self._ranks, method, [data] * len(self._ranks), keep=lambda: self._keep(method, data))
+            return answers[0]
+
+        return decode(await self._in_worker(call), kind)
+
+    def _keep(self, method: str, data: bytes) -> None:
+        """Keep a call that changed the ranks, also one that failed in all of them."""
+        if method in ("forward_backward", "step"):
+            self._unsaved.add(method, data)
+
+    async def _in_worker(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._recovering, work)
+
+    def _recovering(self, work: Callable[[], T]) -> T:
+        """Do some work with the ranks; if one ends meanwhile, replace them and do it again.
+
+        Raises:
+            RankEnded: a rank ended in each of `ATTEMPTS`.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                if attempt > 1:
+                    self._replace()
+                return work()
+            except RankEnded as error:
+                if attempt == ATTEMPTS or self._closed:
+                    raise
+                _log.warning("%s", str(error).partition("; its log ends:")[0])
+        raise AssertionError("the last attempt returns or raises")
+
+    def _replace(self) -> None:
+        """Start other ranks, and bring them to the state of the lost ones."""
+        for rank in self._ranks:
+            rank.kill()
+        for rank in self._ranks:
+            rank.close()
+        self._ranks = self._started()
+        if self._unsaved.base is not None:
+            _call(self._ranks, "restore", [encode(self._unsaved.base)] * len(self._ranks))
+        _log.warning("the trainer's ranks are started again and train %d steps again", self._unsaved.steps)
+        for method, data in self._unsaved:
+            try:
+                _call(self._ranks, method, [data] * len(self._ranks))
+            except RankEnded:
+                raise
+            except SparringError:
+                pass  # it failed before, too, and left the same state
+
+    def _fetch(self) -> WeightRef:
+        """Let rank 0 publish the weights, and map them into this process, where they stay when it publishes others."""
+        from sparring.weights.shared_memory import fetch
+
+        ref = decode(self._ranks[0].call("push", b""), WeightRef)
+        return replace(ref, transport="inline", location=fetch(ref))
+
+    def _started(self) -> Sequence[RankCalls]:
+        """Make ranks, let them find each other, and load the model."""
+        ranks = self._make()
+        with ExitStack() as failed, tempfile.TemporaryDirectory(prefix="sparring-ranks-") as folder:
+            for rank in ranks:
+                failed.callback(rank.close)
+            for rank in ranks:
+                failed.callback(rank.kill)  # before the first is closed
+            plan = RankPlan(
+                parts=self._parts, rank=0, count=len(ranks), meeting=Path(folder) / "ranks", timeout_s=WAIT_S
+            )
+            plans = [pickle.dumps(replace(plan, rank=number)) for number in range(len(ranks))]
+            _call(ranks, "join", plans, self._start_timeout_s)
+            _call(ranks, "load", [b""] * len(ranks), self._start_timeout_s)
+            failed.pop_all()
+        return ranks
+
+    def _close(self) -> None:
+        self._closed = True  # a rank that ends now is not replaced
+        self._worker.shutdown()
+        for rank in self._ranks:
+            rank.close()
+        self._unsaved.close()
+
+
+def _call(
+    ranks: Sequence[RankCalls],
+    method: str,
+    data: Sequence[bytes],
+    timeout_s: float | None = None,
+    keep: Callable[[], None] = lambda: None,
+) -> list[bytes]:
+    """Call a method of all ranks, each with its data, and return their answers. If a rank ends, the others are killed,
+    because they wait for it.
+
+    Args:
+        keep: called when all ranks have answered, also if the call failed in all of them.
+
+    Raises:
+        RankEnded: a rank ended.
+        TrainerError: a rank did not answer in time.
+        SparringError: the call failed.
+    """
+    with ThreadPoolExecutor(len(ranks), "rank") as callers:
+        calls = [callers.submit(rank.call, method, each) for rank, each in zip(ranks, data, strict=True)]
+        done, late = wait(calls, timeout_s, "FIRST_EXCEPTION")
+        failed = any(call.exception() for call in done)
+        ended = any(isinstance(call.exception(), RankEnded) for call in done)
+        if late and (not failed or ended or wait(late, GRACE_S).not_done):
+            for rank in ranks:
+                rank.kill()
+    if late and not failed:
+        raise TrainerError(f"trainer: expected {method} within {timeout_s:g} s, got no answer of {len(late)} ranks")
+    errors = [error for call in calls if (error := call.exception()) is not None]
+    lost = [error for call in (*done, *late) if isinstance(error := call.exception(), RankEnded)]
+    if lost:
+        raise lost[0]  # of a rank that was not killed here
+    keep()
+    if errors:
+        raise min(errors, key=lambda error: isinstance(error, OtherRankFailed))
+    return [call.result() for call in calls]

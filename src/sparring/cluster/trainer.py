@@ -1,0 +1,85 @@
+"""What a trainer is made of, as data that may travel to another process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparring.model.config import ModelConfig
+from sparring.protocols import TrainPlan
+from sparring.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from sparring.model.causal import CausalModel
+    from sparring.train.ranks import Ranks
+    from sparring.train.trainer import LocalTrainer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerParts:
+    """Parts of a trainer.
+
+    Attributes:
+        name: model of `[models]` that is trained.
+        path: checkpoint folder that it starts from.
+        plan: the stage's settings for its trainer.
+        models: configs of `[models]` by name.
+        train: config of `[train]`, without the stage's keys.
+        device: resolved device, `cpu` or `cuda`.
+        threads: CPU threads of one process.
+    """
+
+    name: str
+    path: str
+    plan: TrainPlan
+    models: dict[str, ModelConfig]
+    train: TrainConfig
+    device: str
+    threads: int
+
+    def load(self, name: str, path: str) -> CausalModel:
+        """Load a model of `[models]` from a folder, to be computed without gradients.
+
+        Raises:
+            BadInput: the folder has no checkpoint that can be loaded so.
+        """
+        from sparring.model.load import load
+
+        spec = self.models[name]
+        return load(path, dtype=spec.dtype, device=self.device, numerics=spec.numerics)
+
+    def trainer(self, ranks: Ranks | None = None) -> LocalTrainer:
+        """Make the trainer in this process, or the part of one of `ranks`.
+
+        Raises:
+            BadInput: a folder has no checkpoint that can be loaded so, or a loss is not supported.
+        """
+        from sparring.model.load import load
+        from sparring.train.average import Average
+        from sparring.train.ranks import ALONE
+        from sparring.train.trainer import LocalTrainer
+
+        spec, plan = self.models[self.name], self.plan
+        model = load(
+            self.path,
+            dtype=spec.dtype,
+            device=self.device,
+            numerics=spec.numerics,
+            gradient_checkpointing=spec.gradient_checkpointing,
+            head=plan.head,
+        )
+        moving = {
+            teacher: self.load(teacher if teacher in self.models else self.name, folder or self.path)
+            for teacher, folder in plan.teachers.items()
+        }
+        averages = {average: Average(moving[average], decay) for average, decay in plan.averages.items()}
+        return LocalTrainer(
+            model,
+            self.train.replaced(plan.overrides),
+            plan.losses,
+            name=plan.role or self.name,
+            total_steps=plan.total_steps,
+            threads=self.threads,
+            teachers={**moving, **averages},
+            ranks=ranks or ALONE,
+        )

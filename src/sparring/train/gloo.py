@@ -1,0 +1,69 @@
+"""Ranks on CPUs, connected by gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+
+from sparring.errors import TrainerError, boundary
+
+dist: Any = torch.distributed  # its process groups are not typed
+
+
+class GlooRanks:
+    """Processes, or threads, that are connected by gloo. Implements `Ranks`.
+
+    Args:
+        rank: number of this process.
+        count: number of processes.
+        meeting: path of a file that all processes see, by which they find each other. It must not exist before, and
+            may be removed afterwards.
+        timeout_s: seconds that a rank waits for another.
+
+    Raises:
+        TrainerError: the others did not come in time.
+    """
+
+    def __init__(self, rank: int, count: int, meeting: Path, timeout_s: float) -> None:
+        self.rank, self.count = rank, count
+        timeout = timedelta(seconds=timeout_s)
+        with boundary(TrainerError, self._where):
+            store = dist.FileStore(str(meeting), count)
+            store.set_timeout(timeout)
+            options = dist.ProcessGroupGloo._Options()
+            options._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
+            options._timeout = timeout
+            # no default group of the process, so that several trainers, and threads of a test, have one each
+            self._group = dist.ProcessGroupGloo(store, rank, count, options)
+
+    @property
+    def _where(self) -> str:
+        return f"rank {self.rank} of {self.count}"
+
+    def gather(self, data: bytes) -> list[bytes]:
+        with boundary(TrainerError, self._where):
+            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
+            self._group.allgather([sizes], [torch.tensor([len(data)])]).wait()
+            longest = max(1, *(int(size) for size in sizes))
+            padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
+            every = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.count)]
+            self._group.allgather([every], [padded]).wait()
+        return [each.numpy().tobytes()[: int(size)] for each, size in zip(every, sizes, strict=True)]
+
+    def exchange(self, given: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
+        sent, received = torch.cat(list(given)), torch.empty(sum(sizes), dtype=torch.uint8)
+        with boundary(TrainerError, self._where):
+            lengths = [len(data) for data in given]
+            self._group.alltoall_base(received, sent, list(sizes), lengths, dist.AllToAllOptions()).wait()
+        return list(received.split(list(sizes)))
+
+    def broadcast(self, data: torch.Tensor, owner: int) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = owner, 0
+        with boundary(TrainerError, self._where):
+            self._group.broadcast([data], options).wait()

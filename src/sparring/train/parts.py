@@ -1,0 +1,69 @@
+"""Parts of a batch: the units whose gradients are added one after the other, in one order for every layout.
+
+A batch is packed into micro-batches, and each is cut into parts. Neither depends on the number of threads or ranks.
+The gradient of a batch is the sum of its parts' gradients in the order of the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from sparring.batch.tensors import MicroBatch
+from sparring.protocols import LossResult
+from sparring.train.measure import Measures
+from sparring.types import Sample
+
+LANES = 2
+"""Number of parts of a micro-batch on a CPU, which computes them in parallel, so that one uses the threads that the
+other leaves idle between parallel regions. It is the same on every machine, because the division of rows decides the
+last bits of a gradient."""
+
+
+class Part(NamedTuple):
+    """Part before its backward pass: its loss, with a graph, and a function that returns its measures."""
+
+    loss: torch.Tensor
+    measures: Callable[[], Measures]
+
+
+Compute = Callable[[Sequence[Sample]], Part | None]
+"""Function that computes the losses of rows; None if they have no token to train."""
+
+
+class Parts(Protocol):
+    """Computation of a batch's parts.
+
+    Attributes:
+        lanes: number of parts that each micro-batch is cut into, if it is large enough.
+    """
+
+    lanes: int
+
+    def run(self, micro_batches: Sequence[Sequence[Sequence[Sample]]], compute: Compute) -> Iterator[Measures]:
+        """Compute all parts and add their gradients to the optimiser, in the order of the parts. After an error the
+        optimiser has no gradients.
+
+        Args:
+            micro_batches: parts of each micro-batch.
+
+        Yields:
+            The measures of each part that has tokens to train, in order.
+        """
+        ...
+
+    def close(self) -> None:
+        """End its threads."""
+        ...
+
+
+def measured(
+    measures: Measures, micro: MicroBatch, logprobs: torch.Tensor | None, results: Mapping[str, LossResult]
+) -> Measures:
+    """Add the tokens and losses of one part to `measures`, and return them."""
+    measures.add_tokens(micro, logprobs)
+    for term, result in results.items():
+        measures.add_loss(term, result)
+    return measures

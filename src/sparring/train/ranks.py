@@ -1,0 +1,116 @@
+"""Ranks: processes that train one model together, and what they tell each other.
+
+Every rank runs the same program on the same batch; what differs is `rank`. A method of `Ranks` returns when every rank
+has called it, so all have to call the same methods in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+import torch
+
+from sparring.errors import OtherRankFailed
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+FAILED, DONE = b"\0", b"\1"
+"""First byte of what a rank tells the others of a piece of work."""
+
+
+class Ranks(Protocol):
+    """Processes that train one model together.
+
+    Attributes:
+        rank: number of this process, from 0.
+        count: number of processes.
+    """
+
+    rank: int
+    count: int
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Return the bytes of every rank, in the order of the ranks.
+
+        Raises:
+            TrainerError: a rank has ended, or did not answer in time.
+        """
+        ...
+
+    def exchange(self, given: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Send bytes to each rank; return those that each rank sent to this one.
+
+        Args:
+            given: bytes for each rank, uint8.
+            sizes: number of bytes that each rank sends to this one.
+
+        Raises:
+            TrainerError: a rank has ended, or did not answer in time.
+        """
+        ...
+
+    def broadcast(self, data: torch.Tensor, owner: int) -> None:
+        """Overwrite `data`, uint8 of equal size in all ranks, with the bytes of rank `owner`.
+
+        Raises:
+            TrainerError: a rank has ended, or did not answer in time.
+        """
+        ...
+
+
+class Alone:
+    """One process. Implements `Ranks`."""
+
+    rank, count = 0, 1
+
+    def gather(self, data: bytes) -> list[bytes]:
+        return [data]
+
+    def exchange(self, given: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
+        return list(given)
+
+    def broadcast(self, data: torch.Tensor, owner: int) -> None:
+        """Do nothing: the only rank is the owner."""
+
+
+ALONE = Alone()
+
+
+def agree(ranks: Ranks, work: Callable[[], bytes]) -> list[bytes]:
+    """Do this rank's part of a piece of work, and return the results of all ranks. If it fails in one rank, it fails in
+    all, so that none waits for a rank that has given up.
+
+    Raises:
+        OtherRankFailed: it failed in another rank.
+    """
+    told = FAILED
+    try:
+        told = DONE + work()
+    finally:
+        every = ranks.gather(told)
+    for rank, each in enumerate(every):
+        if each[:1] == FAILED:
+            raise OtherRankFailed(f"rank {ranks.rank} of {ranks.count}: rank {rank} could not do its part")
+    return [each[1:] for each in every]
+
+
+def deal(ranks: Ranks, items: Sequence[Item], compute: Callable[[Item], Result], kind: type[Result]) -> list[Result]:
+    """Compute each item in one rank, item i in rank i modulo their number; return the results of all items.
+
+    Args:
+        kind: type of a result, which msgspec encodes.
+
+    Raises:
+        OtherRankFailed: it failed in another rank.
+    """
+    if ranks.count == 1:
+        return [compute(item) for item in items]
+
+    def own() -> bytes:
+        return msgspec.msgpack.encode([compute(item) for item in items[ranks.rank :: ranks.count]])
+
+    of_rank = [msgspec.msgpack.decode(data, type=list[msgspec.Raw]) for data in agree(ranks, own)]
+    encoded = [of_rank[index % ranks.count][index // ranks.count] for index in range(len(items))]
+    return [msgspec.msgpack.decode(each, type=kind) for each in encoded]

@@ -1,0 +1,485 @@
+"""What every trainer keeps: the bits of one process, whatever computes them. A new kind of rank joins `KINDS`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparring.algo.config import AlgoConfig
+from sparring.algo.kl import Kl
+from sparring.algo.loss.imitate import ImitateLoss
+from sparring.algo.loss.policy import PolicyLoss
+from sparring.algo.loss.value import ValueLoss
+from sparring.algo.rare.gate.kl_cov import KlCov
+from sparring.cluster.rank_process import RankProcess
+from sparring.cluster.ranks import RankTrainer
+from sparring.cluster.trainer import TrainerParts
+from sparring.errors import BadInput, NotFinite, StoreError, TrainerError
+from sparring.generation import ScoreRequest
+from sparring.model.config import InitConfig, ModelConfig
+from sparring.model.create import create
+from sparring.protocols import Loss, Trainer, TrainPlan
+from sparring.testing.rank_threads import RankThread
+from sparring.testing.tiny_adapters import tiny_adapter
+from sparring.testing.tiny_models import tiny_model
+from sparring.train.checkpoint import MANIFEST, SHARD, SHARDS
+from sparring.train.config import TrainConfig
+from sparring.types import Batch, CheckpointRef, Sample
+from sparring.weights.inline import fetch
+
+Make = Callable[[TrainerParts], Trainer]
+VOCABULARY = 200
+START_S = 120.0
+
+
+def threads(count: int) -> Make:
+    return lambda parts: RankTrainer(parts, lambda: [RankThread() for _ in range(count)], START_S)
+
+
+def processes(count: int) -> Make:
+    return lambda parts: RankTrainer(parts, lambda: [RankProcess(rank) for rank in range(count)], START_S)
+
+
+KINDS: dict[str, Make] = {
+    "inline": lambda parts: parts.trainer(),
+    "one": threads(1),
+    "two": threads(2),
+    "three": threads(3),
+    "processes": processes(2),
+}
+FULL = pytest.mark.full
+
+
+@pytest.fixture(scope="session")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose embedding is cut: it has several blocks (`train.blocks`)."""
+    init = InitConfig(
+        hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=96, max_positions=64
+    )
+    return create(init, VOCABULARY, tmp_path_factory.mktemp("model") / "qwen3", 7)
+
+
+def row(draw: random.Random, name: str, **changes: Any) -> Sample:
+    """A row of two turns, in name sampled by version 0."""
+    lengths = [(0.0, draw.randint(1, 5)), (1.0, draw.randint(1, 8)), (0.0, 2), (1.0, draw.randint(1, 8))]
+    weights = tuple(weight for weight, length in lengths for _ in range(length))
+    advantage = draw.uniform(-1, 1)
+    sample = Sample(
+        id=name,
+        group="g",
+        source="policy",
+        tokens=tuple(draw.randrange(VOCABULARY) for _ in weights),
+        weights={"policy": weights},
+        logprobs=tuple(draw.uniform(-6.0, -4.0) if weight else 0.0 for weight in weights),
+        advantages=tuple(advantage if weight else 0.0 for weight in weights),
+        versions=tuple(0 if weight else -1 for weight in weights),
+        kv_versions=tuple(0 if weight else -1 for weight in weights),
+    )
+    return replace(sample, **changes)
+
+
+def batch_of(rows: list[Sample], step: int = 1) -> Batch:
+    sums: dict[str, float] = {}
+    for sample in rows:
+        for term, weights in sample.weights.items():
+            sums[term] = sums.get(term, 0.0) + sum(weights)
+    return Batch(step=step, model="policy", rows=tuple(rows), denominators=sums)
+
+
+def batches(count: int = 3, rows: int = 20, **changes: Any) -> list[Batch]:
+    """The last part of a step is computed by the first of two ranks, or by the last of three, while others wait."""
+    draw = random.Random(5)
+    return [batch_of([row(draw, f"{step}-{i}", **changes) for i in range(rows)], step) for step in range(1, count + 1)]
+
+
+def parts_of(
+    folder: Path, losses: list[Loss] | None = None, *, dtype: str = "float32", threads: int = 1, **plan: Any
+) -> TrainerParts:
+    """Parts of a trainer whose every step is clipped."""
+    return TrainerParts(
+        name="policy",
+        path=str(folder),
+        plan=TrainPlan(losses=losses or [PolicyLoss(AlgoConfig())], total_steps=9, overrides={}, **plan),
+        models={"policy": ModelConfig(path=str(folder), dtype=dtype)},
+        train=TrainConfig(learning_rate=1e-2, weight_decay=0.1, token_budget=90, gradient_clip=0.01),
+        device="cpu",
+        threads=threads,
+    )
+
+
+def use(trainer: Trainer, work: Callable[[Trainer], Awaitable[Any]]) -> Any:
+    """`work(trainer)` on an event loop, and the trainer closed."""
+
+    async def main() -> Any:
+        try:
+            return await work(trainer)
+        finally:
+            await trainer.close()  # type: ignore[attr-defined]
+
+    return asyncio.run(main())
+
+
+def without_times(metrics: Any) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not name.endswith("_s")}
+
+
+async def trained(trainer: Trainer, given: list[Batch], needs: frozenset[str] = frozenset({"logprob"})) -> list[Any]:
+    """Everything that can be seen of a training: metrics, values of rows, and the published weights with their probe."""
+    seen: list[Any] = []
+    for batch in given:
+        seen.append(without_times(await trainer.forward_backward(batch)))
+        seen.append(without_times((await trainer.step()).metrics))
+    seen.append(await trainer.forward(given[0].rows, needs))
+    ref = await trainer.push()
+    return [*seen, trainer.version, ref.checksum, ref.probe, ref.digests, sorted(fetch(ref))]
+
+
+def check_bits(make: Make, parts: TrainerParts, given: list[Batch], **options: Any) -> list[Any]:
+    """Check that a kind's training cannot be told from one process's; return what was seen."""
+    expected = use(parts.trainer(), lambda trainer: trained(trainer, given, **options))
+    assert use(make(parts), lambda trainer: trained(trainer, given, **options)) == expected
+    assert expected[0]["micro_batches"] > 3 and expected[1]["updated"] == 1.0
+    return expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "family"),
+    [
+        ("two", "float32", "qwen3"),
+        ("three", "bfloat16", "qwen3_moe"),
+        pytest.param("three", "bfloat16", "qwen3", marks=FULL),
+        pytest.param("two", "float32", "qwen3_moe", marks=FULL),
+        pytest.param("processes", "float32", "qwen3", marks=FULL),
+        pytest.param("processes", "bfloat16", "qwen3_moe", marks=FULL),
+    ],
+)
+def test_the_layout_does_not_change_the_bits(kind: str, dtype: str, family: str, qwen3: Path, tmp_path: Path) -> None:
+    folder = qwen3 if family == "qwen3" else tiny_model(family, tmp_path / "model", seed=1, vocab_size=VOCABULARY)
+    seen = check_bits(KINDS[kind], parts_of(folder, dtype=dtype), batches())
+    assert seen[1]["grad_norm"] > 0.01, "else nothing is clipped"
+
+
+@FULL
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "gpt_oss", "mixtral", "deepseek_v3", "qwen3_next"])
+def test_families_that_transformers_computes_keep_their_bits(family: str, tmp_path: Path) -> None:
+    folder = tiny_model(family, tmp_path / "model", seed=1, vocab_size=VOCABULARY)
+    parts = parts_of(folder)
+    if family == "qwen3_next":  # recurrent: fast numerics alone
+        parts = replace(parts, models={"policy": ModelConfig(path=str(folder), numerics="fast")})
+    check_bits(KINDS["three"], parts, batches())
+
+
+@FULL
+def test_threads_of_ranks_do_not_change_the_bits(qwen3: Path) -> None:
+    one, two = (
+        use(KINDS["two"](parts_of(qwen3, threads=threads)), lambda t: trained(t, batches())) for threads in (1, 2)
+    )
+    assert one == two
+
+
+@FULL
+def test_one_rank_is_the_plain_trainer(qwen3: Path) -> None:
+    check_bits(KINDS["one"], parts_of(qwen3), batches())
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype"), [(KINDS["three"], "bfloat16"), pytest.param(KINDS["two"], "float32", marks=FULL)]
+)
+def test_adapters_keep_their_bits(make: Make, dtype: str, qwen3: Path, tmp_path: Path) -> None:
+    """Of an adapter that is smaller than a block, most ranks have little or nothing."""
+    check_bits(make, parts_of(tiny_adapter(qwen3, tmp_path / "adapter", seed=1), dtype=dtype), batches())
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype"), [(KINDS["two"], "bfloat16"), pytest.param(KINDS["three"], "float32", marks=FULL)]
+)
+def test_teachers_and_averages_keep_their_bits(make: Make, dtype: str, qwen3: Path) -> None:
+    """Half of the rows have the average as their teacher, half the model as it was."""
+    loss = PolicyLoss(AlgoConfig(kl=Kl(coefficient=0.3, estimator="full", reference="average")))
+    plan = {"teachers": {"average": None, "first": None}, "averages": {"average": 0.7}}
+    given = [
+        replace(each, rows=tuple(replace(row, teacher=("average", "first")[i % 2]) for i, row in enumerate(each.rows)))
+        for each in batches()
+    ]
+    seen = check_bits(make, parts_of(qwen3, [loss], dtype=dtype, **plan), given, needs=frozenset({"teacher"}))
+    assert any(value for values in seen[-6] for value in values["teacher"])
+
+
+def test_any_rank_answers_for_a_teacher(qwen3: Path) -> None:
+    asked = [ScoreRequest(id="s", tokens=(3, 1, 4, 1, 5, 9), first=2, top_k=k) for k in (0, 2, 2)]
+    parts = parts_of(qwen3, teachers={"first": None})
+
+    async def scores(trainer: Trainer) -> list[Any]:
+        return [await trainer.score("first", request) for request in asked]
+
+    assert use(parts.trainer(), scores) == use(KINDS["two"](parts), scores)
+
+
+@pytest.mark.parametrize("make", [KINDS["two"], pytest.param(KINDS["three"], marks=FULL)])
+def test_surveys_keep_their_bits(make: Make, qwen3: Path) -> None:
+    """The loss sees all tokens of a step first, whose values the ranks compute between them."""
+    check_bits(make, parts_of(qwen3, [PolicyLoss(AlgoConfig(gate=KlCov(share=0.2)))]), batches())
+
+
+def test_critics_keep_their_bits(qwen3: Path) -> None:
+    given = []
+    for each in batches():
+        rows = [
+            replace(
+                row,
+                weights={"value": row.weights["policy"]},
+                annotations={"value": (0.0,) * len(row.tokens), "return": row.advantages or ()},
+            )
+            for row in each.rows
+        ]
+        given.append(batch_of(rows, each.step))
+    parts = parts_of(qwen3, [ValueLoss()], head="new scalar")
+    check_bits(KINDS["three"], parts, given, needs=frozenset({"value"}))
+
+
+def test_steps_within_an_update_and_parts_without_tokens_keep_their_bits(qwen3: Path) -> None:
+    """Every second row has nothing to train; the first step has no row that has."""
+    losses: list[Loss] = [PolicyLoss(AlgoConfig()), ImitateLoss()]
+    idle = [replace(each, rows=tuple(_idle(row) for row in each.rows)) for each in batches(1)]
+    some = [
+        replace(each, rows=tuple(_idle(row) if i % 2 else row for i, row in enumerate(each.rows))) for each in batches()
+    ]
+
+    async def steps(trainer: Trainer) -> list[Any]:
+        seen: list[Any] = []
+        for number, batch in enumerate([*idle, *some]):
+            seen.append(without_times(await trainer.forward_backward(batch)))
+            result = await trainer.step(ends_update=number % 2 == 1)
+            seen.append((result.version, without_times(result.metrics)))
+        return [*seen, (await trainer.push()).checksum]
+
+    expected = use(parts_of(qwen3, losses).trainer(), steps)
+    assert expected[1][1]["updated"] == 0.0
+    assert use(KINDS["three"](parts_of(qwen3, losses)), steps) == expected
+
+
+def _idle(sample: Sample) -> Sample:
+    return replace(sample, advantages=(0.0,) * len(sample.tokens))
+
+
+@pytest.mark.parametrize("kind", ["inline", "two", pytest.param("three", marks=FULL)])
+def test_a_row_that_cannot_be_computed_is_refused_and_training_goes_on(kind: str, qwen3: Path) -> None:
+    """It is in the part of one rank; the others do not wait for it, and nothing of the batch is left in the sum."""
+    given, parts = batches(), parts_of(qwen3)
+    bad = replace(given[0], rows=tuple(_beyond(row) if i == 3 else row for i, row in enumerate(given[0].rows)))
+
+    async def work(trainer: Trainer) -> list[Any]:
+        with pytest.raises(BadInput, match="1000000"):
+            await trainer.forward_backward(bad)
+        return await trained(trainer, given)
+
+    assert use(KINDS[kind](parts), work) == use(parts.trainer(), lambda trainer: trained(trainer, given))
+
+
+@pytest.mark.parametrize("kind", ["inline", "two"])
+def test_gradients_that_are_not_finite_end_every_kind_alike(kind: str, qwen3: Path) -> None:
+    endless = [replace(each, rows=tuple(_endless(row) for row in each.rows)) for each in batches()]
+
+    async def work(trainer: Trainer) -> None:
+        for batch in endless[:2]:
+            await trainer.forward_backward(batch)
+            result = await trainer.step()
+            assert result.metrics["updated"] == 0.0 and result.metrics["tokens_dropped"] > 0
+        await trainer.forward_backward(endless[2])
+        with pytest.raises(NotFinite, match="in 3 optimiser steps"):
+            await trainer.step()
+
+    use(KINDS[kind](parts_of(qwen3)), work)
+
+
+def _endless(sample: Sample) -> Sample:
+    return replace(sample, advantages=tuple(value and float("inf") for value in sample.advantages or ()))
+
+
+async def _saved(trainer: Trainer, given: list[Batch], folder: Path) -> CheckpointRef:
+    for batch in given:
+        await trainer.forward_backward(batch)
+        await trainer.step()
+    return await trainer.save(str(folder), stage="rl", metrics={"reward": 0.5})
+
+
+async def _restored(trainer: Trainer, ref: CheckpointRef, given: list[Batch]) -> list[Any]:
+    await trainer.restore(ref)
+    assert trainer.version == ref.step
+    return await trained(trainer, given)
+
+
+WRITERS = ("inline", "two", "three")
+
+
+@FULL
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "adapter", "average"])
+def test_any_kind_goes_on_from_a_checkpoint_of_any_other(form: str, qwen3: Path, tmp_path: Path) -> None:
+    folder = tiny_adapter(qwen3, tmp_path / "adapter", seed=1) if form == "adapter" else qwen3
+    plan = {"teachers": {"average": None}, "averages": {"average": 0.7}} if form == "average" else {}
+    loss = PolicyLoss(AlgoConfig(kl=Kl(coefficient=0.3, estimator="full", reference="average")))
+    dtype = "float32" if form in ("float32", "adapter") else "bfloat16"
+    parts = parts_of(folder, [loss] if plan else None, dtype=dtype, **plan)
+    given = batches(5, teacher="average") if plan else batches(5)
+    saved = {
+        kind: use(KINDS[kind](parts), partial(_saved, given=given[:2], folder=tmp_path / kind)) for kind in WRITERS
+    }
+    assert (tmp_path / "three" / SHARD.format(3, 3)).is_file() and not list(tmp_path.glob("*.tmp"))
+    assert len({(ref.step, ref.stage, ref.metrics["reward"]) for ref in saved.values()}) == 1
+    found = [
+        use(KINDS[kind](parts), partial(_restored, ref=ref, given=given[2:]))
+        for kind in WRITERS
+        for ref in saved.values()
+    ]
+    assert all(each == found[0] for each in found)
+
+
+@pytest.mark.parametrize(("before", "after"), [("two", "three"), ("three", "inline"), ("inline", "two")])
+def test_a_run_goes_on_with_another_number_of_ranks(before: str, after: str, qwen3: Path, tmp_path: Path) -> None:
+    given, parts = batches(3), parts_of(qwen3, dtype="bfloat16")
+    ref = use(KINDS[before](parts), partial(_saved, given=given[:2], folder=tmp_path / "step"))
+    whole = use(parts.trainer(), partial(trained, given=given))
+    later = use(KINDS[after](parts), partial(_restored, ref=ref, given=given[2:]))
+    assert (later[:2], later[3:]) == (whole[4:6], whole[7:]), "all but the values of rows, which are other rows"
+
+
+@pytest.fixture(scope="session")
+def two_steps(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoints of two ranks after one step and after two, `step` and `later`."""
+    folder, given = tmp_path_factory.mktemp("steps"), batches()
+
+    async def saved(trainer: Trainer) -> None:
+        await _saved(trainer, given[:1], folder / "step")
+        await _saved(trainer, given[1:2], folder / "later")
+
+    use(KINDS["two"](parts_of(qwen3)), saved)
+    return folder
+
+
+def _cut(folder: Path) -> None:
+    shard = folder / SHARD.format(1, 2)
+    shard.write_bytes(shard.read_bytes()[:-9])
+
+
+def _miss(folder: Path) -> None:
+    (folder / SHARD.format(2, 2)).unlink()
+
+
+def _flip(folder: Path) -> None:
+    """A bit in a moment: nothing but its checksum tells."""
+    shard = folder / SHARD.format(2, 2)
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+
+
+def _take_of_another_step(folder: Path) -> None:
+    shutil.copyfile(folder.with_name("later") / SHARD.format(2, 2), folder / SHARD.format(2, 2))
+
+
+def _forget(folder: Path) -> None:
+    """A manifest that does not name a shard at all."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    del manifest["checksums"][SHARD.format(2, 2)], manifest[SHARDS][SHARD.format(2, 2)]
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("harm", [_cut, _miss, _flip, _take_of_another_step, _forget])
+@pytest.mark.parametrize("kind", ["two", pytest.param("inline", marks=FULL)])
+def test_a_checkpoint_with_a_damaged_shard_is_refused(
+    harm: Callable[[Path], None], kind: str, qwen3: Path, two_steps: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(two_steps, tmp_path, dirs_exist_ok=True)
+    harm(tmp_path / "step")
+
+    async def restored(trainer: Trainer) -> None:
+        with pytest.raises(StoreError, match="run.damaged=pass_over"):
+            await trainer.restore(CheckpointRef(model="policy", stage="rl", step=1, path=str(tmp_path / "step")))
+
+    use(KINDS[kind](parts_of(qwen3)), restored)
+
+
+def test_a_checkpoint_of_other_settings_or_another_dtype_is_refused_by_all_ranks(qwen3: Path, tmp_path: Path) -> None:
+    parts = parts_of(qwen3)
+    ref = use(KINDS["two"](parts), partial(_saved, given=batches(1), folder=tmp_path / "step"))
+
+    async def refused(trainer: Trainer, where: str) -> None:
+        with pytest.raises(BadInput) as error:
+            await trainer.restore(ref)
+        assert where in error.value.where
+
+    other = replace(parts, train=TrainConfig(learning_rate=1e-3, token_budget=90))
+    use(KINDS["two"](other), partial(refused, where="checkpoint"))
+    use(KINDS["two"](parts_of(qwen3, dtype="bfloat16")), partial(refused, where="optimiser state"))
+
+
+@FULL
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stands still"])
+@pytest.mark.parametrize("saved", [True, False], ids=["after a checkpoint", "without one"])
+def test_a_rank_that_is_lost_is_replaced_and_changes_no_bit(
+    how: signal.Signals, saved: bool, qwen3: Path, tmp_path: Path
+) -> None:
+    """It is lost between two calls; the steps since the checkpoint are trained again, a failed batch among them."""
+    parts, given, made = parts_of(qwen3), batches(4), list[RankProcess]()
+
+    def make() -> list[RankProcess]:
+        made[:] = [RankProcess(rank, silent_s=4.0) for rank in range(2)]
+        return made
+
+    async def work(trainer: Trainer) -> list[Any]:
+        seen: list[Any] = []
+        for batch in given[:3]:
+            seen.append(without_times(await trainer.forward_backward(batch)))
+            seen.append(without_times((await trainer.step()).metrics))
+            if saved and batch.step == 1:
+                await trainer.save(str(tmp_path / f"step-{len(made)}"), stage="rl", metrics={})
+        with pytest.raises(BadInput):
+            await trainer.forward_backward(replace(given[0], rows=(_beyond(given[0].rows[0]),)))
+        seen.append((await trainer.push()).checksum)
+        if made:
+            os.kill(made[1].pid, how)
+        return [*seen, *await trained(trainer, given[3:])]
+
+    expected = use(parts.trainer(), work)
+    first = use(RankTrainer(parts, make, START_S), work)
+    assert first == expected
+    check_gone(made)
+
+
+def _beyond(sample: Sample) -> Sample:
+    """A row with a token that the vocabulary does not have."""
+    return replace(sample, tokens=(*sample.tokens[:-1], 10**6))
+
+
+def check_gone(ranks: list[RankProcess]) -> None:
+    assert not any(Path(f"/proc/{rank.pid}").exists() for rank in ranks)
+
+
+@FULL
+def test_a_rank_that_ends_whenever_it_is_called_ends_the_trainer(qwen3: Path) -> None:
+    made = list[RankProcess]()
+
+    def make() -> list[RankProcess]:
+        made.append(RankProcess(0))
+        return made[-1:]
+
+    async def work(trainer: Trainer) -> None:
+        made[-1].kill()
+        parts.models.clear()  # nothing can be loaded any more
+        with pytest.raises(TrainerError):
+            await trainer.push()
+
+    parts = parts_of(qwen3)
+    use(RankTrainer(parts, make, START_S), work)
+    check_gone(made)

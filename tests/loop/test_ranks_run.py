@@ -1,0 +1,129 @@
+"""A run whose trainer is several processes has the tokens and weights of one that trains in its own process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_fleet_run import check_ended, check_same, words
+
+from sparring.cli.main import main
+
+STAGES = 'run.stages=["rl", "eval"]'
+LINES = "observe.lines_every_s=0.01"
+TWO = ("cluster.kind=local", "cluster.ranks=2", "cluster.engine_threads=1")
+THREE = ("cluster.kind=local", "cluster.ranks=3", "cluster.engine_threads=1")
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """Process ids of the ranks of a run that has this folder in its environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command = (entry / "cmdline").read_bytes().split(b"\0")
+                environment = (entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"sparring.cluster.rank_process" in command and f"TMPDIR={folder}".encode() in environment:
+                found.append(int(entry.name))
+    return found
+
+
+def started(recipe: Path, name: str, *settings: str) -> subprocess.Popen[str]:
+    """A run whose temporary files stand beside its recipe."""
+    command = (sys.executable, "-m", "sparring.cli.main", *words(recipe, name, STAGES, LINES, *settings))
+    environment = {**os.environ, "TMPDIR": str(recipe.parent)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+
+
+def lines_until(run: subprocess.Popen[str], start: str) -> None:
+    """Read a run's output until a line begins so."""
+    assert run.stdout is not None
+    seen = []
+    for line in run.stdout:
+        seen.append(line)
+        if line.startswith(start):
+            return
+    raise AssertionError(f"the run ended without {start!r}: {''.join(seen)}")
+
+
+@pytest.mark.full
+def test_ranks_change_no_token_and_no_weight(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(given, "own", STAGES)) == 0
+    assert main(words(given, "two", STAGES, *TWO)) == 0
+    check_same(given, "two", capsys)
+    own, two = (measured(given.parent / "runs" / name) for name in ("own", "two"))
+    assert own == two and len(own) == 6 and all(values["tokens_trained"] > 0 for values in own)
+
+
+def measured(run: Path) -> list[dict[str, float]]:
+    """Metrics of each step of `rl`, but times and what is counted of an engine, whose work depends on its neighbours."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["values"] for line in lines if line.get("stage") == "rl" and "values" in line]
+    timed = ("time/", "engine/", "rollout/wall", "rollout/world_share")
+    return [{key: of[key] for key in of if not key.startswith(timed) and not key.endswith("_s")} for of in steps]
+
+
+@pytest.mark.slow
+def test_a_run_moves_between_numbers_of_ranks(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is killed three times, each time with another number of ranks, and goes on with one."""
+    assert main(words(given, "own", STAGES)) == 0
+    for moment, layout in (("rl 1/6", TWO), ("rl 3/6", THREE), ("rl 4/6", TWO)):
+        with started(given, "moved", *layout) as run:
+            lines_until(run, moment)
+            run.kill()
+    assert main(words(given, "moved", STAGES)) == 0
+    check_same(given, "moved", capsys)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_ends_leaves_no_rank(how: signal.Signals, given: Path) -> None:
+    with started(given, "ended", "rl.steps=1000", *TWO) as run:
+        lines_until(run, "rl ")
+        there = ranks_of(given.parent)
+        run.send_signal(how)
+        assert run.stdout is not None
+        run.stdout.read()
+    assert len(there) == 2
+    check_ended(there)
+    assert {path.name for path in given.parent.iterdir()} == {"given.toml", "runs"}
+
+
+def check_survives(given: Path, kills: int, how: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+    """Check that a run whose ranks are lost in turn ends as an undisturbed one."""
+    longer = (f"rl.steps={3 * kills + 3}", "cluster.timeout_s=4")
+    assert main(words(given, "own", STAGES, LINES, *longer)) == 0
+    output, hit = list[str](), 0
+    with started(given, "hit", *longer, *TWO) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            output.append(line)
+            if line.startswith("rl ") and hit < kills and int(line.split("/")[0].split()[1]) > 3 * hit:
+                os.kill(sorted(ranks_of(given.parent))[hit % 2], how)
+                hit += 1
+        assert run.wait() == 0, "".join(output)
+    text = "".join(output)
+    assert hit == kills and text.count("ranks are started again") >= kills, text
+    assert not ranks_of(given.parent) and {path.name for path in given.parent.iterdir()} == {"given.toml", "runs"}
+    check_same(given, "hit", capsys)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stands still"])
+def test_a_rank_that_is_lost_costs_the_run_nothing(
+    how: signal.Signals, given: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_survives(given, 1, how, capsys)
+
+
+@pytest.mark.kills
+@pytest.mark.slow
+def test_ten_kills_of_ranks_cost_the_run_nothing(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check_survives(given, 10, signal.SIGKILL, capsys)

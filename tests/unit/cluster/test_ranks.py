@@ -1,0 +1,76 @@
+"""What the cluster says of ranks before any is started, and the frames that they are called by."""
+
+import os
+import threading
+
+import msgspec
+import pytest
+
+from sparring.cluster.config import ClusterConfig
+from sparring.cluster.frames import StandsStill, receive, send
+from sparring.cluster.processes import ProcessCluster
+from sparring.cluster.unsaved import UnsavedCalls
+from sparring.engine.config import EngineConfig
+from sparring.train.config import TrainConfig
+from sparring.types import CheckpointRef
+
+
+@pytest.mark.parametrize(
+    ("settings", "noun"),
+    [
+        ({"kind": "local", "ranks": 0}, "ranks must be 1 to 64"),
+        ({"kind": "inline", "ranks": 2}, 'kind = "local"'),
+        ({"kind": "ray", "ranks": 2}, 'kind = "local"'),
+        ({"kind": "local", "timeout_s": 1.0}, "timeout_s"),
+    ],
+)
+def test_settings_of_ranks_that_cannot_be_are_refused(settings: dict[str, object], noun: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=noun):
+        msgspec.convert(settings, ClusterConfig)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 64])
+def test_more_ranks_than_cores_are_told(ranks: int) -> None:
+    config, engine = ClusterConfig(kind="local", ranks=ranks), EngineConfig()
+    cluster = ProcessCluster(config, models={}, train=TrainConfig(), engine=engine, device="cpu", threads=2)
+    facts = [fact for fact in cluster.check() if "ranks" in fact]
+    assert len(facts) == (ranks > 1)
+    assert any("slower" in fact for fact in facts) == (ranks > max(1, len(os.sched_getaffinity(0))))
+
+
+def test_frames_cross_a_pipe_in_order_and_whole() -> None:
+    there, here = os.pipe()
+    frames = [b"", b"method", bytes(range(256)) * 20_000]  # the last is more than a pipe holds
+    sending = threading.Thread(target=lambda: [send(here, frame, 30.0) for frame in frames])
+    sending.start()
+    assert [receive(there, 30.0) for _ in frames] == frames
+    sending.join()
+    os.write(here, b"\x09")
+    os.close(here)
+    with pytest.raises(EOFError):
+        receive(there)
+    os.close(there)
+
+
+def test_the_other_end_may_not_stand_still_for_ever() -> None:
+    there, here = os.pipe()
+    with pytest.raises(StandsStill):
+        receive(there, 0.01)
+    with pytest.raises(StandsStill):
+        send(here, bytes(1 << 20), 0.01)
+    os.close(there)
+    with pytest.raises(BrokenPipeError):
+        send(here, b"more", 0.01)
+    os.close(here)
+
+
+def test_calls_are_kept_until_a_checkpoint_has_what_they_did() -> None:
+    calls = UnsavedCalls()
+    calls.add("forward_backward", b"rows")
+    calls.add("step", b"")
+    assert list(calls) == [("forward_backward", b"rows"), ("step", b"")] == list(calls) and calls.steps == 1
+    calls.saved(CheckpointRef(model="policy", stage="rl", step=1, path="here"))
+    assert list(calls) == [] and calls.steps == 0 and calls.base is not None
+    calls.add("forward_backward", b"others")
+    assert list(calls) == [("forward_backward", b"others")]
+    calls.close()

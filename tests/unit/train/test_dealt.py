@@ -1,0 +1,89 @@
+"""Gradients of parts that are dealt to ranks: added in the order of the parts, by whoever owns them."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from sparring.errors import OtherRankFailed
+from sparring.train import dealt
+from sparring.train.blocks import BLOCK
+from sparring.train.config import TrainConfig
+from sparring.train.dealt import Dealt
+from sparring.train.gloo import GlooRanks
+from sparring.train.measure import Measures
+from sparring.train.optimiser import Optimiser
+from sparring.train.parts import Part
+
+ROWS = [[str(part)] for part in range(5)]
+"""Stand for the rows of five parts."""
+
+
+def weights():
+    draw = torch.Generator().manual_seed(2)
+    shapes = {"cut": (BLOCK, 5), "unused": (3,), "sometimes": (7,), "views": (4, 6)}
+    return {name: nn.Parameter(torch.randn(shape, generator=draw)) for name, shape in shapes.items()}
+
+
+def compute(parameters, rows):
+    """The loss of a part, whose gradients are of very different sizes, so that their order shows in the sum. Part 1 has
+    no gradient of `sometimes`, and the others' is -0.0; part 3 has no tokens."""
+    part = int(rows[0])
+    if part == 3:
+        return None
+    if part == 7:
+        raise ZeroDivisionError
+    loss = ((10.0**part) * parameters["cut"].sin()).sum() + (parameters["views"].t()[1:] ** 2).sum() * part
+    if part != 1:
+        loss = loss + (parameters["sometimes"] * -0.0).sum()
+    return Part(loss, lambda: Measures(0))
+
+
+def in_ranks(count, tmp_path, work):
+    """`work(ranks)` of every rank, each on a thread."""
+    with ThreadPoolExecutor(count) as pool:
+        made = [pool.submit(GlooRanks, rank, count, tmp_path / "meeting", 30.0) for rank in range(count)]
+        return list(pool.map(work, [each.result() for each in made]))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("at_once", [1, dealt.BUCKET])
+def test_a_sum_has_the_bits_of_one_process_and_the_sign_of_its_zeros(count, at_once, tmp_path):
+    parameters = weights()
+    alone = Optimiser(parameters, TrainConfig())
+    for rows in ROWS:
+        if (part := compute(parameters, rows)) is not None:
+            alone.add(torch.autograd.grad(part.loss, alone.parameters, allow_unused=True))
+
+    def work(ranks):
+        mine = weights()
+        optimiser = Optimiser(mine, TrainConfig(), ranks)
+        parts = Dealt(optimiser, ranks, at_once)
+        assert len(list(parts.run([ROWS[:2], ROWS[2:]], lambda rows: compute(mine, rows)))) == 4
+        return optimiser.ranges, {name: master.grad for name, master in optimiser._masters.items()}, optimiser.reordered
+
+    found = in_ranks(count, tmp_path, work)
+    assert len(found[0][0]) == 1, "the first tensor is cut"
+    for ranges, gradients, reordered in found:
+        for name, (begin, end) in ranges.items():
+            expected = parameters[name].grad
+            assert (gradients[name] is None) == (expected is None) == (name == "unused")
+            if expected is not None:
+                part = expected.reshape(-1)[begin:end]
+                assert torch.equal(part, gradients[name].reshape(-1))
+                assert torch.equal(part.signbit(), gradients[name].reshape(-1).signbit())
+        assert reordered == alone.reordered == {"views"}
+
+
+def test_an_error_of_one_rank_is_raised_in_all_and_leaves_no_gradient(tmp_path):
+    def work(ranks):
+        mine = weights()
+        optimiser = Optimiser(mine, TrainConfig(), ranks)
+        parts = Dealt(optimiser, ranks)
+        with pytest.raises(ZeroDivisionError if ranks.rank == 1 else OtherRankFailed):
+            list(parts.run([[["0"], ["1"]], [["2"], ["7"]]], lambda rows: compute(mine, rows)))
+        left = [name for name, master in optimiser._masters.items() if master.grad is not None]
+        return left, len(list(parts.run([ROWS], lambda rows: compute(mine, rows))))
+
+    assert in_ranks(2, tmp_path, work) == [([], 4), ([], 4)]
