@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -32,7 +33,7 @@ def test_settings_of_ranks_that_cannot_be_are_refused(settings: dict[str, object
 @pytest.mark.parametrize("ranks", [1, 2, 64])
 def test_more_ranks_than_cores_are_told(ranks: int) -> None:
     config, engine = ClusterConfig(kind="local", ranks=ranks), EngineConfig()
-    cluster = ProcessCluster(config, models={}, train=TrainConfig(), engine=engine, device="cpu", threads=2)
+    cluster = ProcessCluster(config, Path(), models={}, train=TrainConfig(), engine=engine, device="cpu", threads=2)
     facts = [fact for fact in cluster.check() if "ranks" in fact]
     assert len(facts) == (ranks > 1)
     assert any("slower" in fact for fact in facts) == (ranks > max(1, len(os.sched_getaffinity(0))))
