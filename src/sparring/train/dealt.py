@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import torch
 
+from sparring.train.blocks import Stretch
 from sparring.train.measure import Measures, PlainMeasures
 from sparring.train.optimiser import Optimiser
 from sparring.train.parts import LANES, Compute
@@ -93,13 +94,16 @@ class Dealt:
         parameters = self._optimiser.parameters
         for first, end in _buckets([p.numel() * p.element_size() for p in parameters], self._at_once):
             names = self._names[first:end]
-            given = []
-            for shard in shards:
-                pieces = []
-                for name, gradient in zip(names, gradients[first:end], strict=False):  # an idle rank has none
-                    if gradient is not None and name in shard:
-                        pieces.append(_packed(gradient, *shard[name]))
-                given.append(torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8))
+            sent = [
+                [
+                    (gradient, shard[name])
+                    for name, gradient in zip(names, gradients[first:end], strict=False)  # an idle rank has none
+                    if gradient is not None and name in shard
+                ]
+                for shard in shards
+            ]
+            lengths = [sum(_padded((b - a) * gradient.element_size()) for gradient, (a, b) in each) for each in sent]
+            given = _packed([stretch for each in sent for stretch in each], sum(lengths))
             widths = [
                 {
                     name: _padded((own[name][1] - own[name][0]) * parameters[index].element_size())
@@ -108,7 +112,8 @@ class Dealt:
                 }
                 for of_rank in kinds
             ]
-            received = self._ranks.exchange(given, [sum(each.values()) for each in widths])
+            received = self._ranks.exchange(given, lengths, [sum(each.values()) for each in widths])
+            del sent, given
             if gradients:
                 gradients[first:end] = [None] * (end - first)
             self._add(dict(zip(names, parameters[first:end], strict=True)), received, widths)
@@ -146,10 +151,14 @@ def _padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _packed(gradient: torch.Tensor, begin: int, end: int) -> torch.Tensor:
-    """Return the bytes of a stretch of a gradient, padded to `ALIGNMENT`."""
-    data = gradient.detach().reshape(-1)[begin:end].view(torch.uint8)
-    return torch.nn.functional.pad(data, (0, _padded(len(data)) - len(data)))
+def _packed(stretches: Sequence[tuple[torch.Tensor, Stretch]], size: int) -> torch.Tensor:
+    """Return the bytes of stretches of gradients, each padded to `ALIGNMENT`, in one copy."""
+    data, at = torch.empty(size, dtype=torch.uint8), 0
+    for gradient, (begin, end) in stretches:
+        length = (end - begin) * gradient.element_size()
+        data[at : at + length].view(gradient.dtype).copy_(gradient.detach().reshape(-1)[begin:end])
+        at += _padded(length)
+    return data
 
 
 def _buckets(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:

@@ -55,11 +55,10 @@ class GlooRanks:
             self._group.allgather([every], [padded]).wait()
         return [each.numpy().tobytes()[: int(size)] for each, size in zip(every, sizes, strict=True)]
 
-    def exchange(self, given: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
-        sent, received = torch.cat(list(given)), torch.empty(sum(sizes), dtype=torch.uint8)
+    def exchange(self, given: torch.Tensor, lengths: Sequence[int], sizes: Sequence[int]) -> list[torch.Tensor]:
+        received = torch.empty(sum(sizes), dtype=torch.uint8)
         with boundary(TrainerError, self._where):
-            lengths = [len(data) for data in given]
-            self._group.alltoall_base(received, sent, list(sizes), lengths, dist.AllToAllOptions()).wait()
+            self._group.alltoall_base(received, given, list(sizes), list(lengths), dist.AllToAllOptions()).wait()
         return list(received.split(list(sizes)))
 
     def broadcast(self, data: torch.Tensor, owner: int) -> None:

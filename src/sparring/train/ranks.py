@@ -39,11 +39,12 @@ class Ranks(Protocol):
         """
         ...
 
-    def exchange(self, given: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
+    def exchange(self, given: torch.Tensor, lengths: Sequence[int], sizes: Sequence[int]) -> list[torch.Tensor]:
         """Send bytes to each rank; return those that each rank sent to this one.
 
         Args:
-            given: bytes for each rank, uint8.
+            given: bytes for all ranks, uint8, in the order of the ranks.
+            lengths: number of bytes for each rank.
             sizes: number of bytes that each rank sends to this one.
 
         Raises:
@@ -68,8 +69,8 @@ class Alone:
     def gather(self, data: bytes) -> list[bytes]:
         return [data]
 
-    def exchange(self, given: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
-        return list(given)
+    def exchange(self, given: torch.Tensor, lengths: Sequence[int], sizes: Sequence[int]) -> list[torch.Tensor]:
+        return [given]
 
     def broadcast(self, data: torch.Tensor, owner: int) -> None:
         """Do nothing: the only rank is the owner."""
