@@ -169,6 +169,27 @@ def test_adapters_of_a_crowd_equal_their_trainers(device, family, tmp_path):
         assert trained(trainer, *zip(*its, strict=True)) == [list(answer.logprobs) for _, answer in its]
 
 
+def test_gradients_have_the_same_bits_each_time(device, tmp_path):
+    """Eight replies share the last row of their prompt, whose gradient is a sum of theirs."""
+    model = load(tiny_model("qwen3", tmp_path / "model", seed=3), dtype="bfloat16", device=device)
+    prompt, count = 40, 8
+    tokens = torch.arange(prompt + count, device=device) % VOCABULARY
+    positions = torch.tensor([*range(prompt), *[prompt] * count], device=device)
+    shared = torch.tensor([0, *[prompt] * (count - 1)], dtype=torch.int32)
+    tree = Packed(Packed.of([prompt + 1, *[1] * (count - 1)]).cu_seqlens, shared).to(device)
+    rows = torch.full((count,), prompt - 1, device=device)
+    found = []
+    for _ in range(2 if INTERPRETED else 20):
+        hidden = model.hidden(tokens, positions, tree, rows=rows)
+        heat = torch.ones(count, device=device)
+        quantities = token_quantities(model, hidden, tokens[prompt:], heat, {"logprob"})
+        model.module.zero_grad()
+        (quantities["logprob"] * torch.linspace(-1.0, 1.3, count, device=device)).sum().backward()
+        found.append({name: parameter.grad.clone() for name, parameter in model.module.named_parameters()})
+    for other in found[1:]:
+        assert all(torch.equal(gradient, found[0][name]) for name, gradient in other.items())
+
+
 @pytest.mark.parametrize("family", RECURRENT)
 def test_recurrent_layers_go_on_from_their_state(device, family, tmp_path):
     """To load such a model is to prove it on its device; the engine is then as close to the trainer as rounding lets it

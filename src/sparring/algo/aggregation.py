@@ -72,10 +72,10 @@ def recounted(
     kept_weights = weights * kept_mask
     if how == "token_mean":
         return kept_mask * (weights.sum() / _nonzero(kept_weights.sum()))
+    from sparring.kernels.threads import add_at
+
     count = int(trajectories.max()) + 1 if len(trajectories) else 0
-    weighted_lengths, kept_lengths = (
-        weights.new_zeros(count).index_add(0, trajectories, column) for column in (weights, kept_weights)
-    )
+    weighted_lengths, kept_lengths = (add_at(trajectories, column, count) for column in (weights, kept_weights))
     weighted_count, kept_count = ((column > 0).to(weights.dtype).sum() for column in (weighted_lengths, kept_lengths))
     lengthening = (weighted_lengths / _nonzero(kept_lengths))[trajectories] if how == "sequence_mean" else 1.0
     return kept_mask * (weighted_count / _nonzero(kept_count)) * lengthening

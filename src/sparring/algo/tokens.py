@@ -86,8 +86,10 @@ class PolicyTokens:
         return mask & self.weighted
 
     def _totals(self, values: torch.Tensor, unit: Unit) -> tuple[torch.Tensor, torch.Tensor]:
+        from sparring.kernels.threads import add_at
+
         index = self._index(unit)
-        return values.new_zeros(self._count(index)).index_add(0, index, values * self.weighted), index
+        return add_at(index, values * self.weighted, self._count(index)), index
 
     def _index(self, unit: Unit) -> torch.Tensor:
         return self.turns if unit == "turn" else self.sequences

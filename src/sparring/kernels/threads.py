@@ -1,4 +1,4 @@
-"""Gradients that do not depend on the number of threads.
+"""Gradients that do not depend on the number of threads, and are the same in each run on a GPU.
 
 The gradient of a weight is a sum over rows. A library that gives each thread some of the rows adds them in an order
 that depends on the number of threads. Here:
@@ -10,6 +10,8 @@ that depends on the number of threads. Here:
 - Sums over rows in torch are additions of whole tensors, element by element (`sum_rows`).
 - All other operations of torch in a backward pass compute elements or rows alone, or add rows in the order of their
   indices (embeddings, `index_select`).
+- A GPU adds rows of equal index with atomic additions, in any order, in `index_add` and in the gradient of
+  `index_select`; it sorts the indices in `index_put` and in that of `x[rows]` (`add_at`, `take`).
 
 Shapes: N rows, M columns.
 """
@@ -43,3 +45,16 @@ def sum_rows(x: torch.Tensor) -> torch.Tensor:
         half = -(-len(x) // 2)
         x = torch.cat((x[: len(x) - half] + x[half:], x[len(x) - half : half]))
     return x[0]
+
+
+def take(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return x[rows] of x[N, ...], whose gradient adds rows that are taken more than once in one order."""
+    return x.index_select(0, rows) if x.device.type == "cpu" else x[rows]
+
+
+def add_at(index: torch.Tensor, values: torch.Tensor, count: int) -> torch.Tensor:
+    """Sum values[M, ...] of equal index[M] -> [count, ...], in one order."""
+    zeros = values.new_zeros(count, *values.shape[1:])
+    if values.device.type == "cpu":
+        return zeros.index_add(0, index, values)
+    return zeros.index_put((index,), values, accumulate=True)

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from sparring.errors import WeightsError, refusal
 from sparring.kernels import ops
+from sparring.kernels.threads import take
 from sparring.model.attention import CURRENT_ATTENTION, Attention
 from sparring.model.decoder import LlamaBody, LlamaDecoder
 from sparring.model.experts import RowExperts
@@ -223,7 +224,7 @@ class LibraryForward:
         with _LibraryCall(attention, self.rowwise):
             out = self.body(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **context)
         hidden: torch.Tensor = out.last_hidden_state[0]
-        return hidden if rows is None else hidden.index_select(0, rows)
+        return hidden if rows is None else take(hidden, rows)
 
     def _checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """Return two contexts of a checkpointed layer. The one of the forward pass is empty, because that runs inside

@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig
 
 from sparring.kernels import ops
 from sparring.kernels.form import AttentionForm
+from sparring.kernels.threads import take
 from sparring.model.attention import Attention, attend
 from sparring.model.experts import RowExperts, RowRouter
 from sparring.model.layers import Product, RotaryTable, RowLinear, RowNorm
@@ -136,7 +137,7 @@ class Layer:
         q, k, v = ops.split_heads(self.qkv(h), *angles, self._head_norms(), *self.heads)
         o = attend(q, k, v, attention, self.index, self.form).flatten(1)
         if rows is not None:
-            x, o = x.index_select(0, rows), o.index_select(0, rows)
+            x, o = take(x, rows), take(o, rows)
         x, h = add_and_norm(x, self.o(o), self.mlp_norm)
         return x, self.mlp(h)
 

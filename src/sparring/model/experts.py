@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from sparring.kernels import ops
+from sparring.kernels.threads import take
 from sparring.model.layers import Changes, RowLinear, Values
 from sparring.model.rowwise import row_invariant
 
@@ -107,9 +108,9 @@ class RowExperts(nn.Module):
         loads = _loads(of_pair, len(self.gate_up_proj))
         numbers = order // per_row
         adapted = None if self.adapted is None or not adds else self.adapted(numbers.split(loads.tolist()))
-        rows = x.index_select(0, numbers)
+        rows = take(x, numbers)
         outputs = (self._one_by_one if training else self._grouped)(rows, loads, adapted)
-        outputs = outputs.index_select(0, order.argsort()).view(count, per_row, -1).float()
+        outputs = take(outputs, order.argsort()).view(count, per_row, -1).float()
         weighed = (outputs * shares.float().unsqueeze(-1)).unbind(1)
         total = weighed[0]
         for term in weighed[1:]:

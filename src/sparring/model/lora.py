@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from sparring.errors import refusal
 from sparring.kernels import ops
+from sparring.kernels.threads import take
 from sparring.model.config import STACKED
 from sparring.model.decoder import LlamaDecoder
 from sparring.model.experts import AdaptedExpert, RowExperts
@@ -293,7 +294,7 @@ def _add(
     """Add delta(x[N, K]) to y[N, M], in the given rows."""
     if rows is None:
         return y + delta(x)
-    return y.index_copy_(0, rows, y.index_select(0, rows) + delta(x.index_select(0, rows)))
+    return y.index_copy_(0, rows, take(y, rows) + delta(take(x, rows)))
 
 
 class Adapters:

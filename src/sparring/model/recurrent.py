@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from sparring.kernels.threads import take
 from sparring.model.attention import Attention, Paged
 from sparring.model.lora import AdapterAssignment, Adapters
 from sparring.model.states import MixerCache, RecurrentLayers, RecurrentStates
@@ -156,10 +157,9 @@ def _forward(mix: Any, cache_name: str, layer: int, hidden_states: torch.Tensor,
         if layout.states is not None and slots is not None:
             carried = layout.states.read(layer, slots) if has_state else MixerCache()
         with layout.adapters.assigned(assignment):
-            # not hidden_states[0][rows]: torch would add the gradients of a shared row in the order of its threads
-            inputs = hidden_states[0].index_select(0, rows.flatten()).unflatten(0, rows.shape)
+            inputs = take(hidden_states[0], rows.flatten()).unflatten(0, rows.shape)
             output = mix(inputs, **{cache_name: carried})
         if layout.states is not None and slots is not None and carried is not None:
             layout.states.write(layer, slots, carried)
         outputs.append(output[:, num_shared:].flatten(0, 1))
-    return torch.cat(outputs).index_select(0, layout.order).unsqueeze(0)
+    return take(torch.cat(outputs), layout.order).unsqueeze(0)

@@ -13,6 +13,7 @@ from torch.nn.functional import logsigmoid
 
 from sparring.algo.loss.preference.pairs import pair_metrics, per_pair, sides
 from sparring.annotations import Annotation
+from sparring.kernels.threads import add_at
 from sparring.protocols import LossResult, Needs
 
 
@@ -45,11 +46,11 @@ class BradleyTerry:
         paired = pair >= 0
         of_pair = per_pair(weights, pair)
         places = (pair * 2 + side)[paired]
-        rewards = values.new_zeros(2 * len(of_pair)).index_add(0, places, values[paired]).view(-1, 2)
+        rewards = add_at(places, values[paired], 2 * len(of_pair)).view(-1, 2)
         margin = rewards[:, 0] - rewards[:, 1]
         if Annotation.MARGIN in micro_batch.annotations:
             margins = micro_batch.annotations[Annotation.MARGIN].to(values.dtype)
-            of_side = values.new_zeros(2 * len(of_pair)).index_add(0, places, margins[paired]).view(-1, 2)
+            of_side = add_at(places, margins[paired], 2 * len(of_pair)).view(-1, 2)
             margin = margin - of_side[:, 0]
         wrong = self.centre * rewards.sum(1) ** 2 - logsigmoid(margin)
         loss = (of_pair * wrong).sum() / micro_batch.denominators[self.term]

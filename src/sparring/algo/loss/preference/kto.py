@@ -12,6 +12,7 @@ import torch
 
 from sparring.algo.loss.preference.pairs import replies
 from sparring.annotations import Annotation
+from sparring.kernels.threads import add_at
 from sparring.protocols import LossResult, Needs
 
 
@@ -63,7 +64,7 @@ class Kto:
         scale = torch.full_like(reward, self.unwanted).masked_fill(label > 0, self.wanted)
         value = scale * torch.sigmoid(self.beta * label * (reward - shift))
         weights = micro_batch.weights[self.term]
-        of_row = weights.new_zeros(len(label)).index_add(0, micro_batch.rows, weights)
+        of_row = add_at(micro_batch.rows, weights, len(label))
         loss = (of_row * (scale - value))[trained_rows].sum() / micro_batch.denominators[self.term]
         metrics: dict[str, tuple[float, float]] = {
             "kto_shift": (float(shift) * int(trained_rows.sum()), int(trained_rows.sum()))

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 
 from sparring.annotations import Annotation
+from sparring.kernels.threads import add_at
 from sparring.protocols import LossResult, Needs
 from sparring.types import Sample
 
@@ -113,10 +114,9 @@ def replies(logprob: torch.Tensor, reference: torch.Tensor | None, which: torch.
         which: [M] number of the token's reply; negative for tokens of no reply.
     """
     belongs = which >= 0
-    zeros = logprob.new_zeros(count)
 
     def summed(values: torch.Tensor) -> torch.Tensor:
-        return zeros.index_add(0, which[belongs], values[belongs].to(zeros.dtype))
+        return add_at(which[belongs], values[belongs].to(logprob.dtype), count)
 
     reference_values = torch.zeros_like(logprob) if reference is None else reference
     return ReplySums(summed(logprob), summed(reference_values), summed(torch.ones_like(logprob)))
@@ -124,7 +124,7 @@ def replies(logprob: torch.Tensor, reference: torch.Tensor | None, which: torch.
 
 def per_pair(weights: torch.Tensor, pair: torch.Tensor) -> torch.Tensor:
     """Sum the token weights of each pair, [P]."""
-    return weights.new_zeros(_count(pair)).index_add(0, pair[pair >= 0], weights[pair >= 0])
+    return add_at(pair[pair >= 0], weights[pair >= 0], _count(pair))
 
 
 def pair_metrics(rewards: torch.Tensor) -> dict[str, tuple[float, float]]:
