@@ -193,6 +193,7 @@ def test_one_rank_is_the_plain_trainer(qwen3: Path) -> None:
     check_bits(KINDS["one"], parts_of(qwen3), batches())
 
 
+@FULL
 @pytest.mark.parametrize(
     ("make", "dtype"), [(KINDS["three"], "bfloat16"), pytest.param(KINDS["two"], "float32", marks=FULL)]
 )
@@ -201,6 +202,7 @@ def test_adapters_keep_their_bits(make: Make, dtype: str, qwen3: Path, tmp_path:
     check_bits(make, parts_of(tiny_adapter(qwen3, tmp_path / "adapter", seed=1), dtype=dtype), batches())
 
 
+@FULL
 @pytest.mark.parametrize(
     ("make", "dtype"), [(KINDS["two"], "bfloat16"), pytest.param(KINDS["three"], "float32", marks=FULL)]
 )
@@ -226,12 +228,14 @@ def test_any_rank_answers_for_a_teacher(qwen3: Path) -> None:
     assert use(parts.trainer(), scores) == use(KINDS["two"](parts), scores)
 
 
+@FULL
 @pytest.mark.parametrize("make", [KINDS["two"], pytest.param(KINDS["three"], marks=FULL)])
 def test_surveys_keep_their_bits(make: Make, qwen3: Path) -> None:
     """The loss sees all tokens of a step first, whose values the ranks compute between them."""
     check_bits(make, parts_of(qwen3, [PolicyLoss(AlgoConfig(gate=KlCov(share=0.2)))]), batches())
 
 
+@FULL
 def test_critics_keep_their_bits(qwen3: Path) -> None:
     given = []
     for each in batches():
@@ -345,7 +349,10 @@ def test_any_kind_goes_on_from_a_checkpoint_of_any_other(form: str, qwen3: Path,
     assert all(each == found[0] for each in found)
 
 
-@pytest.mark.parametrize(("before", "after"), [("two", "three"), ("three", "inline"), ("inline", "two")])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("two", "three"), pytest.param("three", "inline", marks=FULL), pytest.param("inline", "two", marks=FULL)],
+)
 def test_a_run_goes_on_with_another_number_of_ranks(before: str, after: str, qwen3: Path, tmp_path: Path) -> None:
     given, parts = batches(3), parts_of(qwen3, dtype="bfloat16")
     ref = use(KINDS[before](parts), partial(_saved, given=given[:2], folder=tmp_path / "step"))

@@ -136,12 +136,15 @@ def on(
         back = asyncio.Event()
         state = model.model().state()
         links = list[str]()
-        engines = [RemoteEngine(server.url, api_key="secret") for server in servers]
-        for engine in engines:
+
+        def join(engine: RemoteEngine) -> None:
             engine.check("float32", "", EngineConfig(kind="vllm"))
+            engine.begin(state)
+
+        engines = [RemoteEngine(server.url, api_key="secret", join=join) for server in servers]
+        for engine in engines:
             links.append(await asyncio.to_thread(engine.choose_link))
-            await asyncio.to_thread(engine.begin, state)
-            engine.initial = lambda: (state, None)
+            await asyncio.to_thread(join, engine)
         assert links == ["shared memory", "HTTP"]
         fleet = Fleet(engines, silent_s=5.0, report=lambda said: back.set() if "again" in said else None)
         try:
