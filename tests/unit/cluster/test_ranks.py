@@ -1,6 +1,7 @@
 """What the cluster says of ranks before any is started, and the frames that they are called by."""
 
 import os
+import resource
 import threading
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 from sparring.cluster.config import ClusterConfig
 from sparring.cluster.frames import StandsStill, receive, send
 from sparring.cluster.processes import ProcessCluster
-from sparring.cluster.unsaved import UnsavedCalls
+from sparring.cluster.unsaved import BACKWARD, STEP, UnsavedCalls
 from sparring.engine.config import EngineConfig
+from sparring.errors import StoreError
 from sparring.train.config import TrainConfig
 from sparring.types import CheckpointRef
 
@@ -65,13 +67,56 @@ def test_the_other_end_may_not_stand_still_for_ever() -> None:
     os.close(here)
 
 
+SAVED = CheckpointRef(model="policy", stage="rl", step=1, path="here")
+
+
+def made(calls: UnsavedCalls, *methods: str) -> None:
+    """Make and keep calls, whose data is their names."""
+    for method in methods:
+        calls.add(calls.write(method, method.encode()))
+
+
+def left(calls: UnsavedCalls) -> list[str]:
+    found = [(call.method, data) for call, data in calls]
+    assert all(method.encode() == data for method, data in found)
+    return [method for method, _ in found]
+
+
 def test_calls_are_kept_until_a_checkpoint_has_what_they_did() -> None:
     calls = UnsavedCalls()
-    calls.add("forward_backward", b"rows")
-    calls.add("step", b"")
-    assert list(calls) == [("forward_backward", b"rows"), ("step", b"")] == list(calls) and calls.steps == 1
-    calls.saved(CheckpointRef(model="policy", stage="rl", step=1, path="here"))
-    assert list(calls) == [] and calls.steps == 0 and calls.base is not None
-    calls.add("forward_backward", b"others")
-    assert list(calls) == [("forward_backward", b"others")]
+    made(calls, BACKWARD, STEP, BACKWARD)
+    calls.write(STEP, b"is never made")
+    assert left(calls) == [BACKWARD, STEP, BACKWARD] == left(calls) and calls.steps == 1
+    calls.saved(SAVED)
+    assert left(calls) == [BACKWARD], "a checkpoint has no gradients"
+    assert calls.steps == 0 and calls.base is not None
+    made(calls, STEP)
+    calls.restored(SAVED)
+    assert left(calls) == []
+    made(calls, BACKWARD)
+    assert left(calls) == [BACKWARD]
+    calls.close()
+
+
+def test_a_call_that_failed_leaves_no_gradient_to_be_made_again() -> None:
+    calls = UnsavedCalls()
+    made(calls, BACKWARD, STEP, BACKWARD, BACKWARD)
+    calls.failed(calls.write(BACKWARD, b""))
+    assert left(calls) == [BACKWARD, STEP]
+    calls.failed(calls.write(STEP, STEP.encode()))
+    assert [call.failed for call, _ in calls] == [False, False, True]
+    calls.close()
+
+
+def test_a_full_disk_fails_a_call_before_it_is_made() -> None:
+    calls, before = UnsavedCalls(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    made(calls, BACKWARD)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+        with pytest.raises(StoreError, match="temporary files"):
+            calls.write(BACKWARD, bytes(1 << 16))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    made(calls, STEP)
+    assert left(calls) == [BACKWARD, STEP]
     calls.close()
