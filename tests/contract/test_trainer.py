@@ -279,16 +279,23 @@ def _idle(sample: Sample) -> Sample:
 
 @pytest.mark.parametrize("kind", ["inline", "two", pytest.param("three", marks=FULL)])
 def test_a_row_that_cannot_be_computed_is_refused_and_training_goes_on(kind: str, qwen3: Path) -> None:
-    """It is in the part of one rank; the others do not wait for it, and nothing of the batch is left in the sum."""
+    """It is in the part of one rank; the others do not wait for it, and no gradient is left, nor of the batch before."""
     given, parts = batches(), parts_of(qwen3)
     bad = replace(given[0], rows=tuple(_beyond(row) if i == 3 else row for i, row in enumerate(given[0].rows)))
 
     async def work(trainer: Trainer) -> list[Any]:
+        await trainer.forward_backward(given[2])
         with pytest.raises(BadInput, match="1000000"):
             await trainer.forward_backward(bad)
-        return await trained(trainer, given)
+        return [await empty(trainer), *await trained(trainer, given)]
 
-    assert use(KINDS[kind](parts), work) == use(parts.trainer(), lambda trainer: trained(trainer, given))
+    async def empty(trainer: Trainer) -> Any:
+        return without_times((await trainer.step(ends_update=False)).metrics)
+
+    async def good(trainer: Trainer) -> list[Any]:
+        return [await empty(trainer), *await trained(trainer, given)]
+
+    assert use(KINDS[kind](parts), work) == use(parts.trainer(), good)
 
 
 @pytest.mark.parametrize("kind", ["inline", "two"])

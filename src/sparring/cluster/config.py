@@ -9,6 +9,8 @@ import msgspec
 MOST_ENGINES = 1024
 MOST_RANKS = 64
 LEAST_TIMEOUT_S = 3.0
+MOST_S = 1e6
+"""Longest time limit; poll(2) counts milliseconds in 32 bits."""
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,3 +57,6 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("engine_threads and wait_s must be 0 or more and start_timeout_s above 0")
         if not self.timeout_s >= LEAST_TIMEOUT_S:
             raise ValueError(f"timeout_s must be at least {LEAST_TIMEOUT_S:g}, got {self.timeout_s:g}")
+        for name in ("timeout_s", "start_timeout_s", "wait_s"):
+            if getattr(self, name) > MOST_S:
+                raise ValueError(f"{name} must be at most {MOST_S:g}, got {getattr(self, name):g}")

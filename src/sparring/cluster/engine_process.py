@@ -41,7 +41,7 @@ def serving(words: Sequence[str]) -> tuple[str, ...]:
         words: arguments of `sparring serve` but for address and key.
     """
     return (
-        *(sys.executable, "-m", "sparring.cli.main", "serve", *words),
+        *(sys.executable, "-P", "-m", "sparring.cli.main", "serve", *words),  # -P: not the modules of this folder
         *("--api-key-env", KEY, "--until-input-ends"),
     )
 

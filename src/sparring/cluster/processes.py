@@ -78,7 +78,7 @@ class ProcessCluster(InlineCluster):
         parts = replace(self._parts(name, path, plan), threads=self._rank_threads)
         count, timeout_s = self._cluster.ranks, self._cluster.timeout_s
         trainer = RankTrainer(
-            parts, lambda: [RankProcess(rank, timeout_s) for rank in range(count)], self._cluster.start_timeout_s
+            parts, lambda: (RankProcess(rank, timeout_s) for rank in range(count)), self._cluster.start_timeout_s
         )
         self._trainers.append(trainer)
         return trainer

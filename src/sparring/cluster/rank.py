@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import pickle
 import sys
 import traceback
@@ -69,21 +71,29 @@ class SaveCall(msgspec.Struct, frozen=True):
 
 
 class RankFailure(msgspec.Struct, frozen=True):
-    """Error of a call as plain data: name of its class, message, and `BadInput.where`."""
+    """Error of a call as plain data: name of its class, message, `BadInput.where`, and the number of the system's error
+    that caused it, such as of a full disk."""
 
     kind: str
     message: str
     where: str = ""
+    errno: int = 0
 
     @staticmethod
     def of(error: SparringError) -> RankFailure:
         """Return the plain form of an error."""
-        return RankFailure(type(error).__name__, str(error), error.where if isinstance(error, BadInput) else "")
+        where, cause = error.where if isinstance(error, BadInput) else "", error.__cause__
+        number = errno.ENOMEM if isinstance(cause, MemoryError) else getattr(cause, "errno", None)
+        return RankFailure(type(error).__name__, str(error), where, number or 0)
 
     def error(self) -> SparringError:
-        """Return the error. Classes that are not in `sparring.errors` become their nearest base there."""
+        """Return the error with its cause. Classes that are not in `sparring.errors` become `TrainerError`."""
         kind = getattr(errors, self.kind, TrainerError)
-        return BadInput(self.message, self.where) if kind is BadInput else kind(self.message)
+        error: SparringError = BadInput(self.message, self.where) if kind is BadInput else kind(self.message)
+        if self.errno:
+            lacks_memory = self.errno == errno.ENOMEM
+            error.__cause__ = MemoryError() if lacks_memory else OSError(self.errno, os.strerror(self.errno))
+        return error
 
 
 class Rank:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -48,7 +49,7 @@ class RankProcess:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         (calls, self._calls), (self._answers, answers) = os.pipe(), os.pipe()
         self._process = subprocess.Popen(
-            (sys.executable, "-m", "sparring.cluster.rank_process"),
+            (sys.executable, "-P", "-m", "sparring.cluster.rank_process"),  # -P: not the modules of this folder
             stdin=calls,
             stdout=answers,
             stderr=self._log,
@@ -70,6 +71,8 @@ class RankProcess:
             RankEnded: the process has ended, or stands still.
             SparringError: the call failed.
         """
+        if not self._open:  # another file may have the numbers of its pipes
+            raise RankEnded(f"rank {self._rank} of the trainer: expected a process, got one that was closed")
         try:
             send(self._calls, method.encode(), self._limit_s)
             send(self._calls, data, self._limit_s)
@@ -118,6 +121,8 @@ def serve() -> None:
     calls, answers = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # what libraries print is no answer
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # a system may signal every process of a job; a rank ends with its caller
     rank, waiting, writing = Rank(), queue.SimpleQueue[tuple[str, bytes]](), threading.Lock()
     busy = threading.Event()
 

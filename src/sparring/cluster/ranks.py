@@ -6,7 +6,7 @@ import asyncio
 import logging
 import pickle
 import tempfile
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from sparring.cluster.rank import ForwardCall, RankPlan, SaveCall, ScoreCall
 from sparring.cluster.rank_process import RankEnded
 from sparring.cluster.trainer import TrainerParts
-from sparring.cluster.unsaved import UnsavedCalls
+from sparring.cluster.unsaved import BACKWARD, STEP, UnsavedCalls
 from sparring.errors import OtherRankFailed, SparringError, TrainerError
 from sparring.generation import ScoreRequest, Scores
 from sparring.store.codec import decode, encode
@@ -54,7 +54,7 @@ class RankTrainer:
 
     Args:
         parts: parts of the trainer.
-        make: function that makes ranks, which are not started yet.
+        make: function that makes ranks, one after the other, which are not started yet.
         start_timeout_s: time limit for all ranks to load the model and to find each other, in seconds.
 
     Raises:
@@ -62,10 +62,10 @@ class RankTrainer:
         TrainerError: a rank did not start in time.
     """
 
-    def __init__(self, parts: TrainerParts, make: Callable[[], Sequence[RankCalls]], start_timeout_s: float) -> None:
+    def __init__(self, parts: TrainerParts, make: Callable[[], Iterable[RankCalls]], start_timeout_s: float) -> None:
         self._parts, self._make, self._start_timeout_s = parts, make, start_timeout_s
         self._version = self._asked = 0
-        self._closed = False
+        self._closed, self._complete = False, True  # complete: the ranks have all that was trained
         self._unsaved = UnsavedCalls()
         self._worker = ThreadPoolExecutor(1, "ranks")  # calls in their order
         self._ranks = self._started()
@@ -91,11 +91,11 @@ class RankTrainer:
 
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
         kind: Any = dict[str, int | float]
-        metrics: dict[str, float] = await self._all("forward_backward", batch, kind)
+        metrics: dict[str, float] = await self._kept(BACKWARD, batch, kind)
         return metrics
 
     async def step(self, *, ends_update: bool = True) -> StepResult:
-        result = await self._all("step", ends_update, StepResult)
+        result = await self._kept(STEP, ends_update, StepResult)
         self._version = result.version
         return result
 
@@ -103,32 +103,49 @@ class RankTrainer:
         return await self._in_worker(self._fetch)
 
     async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
-        ref = await self._all("save", SaveCall(path, stage, dict(metrics)), CheckpointRef)
-        await self._in_worker(lambda: self._unsaved.saved(ref))
-        return ref
+        call = SaveCall(path, stage, dict(metrics))
+        return await self._all("save", call, CheckpointRef, then=self._unsaved.saved)
 
     async def restore(self, ref: CheckpointRef) -> None:
-        self._version = await self._all("restore", ref, int)
-        await self._in_worker(lambda: self._unsaved.saved(ref))
+        self._version = await self._all("restore", ref, int, then=lambda _: self._unsaved.restored(ref))
 
     async def close(self) -> None:
         """Finish pending calls and end the processes. Can be called twice."""
         await asyncio.to_thread(self._close)
 
-    async def _all(self, method: str, argument: object, kind: type[T]) -> T:
-        """Call a method of all ranks; return the answer of rank 0."""
+    async def _all(
+        self, method: str, argument: object, kind: type[T], then: Callable[[T], None] = lambda answer: None
+    ) -> T:
+        """Call a method of all ranks; return the answer of rank 0.
 
-        def call() -> bytes:
+        Args:
+            then: called with the answer before any other call is made.
+        """
+
+        def call() -> T:
+            answer = decode(_call(self._ranks, method, [encode(argument)] * len(self._ranks))[0], kind)
+            then(answer)
+            return answer
+
+        return await self._in_worker(call)
+
+    async def _kept(self, method: str, argument: object, kind: type[T]) -> T:
+        """Call a method that changes all ranks, and keep the call; return the answer of rank 0."""
+
+        def call() -> T:
             data = encode(argument)
-            answers = _call(self._ranks, method, [data] * len(self._ranks), keep=lambda: self._keep(method, data))
-            return answers[0]
+            kept = self._unsaved.write(method, data)
+            try:
+                answer = decode(_call(self._ranks, method, [data] * len(self._ranks))[0], kind)
+            except RankEnded:
+                raise
+            except SparringError:  # in all ranks
+                self._unsaved.failed(kept)
+                raise
+            self._unsaved.add(kept)
+            return answer
 
-        return decode(await self._in_worker(call), kind)
-
-    def _keep(self, method: str, data: bytes) -> None:
-        """Keep a call that changed the ranks, also one that failed in all of them."""
-        if method in ("forward_backward", "step"):
-            self._unsaved.add(method, data)
+        return await self._in_worker(call)
 
     async def _in_worker(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._recovering, work)
@@ -141,48 +158,49 @@ class RankTrainer:
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                if attempt > 1:
+                if not self._complete:
                     self._replace()
                 return work()
             except RankEnded as error:
+                self._complete = False
                 if attempt == ATTEMPTS or self._closed:
                     raise
                 _log.warning("%s", str(error).partition("; its log ends:")[0])
         raise AssertionError("the last attempt returns or raises")
 
     def _replace(self) -> None:
-        """Start other ranks, and bring them to the state of the lost ones."""
-        for rank in self._ranks:
-            rank.kill()
-        for rank in self._ranks:
-            rank.close()
+        """Start other ranks, and bring them to the state of the lost ones. If that fails, the next call tries again."""
+        _end(self._ranks)
         self._ranks = self._started()
         if self._unsaved.base is not None:
             _call(self._ranks, "restore", [encode(self._unsaved.base)] * len(self._ranks))
         _log.warning("the trainer's ranks are started again and train %d steps again", self._unsaved.steps)
-        for method, data in self._unsaved:
+        for call, data in self._unsaved:
+            if self._closed:
+                raise RankEnded("the trainer was closed before its ranks were replaced")
             try:
-                _call(self._ranks, method, [data] * len(self._ranks))
-            except RankEnded:
-                raise
-            except SparringError:
-                pass  # it failed before, too, and left the same state
+                _call(self._ranks, call.method, [data] * len(self._ranks))
+            except SparringError as error:
+                if not call.failed or isinstance(error, RankEnded):
+                    raise
+        self._complete = True
 
     def _fetch(self) -> WeightRef:
         """Let rank 0 publish the weights, and map them into this process, where they stay when it publishes others."""
-        from sparring.weights.shared_memory import fetch
+        from sparring.weights.shared_memory import fetch, forget
 
         ref = decode(self._ranks[0].call("push", b""), WeightRef)
-        return replace(ref, transport="inline", location=fetch(ref))
+        state = fetch(ref)
+        forget(ref)  # a rank that is killed could not remove the file
+        return replace(ref, transport="inline", location=state)
 
     def _started(self) -> Sequence[RankCalls]:
         """Make ranks, let them find each other, and load the model."""
-        ranks = self._make()
+        ranks = list[RankCalls]()
         with ExitStack() as failed, tempfile.TemporaryDirectory(prefix="sparring-ranks-") as folder:
-            for rank in ranks:
-                failed.callback(rank.close)
-            for rank in ranks:
-                failed.callback(rank.kill)  # before the first is closed
+            failed.callback(_end, ranks)
+            for rank in self._make():
+                ranks.append(rank)
             plan = RankPlan(
                 parts=self._parts, rank=0, count=len(ranks), meeting=Path(folder) / "ranks", timeout_s=WAIT_S
             )
@@ -200,39 +218,43 @@ class RankTrainer:
         self._unsaved.close()
 
 
+def _end(ranks: Sequence[RankCalls]) -> None:
+    """Kill and close ranks."""
+    for rank in ranks:
+        rank.kill()  # all, before one is waited for
+    for rank in ranks:
+        rank.close()
+
+
 def _call(
-    ranks: Sequence[RankCalls],
-    method: str,
-    data: Sequence[bytes],
-    timeout_s: float | None = None,
-    keep: Callable[[], None] = lambda: None,
+    ranks: Sequence[RankCalls], method: str, data: Sequence[bytes], timeout_s: float | None = None
 ) -> list[bytes]:
     """Call a method of all ranks, each with its data, and return their answers. If a rank ends, the others are killed,
     because they wait for it.
 
-    Args:
-        keep: called when all ranks have answered, also if the call failed in all of them.
-
     Raises:
-        RankEnded: a rank ended.
+        RankEnded: a rank ended, or the call failed in one while others waited for it.
         TrainerError: a rank did not answer in time.
-        SparringError: the call failed.
+        SparringError: the call failed in all ranks.
     """
     with ThreadPoolExecutor(len(ranks), "rank") as callers:
         calls = [callers.submit(rank.call, method, each) for rank, each in zip(ranks, data, strict=True)]
         done, late = wait(calls, timeout_s, "FIRST_EXCEPTION")
         failed = any(call.exception() for call in done)
-        ended = any(isinstance(call.exception(), RankEnded) for call in done)
-        if late and (not failed or ended or wait(late, GRACE_S).not_done):
+        if late and failed and not any(isinstance(call.exception(), RankEnded) for call in done):
+            done, late = wait(calls, GRACE_S)
+        if late:
             for rank in ranks:
                 rank.kill()
     if late and not failed:
         raise TrainerError(f"trainer: expected {method} within {timeout_s:g} s, got no answer of {len(late)} ranks")
-    errors = [error for call in calls if (error := call.exception()) is not None]
-    lost = [error for call in (*done, *late) if isinstance(error := call.exception(), RankEnded)]
-    if lost:
-        raise lost[0]  # of a rank that was not killed here
-    keep()
+    errors = [error for call in calls if call in done and (error := call.exception()) is not None]
+    ended = [error for error in errors if isinstance(error, RankEnded)]
+    if ended:
+        raise ended[0]
     if errors:
-        raise min(errors, key=lambda error: isinstance(error, OtherRankFailed))
+        cause = min(errors, key=lambda error: isinstance(error, OtherRankFailed))
+        if late:
+            raise RankEnded(f"{cause}; the other ranks waited for this one") from cause
+        raise cause
     return [call.result() for call in calls]

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
-from typing import IO
+from typing import NamedTuple
 
+from sparring.errors import StoreError, boundary
 from sparring.types import CheckpointRef
+
+BACKWARD, STEP = "forward_backward", "step"
+"""Calls that change a trainer."""
+
+
+class UnsavedCall(NamedTuple):
+    """Call whose data is in the file.
+
+    Attributes:
+        failed: whether it raised an error, and so will again.
+    """
+
+    method: str
+    offset: int
+    length: int
+    failed: bool = False
 
 
 class UnsavedCalls:
@@ -14,34 +32,72 @@ class UnsavedCalls:
 
     Attributes:
         base: last checkpoint; None: the model's folder.
-        steps: optimiser steps since then.
     """
 
     def __init__(self) -> None:
         self.base: CheckpointRef | None = None
-        self.steps = 0
-        self._calls: list[tuple[str, int, int]] = []
-        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._calls: list[UnsavedCall] = []
+        self._end = 0
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
 
-    def __iter__(self) -> Iterator[tuple[str, bytes]]:
-        """Yield method and data of each call, in order."""
-        for method, offset, length in self._calls:
-            self._file.seek(offset)
-            yield method, self._file.read(length)
+    def __iter__(self) -> Iterator[tuple[UnsavedCall, bytes]]:
+        """Yield each call and its data, in order."""
+        for call in self._calls:
+            data = bytearray()
+            while len(data) < call.length:
+                data += os.pread(self._file.fileno(), call.length - len(data), call.offset + len(data))
+            yield call, bytes(data)
 
-    def add(self, method: str, data: bytes) -> None:
-        """Keep a call."""
-        offset = self._file.seek(0, 2)
-        self._file.write(data)
-        self._calls.append((method, offset, len(data)))
-        self.steps += method == "step"
+    @property
+    def steps(self) -> int:
+        """Number of optimiser steps since the last checkpoint."""
+        return sum(call.method == STEP for call in self._calls)
+
+    def write(self, method: str, data: bytes) -> UnsavedCall:
+        """Write a call before it is made, so that a full disk fails a call that has changed nothing. `add` keeps it.
+
+        Raises:
+            StoreError: the disk is full.
+        """
+        left, at = memoryview(data), self._end
+        folder = tempfile.gettempdir()
+        with boundary(StoreError, f"temporary files in {folder}", f"room for {len(data)} bytes", "free some space"):
+            while left:
+                written = os.pwrite(self._file.fileno(), left, at)
+                left, at = left[written:], at + written
+        return UnsavedCall(method, self._end, len(data))
+
+    def add(self, call: UnsavedCall) -> None:
+        """Keep a call that was made."""
+        self._calls.append(call)
+        self._end = call.offset + call.length
+
+    def failed(self, call: UnsavedCall) -> None:
+        """Take note of a call that raised an error. After a failed `forward_backward` a trainer has no gradients, so
+        the ones since the last step are dropped: what failed once for lack of memory need not fail again."""
+        if call.method == STEP:
+            self.add(call._replace(failed=True))
+        else:
+            del self._calls[self._stepped :]
 
     def saved(self, base: CheckpointRef) -> None:
-        """Drop all calls, because a checkpoint has what they did."""
-        self.base, self.steps = base, 0
+        """Drop all calls up to the last step, because a checkpoint has what they did."""
+        self.base = base
+        del self._calls[: self._stepped]
+        if not self._calls:
+            self._file.truncate(0)
+            self._end = 0
+
+    def restored(self, base: CheckpointRef) -> None:
+        """Drop all calls, because a checkpoint has taken the place of what they did."""
         self._calls.clear()
-        self._file.truncate(0)
+        self.saved(base)
 
     def close(self) -> None:
         """Drop the file. Safe to call twice."""
         self._file.close()
+
+    @property
+    def _stepped(self) -> int:
+        """Return the number of calls up to the last step."""
+        return max((number for number, call in enumerate(self._calls, 1) if call.method == STEP), default=0)

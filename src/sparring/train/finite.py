@@ -11,6 +11,8 @@ from sparring.errors import NotFinite
 
 DROPPED_STEPS = 3
 """Number of consecutive optimiser steps with a non-finite gradient that ends the run."""
+DROPPED = "dropped_in_a_row"
+"""Key of a checkpoint's manifest for `FiniteSteps.in_a_row`; one of an older trainer has none."""
 
 
 class FiniteSteps:
@@ -18,11 +20,14 @@ class FiniteSteps:
 
     Args:
         name: name of the trained model.
+
+    Attributes:
+        in_a_row: number of them, 0 after a step with a finite gradient; a resumed run goes on from it.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._in_a_row = 0
+        self.in_a_row = 0
 
     def add(self, norm: float, tokens: float, version: int) -> dict[str, float]:
         """Record an optimiser step, and return the metrics that it changes: none for a step with a finite gradient.
@@ -37,12 +42,12 @@ class FiniteSteps:
             NotFinite: the step is the last of `DROPPED_STEPS` in a row.
         """
         if math.isfinite(norm):
-            self._in_a_row = 0
+            self.in_a_row = 0
             return {}
-        self._in_a_row += 1
-        if self._in_a_row >= DROPPED_STEPS:
+        self.in_a_row += 1
+        if self.in_a_row >= DROPPED_STEPS:
             raise NotFinite(
-                f"{self._name} step {version}: expected a finite gradient, got a norm of {norm} in {self._in_a_row} "
+                f"{self._name} step {version}: expected a finite gradient, got a norm of {norm} in {self.in_a_row} "
                 "optimiser steps in a row, which trained nothing; begin another run (--name), from the input or a "
                 "checkpoint of this one, with a lower train.learning_rate, a longer train.warmup_steps or a smaller "
                 "train.gradient_clip"

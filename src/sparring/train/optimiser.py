@@ -119,7 +119,7 @@ class Optimiser:
         every = self._ranks.gather(struct.pack(f"<{len(squares)}d", *squares))
         norm = norm_of(square for data in every for (square,) in struct.iter_unpack("<d", data))
         if math.isfinite(norm):
-            if self._clip and norm > self._clip:
+            if gradients and self._clip and norm > self._clip:  # this shard may have none
                 torch._foreach_mul_(gradients, self._clip / norm)
             for group in self._adamw.param_groups:
                 group["lr"] = rate

@@ -34,13 +34,13 @@ from sparring.train.begun import Begun, begun
 from sparring.train.blocks import BLOCK
 from sparring.train.config import TrainConfig
 from sparring.train.dealt import Dealt
-from sparring.train.finite import FiniteSteps, check_finite
+from sparring.train.finite import DROPPED, FiniteSteps, check_finite
 from sparring.train.lanes import Lanes
 from sparring.train.measure import Measures
 from sparring.train.optimiser import Optimiser, learning_rate
 from sparring.train.parts import Part, Parts, measured
 from sparring.train.quantities import Quantities
-from sparring.train.ranks import ALONE, Ranks, deal
+from sparring.train.ranks import ALONE, Ranks, agree, deal
 from sparring.train.survey import surveyed
 from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
 from sparring.weights.inline import Probe, publish
@@ -158,10 +158,12 @@ class LocalTrainer:
                 logprob_max_abs_diff, logprob_mean_abs_diff, mismatch_k3 and mismatch_ess (fresh tokens: see
                 `Measures.add_tokens`), logprob_stale_max_abs_diff, logprob_stale_share and version_lag_max.
 
+        After an error no gradient since the last step is left.
+
         Raises:
             ValueError: the batch is for another model, or has a term without a loss in this trainer.
         """
-        return await self._run_in_worker(self._forward_backward, batch)
+        return await self._run_in_worker(self._trained_or_dropped, batch)
 
     async def step(self, *, ends_update: bool = True) -> StepResult:
         """Apply the gradients and, at the end of an update, increment the version.
@@ -243,6 +245,17 @@ class LocalTrainer:
 
     def _score(self, teacher: str, request: ScoreRequest) -> Scores:
         return self._quantities.score(teacher, request, self._version)
+
+    def _trained_or_dropped(self, batch: Batch) -> dict[str, float]:
+        try:
+            return self._forward_backward(batch)
+        except BaseException:
+            self._drop_gradients()
+            raise
+
+    def _drop_gradients(self) -> None:
+        self._optimiser.discard()
+        self._has_gradients, self._tokens = False, 0.0
 
     def _forward_backward(self, batch: Batch) -> dict[str, float]:
         started = time.perf_counter()
@@ -344,6 +357,7 @@ class LocalTrainer:
             "version": self._version,
             "config": self._config_digest(),
             **self._begun.manifest(),
+            DROPPED: self._finite.in_a_row,
             "metrics": dict(metrics),
         }
         whole = {checkpoint.MODEL: self._trained.state()}
@@ -358,7 +372,14 @@ class LocalTrainer:
         return CheckpointRef(model=self._name, stage=stage, step=self._updates, path=path, metrics=dict(metrics))
 
     def _restore(self, ref: CheckpointRef) -> None:
-        manifest, tensors = checkpoint.read(Path(ref.path))
+        found = list[tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]]()
+
+        def read() -> bytes:
+            found.append(checkpoint.read(Path(ref.path)))
+            return b""
+
+        agree(self._ranks, read)  # so that all ranks restore it, or none
+        manifest, tensors = found[0]
         if manifest["config"] not in (self._config_digest(), self._config_digest(norm_of_blocks=False)):
             raise refusal(
                 f"checkpoint {ref.path}",
@@ -370,7 +391,8 @@ class LocalTrainer:
         self._trained.load_state(tensors[checkpoint.MODEL])
         for name, average in self._averages.items():
             average.load_state(tensors[checkpoint.AVERAGE.format(name)])
-        self._has_gradients = False
+        self._drop_gradients()
+        self._finite.in_a_row = manifest.get(DROPPED, 0)
         self._steps, self._updates = manifest["optimiser_steps"], manifest["step"]
         self._version, self._pristine, self._begun = manifest["version"], True, begun(manifest)
 

@@ -102,6 +102,12 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
     return state
 
 
+def forget(ref: WeightRef) -> None:
+    """Remove the file of published weights that their only receiver has fetched, before their publisher does. The
+    tensors stay."""
+    (FOLDER / msgspec.convert(ref.location, SegmentLocation).segment).unlink(missing_ok=True)
+
+
 def sweep() -> None:
     """Remove the files of dead publishers, recognised by the missing lock."""
     for path in FOLDER.glob(f"{PREFIX}*"):

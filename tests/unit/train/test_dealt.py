@@ -87,3 +87,20 @@ def test_an_error_of_one_rank_is_raised_in_all_and_leaves_no_gradient(tmp_path):
         return left, len(list(parts.run([ROWS], lambda rows: compute(mine, rows))))
 
     assert in_ranks(2, tmp_path, work) == [([], 4), ([], 4)]
+
+
+def test_a_rank_whose_shard_has_no_gradient_steps_with_the_others(tmp_path):
+    """Three ranks share one block, so that two have nothing, and the step is clipped."""
+
+    def work(ranks):
+        weight = nn.Parameter(torch.ones(2))
+        optimiser = Optimiser({"weight": weight}, TrainConfig(gradient_clip=0.5), ranks)
+        part = Part((weight * 3.0).sum(), lambda: Measures(0))
+        list(Dealt(optimiser, ranks).run([[["0"]]], lambda rows: part))
+        norm = optimiser.step(0.25)
+        optimiser.write_back()
+        return norm, weight.tolist(), list(optimiser.state())
+
+    found = in_ranks(3, tmp_path, work)
+    assert {(norm, *weight) for norm, weight, _ in found} == {(18.0**0.5, 0.75, 0.75)}
+    assert [len(state) for *_, state in found] == [3, 0, 0]

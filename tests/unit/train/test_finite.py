@@ -61,6 +61,26 @@ def test_several_dropped_steps_in_a_row_end_the_run(make_model, make_batch):
     assert [step["updated"] for step in steps(make_model(), between)] == [0.0, 0.0, 1.0, 0.0, 0.0]
 
 
+def test_dropped_steps_count_across_a_resume(make_model, make_batch, tmp_path):
+    bad = [broken(make_batch(step, rows=2)) for step in range(1, DROPPED_STEPS + 1)]
+
+    async def run(given, restored=None):
+        trainer = trainer_of(make_model())
+        try:
+            if restored is not None:
+                await trainer.restore(restored)
+            for batch in given:
+                await trainer.forward_backward(batch)
+                await trainer.step()
+            return await trainer.save(str(tmp_path / "step"), stage="rl", metrics={})
+        finally:
+            await trainer.close()
+
+    ref = asyncio.run(run(bad[1:]))
+    with pytest.raises(NotFinite, match="in 3 optimiser steps"):
+        asyncio.run(run(bad[:1], ref))
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_that_are_not_finite_are_neither_served_nor_saved(make_model, value, dtype, tmp_path):
