@@ -114,10 +114,13 @@ class Outline:
             return self.weights, self.packed
         return Size.of(one.nbytes for one in factors), Size.of((one.nbytes for one in self._packed_factors()), LARGE)
 
-    def micro_batch(self, tokens: int) -> Size:
+    def micro_batch(self, tokens: int, *, keeps_gradients: bool = False) -> Size:
         """Measure the peak memory of a micro-batch of `tokens` tokens, all of them trained: activations for the
         backward pass, and gradients that the trainer has not taken yet. It takes each gradient as soon as autograd has
         computed it.
+
+        Args:
+            keeps_gradients: count all gradients, which the trainer takes after the backward pass.
 
         Raises:
             BadInput: the model cannot be computed without values.
@@ -130,7 +133,7 @@ class Outline:
             needs = frozenset({"value"} if self.model.is_scalar else {"logprob", "entropy"})
             targets, heat = (torch.empty(tokens, dtype=kind, device="meta") for kind in (torch.int64, torch.float32))
             quantities = token_quantities(self.model, hidden, targets, heat, needs)
-            with _taken(self.trained):
+            with _taken(() if keeps_gradients else self.trained):
                 total = reduce(add, (one.sum() for one in quantities.values()))
                 torch.autograd.grad(total, self.trained, allow_unused=True)
         return meter.peak

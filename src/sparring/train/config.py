@@ -44,8 +44,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     token_budget: int = 0
     """Number of distinct tokens computed at once (a prefix that rows share counts once). It changes memory, speed and
     the last bits of a gradient, so a run keeps its first value. 0 chooses the largest, up to 8192, for which the run
-    takes at most half of the memory of the machine or container; in the `train` of a stage or a model, 0 is the value
-    of `[train]`."""
+    in one process takes at most half of the memory of the machine or container, so that the layout does not change it;
+    in the `train` of a stage or a model, 0 is the value of `[train]`."""
 
     save_every: int = 20
     """Steps between checkpoints; 0 writes only the last one of a stage."""

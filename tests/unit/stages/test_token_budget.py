@@ -74,3 +74,11 @@ def test_a_stage_that_leaves_it_open_has_the_runs() -> None:
         train = msgspec.structs.replace(config.train, token_budget=given)
         assert train_of(msgspec.structs.replace(config, train=train), "rl").tokens_at_once == expected
     assert chosen(config, SHAPES, 2 * total(512))[0].train.token_budget == 512
+
+
+def test_the_layout_does_not_change_it() -> None:
+    """Its bits depend on it."""
+    config = recipe()
+    for changes in ({"kind": "local", "ranks": 3}, {"kind": "local", "engines": 4}):
+        apart = msgspec.structs.replace(config, cluster=msgspec.structs.replace(config.cluster, **changes))
+        assert chosen(apart, SHAPES, 2 * total(2048))[0].train.token_budget == 2048

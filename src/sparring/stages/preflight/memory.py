@@ -1,22 +1,20 @@
-"""Peak memory of a run, computed from its recipe and its models on the meta device (`model.outline`)."""
+"""Peak memory of a process of a run, computed from the recipe and its models on the meta device (`model.outline`)."""
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparring.errors import refusal
 from sparring.model.hub import model_folder
 from sparring.model.outline import Outline, Size, outline
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.rl import CriticConfig, ImplicitConfig
-from sparring.stages.context import CHOSEN, MEMORY_WARNING_KEY, ONLINE_STAGES, POLICY, RunFiles
+from sparring.stages.context import ONLINE_STAGES, POLICY
 from sparring.stages.models.context_length import engine_of
 from sparring.stages.models.reference import AVERAGE, has_reference_model, is_averaging, reference_model
-from sparring.stages.preflight.machine import machine_memory
+from sparring.stages.preflight.rank_memory import FLOAT, buckets, shard
 from sparring.stages.runtime.saved import train_of
 
 if TYPE_CHECKING:
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 
-FLOAT = 4
-"""Bytes of each number that an optimiser keeps, whatever the dtype of the model."""
 LANES, SMALLEST_LANE = 2, 256
 """Number of lanes into which a trainer on a CPU cuts a micro-batch, and the minimum number of tokens of a lane; see
 `train.trainer`, `batch.packing`."""
@@ -54,7 +50,7 @@ PARTS = (
     (("packed",), "packed weights", "models.policy.dtype"),
     (("optimiser",), "optimiser", "models.policy.lora"),
     (("step",), "gradients and activations", "train.token_budget, models.policy.gradient_checkpointing"),
-    (("update",), "an update", "models.policy.lora"),
+    (("update", "published"), "an update", "models.policy.lora"),
     (("cache",), "engines' caches", "engine.kv.bytes, engine.kv.offload_bytes"),
     (("sampling",), "a step of sampling", "engine.batch.max_tokens"),
     (("process", "uncounted"), "the rest", ""),
@@ -62,9 +58,68 @@ PARTS = (
 """Parts of an estimate: its fields, their name in a message, and the keys of a recipe that make the part smaller."""
 
 
+class StageModels(NamedTuple):
+    """Models that a process holds in a stage. The models of a stage are closed when it ends.
+
+    Attributes:
+        trainers: models that are trained, each with the settings of its trainer.
+        teachers: frozen models that the policy's trainer computes.
+        frozen: other models that only compute.
+        engines: names of models with an engine.
+        files: models whose weights are read or written, and not computed.
+        averaged: number of parameters of the policy with a moving average in this stage.
+        ranks: number of processes that share the trainers' optimisers; 1: this process alone.
+        starts_empty: whether the policy's engine starts without a model, so that its first weights come as an update.
+    """
+
+    stage: str
+    trainers: tuple[tuple[Outline, TrainConfig], ...] = ()
+    teachers: tuple[Outline, ...] = ()
+    frozen: tuple[Outline, ...] = ()
+    engines: tuple[str, ...] = ()
+    files: tuple[Outline, ...] = ()
+    averaged: int = 0
+    ranks: int = 1
+    starts_empty: bool = False
+
+    @property
+    def computed(self) -> list[Outline]:
+        """Models without an engine that are computed."""
+        return [*(one for one, _ in self.trainers), *self.teachers, *self.frozen]
+
+    @property
+    def updates(self) -> bool:
+        """Whether the policy's engine here takes weights."""
+        return POLICY in self.engines and (self.starts_empty or self.stage in ONLINE_STAGES)
+
+    @staticmethod
+    def of(config: RunConfig, shapes: Mapping[str, Outline], stage: str) -> StageModels:
+        """Return all models of a stage that the run computes itself, in whichever process."""
+        section = _learner(config) if stage == "rl" else None
+        trainers = []
+        if stage in TRAINING:
+            heads = (SCALAR, "") if stage == "reward_model" else ("",)
+            trainers.append((_model(shapes, POLICY, *heads), train_of(config, stage)))
+        if section is not None:
+            heads = (SCALAR, "") if isinstance(section, CriticConfig) else ("",)
+            trainers.append((_model(shapes, section.model, *heads), config.train.replaced(section.train)))
+        teachers, frozen, others = _other_models(config, stage)
+        served = stage in SERVING and config.engine.kind != "openai"
+        is_averaged = stage in ONLINE_STAGES and is_averaging(config, stage)
+        models = StageModels(
+            stage=stage,
+            trainers=tuple(trainers),
+            teachers=tuple(_model(shapes, name) for name in teachers),
+            frozen=tuple(_model(shapes, name) for name in frozen),
+            engines=(*([POLICY] if served else []), *others),
+            averaged=_num_trained(shapes[POLICY]) if is_averaged else 0,
+        )
+        idle = not models.computed and not models.engines  # init and export hold the weights that they write
+        return models._replace(files=(shapes[POLICY],)) if idle else models
+
+
 class MemoryEstimate(NamedTuple):
-    """Peak memory of a run, in the stage that needs most: numbers of parameters, then bytes. The models of a stage are
-    closed when it ends."""
+    """Peak memory of one process, in the stage that needs most: numbers of parameters, then bytes."""
 
     stage: str
     parameters: int  # of the policy
@@ -77,6 +132,7 @@ class MemoryEstimate(NamedTuple):
     optimiser: int  # moments, float32 masters of weights of another dtype, and averages
     step: int  # micro-batches, gradients and published weights of a trainer, at their peak
     update: int  # weights staged for an engine, packed ones included
+    published: int  # published weights that stay beside a step; equal processes have them once
     cache: int  # keys and values here and in host memory, and recurrent states
     sampling: int  # one step of generation
     uncounted: int  # allowance, added when `process` is known
@@ -88,14 +144,27 @@ class MemoryEstimate(NamedTuple):
 
     @staticmethod
     def of(config: RunConfig, shapes: Mapping[str, Outline], process: int = 0) -> MemoryEstimate:
-        """Return the estimate of a run.
+        """Return the estimate of a run in one process, whatever its layout.
 
         Args:
             shapes: outlines of its models, made by `shapes_of`.
             process: bytes that the process has now; 0: unknown.
         """
-        stages = [_estimate(config, shapes, stage, process) for stage in config.run.stages or ("none",)]
-        return max(stages, key=lambda estimate: estimate.total)
+        stages = [StageModels.of(config, shapes, stage) for stage in config.run.stages or ("none",)]
+        estimates = (MemoryEstimate.of_stage(config, shapes, models, with_later(process)) for models in stages)
+        return max(estimates, key=lambda estimate: estimate.total)
+
+    @staticmethod
+    def of_stage(
+        config: RunConfig, shapes: Mapping[str, Outline], models: StageModels, process: int = 0, published: int = 0
+    ) -> MemoryEstimate:
+        """Return the estimate of a process with these models.
+
+        Args:
+            process: bytes of the process without models; 0: unknown.
+            published: bytes of published weights that stay beside a step.
+        """
+        return _estimate(config, shapes, models, process, published)
 
     def parts(self) -> list[tuple[str, int, str]]:
         """Return name, bytes and keys of each of `PARTS`."""
@@ -153,75 +222,90 @@ def _outline(config: RunConfig, name: str, start: Path | None, *, scalar: bool) 
     )
 
 
-def _estimate(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process: int) -> MemoryEstimate:
-    policy, section = shapes[POLICY], _learner(config)
+def with_later(process: int) -> int:
+    """Return the bytes of a process that has imported all that a run needs; 0: unknown.
 
-    def model(name: str, *heads: str) -> Outline:
-        return next((shapes[name + head] for head in heads or ("", SCALAR) if name + head in shapes), policy)
+    Args:
+        process: bytes that it has now; 0: unknown.
+    """
+    return process and process + LATER
 
-    heads = (SCALAR, "") if isinstance(section, CriticConfig) else ("",)
-    learner = None if section is None else model(section.model, *heads)
-    trained = model(POLICY, SCALAR) if stage == "reward_model" else policy
-    averaging = [name for name in config.run.stages if name in ONLINE_STAGES and is_averaging(config, name)]
-    averaged = _num_trained(policy) if averaging else 0
-    # the average of a float32 model serves as its frozen copy and takes no memory of its own
-    beside = averaged * FLOAT if stage in averaging and policy.model.dtype.itemsize != FLOAT else 0
-    frozen, others = _other_models(config, stage)
-    trainers = [trained] if stage in TRAINING else []
-    trainers += [learner] if stage == "rl" and learner is not None else []
-    serving = [POLICY] * config.cluster.engines if stage in SERVING and config.engine.kind != "openai" else []
-    engines = [*serving, *others]
-    every = [*trainers, *map(model, [*frozen, *engines])]
-    every += [] if trainers or engines else [policy]  # init and export hold the weights that they write
-    trains = [train_of(config, stage) if stage in TRAINING else config.train]
-    trains += [config.train.replaced(section.train)] if section is not None else []
-    sizes = [(one, _micro_batch(config, one, train)) for one, train in zip(trainers, trains, strict=False)]
+
+def _model(shapes: Mapping[str, Outline], name: str, *heads: str) -> Outline:
+    """Return the outline of a model, with the first of `heads` that it has; without one, the policy's."""
+    keys = [name + head for head in heads or ("", SCALAR)]
+    return next((shapes[key] for key in keys if key in shapes), shapes[POLICY])
+
+
+def _estimate(
+    config: RunConfig, shapes: Mapping[str, Outline], models: StageModels, process: int, published: int
+) -> MemoryEstimate:
+    policy, engines = shapes[POLICY], [(name, _model(shapes, name)) for name in models.engines]
+    trainers = [one for one, _ in models.trainers]
+    computed = [*models.computed, *(one for _, one in engines)]
     # gradient sums of all trainers exist at once; the micro-batches of one trainer are freed before another's begin
-    sums = sum(parameter.numel() * FLOAT for one, _ in sizes for parameter in one.trained)
-    step = sums + max((int(SCATTERED * size.kept) + size.returned for _, size in sizes), default=0)
-    staged, packed = (part if stage in ONLINE_STAGES and serving else Size() for part in policy.staged())
+    sums = sum(shard(one.trained, models.ranks).gradients for one in trainers)
+    sizes = [_micro_batch(config, one, train, models.ranks) for one, train in models.trainers]
+    step = sums + max((int(SCATTERED * size.kept) + size.returned for size in sizes), default=0)
+    brought = (policy.weights, policy.packed) if models.starts_empty else policy.staged()
+    update = sum(part.total for part in brought) if models.updates else 0
     # published weights reuse the memory of the policy's gradient sums
-    published = sum(one.nbytes for one in trained.trained) if trainers else 0
-    update, in_update = staged.total + packed.total, max(sums, published)
+    in_update = max(sums, published_bytes(trainers[0]) if trainers else 0)
     larger = in_update + update > step
+    # the average of a float32 model serves as its frozen copy and takes no memory of its own
+    beside = models.averaged * FLOAT if policy.model.dtype.itemsize != FLOAT else 0
+    learner = learner_of(config, shapes)
+    averaging = [name for name in config.run.stages if name in ONLINE_STAGES and is_averaging(config, name)]
     estimate = MemoryEstimate(
-        stage=stage,
+        stage=models.stage,
         parameters=policy.parameters,
         trained=_num_trained(policy),
         learner=0 if learner is None else learner.parameters,
-        averaged=averaged,
-        process=(process + LATER * (process > 0)) * (1 + (len(serving) if config.cluster.kind != "inline" else 0)),
-        weights=sum(one.weights.total + one.tables for one in every),
-        packed=sum(one.packed.total for one in every) if trainers or engines or frozen else 0,
-        optimiser=sum(_optimiser(one) for one in trainers) + beside,
+        averaged=_num_trained(policy) if averaging else 0,
+        process=process,
+        weights=sum(one.weights.total + one.tables for one in (*computed, *models.files)),
+        packed=sum(one.packed.total for one in computed),
+        optimiser=sum(shard(one.trained, models.ranks).optimiser for one in trainers) + beside,
         step=in_update if larger else step,
         update=update if larger else 0,
-        cache=sum(_cache(config, model(name), name) for name in engines),
-        sampling=sum(_sampling(config, model(name), name) for name in engines),
+        published=published,
+        cache=sum(_cache(config, one, name) for name, one in engines),
+        sampling=sum(_sampling(config, one, name) for name, one in engines),
         uncounted=0,
     )
     return estimate._replace(uncounted=int(UNCOUNTED * estimate.total) if process else 0)
+
+
+def published_bytes(model: Outline) -> int:
+    """Return the bytes of the weights that a trainer publishes."""
+    return sum(one.nbytes for one in model.trained)
 
 
 def _num_trained(model: Outline) -> int:
     return sum(one.numel() for one in model.trained)
 
 
-def _optimiser(model: Outline) -> int:
-    """Return the bytes of two moments, and of float32 masters of weights of another dtype."""
-    return sum((2 + (one.dtype.itemsize != FLOAT)) * one.numel() * FLOAT for one in model.trained)
-
-
-def _micro_batch(config: RunConfig, model: Outline, train: TrainConfig) -> Size:
+def _micro_batch(config: RunConfig, model: Outline, train: TrainConfig, ranks: int) -> Size:
     """Return the memory of a micro-batch, cut into lanes as the trainer cuts it, without the float32 sums of gradients.
-    Lanes are computed side by side, or in turn with one thread."""
+    Lanes are computed side by side, or in turn with one thread; a rank computes one, and keeps its gradients until it
+    has sent them."""
     budget = train.tokens_at_once
     tokens = min(budget, MOST_TOKENS)
     lanes = LANES if tokens >= LANES * SMALLEST_LANE else 1
-    size = model.micro_batch(-(-tokens // lanes))
+    size = model.micro_batch(-(-tokens // lanes), keeps_gradients=ranks > 1)
     if tokens < budget:  # activations grow with the tokens
         size = size.times(-(-budget // tokens))
+    if ranks > 1:
+        return Size(size.kept, size.returned + buckets(model.trained))
     return size if config.run.threads == 1 else size.times(lanes)
+
+
+def learner_of(config: RunConfig, shapes: Mapping[str, Outline]) -> Outline | None:
+    """Return the outline of the run's critic or implicit reward model."""
+    section = _learner(config)
+    if section is None:
+        return None
+    return _model(shapes, section.model, *((SCALAR, "") if isinstance(section, CriticConfig) else ("",)))
 
 
 def _learner(config: RunConfig) -> CriticConfig | ImplicitConfig | None:
@@ -229,24 +313,26 @@ def _learner(config: RunConfig) -> CriticConfig | ImplicitConfig | None:
     return (config.rl.critic or config.rl.implicit) if "rl" in config.run.stages else None
 
 
-def _other_models(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
-    """Return the models of a stage other than the policy and its critic: frozen ones (a reference, a reward model,
-    teachers over the whole vocabulary), and those with an engine in this process."""
-    frozen = [reference_model(config)] if stage == "rl" and has_reference_model(config) else []
+def _other_models(config: RunConfig, stage: str) -> tuple[list[str], list[str], list[str]]:
+    """Return the models of a stage other than the policy and its critic: those that its trainer computes (a reference,
+    teachers over the whole vocabulary), a reward model, and those with an engine in this process."""
+    teachers = [reference_model(config)] if stage == "rl" and has_reference_model(config) else []
+    frozen: list[str] = []
     engines: list[str] = []
     if stage in SERVING:
         frozen += [config.rl.reward_model] if config.rl.reward_model is not None else []
         engines += sorted({*config.rollout.roles.values()} - {POLICY})
     if stage == "distill":
-        teachers = sorted(set(config.distill.teachers.values()) - {POLICY})  # the policy is served already
+        named = sorted(set(config.distill.teachers.values()) - {POLICY})  # the policy is served already
         by_vocabulary = config.distill.over == "vocabulary"
-        frozen += [name for name in teachers if by_vocabulary or name == AVERAGE]
-        engines += [name for name in teachers if not by_vocabulary and name != AVERAGE]
+        teachers += [name for name in named if by_vocabulary or name == AVERAGE]
+        engines += [name for name in named if not by_vocabulary and name != AVERAGE]
     if stage == "collect":
         engines += sorted(set(config.collect.by_domain.values()))
     if stage in PLAYING:
         engines += sorted(config.judging)
-    return frozen, [name for name in engines if name not in config.models or config.models[name].served is None]
+    here = [name for name in engines if name not in config.models or config.models[name].served is None]
+    return teachers, frozen, here
 
 
 def _cache(config: RunConfig, model: Outline, name: str) -> int:
@@ -266,26 +352,3 @@ def _sampling(config: RunConfig, model: Outline, name: str) -> int:
     dtype = config.models.get(name, config.models[POLICY]).dtype
     tokens = min(engine.batch.max_tokens, engine.kv.capacity(model.token_bytes(dtype)))
     return model.step(tokens, min(tokens, engine.batch.max_running)).total
-
-
-def check_memory(files: RunFiles, shapes: Mapping[str, Outline]) -> list[str]:
-    """Refuse a run whose peak memory or checkpoints exceed the machine; `run.memory = "warn"` only warns of memory."""
-    config, estimate = files.config, MemoryEstimate.of(files.config, shapes, resident())
-    here, warnings = machine_memory(), []
-    if config.run.device == "cpu" and estimate.total > here:
-        do = "lower train.token_budget, engine.kv.bytes or engine.kv.offload_bytes, or take a smaller model"
-        got = f"{here / GIB:.1f} GiB on this machine"
-        if config.run.memory == "refuse":
-            raise refusal("memory", estimate.in_words(), got, f'{do}; or set run.memory = "warn" to begin all the same')
-        warnings.append(f"memory: warning: expected {estimate.in_words()}, got {got}; {do}")
-    free = shutil.disk_usage(files.folder).free
-    disk = ((estimate.trained + estimate.learner) * 12 + estimate.averaged * 4) * (config.train.keep_last + 1) * 2
-    if disk > free:
-        expected, got = f"{disk / GIB:.1f} GiB of disk for checkpoints", f"{free / GIB:.1f} GiB"
-        raise refusal(str(files.folder), expected, got, "free disk space")
-    millions = estimate.parameters / 1e6
-    about = f"memory: about {estimate.total / GIB:.2f} GiB of {here / GIB:.0f} GiB"
-    facts = [f"{about} for {millions:.2f} million parameters, most of it in stage {estimate.stage}", *warnings]
-    files.store.put(MEMORY_WARNING_KEY, facts[-1])
-    chosen = files.store.get(CHOSEN)
-    return [*facts, f"memory: the largest parts: {estimate.largest()}", *([chosen] if chosen else [])]

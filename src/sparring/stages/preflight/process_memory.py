@@ -1,0 +1,239 @@
+"""Memory of each process of a run, and of all that share this machine.
+
+The run's process holds all that has no process of its own. The policy's trainer and its critic may have ranks, the
+policy's engine may have processes here or on other nodes, or servers that the user has started.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from sparring.errors import refusal
+from sparring.model.outline import Outline
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import CHOSEN, MEMORY_WARNING_KEY, ONLINE_STAGES, POLICY, RunFiles
+from sparring.stages.preflight.machine import machine_memory
+from sparring.stages.preflight.memory import (
+    GIB,
+    MemoryEstimate,
+    StageModels,
+    published_bytes,
+    resident,
+    with_later,
+)
+
+RANK, ENGINE = 400 << 20, 350 << 20
+"""Bytes of a rank's and of an engine's process without a model: libraries, and what they begin with. Measured by
+`tests/loop/test_process_peaks.py`."""
+RUN, ENGINES, TRAINER, CRITIC, REWARD = (
+    "the run's process",
+    "engine process",
+    "trainer rank",
+    "critic rank",
+    "reward rank",
+)
+"""Kinds of processes; the last two train a critic or an implicit reward model."""
+
+
+class Processes(NamedTuple):
+    """Processes of a run that need the same memory.
+
+    Attributes:
+        here: whether they are on the machine of the run's process.
+    """
+
+    kind: str
+    number: int
+    each: MemoryEstimate
+    here: bool = True
+
+    @property
+    def total(self) -> int:
+        """All their bytes. Published weights count once: one rank publishes, and engines map the same file."""
+        return self.number * (self.each.total - self.each.published) + self.each.published
+
+    def in_words(self) -> str:
+        """Return the memory of one of them as text."""
+        each = f"{self.each.total / GIB:.2f} GiB in"
+        if self.kind == RUN:
+            return f"{each} {self.kind}"
+        plural = f"{self.kind}es" if self.kind.endswith("s") else f"{self.kind}s"
+        return f"{each} one {self.kind}" if self.number == 1 else f"{each} each of {self.number} {plural}"
+
+
+class RunMemory(NamedTuple):
+    """Memory of a run: its processes in each stage."""
+
+    stages: tuple[tuple[Processes, ...], ...]
+
+    @staticmethod
+    def of(config: RunConfig, shapes: Mapping[str, Outline], process: int = 0) -> RunMemory:
+        """Return the memory of a run.
+
+        Args:
+            shapes: outlines of its models, made by `memory.shapes_of`.
+            process: bytes that the run's process has now; 0: unknown.
+        """
+        stages = [StageModels.of(config, shapes, stage) for stage in config.run.stages or ("none",)]
+        return RunMemory(tuple(tuple(_processes(config, shapes, models, process)) for models in stages))
+
+    @property
+    def largest(self) -> tuple[Processes, ...]:
+        """Processes of the stage that needs most on this machine."""
+        return max(self.stages, key=_here)
+
+    @property
+    def total(self) -> int:
+        """Bytes on this machine."""
+        return _here(self.largest)
+
+    def peaks(self) -> list[Processes]:
+        """Return the processes of each kind in the stage in which one of them needs most."""
+        most: dict[str, Processes] = {}
+        for one in (one for stage in self.stages for one in stage):
+            if one.kind not in most or one.each.total > most[one.kind].each.total:
+                most[one.kind] = one
+        return list(most.values())
+
+    def in_words(self) -> str:
+        """Return the bytes on this machine, and their parts or processes, as text."""
+        first = self.largest[0]
+        if len(self.largest) == 1:
+            return first.each.in_words()
+        parts = ", ".join(one.in_words() for one in self.largest if one.here)
+        return f"{self.total / GIB:.1f} GiB in stage {first.each.stage} ({parts})"
+
+    def with_engines(self, count: int) -> RunMemory:
+        """Return the memory of the run with another number of engine processes."""
+        return RunMemory(
+            tuple(
+                tuple(one._replace(number=count) if one.kind == ENGINES else one for one in stage)
+                for stage in self.stages
+            )
+        )
+
+
+def _here(processes: tuple[Processes, ...]) -> int:
+    return sum(one.total for one in processes if one.here)
+
+
+def _processes(
+    config: RunConfig, shapes: Mapping[str, Outline], models: StageModels, process: int
+) -> Iterator[Processes]:
+    """Yield the processes of a stage, the run's first."""
+    cluster, policy = config.cluster, shapes[POLICY]
+    elsewhere = POLICY in models.engines and (bool(config.engine.urls) or cluster.kind != "inline")
+    ranks = cluster.ranks if models.trainers else 1
+    publishes = models.stage in ONLINE_STAGES
+    yield Processes(RUN, 1, _of_run(config, shapes, models, with_later(process), elsewhere=elsewhere, ranks=ranks))
+    for number, trainer in enumerate(models.trainers if ranks > 1 else ()):
+        held = StageModels(stage=models.stage, trainers=(trainer,), ranks=ranks)
+        if number == 0:
+            held = held._replace(teachers=models.teachers, averaged=models.averaged)
+        published = published_bytes(policy) if publishes and number == 0 else 0
+        each = MemoryEstimate.of_stage(config, shapes, held, RANK * (process > 0), published)
+        learner = REWARD if config.rl.critic is None else CRITIC
+        yield Processes(learner if number else TRAINER, ranks, each)
+    if elsewhere and not config.engine.urls:
+        held = StageModels(stage=models.stage, engines=(POLICY,), starts_empty=True)
+        each = MemoryEstimate.of_stage(config, shapes, held, ENGINE * (process > 0), policy.weights.total)
+        yield Processes(ENGINES, cluster.engines, each, here=cluster.kind == "local")
+
+
+def _of_run(
+    config: RunConfig,
+    shapes: Mapping[str, Outline],
+    models: StageModels,
+    process: int,
+    *,
+    elsewhere: bool,
+    ranks: int,
+) -> MemoryEstimate:
+    """Return the estimate of the run's own process. It reads the policy to send the first weights to engines elsewhere,
+    and keeps the weights that it sent last for engines that come back.
+
+    Args:
+        elsewhere: whether the policy's engines are other processes.
+    """
+    policy, held = shapes[POLICY], models
+    if elsewhere:
+        held = held._replace(engines=tuple(name for name in models.engines if name != POLICY))
+    if ranks > 1:
+        held = held._replace(trainers=(), teachers=(), averaged=0)
+    kept = published_bytes(policy) if elsewhere and models.stage in ONLINE_STAGES else 0
+    later = MemoryEstimate.of_stage(config, shapes, held, process, kept * (2 if ranks > 1 else 1))
+    if not elsewhere or held.trainers:  # a trainer's first step takes more than what it follows
+        return later
+    reading = held._replace(frozen=(*held.frozen, policy))
+    return max(later, MemoryEstimate.of_stage(config, shapes, reading, process), key=lambda each: each.total)
+
+
+def smaller_layout(
+    config: RunConfig, shapes: Mapping[str, Outline], memory: int, process: int = 0
+) -> tuple[str, RunMemory] | None:
+    """Return the smallest change of the layout with which the run fits into `memory`, as settings, and its memory then;
+    None if there is none. More ranks never need less of one machine: each has all parameters.
+
+    Args:
+        process: bytes that the run's process has now; 0: unknown.
+    """
+    ranks, engines = config.cluster.ranks, config.cluster.engines
+    if config.cluster.kind != "local":
+        return None
+    fitting = []
+    for fewer in range(ranks, 0, -1):
+        found = RunMemory.of(_with(config, ranks=fewer), shapes, process)
+        count = next((n for n in range(engines, 0, -1) if found.with_engines(n).total <= memory), None)
+        if count is not None:
+            settings = {"cluster.ranks": (ranks, fewer), "cluster.engines": (engines, count)}
+            changed = [f"{key} = {now}" for key, (before, now) in settings.items() if now != before]
+            fitting.append((ranks - fewer + engines - count, " and ".join(changed), found.with_engines(count)))
+    if fitting:
+        _, change, found = min(fitting, key=lambda each: each[0])
+        return change, found
+    alone = RunMemory.of(_with(config, kind="inline", ranks=1, engines=1), shapes, process)
+    return ('cluster.kind = "inline" with one rank and one engine', alone) if alone.total <= memory else None
+
+
+def _with(config: RunConfig, **settings: int | str) -> RunConfig:
+    return msgspec.structs.replace(config, cluster=msgspec.structs.replace(config.cluster, **settings))
+
+
+def check_memory(files: RunFiles, shapes: Mapping[str, Outline]) -> list[str]:
+    """Refuse a run whose processes on this machine, or checkpoints, exceed it; `run.memory = "warn"` only warns of
+    memory."""
+    config, process = files.config, resident()
+    found, here, warnings = RunMemory.of(config, shapes, process), machine_memory(), []
+    if config.run.device == "cpu" and found.total > here:
+        do = "lower train.token_budget, engine.kv.bytes or engine.kv.offload_bytes, or take a smaller model"
+        if (smaller := smaller_layout(config, shapes, here, process)) is not None:
+            do = f"set {smaller[0]}, which takes {smaller[1].total / GIB:.1f} GiB, or {do}"
+        got = f"{here / GIB:.1f} GiB on this machine"
+        if config.run.memory == "refuse":
+            raise refusal("memory", found.in_words(), got, f'{do}; or set run.memory = "warn" to begin all the same')
+        warnings.append(f"memory: warning: expected {found.in_words()}, got {got}; {do}")
+    estimate = found.largest[0].each
+    _check_disk(files, estimate)
+    about = f"memory: about {found.total / GIB:.2f} GiB of {here / GIB:.0f} GiB"
+    millions, peaks = estimate.parameters / 1e6, found.peaks()
+    facts = [f"{about} for {millions:.2f} million parameters, most of it in stage {estimate.stage}", *warnings]
+    files.store.put(MEMORY_WARNING_KEY, facts[-1])
+    largest = max(peaks, key=lambda one: one.each.total)
+    whose = ""
+    if len(peaks) > 1:
+        facts.append(f"memory: {', '.join(one.in_words() for one in peaks)}")
+        whose = f" of {largest.kind}"
+    chosen = files.store.get(CHOSEN)
+    return [*facts, f"memory: the largest parts{whose}: {largest.each.largest()}", *([chosen] if chosen else [])]
+
+
+def _check_disk(files: RunFiles, estimate: MemoryEstimate) -> None:
+    free, kept = shutil.disk_usage(files.folder).free, files.config.train.keep_last + 1
+    disk = ((estimate.trained + estimate.learner) * 12 + estimate.averaged * 4) * kept * 2
+    if disk > free:
+        expected, got = f"{disk / GIB:.1f} GiB of disk for checkpoints", f"{free / GIB:.1f} GiB"
+        raise refusal(str(files.folder), expected, got, "free disk space")

@@ -1,0 +1,182 @@
+"""What `sparring check` says each process of a run holds: what has a process of its own counts there and not in the
+run's."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from test_memory import OTHERS, POLICY, held_config, sized
+
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.preflight.memory import MemoryEstimate
+from sparring.stages.preflight.process_memory import (
+    CRITIC,
+    ENGINES,
+    RUN,
+    TRAINER,
+    Processes,
+    RunMemory,
+    smaller_layout,
+)
+from sparring.stages.preflight.rank_memory import buckets, shard
+from sparring.train.blocks import BLOCK
+from sparring.train.config import TrainConfig
+from sparring.train.dealt import BUCKET
+from sparring.train.optimiser import Optimiser
+from sparring.train.ranks import Alone
+
+SHAPES = {"policy": POLICY, **{name: sized(1) for name in OTHERS}}
+WHOLE = POLICY.weights.total
+GIB = 1 << 30
+
+
+def laid_out(**cluster: Any) -> RunConfig:
+    settings = {key: cluster.pop(key) for key in ("stages", "urls", "rl", "policy") if key in cluster}
+    config = held_config(settings.pop("stages", ("rl",)), rl=settings.get("rl"), policy=settings.get("policy"))
+    changed = msgspec.structs.replace(config.cluster, **cluster)
+    engine = (
+        msgspec.structs.replace(config.engine, kind="remote", urls=settings["urls"]) if "urls" in settings else None
+    )
+    return msgspec.structs.replace(config, cluster=changed, engine=engine or config.engine)
+
+
+def of(**cluster: Any) -> dict[str, Processes]:
+    (stage,) = RunMemory.of(laid_out(**cluster), SHAPES).stages
+    return {one.kind: one for one in stage}
+
+
+def whole() -> MemoryEstimate:
+    return MemoryEstimate.of(laid_out(), SHAPES)
+
+
+def test_a_run_without_processes_holds_everything() -> None:
+    found = RunMemory.of(laid_out(), SHAPES)
+    assert [one.each for one in found.largest] == [whole()] and found.total == whole().total
+
+
+@pytest.mark.parametrize("kind", ["local", "ray"])
+def test_an_engine_process_has_the_engine(kind: str) -> None:
+    """With a copy of the weights, its cache, and an update as large as the whole model."""
+    found = of(kind=kind, engines=2)
+    run, engine = found[RUN].each, found[ENGINES]
+    assert (run.cache, run.sampling, run.optimiser) == (0, 0, whole().optimiser)
+    assert (engine.number, engine.here) == (2, kind == "local")
+    one = engine.each
+    assert (one.cache, one.sampling, one.optimiser, one.step) == (whole().cache, whole().sampling, 0, 0)
+    assert run.weights + one.weights == whole().weights and run.packed + one.packed == whole().packed
+    assert one.update == WHOLE + POLICY.packed.total
+    assert engine.total == 2 * one.total - WHOLE, "both map one file"
+    here = RunMemory.of(laid_out(kind=kind, engines=2), SHAPES).total
+    assert here == run.total + engine.here * engine.total
+
+
+def test_an_engine_elsewhere_takes_no_memory_of_the_run() -> None:
+    (run,) = of(urls=("http://a:1", "http://b:2")).values()
+    assert (run.each.cache, run.each.sampling) == (0, 0)
+    assert run.each.weights == whole().weights - WHOLE - POLICY.tables
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ranks_have_a_share_of_the_optimiser_and_all_weights(dtype: str) -> None:
+    """The run's process trains nothing."""
+    shapes = {"policy": sized(3, dtype=dtype)}
+
+    def ranked(ranks: int) -> dict[str, Processes]:
+        (stage,) = RunMemory.of(laid_out(kind="local", ranks=ranks, policy={"dtype": dtype}), shapes).stages
+        return {one.kind: one for one in stage}
+
+    own = ranked(1)[RUN].each
+    for ranks in (2, 3):
+        found = ranked(ranks)
+        run, rank = found[RUN].each, found[TRAINER]
+        assert (run.optimiser, run.step) == (0, 0) and rank.number == ranks
+        assert rank.each.weights == shapes["policy"].weights.total + shapes["policy"].tables
+        share = rank.each.optimiser * ranks / own.optimiser
+        # a float32 parameter that is cut in two is no master of itself: three numbers for each of its elements, not two
+        assert 1 <= share <= (1.6 if dtype == "float32" else 1.1)
+        assert rank.each.published == shapes["policy"].weights.total
+
+
+def test_a_critic_has_ranks_of_its_own() -> None:
+    found = of(kind="local", ranks=2, rl={"critic": {"model": "policy"}})
+    assert {kind: one.number for kind, one in found.items()} == {RUN: 1, TRAINER: 2, CRITIC: 2, ENGINES: 1}
+    assert found[CRITIC].each.optimiser == found[TRAINER].each.optimiser and not found[CRITIC].each.published
+
+
+def test_a_reference_is_where_it_is_computed_and_a_reward_model_in_the_run() -> None:
+    plain = of(kind="local", ranks=2)
+    both = POLICY.weights.total + POLICY.packed.total + POLICY.tables
+    asked = of(kind="local", ranks=2, rl={"preference": {"name": "dpo"}})
+    assert asked[TRAINER].each.weights + asked[TRAINER].each.packed == both * 2
+    assert asked[RUN] == plain[RUN]
+    judged = of(kind="local", ranks=2, rl={"reward_model": "large"})
+    assert judged[TRAINER] == plain[TRAINER] and judged[RUN].each.weights > plain[RUN].each.weights
+
+
+@dataclass(frozen=True)
+class Numbered(Alone):
+    """Place among ranks that are not asked."""
+
+    rank: int
+    count: int
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_shard_is_as_large_as_the_optimisers(ranks: int, dtype: torch.dtype) -> None:
+    sizes = {"a": 5 * BLOCK, "b": 7, "c": 2 * BLOCK + 1, "d": BLOCK}
+    parameters = {name: torch.nn.Parameter(torch.zeros(size, dtype=dtype)) for name, size in sizes.items()}
+    said, real = shard(list(parameters.values()), ranks), []
+    for rank in range(ranks):
+        optimiser = Optimiser(parameters, TrainConfig(), Numbered(rank, ranks))
+        lengths = {name: end - begin for name, (begin, end) in optimiser.ranges.items()}
+        copies = sum(n for name, n in lengths.items() if dtype != torch.float32 or n < sizes[name])
+        real.append((4 * (2 * sum(lengths.values()) + copies), 4 * sum(lengths.values())))
+    assert said == max(real)
+
+
+def test_a_gradient_larger_than_a_bucket_travels_alone() -> None:
+    def numbers(count: int) -> torch.Tensor:
+        return torch.empty(count, dtype=torch.uint8, device="meta")
+
+    assert buckets([numbers(10), numbers(20)]) == 60
+    assert buckets([numbers(BUCKET), numbers(20)]) == 2 * BUCKET
+    assert buckets([numbers(2 * BUCKET), numbers(20)]) == 4 * BUCKET
+    assert buckets([]) == 0
+
+
+def test_a_rank_keeps_the_gradients_of_its_part() -> None:
+    taken, kept = (POLICY.micro_batch(64, keeps_gradients=asked).total for asked in (False, True))
+    assert taken < kept <= taken + WHOLE
+
+
+def test_the_smallest_change_that_fits_is_found() -> None:
+    """Fewer engines or ranks, else all in one process; more ranks never need less of one machine."""
+
+    def total(**cluster: Any) -> int:
+        return RunMemory.of(laid_out(kind="local", **cluster), SHAPES).total
+
+    assert total(ranks=1) < total(ranks=2) < total(ranks=3)
+    for had, fits, change in (
+        ({"engines": 3}, {"engines": 2}, "cluster.engines = 2"),
+        ({"ranks": 3}, {"ranks": 2}, "cluster.ranks = 2"),
+        ({"ranks": 3}, {}, "cluster.ranks = 1"),
+    ):
+        found = smaller_layout(laid_out(kind="local", **had), SHAPES, total(**fits))
+        assert found is not None and (found[0], found[1].total) == (change, total(**fits))
+    found = smaller_layout(laid_out(kind="local", engines=2, ranks=2), SHAPES, total() - 1)
+    assert found is not None and found[0].startswith('cluster.kind = "inline"') and found[1].total == whole().total
+    assert smaller_layout(laid_out(kind="local", engines=2), SHAPES, whole().total - 1) is None
+    assert smaller_layout(laid_out(), SHAPES, 0) is None
+
+
+def test_a_run_is_described_by_its_processes() -> None:
+    found = RunMemory.of(laid_out(kind="local", ranks=2, engines=3, stages=("sft", "rl")), SHAPES)
+    words = ", ".join(one.in_words() for one in found.peaks())
+    expected = "# GiB in the run's process, # GiB in each of 2 trainer ranks, # GiB in each of 3 engine processes"
+    assert re.sub(r"\d\.\d\d", "#", words) == expected
+    assert found.in_words().startswith("0.0 GiB in stage rl (0.00 GiB in the run's process, ")
+    assert {one.kind for one in found.stages[0]} == {RUN, TRAINER}, "engines start with the first stage that samples"
