@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,9 +12,9 @@ from threading import Lock
 from typing import Any
 
 import pytest
-from test_trainer import START_S, batches, parts_of, qwen3, use, without_times
+from test_trainer import FULL, START_S, batches, beyond, parts_of, qwen3, trained, use, without_times
 
-from sparring.cluster.rank_process import RankEnded
+from sparring.cluster.rank_process import RankEnded, RankProcess
 from sparring.cluster.ranks import RankTrainer
 from sparring.cluster.trainer import TrainerParts
 from sparring.errors import BadInput, OtherRankFailed, TrainerError
@@ -72,6 +73,7 @@ async def every_call(trainer: Trainer, folder: Path) -> list[Any]:
     return [*seen, (await trainer.push()).digests]
 
 
+@FULL
 @pytest.mark.parametrize("method", ["forward_backward", "step", "save", "score", "forward", "push", "restore"])
 def test_a_rank_may_be_lost_in_any_call_and_after_it(method: str, qwen3: Path, tmp_path: Path) -> None:
     parts = parts_of(qwen3, teachers={"first": None})
@@ -89,6 +91,7 @@ def changed(work: Callable[[Trainer, Path], Any], qwen3: Path, tmp_path: Path, *
     assert found == use(parts.trainer(), lambda trainer: work(trainer, tmp_path / "own"))
 
 
+@FULL
 def test_gradients_that_were_not_applied_when_it_was_saved_are_there_again(qwen3: Path, tmp_path: Path) -> None:
     async def work(trainer: Trainer, folder: Path) -> Any:
         first, second, third = batches()
@@ -115,6 +118,7 @@ def test_a_call_that_failed_for_lack_of_memory_is_not_made_again(qwen3: Path, tm
     changed(work, qwen3, tmp_path, (FAILS, "forward_backward"), (LOST, "push"))
 
 
+@FULL
 def test_a_step_that_cannot_be_trained_again_is_told_and_tried_again(qwen3: Path, tmp_path: Path) -> None:
     async def work(trainer: Trainer, folder: Path) -> Any:
         await trainer.forward_backward(batches(1)[0])
@@ -127,6 +131,7 @@ def test_a_step_that_cannot_be_trained_again_is_told_and_tried_again(qwen3: Path
     changed(work, qwen3, tmp_path, (LOST, "push"), (FAILS, "forward_backward"))
 
 
+@FULL
 def test_ranks_without_their_checkpoint_do_not_go_on_without_it(qwen3: Path, tmp_path: Path) -> None:
     async def work(trainer: Trainer, folder: Path) -> Any:
         await trainer.forward_backward(batches(1)[0])
@@ -144,6 +149,7 @@ def test_ranks_without_their_checkpoint_do_not_go_on_without_it(qwen3: Path, tmp
     changed(work, qwen3, tmp_path, (LOST, "push"))
 
 
+@FULL
 def test_a_checkpoint_that_one_rank_cannot_read_changes_no_rank(qwen3: Path, tmp_path: Path) -> None:
     parts = parts_of(qwen3)
     ref = use(parts.trainer(), lambda trainer: trainer.save(str(tmp_path / "step"), stage="rl", metrics={}))
@@ -164,3 +170,59 @@ def test_a_checkpoint_that_one_rank_cannot_read_changes_no_rank(qwen3: Path, tmp
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(restored, range(2))) == [1, 1]
+
+
+@FULL
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stands still"])
+@pytest.mark.parametrize("saved", [True, False], ids=["after a checkpoint", "without one"])
+def test_a_rank_that_is_lost_is_replaced_and_changes_no_bit(
+    how: signal.Signals, saved: bool, qwen3: Path, tmp_path: Path
+) -> None:
+    """It is lost between two calls; the steps since the checkpoint are trained again, a failed batch among them."""
+    parts, given, made = parts_of(qwen3), batches(4), list[RankProcess]()
+
+    def make() -> list[RankProcess]:
+        made[:] = [RankProcess(rank, silent_s=4.0) for rank in range(2)]
+        return made
+
+    async def work(trainer: Trainer) -> list[Any]:
+        seen: list[Any] = []
+        for batch in given[:3]:
+            seen.append(without_times(await trainer.forward_backward(batch)))
+            seen.append(without_times((await trainer.step()).metrics))
+            if saved and batch.step == 1:
+                await trainer.save(str(tmp_path / f"step-{len(made)}"), stage="rl", metrics={})
+        with pytest.raises(BadInput):
+            await trainer.forward_backward(replace(given[0], rows=(beyond(given[0].rows[0]),)))
+        seen.append((await trainer.push()).checksum)
+        if made:
+            os.kill(made[1].pid, how)
+        return [*seen, *await trained(trainer, given[3:])]
+
+    expected = use(parts.trainer(), work)
+    first = use(RankTrainer(parts, make, START_S), work)
+    assert first == expected
+    check_gone(made)
+
+
+def check_gone(ranks: list[RankProcess]) -> None:
+    assert not any(Path(f"/proc/{rank.pid}").exists() for rank in ranks)
+
+
+@FULL
+def test_a_rank_that_ends_whenever_it_is_called_ends_the_trainer(qwen3: Path) -> None:
+    made = list[RankProcess]()
+
+    def make() -> list[RankProcess]:
+        made.append(RankProcess(0))
+        return made[-1:]
+
+    async def work(trainer: Trainer) -> None:
+        made[-1].kill()
+        parts.models.clear()  # nothing can be loaded any more
+        with pytest.raises(TrainerError):
+            await trainer.push()
+
+    parts = parts_of(qwen3)
+    use(RankTrainer(parts, make, START_S), work)
+    check_gone(made)
