@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from own_processes import processes_with, started
 from test_fleet_run import check_ended, check_same, words
 
 from sparring.cli.main import main
@@ -19,25 +18,8 @@ LOCAL = ("cluster.kind=local", "cluster.engines=2", "cluster.engine_threads=1", 
 
 
 def engines(folder: Path) -> list[int]:
-    """Process ids of the engines of a run that has this folder in its environment."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                command = (entry / "cmdline").read_bytes().split(b"\0")
-                environment = (entry / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"--until-input-ends" in command and f"TMPDIR={folder}".encode() in environment:
-                found.append(int(entry.name))
-    return found
-
-
-def started(recipe: Path, name: str, *settings: str) -> subprocess.Popen[str]:
-    """A run whose engines have their sockets beside its recipe."""
-    command = (sys.executable, "-m", "sparring.cli.main", *words(recipe, name, *settings))
-    environment = {**os.environ, "TMPDIR": str(recipe.parent)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    """Process ids of the engines of a run beside whose recipe its temporary files stand."""
+    return processes_with("--until-input-ends", folder)
 
 
 @pytest.mark.parametrize(

@@ -6,51 +6,25 @@ import json
 import os
 import signal
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from own_processes import processes_with, started
 from test_fleet_run import check_ended, check_same, words
 
 from sparring.cli.main import main
 
+Wait = Callable[[subprocess.Popen[str], str], None]
 STAGES = 'run.stages=["rl", "eval"]'
-LINES = "observe.lines_every_s=0.01"
+LOUD = (STAGES, "observe.lines_every_s=0.01")
 TWO = ("cluster.kind=local", "cluster.ranks=2", "cluster.engine_threads=1")
 THREE = ("cluster.kind=local", "cluster.ranks=3", "cluster.engine_threads=1")
 
 
 def ranks_of(folder: Path) -> list[int]:
-    """Process ids of the ranks of a run that has this folder in its environment."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                command = (entry / "cmdline").read_bytes().split(b"\0")
-                environment = (entry / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"sparring.cluster.rank_process" in command and f"TMPDIR={folder}".encode() in environment:
-                found.append(int(entry.name))
-    return found
-
-
-def started(recipe: Path, name: str, *settings: str) -> subprocess.Popen[str]:
-    """A run whose temporary files stand beside its recipe."""
-    command = (sys.executable, "-m", "sparring.cli.main", *words(recipe, name, STAGES, LINES, *settings))
-    environment = {**os.environ, "TMPDIR": str(recipe.parent)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-
-
-def lines_until(run: subprocess.Popen[str], start: str) -> None:
-    """Read a run's output until a line begins so."""
-    assert run.stdout is not None
-    seen = []
-    for line in run.stdout:
-        seen.append(line)
-        if line.startswith(start):
-            return
-    raise AssertionError(f"the run ended without {start!r}: {''.join(seen)}")
+    """Process ids of the ranks of a run beside whose recipe its temporary files stand."""
+    return processes_with("sparring.cluster.rank_process", folder)
 
 
 @pytest.mark.full
@@ -71,12 +45,12 @@ def measured(run: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-def test_a_run_moves_between_numbers_of_ranks(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_moves_between_numbers_of_ranks(given: Path, capsys: pytest.CaptureFixture[str], wait_for: Wait) -> None:
     """It is killed three times, each time with another number of ranks, and goes on with one."""
     assert main(words(given, "own", STAGES)) == 0
     for moment, layout in (("rl 1/6", TWO), ("rl 3/6", THREE), ("rl 4/6", TWO)):
-        with started(given, "moved", *layout) as run:
-            lines_until(run, moment)
+        with started(given, "moved", *LOUD, *layout) as run:
+            wait_for(run, moment)
             run.kill()
     assert main(words(given, "moved", STAGES)) == 0
     check_same(given, "moved", capsys)
@@ -84,9 +58,9 @@ def test_a_run_moves_between_numbers_of_ranks(given: Path, capsys: pytest.Captur
 
 @pytest.mark.full
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_ends_leaves_no_rank(how: signal.Signals, given: Path) -> None:
-    with started(given, "ended", "rl.steps=1000", *TWO) as run:
-        lines_until(run, "rl ")
+def test_a_run_that_ends_leaves_no_rank(how: signal.Signals, given: Path, wait_for: Wait) -> None:
+    with started(given, "ended", *LOUD, "rl.steps=1000", *TWO) as run:
+        wait_for(run, "rl ")
         there = ranks_of(given.parent)
         run.send_signal(how)
         assert run.stdout is not None
@@ -99,9 +73,9 @@ def test_a_run_that_ends_leaves_no_rank(how: signal.Signals, given: Path) -> Non
 def check_survives(given: Path, kills: int, how: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
     """Check that a run whose ranks are lost in turn ends as an undisturbed one."""
     longer = (f"rl.steps={3 * kills + 3}", "cluster.timeout_s=4")
-    assert main(words(given, "own", STAGES, LINES, *longer)) == 0
+    assert main(words(given, "own", *LOUD, *longer)) == 0
     output, hit = list[str](), 0
-    with started(given, "hit", *longer, *TWO) as run:
+    with started(given, "hit", *LOUD, *longer, *TWO) as run:
         assert run.stdout is not None
         for line in run.stdout:
             output.append(line)

@@ -51,9 +51,8 @@ class ProcessCluster(InlineCluster):
     def check(self) -> list[str]:
         number = self._cluster.engines
         if self._cluster.kind == "local":
-            of = f"{self._engine_threads} threads" if self._device == "cpu" else f"a GPU ({gpu_count()} here)"
-            there = f"cluster: {number} engine processes of {of} on this machine"
-            return [there, *self._check_ranks()]
+            have = f"CPU threads of each: {self._engine_threads}" if self._device == "cpu" else f"GPUs: {gpu_count()}"
+            return [f"cluster: engine processes on this machine: {number}; {have}", *self._check_ranks()]
         if self._device != "cpu":
             raise refusal("run.device", '"cpu" with cluster.kind "ray"', self._device, "set it")
         self._connected()
@@ -65,9 +64,9 @@ class ProcessCluster(InlineCluster):
             return []
         if self._device != "cpu":
             raise refusal("run.device", '"cpu" with several cluster.ranks', self._device, "set it, or ranks = 1")
-        each = f"cluster: {ranks} trainer ranks of {self._rank_threads} threads on this machine"
-        slower = f", which has only {cores} cores: they take turns, which is slower than fewer ranks"
-        return [each + (slower if ranks > cores else "")]
+        found = f"cluster: trainer ranks of each trained model: {ranks}; CPU threads of each: {self._rank_threads}"
+        slower = f"; there are only {cores} cores: the ranks take turns, which is slower than fewer ranks"
+        return [found + (slower if ranks > cores else "")]
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
         if self._cluster.ranks == 1:
