@@ -21,8 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from many.claims import claim
 from rl_step import MODEL_A
-from scale import claim
 
 from sparring.algo.config import AlgoConfig
 from sparring.algo.loss.policy import PolicyLoss
