@@ -58,8 +58,7 @@ WRITERS = ("testing/", "kernels/compiled/build.py", "observe/terminal.py")
 """Parts that write to standard output what no program said: golden vectors, the compiler's result; and the one door."""
 
 INSIDE = (
-    "sandbox/inside",
-    "sandbox/stand_ins.py",
+    "sandbox/inner/",
     "harness/presets/",
     "envs/rubrics/code.py",
     "envs/rubrics/worker.py",

@@ -1,4 +1,4 @@
-"""Boxes made by bubblewrap fork servers, in a few milliseconds each and without a daemon. `inside` describes the
+"""Boxes made by bubblewrap fork servers, in a few milliseconds each and without a daemon. `inner.boxes` describes the
 mechanism, docs/sandbox.md what is isolated."""
 
 from __future__ import annotations

@@ -98,8 +98,9 @@ def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None)
     if os.access(SETARCH, os.X_OK):
         arguments += [SETARCH, "-R"]
     arguments += [python, "-s", "-S", "-B", "-c", BOOT]
-    for name in ("confine", "stand_ins", "inside_files", "inside"):
-        arguments += [f"sparring.sandbox.{name}", Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")]
+    for name in ("filter", "confine", "stand_ins", "files", "boxes"):
+        file = Path(__file__).parent / "inner" / f"{name}.py"
+        arguments += [f"sparring.sandbox.inner.{name}", file.read_text(encoding="utf-8")]
     return arguments
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
-from sparring.sandbox.confine import MACHINES
+from sparring.sandbox.inner.filter import MACHINES
 from sparring.sandbox.server import ENVIRONMENT
 from sparring.types import BoxSpec
 

@@ -3,8 +3,9 @@
 A wrong output, an exception or a limit of the box fails the test. A failure of the box itself is a `SandboxError`.
 
 A test of assert statements runs in a process and a box of its own. There the program's functions are stand-ins, which
-send each call to the program's process and get plain data back (`sandbox/stand_ins.py`), so no code of the answer runs
-in the test's process. With `shared = true` in the row both run in one process, where the program can forge the verdict.
+send each call to the program's process and get plain data back (`sandbox/inner/stand_ins.py`), so no code of the answer
+runs in the test's process. With `shared = true` in the row both run in one process, where the program can forge the
+verdict.
 
 Tests that judge nothing would pass any answer, so a row's tests together must fail for a program that does nothing and
 for one that raises (`judged`).
@@ -31,15 +32,15 @@ sys.stdin = io.TextIOWrapper(io.BytesIO({stdin!r}), encoding="utf-8")
 exec(compile({program!r}, "answer.py", "exec"), {{"__name__": "__main__"}})
 """
 
-BORROW = "from sparring.sandbox.stand_ins import borrow\nborrow({test!r}, {defined!r})"
-LEND = "from sparring.sandbox.stand_ins import lend\nlend({program!r})"
+BORROW = "from sparring.sandbox.inner.stand_ins import borrow\nborrow({test!r}, {defined!r})"
+LEND = "from sparring.sandbox.inner.stand_ins import lend\nlend({program!r})"
 JUDGE_NOTHING = "correct the row: a comparison alone, assert (x, 'message') and what never runs judge nothing"
 PASSED = "passed\n"
 """Output of `borrow` after a test that ran to its end."""
 
 SHARED = """
 import os, sys
-from sparring.sandbox.stand_ins import run_tests
+from sparring.sandbox.inner.stand_ins import run_tests
 def run():
     said = sys.stdout
     with open(os.devnull, "w") as sys.stdout:

@@ -161,7 +161,7 @@ FORGERIES = {
         PLAIN,
     ),
     "the conversation is patched": (
-        "import json, sys\nhere = sys.modules.get('sparring.sandbox.stand_ins')\n"
+        "import json, sys\nhere = sys.modules.get('sparring.sandbox.inner.stand_ins')\n"
         f"if here: here._write = lambda *a: {{'any': 1}}\n{WRONG}",
         f"import json\njson.dumps({{}})\n{DOUBLE}",
         PLAIN,

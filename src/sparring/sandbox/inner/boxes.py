@@ -30,8 +30,8 @@ import traceback
 import types
 from typing import Any, NoReturn
 
-from sparring.sandbox.confine import address_space_bytes, fork_isolated, furnish, narrow, raise_loopback
-from sparring.sandbox.inside_files import run_on_files
+from sparring.sandbox.inner.confine import address_space_bytes, fork_isolated, furnish, narrow, raise_loopback
+from sparring.sandbox.inner.files import run_on_files
 
 ASKED, ANSWERED = 200, 201  # descriptors of a joined box's first command: to read from the other box, to write to it
 OUT_OF_MEMORY = signal.SIGRTMAX  # sent to itself by Python code after an uncaught MemoryError. The box believes it if

@@ -1,8 +1,6 @@
-"""Linux calls that create and restrict a box: namespaces, mounts, limits, system call filter.
+"""Linux calls that create and restrict a box: namespaces, mounts, limits.
 
-Runs inside bubblewrap on the system's own Python (>= 3.9), so it uses the standard library only and imports nothing of
-Sparring. Constants are from the kernel's headers (linux/sched.h, linux/mount.h, linux/prctl.h, linux/seccomp.h,
-linux/filter.h).
+Constants are from the kernel's headers (linux/sched.h, linux/mount.h, linux/prctl.h, linux/seccomp.h).
 """
 
 from __future__ import annotations
@@ -15,49 +13,14 @@ import resource
 import signal
 import socket
 import struct
-from typing import Any, NamedTuple
+
+from sparring.sandbox.inner.filter import MACHINES, filter_program
 
 NEW_NAMESPACES = 0x00020000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000  # mount, ipc, user, pid, net
 MS_NOSUID, MS_NOSUID_NODEV, MS_NOEXEC, MS_BIND, MS_REC_PRIVATE = 0x2, 0x2 | 0x4, 0x8, 0x1000, 0x4000 | 0x40000
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1
 PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
 UID = 1000
-
-
-class Machine(NamedTuple):
-    """System call numbers of a processor architecture: clone(2), the audit code, and the calls that are refused to
-    commands.
-
-    `memory` are calls that hold memory outside of all limits. `doors` are calls into the kernel that no tool call
-    needs. prlimit64(2) is allowed only for the caller itself (pid 0): otherwise a command could limit the box's pid 1,
-    which has the same user.
-    """
-
-    clone: int
-    audit: int
-    memory: tuple[int, ...]  # memfd_create memfd_secret shmget msgget mq_open add_key request_key keyctl io_uring_setup
-    doors: tuple[
-        int, ...
-    ]  # ptrace mount unshare setns bpf perf_event_open userfaultfd process_vm_readv process_vm_writev
-    prlimit64: int
-
-
-MACHINES = {
-    "x86_64": Machine(
-        clone=56,
-        audit=0xC000003E,
-        memory=(319, 447, 29, 68, 240, 248, 249, 250, 425),
-        doors=(101, 165, 272, 308, 321, 298, 323, 310, 311),
-        prlimit64=302,
-    ),
-    "aarch64": Machine(
-        clone=220,
-        audit=0xC00000B7,
-        memory=(279, 447, 194, 186, 180, 217, 218, 219, 425),
-        doors=(117, 40, 97, 268, 280, 241, 282, 270, 271),
-        prlimit64=261,
-    ),
-}
 
 # PyDLL keeps the interpreter's lock: no other Python code may run between a fork and its bookkeeping.
 _libc = ctypes.PyDLL(None, use_errno=True)
@@ -102,32 +65,7 @@ def _write(path: str, text: str) -> None:
         os.close(file)
 
 
-def _filter() -> tuple[ctypes.Array[Any], bytes]:
-    """Return a seccomp program (struct sock_fprog) that answers EPERM to the refused calls, and the memory that it
-    points to."""
-    machine = MACHINES[platform.machine()]
-    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
-    number, audit, first_argument = 0, 4, 16  # offsets in struct seccomp_data
-    body: list[tuple[int, int, str | None, str | None]]
-    body = [(equal, call, "refuse", None) for call in machine.memory + machine.doors]
-    body += [(equal, machine.prlimit64, "prlimit", None), (answer, 0x7FFF0000, None, None)]  # SECCOMP_RET_ALLOW
-    head: list[tuple[int, int, str | None, str | None]]
-    head = [(load, audit, None, None), (equal, machine.audit, None, "refuse")]
-    head += [(load, number, None, None), (at_least, 0x40000000, "refuse", None)]  # the x32 numbering
-    steps = (
-        head + body + [(load, first_argument, None, None), (equal, 0, None, "refuse"), (answer, 0x7FFF0000, None, None)]
-    )
-    steps += [(answer, 0x00050000 | 1, None, None)]  # SECCOMP_RET_ERRNO | EPERM
-    labels = {"prlimit": len(head + body), "refuse": len(steps) - 1}
-    code = b""
-    for here, (operation, value, then, otherwise) in enumerate(steps):
-        jumps = [0 if label is None else labels[label] - here - 1 for label in (then, otherwise)]
-        code += struct.pack("<HBBI", operation, *jumps, value)
-    memory = ctypes.create_string_buffer(code)
-    return memory, struct.pack("HxxxxxxP", len(steps), ctypes.addressof(memory))
-
-
-_FILTER = _filter()
+_FILTER = filter_program()
 _HEADER, _NONE = (
     struct.pack("<Ii", 0x20080522, 0),
     bytes(24),

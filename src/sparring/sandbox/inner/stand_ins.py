@@ -4,7 +4,7 @@
     borrower    runs code with stand-ins for the lender's functions; sends a call, waits for the answer
     lender      runs a program; answers calls to the functions that the program defines
 
-Both run inside boxes (`inside` starts them), so this uses the standard library only, for Python >= 3.9. Only plain data
+Both run inside boxes (`boxes` starts them), so this uses the standard library only, for Python >= 3.9. Only plain data
 crosses: None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset; an exception crosses as the
 name of a built-in class. A value of a subclass arrives as its base class, so nothing that arrives can run code of the
 lender: not by `==`, not by a method.
@@ -25,7 +25,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-ASKED, ANSWERED = 200, 201  # as in `inside`
+ASKED, ANSWERED = 200, 201  # as in `boxes`
 LARGEST = 1 << 23
 """Maximum number of bytes of a message."""
 DEEPEST = 100
