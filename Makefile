@@ -7,7 +7,9 @@
 # make test-near     the tests that a change can touch, nearest first (BASE=COMMIT: since when; origin/main)
 # make test-slow     the long proofs
 # make test-kills    a hundred kills of synchronous, asynchronous and streaming runs and of the gateway; an hour on two cores
-# make test-cluster engines elsewhere: links, servers that die, processes of the run, a real Ray cluster, which it installs
+# make test-cluster  engines and trainer ranks elsewhere: links, what dies, processes of the run, a real Ray cluster, which it
+#                    installs; a quarter of an hour on two idle cores
+# make test-cluster-full the same, with every number of ranks and threads, and all kills; hours
 # make test-extra    tests of optional packages, which it installs (wandb, peft, zensical, anthropic)
 # make real          train SmolLM2-135M-Instruct, which a package ships, on instructions that can be checked, and report
 # make real-calls    train it on BFCL's function calls, scored by BFCL's own checker, and report (make bfcl brings that alone)
@@ -38,7 +40,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart check check-lint check-types check-house pythons preflight test test-full test-mutations test-near test-slow test-kills test-cluster test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
+.PHONY: quickstart check check-lint check-types check-house pythons preflight test test-full test-mutations test-near test-slow test-kills test-cluster test-cluster-full test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -144,11 +146,19 @@ test-suites: install
 	$(BIN)/python -m pip install -q --disable-pip-version-check -r tests/suites/requirements.txt
 	$(BIN)/python -m pytest -m suites
 
+# a busy machine starves Ray's workers, which are nice
+CLUSTER = OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest --full tests/contract/test_links.py \
+	tests/contract/test_trainer.py tests/contract/test_lost_ranks.py tests/loop/test_fleet_run.py \
+	tests/loop/test_local_cluster.py tests/loop/test_engine_elsewhere.py tests/loop/test_layout.py \
+	tests/loop/test_layout_matrix.py tests/loop/test_ranks_run.py tests/loop/test_ray_cluster.py tests/loop/test_ray_ranks.py
+
 test-cluster: install
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ray]'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --full -m "not slow or kills or cluster" tests/contract/test_links.py \
-		tests/loop/test_fleet_run.py tests/loop/test_local_cluster.py tests/loop/test_engine_elsewhere.py \
-		tests/loop/test_layout.py tests/loop/test_ray_cluster.py tests/contract/test_trainer.py tests/loop/test_ranks_run.py
+	$(CLUSTER) -m "not slow"
+
+test-cluster-full: install
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ray]'
+	$(CLUSTER) -m "slow or not slow"
 
 # benchmarks/peers/vllm.txt is the one list of what vLLM needs
 test-vllm: smollm2

@@ -79,7 +79,7 @@ async def measured(folder: Path, ranks: int, steps: int, tokens: int) -> list[tu
         threads=1,
     )
     processes = [RankProcess(rank) for rank in range(ranks)]
-    alone, together, found = parts.trainer(), RankTrainer(parts, lambda: processes, 300.0), []
+    alone, together, found = parts.trainer(), RankTrainer(parts, lambda _: processes, ranks, 300.0), []
     try:
         for step in range(steps + 1):
             given = batch(step, tokens, init.vocab_size)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import shutil
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,21 +14,23 @@ from threading import Lock
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from test_trainer import FULL, START_S, batches, beyond, parts_of, qwen3, trained, use, without_times
 
-from sparring.cluster.rank_process import RankEnded, RankProcess
+from sparring.cluster.rank import RankEnded
+from sparring.cluster.rank_process import RankProcess
 from sparring.cluster.ranks import RankTrainer
 from sparring.cluster.trainer import TrainerParts
 from sparring.errors import BadInput, OtherRankFailed, TrainerError
 from sparring.generation import ScoreRequest
 from sparring.protocols import Trainer
 from sparring.testing.rank_threads import RankThread
-from sparring.train.gloo import GlooRanks
+from sparring.train.gloo import GlooRanks, Meeting
 from sparring.types import CheckpointRef
 from sparring.weights.shared_memory import FOLDER, PREFIX
 
 __all__ = ["qwen3"]
-LOST, LATER, FAILS = "lost in it", "lost after it", "short of memory"
+LOST, LATER, FAILS, ALONE = "lost in it", "lost after it", "short of memory", "others wait"
 Fate = tuple[str, str]
 """What becomes of a rank, and in which call."""
 
@@ -46,6 +50,8 @@ class FatedRank(RankThread):
         fate = self._fates.pop(0)[0] if self._fates and self._fates[0][1] == method else ""
         if fate == FAILS:
             raise TrainerError(f"trainer: {method}: MemoryError")
+        if fate == ALONE:
+            raise RankEnded("the other ranks waited for this one") from TrainerError(f"trainer: {method}: no such file")
         answer = b"" if fate == LOST else super().call(method, data)
         if fate:
             raise RankEnded(f"{fate}: {method}")
@@ -55,7 +61,7 @@ class FatedRank(RankThread):
 def fated(parts: TrainerParts, *fates: Fate) -> tuple[Trainer, list[Fate]]:
     """A trainer of one rank, as none that is a thread can be killed while it waits for another; and the fates left."""
     left = list(fates)
-    return RankTrainer(parts, lambda: [FatedRank(left)], START_S), left
+    return RankTrainer(parts, lambda count: [FatedRank(left)], 1, START_S), left
 
 
 async def every_call(trainer: Trainer, folder: Path) -> list[Any]:
@@ -71,6 +77,61 @@ async def every_call(trainer: Trainer, folder: Path) -> list[Any]:
     await trainer.restore(ref)
     seen += [trainer.version, without_times(await trainer.forward_backward(third)), (await trainer.step()).version]
     return [*seen, (await trainer.push()).digests]
+
+
+def test_what_fails_in_one_rank_again_is_raised_and_the_next_call_finds_ranks(qwen3: Path) -> None:
+    """It is tried once more, because it may have been chance, and no further."""
+    trainer, left = fated(parts_of(qwen3), (ALONE, "push"), (ALONE, "push"))
+
+    async def work(trainer: Trainer) -> str:
+        with pytest.raises(TrainerError, match="no such file") as error:
+            await trainer.push()
+        assert not isinstance(error.value, RankEnded) and not left
+        return (await trainer.push()).checksum
+
+    assert use(trainer, work)
+
+
+def test_fewer_ranks_take_the_place_of_those_that_end_again(qwen3: Path, caplog: pytest.LogCaptureFixture) -> None:
+    counts, left = list[int](), [(LATER, "push"), (LOST, "push")]
+
+    def make(count: int) -> list[FatedRank]:
+        counts.append(count)
+        return [FatedRank(left) for _ in range(count)]
+
+    parts, given = parts_of(qwen3), batches(2)
+    expected = use(parts.trainer(), lambda trainer: trained(trainer, given))
+    assert use(RankTrainer(parts, make, 2, START_S), lambda trainer: trained(trainer, given)) == expected
+    assert counts == [2, 2, 1] and "ranks: 1, of 2" in caplog.text
+
+
+class StrangeRank(RankThread):
+    """A rank that has another model than the first one.
+
+    Args:
+        folder: folder of its model.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def call(self, method: str, data: bytes) -> bytes:
+        if method == "join":
+            plan = pickle.loads(data)
+            data = pickle.dumps(replace(plan, parts=replace(plan.parts, path=str(self._folder))))
+        return super().call(method, data)
+
+
+def test_a_rank_with_another_checkpoint_is_refused(qwen3: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(qwen3, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    name = max(weights)
+    save_file({**weights, name: weights[name] + 1}, other / "model.safetensors", {"format": "pt"})
+    parts = parts_of(qwen3, teachers={"first": str(qwen3)})
+    with pytest.raises(BadInput, match="give all nodes the same files") as error:
+        RankTrainer(parts, lambda _: [RankThread(), StrangeRank(other)], 2, START_S)
+    assert error.value.where == "rank 1 of the trainer: model policy"
 
 
 @FULL
@@ -153,10 +214,10 @@ def test_ranks_without_their_checkpoint_do_not_go_on_without_it(qwen3: Path, tmp
 def test_a_checkpoint_that_one_rank_cannot_read_changes_no_rank(qwen3: Path, tmp_path: Path) -> None:
     parts = parts_of(qwen3)
     ref = use(parts.trainer(), lambda trainer: trainer.save(str(tmp_path / "step"), stage="rl", metrics={}))
-    loading = Lock()
+    loading, meeting = Lock(), Meeting()
 
     def restored(rank: int) -> int:
-        ranks = GlooRanks(rank, 2, tmp_path / "meeting", START_S)
+        ranks = GlooRanks(rank, 2, meeting.address, START_S)
         with loading:
             trainer = parts.trainer(ranks)
 
@@ -181,8 +242,8 @@ def test_a_rank_that_is_lost_is_replaced_and_changes_no_bit(
     """It is lost between two calls; the steps since the checkpoint are trained again, a failed batch among them."""
     parts, given, made = parts_of(qwen3), batches(4), list[RankProcess]()
 
-    def make() -> list[RankProcess]:
-        made[:] = [RankProcess(rank, silent_s=4.0) for rank in range(2)]
+    def make(count: int) -> list[RankProcess]:
+        made[:] = [RankProcess(rank, silent_s=4.0) for rank in range(count)]
         return made
 
     async def work(trainer: Trainer) -> list[Any]:
@@ -200,7 +261,7 @@ def test_a_rank_that_is_lost_is_replaced_and_changes_no_bit(
         return [*seen, *await trained(trainer, given[3:])]
 
     expected = use(parts.trainer(), work)
-    first = use(RankTrainer(parts, make, START_S), work)
+    first = use(RankTrainer(parts, make, 2, START_S), work)
     assert first == expected
     check_gone(made)
 
@@ -213,7 +274,7 @@ def check_gone(ranks: list[RankProcess]) -> None:
 def test_a_rank_that_ends_whenever_it_is_called_ends_the_trainer(qwen3: Path) -> None:
     made = list[RankProcess]()
 
-    def make() -> list[RankProcess]:
+    def make(count: int) -> list[RankProcess]:
         made.append(RankProcess(0))
         return made[-1:]
 
@@ -224,5 +285,5 @@ def test_a_rank_that_ends_whenever_it_is_called_ends_the_trainer(qwen3: Path) ->
             await trainer.push()
 
     parts = parts_of(qwen3)
-    use(RankTrainer(parts, make, START_S), work)
+    use(RankTrainer(parts, make, 1, START_S), work)
     check_gone(made)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,10 @@ from sparring.algo.loss.imitate import ImitateLoss
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.algo.loss.value import ValueLoss
 from sparring.algo.rare.gate.kl_cov import KlCov
+from sparring.cluster.config import ClusterConfig
 from sparring.cluster.rank_process import RankProcess
 from sparring.cluster.ranks import RankTrainer
+from sparring.cluster.ray import RayParts
 from sparring.cluster.trainer import TrainerParts
 from sparring.errors import BadInput, NotFinite, StoreError
 from sparring.generation import ScoreRequest
@@ -42,11 +44,20 @@ START_S = 120.0
 
 
 def threads(count: int) -> Make:
-    return lambda parts: RankTrainer(parts, lambda: [RankThread() for _ in range(count)], START_S)
+    return lambda parts: RankTrainer(parts, lambda number: [RankThread() for _ in range(number)], count, START_S)
 
 
 def processes(count: int) -> Make:
-    return lambda parts: RankTrainer(parts, lambda: [RankProcess(rank) for rank in range(count)], START_S)
+    return lambda parts: RankTrainer(parts, lambda number: map(RankProcess, range(number)), count, START_S)
+
+
+RAY: list[RayParts] = []
+"""The Ray cluster of the tests that are marked so, while there are any."""
+
+
+def on_ray(parts: TrainerParts) -> Trainer:
+    folder = Path(parts.path)
+    return RankTrainer(parts, RAY[0].ranks(folder, 1), 2, START_S, folder)
 
 
 KINDS: dict[str, Make] = {
@@ -55,8 +66,33 @@ KINDS: dict[str, Make] = {
     "two": threads(2),
     "three": threads(3),
     "processes": processes(2),
+    "ray": on_ray,
 }
-FULL = pytest.mark.full
+FULL, ON_RAY = pytest.mark.full, pytest.mark.cluster
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Two nodes with a processor each."""
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        nodes.add_node(num_cpus=1)
+        config = ClusterConfig(kind="ray", address=nodes.address, ranks=2)
+        RAY.append(RayParts(config, 0, 2, tmp_path_factory.mktemp("ray") / "ray.log"))
+        yield
+    finally:
+        for parts in RAY:
+            parts.close()
+        nodes.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def places_of_ranks(request: pytest.FixtureRequest) -> None:
+    """Start a Ray cluster before the first test that needs one."""
+    if request.node.get_closest_marker("cluster") is not None:
+        request.getfixturevalue("ray_cluster")
 
 
 @pytest.fixture(scope="session")
@@ -165,6 +201,8 @@ def check_bits(make: Make, parts: TrainerParts, given: list[Batch], **options: A
         pytest.param("two", "float32", "qwen3_moe", marks=FULL),
         pytest.param("processes", "float32", "qwen3", marks=FULL),
         pytest.param("processes", "bfloat16", "qwen3_moe", marks=FULL),
+        pytest.param("ray", "float32", "qwen3", marks=ON_RAY),
+        pytest.param("ray", "bfloat16", "qwen3_moe", marks=ON_RAY),
     ],
 )
 def test_the_layout_does_not_change_the_bits(kind: str, dtype: str, family: str, qwen3: Path, tmp_path: Path) -> None:
@@ -198,7 +236,12 @@ def test_one_rank_is_the_plain_trainer(qwen3: Path) -> None:
 
 @FULL
 @pytest.mark.parametrize(
-    ("make", "dtype"), [(KINDS["three"], "bfloat16"), pytest.param(KINDS["two"], "float32", marks=FULL)]
+    ("make", "dtype"),
+    [
+        (KINDS["three"], "bfloat16"),
+        pytest.param(KINDS["two"], "float32", marks=FULL),
+        pytest.param(KINDS["ray"], "float32", marks=ON_RAY),
+    ],
 )
 def test_adapters_keep_their_bits(make: Make, dtype: str, qwen3: Path, tmp_path: Path) -> None:
     """Of an adapter that is smaller than a block, most ranks have little or nothing."""
@@ -207,7 +250,12 @@ def test_adapters_keep_their_bits(make: Make, dtype: str, qwen3: Path, tmp_path:
 
 @FULL
 @pytest.mark.parametrize(
-    ("make", "dtype"), [(KINDS["two"], "bfloat16"), pytest.param(KINDS["three"], "float32", marks=FULL)]
+    ("make", "dtype"),
+    [
+        (KINDS["two"], "bfloat16"),
+        pytest.param(KINDS["three"], "float32", marks=FULL),
+        pytest.param(KINDS["ray"], "float32", marks=ON_RAY),
+    ],
 )
 def test_teachers_and_averages_keep_their_bits(make: Make, dtype: str, qwen3: Path) -> None:
     """Half of the rows have the average as their teacher, half the model as it was."""
@@ -232,7 +280,9 @@ def test_any_rank_answers_for_a_teacher(qwen3: Path) -> None:
 
 
 @FULL
-@pytest.mark.parametrize("make", [KINDS["two"], pytest.param(KINDS["three"], marks=FULL)])
+@pytest.mark.parametrize(
+    "make", [KINDS["two"], pytest.param(KINDS["three"], marks=FULL), pytest.param(KINDS["ray"], marks=ON_RAY)]
+)
 def test_surveys_keep_their_bits(make: Make, qwen3: Path) -> None:
     """The loss sees all tokens of a step first, whose values the ranks compute between them."""
     check_bits(make, parts_of(qwen3, [PolicyLoss(AlgoConfig(gate=KlCov(share=0.2)))]), batches())
@@ -281,7 +331,9 @@ def _idle(sample: Sample) -> Sample:
     return replace(sample, advantages=(0.0,) * len(sample.tokens))
 
 
-@pytest.mark.parametrize("kind", ["inline", "two", pytest.param("three", marks=FULL)])
+@pytest.mark.parametrize(
+    "kind", ["inline", "two", pytest.param("three", marks=FULL), pytest.param("ray", marks=ON_RAY)]
+)
 def test_a_row_that_cannot_be_computed_is_refused_and_training_goes_on(kind: str, qwen3: Path) -> None:
     """It is in the part of one rank; the others do not wait for it, and no gradient is left, nor of the batch before."""
     given, parts = batches(), parts_of(qwen3)
@@ -302,7 +354,7 @@ def test_a_row_that_cannot_be_computed_is_refused_and_training_goes_on(kind: str
     assert use(KINDS[kind](parts), work) == use(parts.trainer(), good)
 
 
-@pytest.mark.parametrize("kind", ["inline", pytest.param("two", marks=FULL)])
+@pytest.mark.parametrize("kind", ["inline", pytest.param("two", marks=FULL), pytest.param("ray", marks=ON_RAY)])
 def test_gradients_that_are_not_finite_end_every_kind_alike(kind: str, qwen3: Path) -> None:
     endless = [replace(each, rows=tuple(_endless(row) for row in each.rows)) for each in batches()]
 
@@ -363,7 +415,13 @@ def test_any_kind_goes_on_from_a_checkpoint_of_any_other(form: str, qwen3: Path,
 @FULL
 @pytest.mark.parametrize(
     ("before", "after"),
-    [("two", "three"), pytest.param("three", "inline", marks=FULL), pytest.param("inline", "two", marks=FULL)],
+    [
+        ("two", "three"),
+        pytest.param("three", "inline", marks=FULL),
+        pytest.param("inline", "two", marks=FULL),
+        pytest.param("three", "ray", marks=ON_RAY),
+        pytest.param("ray", "inline", marks=ON_RAY),
+    ],
 )
 def test_a_run_goes_on_with_another_number_of_ranks(before: str, after: str, qwen3: Path, tmp_path: Path) -> None:
     given, parts = batches(3), parts_of(qwen3, dtype="bfloat16")
@@ -417,7 +475,7 @@ def _forget(folder: Path) -> None:
 @pytest.mark.parametrize(
     "harm", [_flip, *(pytest.param(harm, marks=FULL) for harm in (_cut, _miss, _take_of_another_step, _forget))]
 )
-@pytest.mark.parametrize("kind", ["two", pytest.param("inline", marks=FULL)])
+@pytest.mark.parametrize("kind", ["two", pytest.param("inline", marks=FULL), pytest.param("ray", marks=ON_RAY)])
 def test_a_checkpoint_with_a_damaged_shard_is_refused(
     harm: Callable[[Path], None], kind: str, qwen3: Path, two_steps: Path, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from own_processes import processes_with, started
 from test_fleet_run import check_ended, check_same, words
 
 from sparring.cli.main import main
+from sparring.store.sqlite import SqliteStore
 
 Wait = Callable[[subprocess.Popen[str], str], None]
 STAGES = 'run.stages=["rl", "eval"]'
@@ -57,11 +59,17 @@ def test_a_run_moves_between_numbers_of_ranks(given: Path, capsys: pytest.Captur
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_ends_leaves_no_rank(how: signal.Signals, given: Path, wait_for: Wait) -> None:
+@pytest.mark.parametrize(
+    ("how", "stopped"),
+    [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGKILL, False), (signal.SIGKILL, True)],
+)
+def test_a_run_that_ends_leaves_no_rank(how: signal.Signals, stopped: bool, given: Path, wait_for: Wait) -> None:
+    """Neither one that is stopped, and so does not notice its end."""
     with started(given, "ended", *LOUD, "rl.steps=1000", *TWO) as run:
         wait_for(run, "rl ")
         there = ranks_of(given.parent)
+        if stopped:
+            os.kill(there[0], signal.SIGSTOP)
         run.send_signal(how)
         assert run.stdout is not None
         run.stdout.read()
@@ -95,6 +103,35 @@ def test_a_rank_that_is_lost_costs_the_run_nothing(
     how: signal.Signals, given: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check_survives(given, 1, how, capsys)
+
+
+@pytest.mark.full
+def test_three_kills_of_ranks_cost_the_run_nothing(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check_survives(given, 3, signal.SIGKILL, capsys)
+
+
+@pytest.mark.kills
+@pytest.mark.slow
+def test_ten_kills_of_ranks_with_a_lag_keep_what_was_published(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tokens depend on when updates meet them, so the run is compared with what it has recorded: no version has been
+    published twice, and a replay gives each of them the same weights."""
+    kills, hit, output = 10, 0, list[str]()
+    slow = f"env.name={Path(__file__).parent / 'tiny_world.py'}:Slow"
+    lag = ('run.stages=["rl"]', LOUD[1], slow, "rollout.max_lag=2", "rl.steps=60", "rl.train.save_every=3")
+    with started(given, "hit", *lag, *TWO) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            output.append(line)
+            if line.startswith("rl ") and hit < kills and int(line.split("/")[0].split()[1]) > 5 * hit:
+                os.kill(sorted(ranks_of(given.parent))[hit % 2], signal.SIGKILL)
+                hit += 1
+        assert run.wait() == 0, "".join(output)
+    assert hit == kills and "".join(output).count("ranks are started again") >= kills, "".join(output)
+    folder = given.parent / "runs/hit"
+    with closing(SqliteStore(folder / "store.sqlite", read_only=True)) as store:
+        published = [entry.name for _, entry in store.entries("rl", kinds=["published"])]
+    assert len(published) == len(set(published)) == 60
+    assert main(["replay", str(folder)]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.kills

@@ -28,8 +28,11 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Number of CPU threads of each engine process; 0: those of `run.threads` divided among the engines."""
 
     ranks: int = 1
-    """Number of processes that train each model together, with kind "local". They share its optimiser: a process holds
-    its share of gradients, master weights and moments (docs/cluster.md)."""
+    """Number of processes that train each model together, with kind "local" or "ray". They share its optimiser: a
+    process holds its share of gradients, master weights and moments (docs/cluster.md)."""
+
+    rank_threads: int = 0
+    """Number of CPU threads of each of several ranks; 0: those of `run.threads` divided among the ranks."""
 
     timeout_s: float = 30.0
     """Time after which a trainer's rank without a sign of life counts as standing still, in seconds. All ranks are then
@@ -42,7 +45,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Address of the Ray cluster, `host:port`; auto: the one that this machine belongs to."""
 
     wait_s: float = 60.0
-    """Seconds that the Ray cluster has to provide what the engines need."""
+    """Seconds that the Ray cluster has to provide what engines and ranks need."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.engines <= MOST_ENGINES:
@@ -51,10 +54,10 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f'engines must be 1 with kind "inline", got {self.engines}; set kind = "local"')
         if not 1 <= self.ranks <= MOST_RANKS:
             raise ValueError(f"ranks must be 1 to {MOST_RANKS}, got {self.ranks}")
-        if self.kind != "local" and self.ranks > 1:
-            raise ValueError(f'ranks must be 1 with kind "{self.kind}", got {self.ranks}; set kind = "local"')
-        if self.engine_threads < 0 or not self.start_timeout_s > 0 or not self.wait_s >= 0:
-            raise ValueError("engine_threads and wait_s must be 0 or more and start_timeout_s above 0")
+        if self.kind == "inline" and self.ranks > 1:
+            raise ValueError(f'ranks must be 1 with kind "inline", got {self.ranks}; set kind = "local"')
+        if min(self.engine_threads, self.rank_threads) < 0 or not self.start_timeout_s > 0 or not self.wait_s >= 0:
+            raise ValueError("engine_threads, rank_threads and wait_s must be 0 or more and start_timeout_s above 0")
         if not self.timeout_s >= LEAST_TIMEOUT_S:
             raise ValueError(f"timeout_s must be at least {LEAST_TIMEOUT_S:g}, got {self.timeout_s:g}")
         for name in ("timeout_s", "start_timeout_s", "wait_s"):

@@ -52,7 +52,7 @@ class KeptEngines:
         key: key that clients send.
         words: arguments that the processes were started with, of those that differ.
         within_s: seconds that a process has to start.
-        dead: called, in any thread, with the error of a process that is not started any more.
+        dead: called, in any thread, with the error of a process that does not start when no other one serves.
 
     Attributes:
         fleet: fleet of the processes; None before the first.
@@ -70,6 +70,7 @@ class KeptEngines:
         self._placed, self.key, self.words, self._within_s, self._dead = placed, key, words, within_s, dead
         self._by_url: dict[str, PlacedEngine] = {}
         self._sought: set[PlacedEngine] = set()
+        self._told: set[PlacedEngine] = set()  # those that are not started any more, of which the log has a line
         self.fleet: Fleet[RemoteEngine] | None = None
 
     @property
@@ -109,11 +110,11 @@ class KeptEngines:
         try:
             url = process.find(time.monotonic() + self._within_s)
         except EngineError as error:
-            others = self.fleet is not None and self.fleet.metrics["engines_now"]
-            if isinstance(error, DeadEngine) or not others:  # nothing is left that the run could wait for
-                self._dead(error)
-            else:
+            if self.fleet is None or not self.fleet.metrics["engines_now"]:
+                self._dead(error)  # nothing is left that the run could wait for
+            elif not isinstance(error, DeadEngine) or process not in self._told:
                 _log.warning("%s", error)
+                self._told |= {process} if isinstance(error, DeadEngine) else set()
         else:
             if url != engine.url:
                 self._by_url[url] = process

@@ -24,7 +24,7 @@ from sparring.protocols import Engine, Trainer, TrainPlan
 from sparring.types import POLICY
 
 if TYPE_CHECKING:
-    from sparring.cluster.ray import RayEngines
+    from sparring.cluster.ray import RayParts
 
 
 RAY_LOG = "ray.log"
@@ -46,7 +46,7 @@ class ProcessCluster(InlineCluster):
         self._cluster, self._folder = cluster, folder
         self._kept: list[KeptEngines] = []
         self._ended = Ended()
-        self._ray: RayEngines | None = None
+        self._ray: RayParts | None = None
 
     def check(self) -> list[str]:
         number = self._cluster.engines
@@ -56,7 +56,8 @@ class ProcessCluster(InlineCluster):
         if self._device != "cpu":
             raise refusal("run.device", '"cpu" with cluster.kind "ray"', self._device, "set it")
         self._connected()
-        return [f"cluster: {number} engines of {self._engine_threads} CPUs fit on the Ray cluster"]
+        beside = f" and {self._cluster.ranks} ranks of {self._rank_threads}" if self._cluster.ranks > 1 else ""
+        return [f"cluster: {number} engines of {self._engine_threads} CPUs{beside} fit on the Ray cluster"]
 
     def _check_ranks(self) -> list[str]:
         ranks, cores = self._cluster.ranks, len(os.sched_getaffinity(0))
@@ -74,17 +75,23 @@ class ProcessCluster(InlineCluster):
         from sparring.cluster.rank_process import RankProcess
         from sparring.cluster.ranks import RankTrainer
 
-        parts = replace(self._parts(name, path, plan), threads=self._rank_threads)
-        count, timeout_s = self._cluster.ranks, self._cluster.timeout_s
-        trainer = RankTrainer(
-            parts, lambda: (RankProcess(rank, timeout_s) for rank in range(count)), self._cluster.start_timeout_s
-        )
+        cluster, parts = self._cluster, replace(self._parts(name, path, plan), threads=self._rank_threads)
+        if cluster.kind == "ray":
+            make = self._connected().ranks(self._folder, self._rank_threads)
+            trainer = RankTrainer(parts, make, cluster.ranks, cluster.start_timeout_s, self._folder.absolute())
+        else:
+            trainer = RankTrainer(
+                parts,
+                lambda count: (RankProcess(rank, cluster.timeout_s) for rank in range(count)),
+                cluster.ranks,
+                cluster.start_timeout_s,
+            )
         self._trainers.append(trainer)
         return trainer
 
     @property
     def _rank_threads(self) -> int:
-        return max(1, self._threads // self._cluster.ranks)
+        return self._cluster.rank_threads or max(1, self._threads // self._cluster.ranks)
 
     @property
     def _engine_threads(self) -> int:
@@ -131,13 +138,15 @@ class ProcessCluster(InlineCluster):
             return [EngineProcess(serving(words), key, gpu=self._gpu(nth)) for nth in range(self._cluster.engines)]
         return self._connected().start(words, key)
 
-    def _connected(self) -> RayEngines:
+    def _connected(self) -> RayParts:
         """Connect to the Ray cluster, once."""
-        from sparring.cluster.ray import RayEngines
+        from sparring.cluster.ray import RayParts
 
         if self._ray is None:
             log = self._folder / RAY_LOG if self._folder.is_dir() else None
-            self._ray = RayEngines(self._cluster, self._engine_threads, log)
+            for_ranks = self._cluster.ranks * self._rank_threads if self._cluster.ranks > 1 else 0
+            threads = 0 if self._engine_of[POLICY].elsewhere else self._engine_threads
+            self._ray = RayParts(self._cluster, threads, for_ranks, log)
         return self._ray
 
     def _gpu(self, number: int) -> str:

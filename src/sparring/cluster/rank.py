@@ -24,10 +24,15 @@ from sparring.store.codec import decode, encode
 from sparring.types import Batch, CheckpointRef, Sample, WeightRef
 
 if TYPE_CHECKING:
+    from sparring.train.gloo import Meeting
     from sparring.train.ranks import Ranks
     from sparring.train.trainer import LocalTrainer
 
 T = TypeVar("T")
+
+
+class RankEnded(TrainerError):
+    """End of a rank's process, or of its signs of life, in a call or before it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,14 +42,14 @@ class RankPlan:
     Attributes:
         rank: number of the rank, from 0.
         count: number of ranks.
-        meeting: file by which the ranks find each other.
+        meeting: address of the store by which the ranks find each other, in one of them.
         timeout_s: seconds that a rank waits for another.
     """
 
     parts: TrainerParts
     rank: int
     count: int
-    meeting: Path
+    meeting: str
     timeout_s: float
 
 
@@ -68,6 +73,16 @@ class SaveCall(msgspec.Struct, frozen=True):
     path: str
     stage: str
     metrics: dict[str, float]
+
+
+class PushCall(msgspec.Struct, frozen=True):
+    """How weights are published.
+
+    Attributes:
+        folder: folder that the caller sees too, if it does not share this machine's memory; "" for shared memory.
+    """
+
+    folder: str = ""
 
 
 class RankFailure(msgspec.Struct, frozen=True):
@@ -97,15 +112,22 @@ class RankFailure(msgspec.Struct, frozen=True):
 
 
 class Rank:
-    """One rank of a trainer: calls in, answers out, both as bytes. For one thread."""
+    """One rank of a trainer: calls in, answers out, both as bytes. For one thread.
 
-    def __init__(self) -> None:
+    Args:
+        host: address by which the other ranks reach this machine.
+    """
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._host = host
+        self._meeting: Meeting | None = None
         self._loop = asyncio.new_event_loop()
         self._parts: TrainerParts | None = None
         self._ranks: Ranks | None = None
         self._trainer: LocalTrainer | None = None
         self._published = ExitStack()
         self._calls: dict[str, Callable[[bytes], bytes]] = {
+            "open": self._open,
             "join": self._join,
             "load": self._load,
             "forward": self._forward,
@@ -118,7 +140,8 @@ class Rank:
         }
 
     def call(self, method: str, data: bytes) -> tuple[bytes, bytes]:
-        """Call a method of the trainer; first `join`, which finds the other ranks, and `load`, which makes the trainer.
+        """Call a method of the trainer; first `open`, which tells where other ranks may find this one, `join`, which
+        finds them, and `load`, which makes the trainer and tells the checksums of its models.
 
         Returns:
             An encoded `RankFailure` or nothing, and the answer.
@@ -141,17 +164,24 @@ class Rank:
         """Remove the weights that are still published. May be called from another thread."""
         self._published.close()
 
+    def _open(self, data: bytes) -> bytes:
+        from sparring.train.gloo import Meeting
+
+        self._meeting = Meeting(self._host)
+        return encode(self._meeting.address)
+
     def _join(self, data: bytes) -> bytes:
         from sparring.train.gloo import GlooRanks
 
         plan: RankPlan = pickle.loads(data)
-        self._parts, self._ranks = plan.parts, GlooRanks(plan.rank, plan.count, plan.meeting, plan.timeout_s)
+        self._ranks = GlooRanks(plan.rank, plan.count, plan.meeting, plan.timeout_s, self._host)
+        self._parts = plan.parts
         return b""
 
     def _load(self, data: bytes) -> bytes:
-        assert self._parts is not None, "the first call is join"
+        assert self._parts is not None, "join comes before it"
         self._trainer = self._parts.trainer(self._ranks)
-        return b""
+        return encode(self._trainer.checksums())
 
     def _forward(self, data: bytes) -> bytes:
         call = decode(data, ForwardCall)
@@ -168,12 +198,16 @@ class Rank:
         return encode(self._wait(self._own.step(ends_update=decode(data, bool))))
 
     def _push(self, data: bytes) -> bytes:
-        """Publish the weights in shared memory, in place of those before."""
-        from sparring.weights.shared_memory import published
+        """Publish the weights in place of those before."""
+        from sparring.weights.disk import Disk
+        from sparring.weights.shared_memory import SharedMemory
 
+        folder = decode(data, PushCall).folder
         self._published.close()
-        ref: WeightRef = self._published.enter_context(published(self._wait(self._own.push())))
-        return encode(ref)
+        ref: WeightRef = self._wait(self._own.push())
+        link = Disk(Path(folder), "the run's folder") if folder else SharedMemory()
+        self._published.callback(link.close)
+        return encode(self._published.enter_context(link.published(ref)))
 
     def _save(self, data: bytes) -> bytes:
         call = decode(data, SaveCall)
@@ -185,7 +219,7 @@ class Rank:
 
     @property
     def _own(self) -> LocalTrainer:
-        assert self._trainer is not None, "the second call is load"
+        assert self._trainer is not None, "load comes before it"
         return self._trainer
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:

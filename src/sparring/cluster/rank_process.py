@@ -6,6 +6,7 @@ of the process, then two frames, an error and the data. `python -m sparring.clus
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import queue
@@ -14,29 +15,27 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import IO
 
 from sparring.allocator import share_freed_memory
 from sparring.cluster.frames import StandsStill, receive, send
-from sparring.cluster.rank import Rank, RankFailure
-from sparring.errors import TrainerError
+from sparring.cluster.rank import Rank, RankEnded, RankFailure
 from sparring.store.codec import decode
 
-END_S = 30.0
+END_S = 10.0
 """Seconds that a process may take to end."""
 TICK, TICK_S = b"tick", 1.0
 """Frame of a process that runs, and the seconds between two."""
 YOUNG_OBJECTS = 50_000
 """As `cli.main.YOUNG_OBJECTS`."""
-
-
-class RankEnded(TrainerError):
-    """End of a rank's process, or of its signs of life, in a call or before it."""
+PR_SET_PDEATHSIG = 1
+"""Option of prctl(2): the signal that this process gets when the thread that started it has ended."""
 
 
 class RankProcess:
-    """Rank of a trainer in a process of its own. It ends with this process, however that ends, and leaves no file.
+    """Rank of a trainer in a process of its own. It ends with the thread that makes it, however that ends, and leaves
+    no file. Implements `RankCalls`.
 
     Args:
         rank: number of the rank, for messages.
@@ -47,16 +46,22 @@ class RankProcess:
         self._rank, self._silent_s = rank, silent_s
         self._limit_s: float | None = None  # until the first sign of life, which `start_timeout_s` waits for
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        (calls, self._calls), (self._answers, answers) = os.pipe(), os.pipe()
-        self._process = subprocess.Popen(
-            (sys.executable, "-P", "-m", "sparring.cluster.rank_process"),  # -P: not the modules of this folder
-            stdin=calls,
-            stdout=answers,
-            stderr=self._log,
-            start_new_session=True,
-        )
-        os.close(calls)
-        os.close(answers)
+        with ExitStack() as its, ExitStack() as ours:
+            ours.callback(self._log.close)
+            calls, self._calls = os.pipe()
+            its.callback(os.close, calls)
+            ours.callback(os.close, self._calls)
+            self._answers, answers = os.pipe()
+            ours.callback(os.close, self._answers)
+            its.callback(os.close, answers)
+            self._process = subprocess.Popen(
+                (sys.executable, "-P", "-m", "sparring.cluster.rank_process"),  # -P: not the modules of this folder
+                stdin=calls,
+                stdout=answers,
+                stderr=self._log,
+                start_new_session=True,
+            )
+            ours.pop_all()
         self._open = True
 
     @property
@@ -116,6 +121,7 @@ class RankProcess:
 
 def serve() -> None:
     """Answer the calls that come over standard input, until it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # one that is stopped does not see its input end
     gc.set_threshold(YOUNG_OBJECTS)
     share_freed_memory()
     calls, answers = os.dup(0), os.dup(1)

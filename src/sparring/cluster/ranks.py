@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from sparring.cluster.rank import ForwardCall, RankPlan, SaveCall, ScoreCall
-from sparring.cluster.rank_process import RankEnded
+from sparring.cluster.rank import ForwardCall, PushCall, RankEnded, RankPlan, SaveCall, ScoreCall
 from sparring.cluster.trainer import TrainerParts
 from sparring.cluster.unsaved import BACKWARD, STEP, UnsavedCalls
-from sparring.errors import OtherRankFailed, SparringError, TrainerError
+from sparring.errors import OtherRankFailed, SparringError, TrainerError, WeightsError, refusal
 from sparring.generation import ScoreRequest, Scores
 from sparring.store.codec import decode, encode
 from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
@@ -49,26 +47,48 @@ class RankTrainer:
     """Trainer whose ranks are processes. Implements `Trainer`.
 
     Every call goes to all ranks, in one order; what does not depend on their shards is asked of one rank. A batch is
-    encoded once. If a rank ends or stands still, all ranks are replaced: the new ones restore the last checkpoint and
-    make the calls since then again, which gives the same bits (design 9).
+    encoded once. If a rank ends or stands still, all ranks are replaced, by fewer if need be: the new ones restore the
+    last checkpoint and make the calls since then again, which gives the same bits (design 9).
 
     Args:
         parts: parts of the trainer.
-        make: function that makes ranks, one after the other, which are not started yet.
+        make: function that makes the given number of ranks, one after the other, which are not started yet; or fewer if
+            there is no place for more, but only when they replace others.
+        count: number of ranks.
         start_timeout_s: time limit for all ranks to load the model and to find each other, in seconds.
+        shared: folder that all ranks see, for weights of a rank that shares no memory with this machine; None if all
+            share it.
 
     Raises:
-        BadInput: a folder has no checkpoint that can be loaded, or a loss is not supported.
+        BadInput: a folder has no checkpoint that can be loaded, or not the same one for all ranks; or a loss is not
+            supported.
         TrainerError: a rank did not start in time.
     """
 
-    def __init__(self, parts: TrainerParts, make: Callable[[], Iterable[RankCalls]], start_timeout_s: float) -> None:
-        self._parts, self._make, self._start_timeout_s = parts, make, start_timeout_s
+    def __init__(
+        self,
+        parts: TrainerParts,
+        make: Callable[[int], Iterable[RankCalls]],
+        count: int,
+        start_timeout_s: float,
+        shared: Path | None = None,
+    ) -> None:
+        self._parts, self._make, self._count, self._start_timeout_s = parts, make, count, start_timeout_s
         self._version = self._asked = 0
         self._closed, self._complete = False, True  # complete: the ranks have all that was trained
+        self._shared, self._by_folder = shared, False
         self._unsaved = UnsavedCalls()
-        self._worker = ThreadPoolExecutor(1, "ranks")  # calls in their order
-        self._ranks = self._started()
+        self._ranks: list[RankCalls] = []
+        # calls in their order; ranks end with the thread that makes them
+        self._worker = ThreadPoolExecutor(1, "ranks")
+        try:
+            self._worker.submit(self._start, count).result()
+        except BaseException:
+            self._closed = True
+            for rank in list(self._ranks):
+                rank.kill()
+            self._close()
+            raise
 
     @property
     def version(self) -> int:
@@ -151,27 +171,38 @@ class RankTrainer:
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._recovering, work)
 
     def _recovering(self, work: Callable[[], T]) -> T:
-        """Do some work with the ranks; if one ends meanwhile, replace them and do it again.
+        """Do some work with the ranks; if one ends meanwhile, replace them and do it again. If others end too, there
+        may be no place for so many: half of them are tried next.
 
         Raises:
             RankEnded: a rank ended in each of `ATTEMPTS`.
+            SparringError: one rank alone failed, and so did one that replaced it, in the same way.
         """
+        count, failure = self._count, ""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 if not self._complete:
-                    self._replace()
+                    self._replace(count)
                 return work()
             except RankEnded as error:
-                self._complete = False
+                self._complete, cause = False, error.__cause__
+                if isinstance(cause, SparringError):
+                    if failure == repr(cause):
+                        raise cause from None
+                    failure = repr(cause)
                 if attempt == ATTEMPTS or self._closed:
                     raise
                 _log.warning("%s", str(error).partition("; its log ends:")[0])
+                if attempt > 1:
+                    count = max(1, count // 2)
         raise AssertionError("the last attempt returns or raises")
 
-    def _replace(self) -> None:
+    def _replace(self, count: int) -> None:
         """Start other ranks, and bring them to the state of the lost ones. If that fails, the next call tries again."""
         _end(self._ranks)
-        self._ranks = self._started()
+        self._start(count)
+        if len(self._ranks) < self._count:
+            _log.warning("the trainer has ranks: %d, of %d", len(self._ranks), self._count)
         if self._unsaved.base is not None:
             _call(self._ranks, "restore", [encode(self._unsaved.base)] * len(self._ranks))
         _log.warning("the trainer's ranks are started again and train %d steps again", self._unsaved.steps)
@@ -186,36 +217,71 @@ class RankTrainer:
         self._complete = True
 
     def _fetch(self) -> WeightRef:
-        """Let rank 0 publish the weights, and map them into this process, where they stay when it publishes others."""
-        from sparring.weights.shared_memory import fetch, forget
+        """Let rank 0 publish the weights, and fetch them into this process, where they stay when it publishes others:
+        through shared memory, or through the shared folder if the rank has no memory in common with this machine."""
+        from sparring.weights import disk, shared_memory
 
-        ref = decode(self._ranks[0].call("push", b""), WeightRef)
-        state = fetch(ref)
-        forget(ref)  # a rank that is killed could not remove the file
-        return replace(ref, transport="inline", location=state)
+        if not self._by_folder:
+            ref = decode(self._ranks[0].call("push", encode(PushCall())), WeightRef)
+            try:
+                state = shared_memory.fetch(ref)
+            except WeightsError:
+                if self._shared is None:
+                    raise
+                self._by_folder = True
+            else:
+                shared_memory.forget(ref)  # a rank that is killed could not remove the file
+                return replace(ref, transport="inline", location=state)
+        ref = decode(self._ranks[0].call("push", encode(PushCall(str(self._shared)))), WeightRef)
+        try:
+            return replace(ref, transport="inline", location=disk.fetch(ref))
+        finally:
+            disk.forget(ref)
 
-    def _started(self) -> Sequence[RankCalls]:
-        """Make ranks, let them find each other, and load the model."""
-        ranks = list[RankCalls]()
-        with ExitStack() as failed, tempfile.TemporaryDirectory(prefix="sparring-ranks-") as folder:
-            failed.callback(_end, ranks)
-            for rank in self._make():
-                ranks.append(rank)
-            plan = RankPlan(
-                parts=self._parts, rank=0, count=len(ranks), meeting=Path(folder) / "ranks", timeout_s=WAIT_S
-            )
-            plans = [pickle.dumps(replace(plan, rank=number)) for number in range(len(ranks))]
-            _call(ranks, "join", plans, self._start_timeout_s)
-            _call(ranks, "load", [b""] * len(ranks), self._start_timeout_s)
+    def _start(self, count: int) -> None:
+        """Make ranks, let them find each other, and load the models.
+
+        Raises:
+            BadInput: a model differs between ranks.
+        """
+        self._ranks, self._by_folder = [], False
+        with ExitStack() as failed:
+            failed.callback(_end, self._ranks)
+            for rank in self._make(count):
+                self._ranks.append(rank)
+                if self._closed:
+                    raise RankEnded("the trainer was closed before its ranks were started")
+            ranks, within_s = self._ranks, self._start_timeout_s
+            meeting = decode(_call(ranks, "open", [b""] * len(ranks), within_s)[0], str)
+            plan = RankPlan(parts=self._parts, rank=0, count=len(ranks), meeting=meeting, timeout_s=WAIT_S)
+            _call(ranks, "join", [pickle.dumps(replace(plan, rank=rank)) for rank in range(len(ranks))], within_s)
+            loaded = _call(ranks, "load", [b""] * len(ranks), within_s)
+            _check_models([decode(checksums, dict[str, str]) for checksums in loaded])
             failed.pop_all()
-        return ranks
 
     def _close(self) -> None:
         self._closed = True  # a rank that ends now is not replaced
+        with suppress(RuntimeError):  # it was closed before
+            self._worker.submit(self._close_ranks)
         self._worker.shutdown()
+        self._unsaved.close()
+
+    def _close_ranks(self) -> None:
         for rank in self._ranks:
             rank.close()
-        self._unsaved.close()
+
+
+def _check_models(loaded: Sequence[Mapping[str, str]]) -> None:
+    """Compare the checksums of models by name that each rank has loaded.
+
+    Raises:
+        BadInput: a rank has another model than rank 0.
+    """
+    for rank, checksums in enumerate(loaded):
+        for name, checksum in checksums.items():
+            if checksum != (expected := loaded[0][name]):
+                where, do = f"rank {rank} of the trainer: model {name}", "give all nodes the same files"
+                raise refusal(where, f"the weights of rank 0, {expected}", checksum, do)
 
 
 def _end(ranks: Sequence[RankCalls]) -> None:

@@ -1,5 +1,5 @@
-"""`cluster.kind = "ray"`: engines of the policy on the nodes of a Ray cluster, through `ray_client` in a process of its
-own."""
+"""`cluster.kind = "ray"`: engines of the policy, and ranks of trainers, on the nodes of a Ray cluster, through
+`ray_client` in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -19,7 +19,9 @@ from typing import Any
 
 from sparring.cluster.config import ClusterConfig
 from sparring.cluster.engine_process import DeadEngine
+from sparring.cluster.rank import RankEnded, RankFailure
 from sparring.errors import EngineError, SparringError, refusal
+from sparring.store.codec import decode
 
 OLDEST = (2, 52)
 """Oldest version of Ray with authentication by token."""
@@ -29,6 +31,9 @@ CONNECT_S = 10.0
 
 END_S = 20.0
 """Seconds that the client may take to end the engines and itself."""
+
+LARGE = 1 << 18
+"""Bytes of data that are given to Ray once for all ranks of a trainer."""
 
 MAIN = "from sparring.cluster.ray_client import main; main()"
 """Program of the client: not the module itself, whose classes Ray then could not find on its nodes."""
@@ -142,21 +147,75 @@ class RayEngine:
             self._ray.call(method, self._number)
 
 
-class RayEngines:
-    """Engines of a run on a Ray cluster.
+class Given:
+    """Data that was given to Ray last.
+
+    Args:
+        ray: the run's client of Ray.
+    """
+
+    def __init__(self, ray: RayProcess) -> None:
+        self._ray, self._one_at_a_time = ray, threading.Lock()
+        self._data, self._number = b"", 0
+
+    def number(self, data: bytes) -> int:
+        """Give data to Ray, unless it was the last; return the number by which `RankActors.call` knows it."""
+        with self._one_at_a_time:
+            if data is not self._data:
+                self._number = self._ray.call("ranks.give", data, self._number)
+                self._data = data
+            return self._number
+
+
+class RayRank:
+    """Rank of a trainer on a node of a Ray cluster. Implements `RankCalls`.
+
+    Args:
+        ray: the run's client of Ray.
+        number: number of the rank's actor.
+        given: what was given to Ray last, which the ranks of a trainer share.
+    """
+
+    def __init__(self, ray: RayProcess, number: int, given: Given) -> None:
+        self._ray, self._number, self._given = ray, number, given
+
+    def call(self, method: str, data: bytes) -> bytes:
+        try:
+            argument = self._given.number(data) if len(data) >= LARGE else data
+            failure, answer = self._ray.call("ranks.call", self._number, method, argument)
+        except EngineError as error:
+            raise RankEnded(str(error)) from None
+        if failure:
+            raise decode(failure, RankFailure).error()
+        return bytes(answer)
+
+    def kill(self) -> None:
+        self._tell("ranks.kill")
+
+    def close(self) -> None:
+        self._tell("ranks.end")
+
+    def _tell(self, method: str) -> None:
+        with suppress(EngineError):  # what has ended has nothing to do
+            self._ray.call(method, self._number)
+
+
+class RayParts:
+    """Engines and ranks of a run on a Ray cluster.
 
     Args:
         config: section `[cluster]`.
         threads: processors of each engine.
+        for_ranks: processors of the ranks of one trainer together.
         log: file for what Ray prints; None: it is dropped.
 
     Raises:
-        BadInput: Ray is not installed, does not answer, or has fewer processors than the engines need.
+        BadInput: Ray is not installed, does not answer, or has fewer processors than are needed.
     """
 
-    def __init__(self, config: ClusterConfig, threads: int, log: Path | None) -> None:
+    def __init__(self, config: ClusterConfig, threads: int, for_ranks: int, log: Path | None) -> None:
         _check_installed()
-        self._ray = RayProcess(log, config, threads)
+        self._ray = RayProcess(log, config, threads, for_ranks)
         try:
             self._ray.call("connect", within_s=config.wait_s + CONNECT_S)
             self._ray.call("check_resources", within_s=config.wait_s + CONNECT_S)
@@ -178,8 +237,29 @@ class RayEngines:
         """
         return [RayEngine(self._ray, number) for number in self._ray.call("start", words, key)]
 
+    def ranks(self, folder: Path, threads: int) -> Callable[[int], list[RayRank]]:
+        """Return a function that places the ranks of a trainer, and later those that replace them, which may be fewer.
+
+        Args:
+            folder: folder of the run, which every node with a rank must see.
+            threads: processors of each rank.
+
+        Raises:
+            BadInput: as `RankActors.place`.
+            EngineError: Ray does not answer.
+        """
+        made = list[RayRank]()
+
+        def place(count: int) -> list[RayRank]:
+            given, at = Given(self._ray), str(folder.absolute())
+            numbers = self._ray.call("ranks.place", count, threads, at, bool(made))
+            made[:] = [RayRank(self._ray, number, given) for number in numbers]
+            return made
+
+        return place
+
     def close(self) -> None:
-        """Leave the cluster, which ends the engines."""
+        """Leave the cluster, which ends engines and ranks."""
         self._ray.close()
 
 

@@ -1,8 +1,8 @@
 """Client of a Ray cluster, in a process of its own: what Ray prints goes to that process's log, and a cluster that does
 not answer blocks nothing of the run. `ray.RayProcess` starts it and calls the methods of `RayClient`.
 
-Ray places the engines, starts them again elsewhere when they or their node die, and says what the cluster has. Tokens
-and weights travel over HTTP between the run and the engines, not through Ray.
+Ray places engines and ranks, starts engines again elsewhere when they or their node die, and says what the cluster has.
+Tokens and weights travel over HTTP between the run and the engines, not through Ray; calls of ranks do (`ray_rank`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from sparring.cluster.config import ClusterConfig
 from sparring.cluster.engine_process import DeadEngine, EngineProcess, serving
+from sparring.cluster.ray_nodes import check_nodes
+from sparring.cluster.ray_rank import RankActors
 from sparring.errors import EngineError, SparringError, boundary, refusal
 
 PAUSE_S = 1.0
@@ -69,10 +72,15 @@ class RayClient:
     Args:
         config: section `[cluster]`.
         threads: processors of each engine.
+        for_ranks: processors of the ranks of one trainer together.
+
+    Attributes:
+        ranks: ranks of trainers.
     """
 
-    def __init__(self, config: ClusterConfig, threads: int) -> None:
-        self._config, self._threads = config, threads
+    def __init__(self, config: ClusterConfig, threads: int, for_ranks: int = 0) -> None:
+        self._config, self._threads, self._for_ranks = config, threads, for_ranks
+        self.ranks = RankActors(config)
         self._engines: list[EngineActor] = []
 
     def connect(self) -> None:
@@ -93,7 +101,7 @@ class RayClient:
             raise refusal("cluster.address", f"a Ray cluster at {address}", str(error).split("\n")[0], do) from error
 
     def check_resources(self) -> None:
-        """Wait for the processors that the engines need, which Ray itself would do for ever.
+        """Wait for the processors that engines and ranks need, which Ray itself would do for ever.
 
         Raises:
             BadInput: they did not come in time.
@@ -101,6 +109,7 @@ class RayClient:
         import ray
 
         needed, deadline = self._threads * self._config.engines, time.monotonic() + self._config.wait_s
+        needed += self._for_ranks
         while (there := ray.cluster_resources().get("CPU", 0.0)) < needed:
             if time.monotonic() > deadline:
                 raise self._refused(f"{there:g}")
@@ -124,7 +133,7 @@ class RayClient:
             PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
             for number in range(self._config.engines)
         ]
-        self._check_nodes(strategies)
+        check_nodes(strategies, self._config.start_timeout_s)
         actor = ray.remote(NodeEngine)
         first = len(self._engines)
         self._engines += [
@@ -180,48 +189,12 @@ class RayClient:
 
     def _refused(self, got: str) -> Exception:
         needed = f"{self._config.engines} engines of {self._threads} CPUs on the Ray cluster"
-        return refusal("cluster.engines", needed, got, "lower cluster.engines or cluster.engine_threads, or add nodes")
-
-    def _check_nodes(self, strategies: Sequence[Any]) -> None:
-        """Compare versions and kernels of the nodes with those of this process.
-
-        Raises:
-            BadInput: a node differs.
-            EngineError: a node does not answer in time.
-        """
-        import ray
-
-        task, own = ray.remote(what_computes), what_computes()
-        asked = [task.options(num_cpus=0, scheduling_strategy=strategy).remote() for strategy in strategies]
-        try:
-            nodes = ray.get(asked, timeout=self._config.start_timeout_s)
-        except ray.exceptions.GetTimeoutError:
-            got = f"no answer within cluster.start_timeout_s = {self._config.start_timeout_s:g} s"
-            raise EngineError(f"Ray: expected every node to tell its versions, got {got}") from None
-        for node in nodes:
-            for name, value in own.items():
-                if name != "node" and node[name] != value:
-                    do = "install the same there, or take nodes with processors like this one's"
-                    raise refusal(
-                        f"Ray node {node['node']}", f"{name} {value}, as in the run's process", node[name], do
-                    )
-
-
-def what_computes() -> dict[str, str]:
-    """Return what must be equal in the run's process and at its engines, and the name of this node."""
-    import platform
-    from importlib.metadata import version
-
-    import sparring
-    from sparring.kernels import ops
-
-    return {
-        "node": socket.gethostname(),
-        "Python": platform.python_version(),
-        "torch": version("torch"),
-        "sparring": sparring.__version__,
-        "kernel path": ops.path_name(),
-    }
+        keys, do = "cluster.engines", "lower cluster.engines or cluster.engine_threads"
+        if self._for_ranks:
+            count = self._config.ranks
+            needed += f" and {count} ranks of {self._for_ranks // count} CPUs"
+            keys, do = f"{keys} and cluster.ranks", f"{do}, or cluster.ranks or cluster.rank_threads"
+        return refusal(keys, needed, got, f"{do}, or add nodes")
 
 
 def serve(connection: Connection) -> None:
@@ -236,7 +209,7 @@ def serve(connection: Connection) -> None:
         result, failure = None, None
         try:
             with boundary(EngineError, f"Ray: {method}"):
-                result = getattr(client, method)(*arguments)
+                result = attrgetter(method)(client)(*arguments)
         except SparringError as error:
             failure = error
         with one_at_a_time, contextlib.suppress(OSError):  # the run has ended
@@ -246,11 +219,12 @@ def serve(connection: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             threading.Thread(target=answer, args=connection.recv(), daemon=True).start()
+    client.ranks.end_all()
 
 
 def main() -> None:
-    """Serve the connection whose descriptor is the program's argument, then leave the cluster, which ends the
-    engines."""
+    """Serve the connection whose descriptor is the program's argument, then leave the cluster, which ends engines and
+    ranks."""
     serve(Connection(int(sys.argv[1])))
     sys.modules["ray"].shutdown()
     os._exit(0)  # a call may still wait for Ray

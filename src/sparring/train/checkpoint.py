@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from sparring.errors import StoreError, refusal
 from sparring.train.best import best_of
 from sparring.train.ranks import ALONE, Ranks, agree
+from sparring.train.stored import StoredOptimiser
 from sparring.types import CheckpointRef
 from sparring.weights.checksum import checksum
 
@@ -26,8 +27,8 @@ AVERAGE = "average-{}.safetensors"
 """File name of a moving average, by the average's name."""
 SHARD = "optimiser-{}-of-{}.safetensors"
 """File name of a rank's shard of the optimiser, by the rank's number from 1 and the number of ranks."""
-SHARDS, STEP = "shards", "step"
-"""Key of a manifest for the stretches of each shard, by file; and the kind of tensors that are no stretches."""
+SHARDS = "shards"
+"""Key of a manifest for the stretches of each shard, by file."""
 MANIFEST = "trainer.json"
 WAY_OUT = (
     "restore it from a copy, or pass it over, which removes nothing and trains the steps behind the one before it "
@@ -92,75 +93,96 @@ def _commit(staging: Path, path: Path, manifest: Mapping[str, Any]) -> bytes:
     return b""
 
 
-def read(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
-    """Return the manifest and the tensors by file of a checkpoint folder, verified. Shards are joined: the tensors of
-    `OPTIMISER` are whole, whatever the number of ranks that wrote them.
+def read(
+    path: Path, device: torch.device | str = "cpu", ranks: Ranks = ALONE
+) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
+    """Return the manifest and the tensors by file of a checkpoint folder, verified, but for those of the optimiser,
+    which `stored_optimiser` reads. Files of the optimiser are dealt to ranks to be verified.
 
     Raises:
         BadInput: `path` holds no checkpoint.
         StoreError: the checkpoint is damaged.
+        OtherRankFailed: another rank has found one of these.
     """
-    replaced = path.with_name(path.name + ".old")
-    if not path.exists() and replaced.exists():  # a crash between the two renames of `_swap`
-        path = replaced
-    if not (path / MANIFEST).is_file():
-        raise refusal(
-            f"checkpoint {path}", f"a folder with {MANIFEST}", "none", "name a checkpoint that this run wrote"
-        )
+    manifest: dict[str, Any] = {}
     tensors: dict[str, dict[str, torch.Tensor]] = {}
-    try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        for name in manifest["checksums"]:
-            tensors[name] = load_file(path / name, device=str(device))
-    except (OSError, ValueError, KeyError, SafetensorError) as cause:
-        raise StoreError(f"checkpoint {path}: cannot be read ({cause}); {WAY_OUT}") from cause
-    for name, expected in manifest["checksums"].items():
-        if (actual := checksum(tensors[name])) != expected:
-            raise StoreError(f"checkpoint {path}: expected checksum {expected} of {name}, got {actual}; {WAY_OUT}")
-    if SHARDS in manifest:
-        count = len(manifest[SHARDS])
-        expected_files = {SHARD.format(number + 1, count) for number in range(count)}
-        if not expected_files == manifest[SHARDS].keys() <= tensors.keys():
-            got = ", ".join(sorted(manifest[SHARDS].keys() & tensors.keys()))
-            raise StoreError(f"checkpoint {path}: expected all shards of the optimiser, got {got}; {WAY_OUT}")
-        shards = {name: tensors.pop(name) for name in manifest[SHARDS]}
-        tensors[OPTIMISER] = _joined(path, shards, manifest[SHARDS], tensors[MODEL])
+
+    def own() -> bytes:
+        folder = _present(path)
+        try:
+            manifest.update(json.loads((folder / MANIFEST).read_text()))
+            _check_shards(path, manifest)
+            of_optimiser = [name for name in manifest["checksums"] if name in (*manifest.get(SHARDS, ()), OPTIMISER)]
+            for name in of_optimiser[ranks.rank :: ranks.count]:
+                _check(path, name, load_file(folder / name), manifest)
+            for name in manifest["checksums"].keys() - set(of_optimiser):
+                tensors[name] = load_file(folder / name, device=str(device))
+                _check(path, name, tensors[name], manifest)
+        except (OSError, ValueError, KeyError, SafetensorError) as cause:
+            raise StoreError(f"checkpoint {path}: cannot be read ({cause}); {WAY_OUT}") from cause
+        return b""
+
+    agree(ranks, own)  # so that all ranks restore it, or none
     return manifest, tensors
 
 
-def _joined(
-    path: Path,
-    shards: Mapping[str, Mapping[str, torch.Tensor]],
-    stretches: Mapping[str, Mapping[str, Sequence[int]]],
-    model: Mapping[str, torch.Tensor],
-) -> dict[str, torch.Tensor]:
-    """Join the optimiser's shards.
+def stored_optimiser(path: Path, manifest: Mapping[str, Any], model: Mapping[str, torch.Tensor]) -> StoredOptimiser:
+    """Open the optimiser's state of a checkpoint that was read.
 
     Args:
-        shards: tensors `<kind>/<parameter>` by file.
-        stretches: begin and end of each parameter's elements, by file.
         model: the trained weights, which have the parameters' sizes.
 
     Raises:
-        StoreError: the shards are not those of the whole model.
+        StoreError: the checkpoint is damaged.
     """
-    pieces: dict[str, list[tuple[int, torch.Tensor]]] = {}
-    for file, tensors in shards.items():
-        for key, tensor in tensors.items():
-            name = key.partition("/")[2]
-            pieces.setdefault(key, []).append((stretches[file][name][0], tensor))
-    whole = {}
-    for key, parts in pieces.items():
-        kind, _, name = key.partition("/")
-        if kind == STEP:
-            whole[key] = parts[0][1]
-            continue
-        flat = torch.cat([tensor.reshape(-1) for _, tensor in sorted(parts, key=lambda part: part[0])])
-        if name not in model or len(flat) != model[name].numel():
-            got = f"{len(flat)} elements of {key}"
-            raise StoreError(f"checkpoint {path}: expected the shards of the whole model, got {got}; {WAY_OUT}")
-        whole[key] = flat
-    return whole
+    folder, files = _present(path), manifest.get(SHARDS) or {OPTIMISER: None}
+    sizes = {name: tensor.numel() for name, tensor in model.items()}
+    try:
+        return StoredOptimiser(path, {folder / name: stretches for name, stretches in files.items()}, sizes)
+    except StoreError as cause:
+        raise StoreError(f"{cause}; {WAY_OUT}") from None
+    except (OSError, KeyError, SafetensorError) as cause:
+        raise StoreError(f"checkpoint {path}: cannot be read ({cause}); {WAY_OUT}") from cause
+
+
+def _present(path: Path) -> Path:
+    """Return the folder of a checkpoint, which has another name after a crash between the two renames of `_swap`.
+
+    Raises:
+        BadInput: there is none.
+    """
+    replaced = path.with_name(path.name + ".old")
+    folder = replaced if not path.exists() and replaced.exists() else path
+    if not (folder / MANIFEST).is_file():
+        raise refusal(
+            f"checkpoint {folder}", f"a folder with {MANIFEST}", "none", "name a checkpoint that this run wrote"
+        )
+    return folder
+
+
+def _check(path: Path, name: str, tensors: Mapping[str, torch.Tensor], manifest: Mapping[str, Any]) -> None:
+    """Compare a file's tensors with its checksum.
+
+    Raises:
+        StoreError: they are others.
+    """
+    expected = manifest["checksums"][name]
+    if (actual := checksum(tensors)) != expected:
+        raise StoreError(f"checkpoint {path}: expected checksum {expected} of {name}, got {actual}; {WAY_OUT}")
+
+
+def _check_shards(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Check that a manifest names all shards that its number of them says.
+
+    Raises:
+        StoreError: it does not.
+    """
+    if SHARDS in manifest:
+        count = len(manifest[SHARDS])
+        expected = {SHARD.format(number + 1, count) for number in range(count)}
+        if not expected == manifest[SHARDS].keys() <= manifest["checksums"].keys():
+            got = ", ".join(sorted(manifest[SHARDS].keys() & manifest["checksums"].keys()))
+            raise StoreError(f"checkpoint {path}: expected all shards of the optimiser, got {got}; {WAY_OUT}")
 
 
 def retain(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,28 +15,55 @@ from sparring.errors import TrainerError, boundary
 dist: Any = torch.distributed  # its process groups are not typed
 
 
+LOOPBACK = "127.0.0.1"
+"""Address by which ranks on one machine reach each other."""
+
+
+class Meeting:
+    """Store by which ranks find each other, in the process of the first one.
+
+    Args:
+        host: address of this machine, on which alone the store listens.
+
+    Attributes:
+        address: address of the store, `host:port`.
+
+    Raises:
+        TrainerError: the machine does not have the address.
+    """
+
+    def __init__(self, host: str = LOOPBACK) -> None:
+        with boundary(TrainerError, "meeting of the trainer's ranks"):
+            listening = socket.create_server((host, 0))
+            port = listening.getsockname()[1]
+            self.address = f"{host}:{port}"
+            # a port of its own choice would be open on all addresses of the machine
+            self._store = dist.TCPStore(
+                host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+            )
+
+
 class GlooRanks:
     """Processes, or threads, that are connected by gloo. Implements `Ranks`.
 
     Args:
         rank: number of this process.
         count: number of processes.
-        meeting: path of a file that all processes see, by which they find each other. It must not exist before, and
-            may be removed afterwards.
+        meeting: address of the `Meeting` of one of them.
         timeout_s: seconds that a rank waits for another.
+        host: address by which the others reach this machine.
 
     Raises:
         TrainerError: the others did not come in time.
     """
 
-    def __init__(self, rank: int, count: int, meeting: Path, timeout_s: float) -> None:
+    def __init__(self, rank: int, count: int, meeting: str, timeout_s: float, host: str = LOOPBACK) -> None:
         self.rank, self.count = rank, count
-        timeout = timedelta(seconds=timeout_s)
+        timeout, (at, _, port) = timedelta(seconds=timeout_s), meeting.rpartition(":")
         with boundary(TrainerError, self._where):
-            store = dist.FileStore(str(meeting), count)
-            store.set_timeout(timeout)
+            store = dist.TCPStore(at, int(port), wait_for_workers=False, timeout=timeout)
             options = dist.ProcessGroupGloo._Options()
-            options._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
             options._timeout = timeout
             # no default group of the process, so that several trainers, and threads of a test, have one each
             self._group = dist.ProcessGroupGloo(store, rank, count, options)

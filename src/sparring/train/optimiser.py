@@ -13,6 +13,7 @@ from sparring.errors import refusal
 from sparring.train.blocks import Stretch, block_squares, norm_of, stretches
 from sparring.train.config import TrainConfig
 from sparring.train.ranks import ALONE, Ranks
+from sparring.train.stored import STEP, StoredOptimiser
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 BUCKET = 16 << 20
@@ -146,37 +147,35 @@ class Optimiser:
                 tensors[f"{kind}/{name}"] = value
         return tensors
 
-    def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore the optimiser from the `state` of all parameters.
+    def load_state(self, state: StoredOptimiser) -> None:
+        """Restore this shard of the optimiser from the `state` of all parameters, of which it reads its stretches.
 
         Raises:
             BadInput: the tensors belong to other parameters or another dtype.
         """
         self.discard()
         masters = {name for name, p in self._parameters.items() if not _is_own_master(p)}
-        stored = {name.removeprefix("master/") for name in tensors if name.startswith("master/")}
+        stored = {name.removeprefix("master/") for name in state.names if name.startswith("master/")}
         if masters != stored:
             do = "restore with the dtype it was saved with"
             raise refusal("optimiser state", f"{len(masters)} float32 master weights", str(len(stored)), do)
-        strangers = {name.partition("/")[2] for name in tensors} - self._parameters.keys()
+        strangers = {name.partition("/")[2] for name in state.names} - self._parameters.keys()
         if strangers:
             do = "restore the model it was saved from"
             raise refusal("optimiser state", "this model's parameters", f"also {min(strangers)}", do)
         with torch.no_grad():
             for name in masters & self._masters.keys():
-                self._masters[name].copy_(self._stretch(name, tensors[f"master/{name}"]))
+                self._masters[name].copy_(self._stored(state, f"master/{name}"))
         self._adamw.state.clear()
         for name, master in self._masters.items():
-            if f"step/{name}" in tensors:
-                moments = {
-                    kind: self._stretch(name, tensors[f"{kind}/{name}"]).to(master.device).clone() for kind in _MOMENTS
-                }
-                self._adamw.state[master] = {"step": tensors[f"step/{name}"].to(master.device).clone(), **moments}
+            if f"{STEP}/{name}" in state:
+                moments = {kind: self._stored(state, f"{kind}/{name}").to(master.device) for kind in _MOMENTS}
+                self._adamw.state[master] = {STEP: state.steps(name).to(master.device), **moments}
 
-    def _stretch(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """Return this shard's stretch of a tensor with the elements of a parameter, in the shape of its master."""
-        begin, end = self._own[name]
-        return whole.reshape(-1)[begin:end].view_as(self._masters[name])
+    def _stored(self, state: StoredOptimiser, key: str) -> torch.Tensor:
+        """Return this shard's stretch of a stored tensor, in the shape of its master."""
+        name = key.partition("/")[2]
+        return state.stretch(key, self._own[name]).view_as(self._masters[name])
 
     @torch.no_grad()
     def _spread(self, targets: Mapping[str, torch.Tensor]) -> None:

@@ -43,6 +43,7 @@ from sparring.train.quantities import Quantities
 from sparring.train.ranks import ALONE, Ranks, agree, deal
 from sparring.train.survey import surveyed
 from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
+from sparring.weights.checksum import checksum
 from sparring.weights.inline import Probe, publish
 
 T = TypeVar("T")
@@ -94,6 +95,7 @@ class LocalTrainer:
         # log-probabilities are always computed, to be compared with those that the engine recorded
         self._always_needed = frozenset() if model.is_scalar else frozenset({"logprob"})
         self._averages = {name: teacher for name, teacher in (teachers or {}).items() if isinstance(teacher, Average)}
+        self._models = {**(teachers or {}), name: model}
         self._by_teacher = len(teachers or {}) > 1
         divergence = next((loss.needs.divergence for loss in losses if loss.needs.divergence), None)
         self._quantities = Quantities(model, teachers or {}, divergence)
@@ -128,6 +130,10 @@ class LocalTrainer:
     @property
     def version(self) -> int:
         return self._version
+
+    def checksums(self) -> dict[str, str]:
+        """Return the checksum of the weights of each model, the trained one and its teachers, by name."""
+        return {name: checksum(model.state()) for name, model in self._models.items()}
 
     async def forward(
         self, rows: Sequence[Sample], needs: Set[str] = frozenset({"logprob"})
@@ -372,14 +378,7 @@ class LocalTrainer:
         return CheckpointRef(model=self._name, stage=stage, step=self._updates, path=path, metrics=dict(metrics))
 
     def _restore(self, ref: CheckpointRef) -> None:
-        found = list[tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]]()
-
-        def read() -> bytes:
-            found.append(checkpoint.read(Path(ref.path)))
-            return b""
-
-        agree(self._ranks, read)  # so that all ranks restore it, or none
-        manifest, tensors = found[0]
+        manifest, tensors = checkpoint.read(Path(ref.path), ranks=self._ranks)
         if manifest["config"] not in (self._config_digest(), self._config_digest(norm_of_blocks=False)):
             raise refusal(
                 f"checkpoint {ref.path}",
@@ -387,7 +386,13 @@ class LocalTrainer:
                 "different ones",
                 "restore those settings, or start a new run from its weights",
             )
-        self._optimiser.load_state(tensors[checkpoint.OPTIMISER])
+
+        def load() -> bytes:
+            with checkpoint.stored_optimiser(Path(ref.path), manifest, tensors[checkpoint.MODEL]) as stored:
+                self._optimiser.load_state(stored)
+            return b""
+
+        agree(self._ranks, load)
         self._trained.load_state(tensors[checkpoint.MODEL])
         for name, average in self._averages.items():
             average.load_state(tensors[checkpoint.AVERAGE.format(name)])

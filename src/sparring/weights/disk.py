@@ -141,6 +141,11 @@ class Disk:
         self._lock = lock
 
 
+def forget(ref: WeightRef) -> None:
+    """Remove what a publisher has in the folder, whose only receiver has fetched it, before the publisher does."""
+    shutil.rmtree(msgspec.convert(ref.location, DiskLocation).folder, ignore_errors=True)
+
+
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
     """Return a verified copy of the published tensors.
 

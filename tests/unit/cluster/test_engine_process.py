@@ -12,6 +12,7 @@ import pytest
 from sparring.cluster.engine_process import MOST_DEATHS, DeadEngine, EngineProcess
 from sparring.cluster.kept_engines import Ended, KeptEngines
 from sparring.engine.adapters.remote import RemoteEngine
+from sparring.engine.fleet import Fleet
 from sparring.errors import EngineError
 
 URL = "http://127.0.0.1:1"
@@ -90,6 +91,34 @@ def test_a_stage_ends_when_the_process_of_a_lost_engine_is_given_up(
 
     with pytest.raises(DeadEngine, match="deaths in a row"):
         asyncio.run(scenario())
+
+
+def test_an_engine_that_is_given_up_leaves_the_run_to_those_that_serve(
+    tmp_path: Path, closed: list[EngineProcess], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told once, however often the fleet looks for it; the stage ends when no other one is left."""
+    closed.append(dying := process(DYING, tmp_path))
+    ended = Ended()
+    kept = KeptEngines([dying], key="", within_s=WAIT_S, dead=ended)
+    engine, other = (RemoteEngine(url, awaited=True) for url in (URL, f"{URL}1"))
+    kept._by_url[URL] = dying
+    kept.fleet = Fleet([other], absent=[engine], keeper=kept)
+
+    async def scenario() -> None:
+        async with asyncio.timeout(WAIT_S), ended.within():
+            for _ in range(3):
+                while not kept._told or kept._sought:
+                    kept.lost(engine)
+                    await asyncio.sleep(0)
+                kept.lost(engine)
+            kept.fleet = None
+            while True:
+                kept.lost(engine)
+                await asyncio.sleep(0)
+
+    with pytest.raises(DeadEngine, match="deaths in a row"):
+        asyncio.run(scenario())
+    assert [record.message.count("deaths in a row") for record in caplog.records] == [1]
 
 
 def test_a_stage_that_the_user_interrupts_is_cancelled() -> None:

@@ -14,8 +14,8 @@ import pytest
 from sparring.cluster.config import ClusterConfig
 from sparring.cluster.frames import StandsStill, receive, send
 from sparring.cluster.processes import ProcessCluster
-from sparring.cluster.rank import RankFailure
-from sparring.cluster.rank_process import RankEnded, RankProcess
+from sparring.cluster.rank import RankEnded, RankFailure
+from sparring.cluster.rank_process import RankProcess
 from sparring.cluster.unsaved import BACKWARD, STEP, UnsavedCalls
 from sparring.engine.config import EngineConfig
 from sparring.errors import StoreError, TrainerError
@@ -28,7 +28,7 @@ from sparring.types import CheckpointRef
     [
         ({"kind": "local", "ranks": 0}, "ranks must be 1 to 64"),
         ({"kind": "inline", "ranks": 2}, 'kind = "local"'),
-        ({"kind": "ray", "ranks": 2}, 'kind = "local"'),
+        ({"kind": "local", "ranks": 2, "rank_threads": -1}, "rank_threads"),
         ({"kind": "local", "timeout_s": 1.0}, "timeout_s"),
         ({"kind": "local", "timeout_s": 3e6}, "timeout_s must be at most"),
         ({"kind": "local", "start_timeout_s": float("inf")}, "start_timeout_s must be at most"),
@@ -161,3 +161,18 @@ def test_a_process_finds_no_modules_of_the_folder_and_is_not_called_when_closed(
     os.close(here)
     assert os.read(there, 1) == b""
     os.close(there)
+
+
+def test_a_process_that_cannot_be_started_leaves_no_descriptor() -> None:
+    """There is room for its log and its pipes, but not for what starting it takes."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = os.listdir("/proc/self/fd")
+    free = [number for number in range(len(before) + 7) if not Path(f"/proc/self/fd/{number}").exists()]
+    for limit in free[:7]:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limits[1]))
+            with pytest.raises(OSError):
+                RankProcess(0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert os.listdir("/proc/self/fd") == before

@@ -11,7 +11,7 @@ from sparring.train import dealt
 from sparring.train.blocks import BLOCK
 from sparring.train.config import TrainConfig
 from sparring.train.dealt import Dealt
-from sparring.train.gloo import GlooRanks
+from sparring.train.gloo import GlooRanks, Meeting
 from sparring.train.measure import Measures
 from sparring.train.optimiser import Optimiser
 from sparring.train.parts import Part
@@ -40,16 +40,17 @@ def compute(parameters, rows):
     return Part(loss, lambda: Measures(0))
 
 
-def in_ranks(count, tmp_path, work):
+def in_ranks(count, work):
     """`work(ranks)` of every rank, each on a thread."""
+    meeting = Meeting()
     with ThreadPoolExecutor(count) as pool:
-        made = [pool.submit(GlooRanks, rank, count, tmp_path / "meeting", 30.0) for rank in range(count)]
+        made = [pool.submit(GlooRanks, rank, count, meeting.address, 30.0) for rank in range(count)]
         return list(pool.map(work, [each.result() for each in made]))
 
 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("at_once", [1, dealt.BUCKET])
-def test_a_sum_has_the_bits_of_one_process_and_the_sign_of_its_zeros(count, at_once, tmp_path):
+def test_a_sum_has_the_bits_of_one_process_and_the_sign_of_its_zeros(count, at_once):
     parameters = weights()
     alone = Optimiser(parameters, TrainConfig())
     for rows in ROWS:
@@ -63,7 +64,7 @@ def test_a_sum_has_the_bits_of_one_process_and_the_sign_of_its_zeros(count, at_o
         assert len(list(parts.run([ROWS[:2], ROWS[2:]], lambda rows: compute(mine, rows)))) == 4
         return optimiser.ranges, {name: master.grad for name, master in optimiser._masters.items()}, optimiser.reordered
 
-    found = in_ranks(count, tmp_path, work)
+    found = in_ranks(count, work)
     assert len(found[0][0]) == 1, "the first tensor is cut"
     for ranges, gradients, reordered in found:
         for name, (begin, end) in ranges.items():
@@ -76,7 +77,7 @@ def test_a_sum_has_the_bits_of_one_process_and_the_sign_of_its_zeros(count, at_o
         assert reordered == alone.reordered == {"views"}
 
 
-def test_an_error_of_one_rank_is_raised_in_all_and_leaves_no_gradient(tmp_path):
+def test_an_error_of_one_rank_is_raised_in_all_and_leaves_no_gradient():
     def work(ranks):
         mine = weights()
         optimiser = Optimiser(mine, TrainConfig(), ranks)
@@ -86,10 +87,10 @@ def test_an_error_of_one_rank_is_raised_in_all_and_leaves_no_gradient(tmp_path):
         left = [name for name, master in optimiser._masters.items() if master.grad is not None]
         return left, len(list(parts.run([ROWS], lambda rows: compute(mine, rows))))
 
-    assert in_ranks(2, tmp_path, work) == [([], 4), ([], 4)]
+    assert in_ranks(2, work) == [([], 4), ([], 4)]
 
 
-def test_a_rank_whose_shard_has_no_gradient_steps_with_the_others(tmp_path):
+def test_a_rank_whose_shard_has_no_gradient_steps_with_the_others():
     """Three ranks share one block, so that two have nothing, and the step is clipped."""
 
     def work(ranks):
@@ -101,6 +102,6 @@ def test_a_rank_whose_shard_has_no_gradient_steps_with_the_others(tmp_path):
         optimiser.write_back()
         return norm, weight.tolist(), list(optimiser.state())
 
-    found = in_ranks(3, tmp_path, work)
+    found = in_ranks(3, work)
     assert {(norm, *weight) for norm, weight, _ in found} == {(18.0**0.5, 0.75, 0.75)}
     assert [len(state) for *_, state in found] == [3, 0, 0]

@@ -137,7 +137,7 @@ def _processes(
         published = published_bytes(policy) if publishes and number == 0 else 0
         each = MemoryEstimate.of_stage(config, shapes, held, RANK * (process > 0), published)
         learner = REWARD if config.rl.critic is None else CRITIC
-        yield Processes(learner if number else TRAINER, ranks, each)
+        yield Processes(learner if number else TRAINER, ranks, each, here=cluster.kind == "local")
     if elsewhere and not config.engine.urls:
         held = StageModels(stage=models.stage, engines=(POLICY,), starts_empty=True)
         each = MemoryEstimate.of_stage(config, shapes, held, ENGINE * (process > 0), policy.weights.total)

@@ -1,0 +1,183 @@
+"""Ranks of a trainer on the nodes of a real Ray cluster have the bits of one process, whatever happens to one of them.
+
+Nodes are on this machine; one that has a /dev/shm of its own is as one on another machine, which shares a folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_engine_elsewhere import ALONE, HIDDEN
+from test_fleet_run import check_ended, check_same, words
+from test_ranks_run import measured
+from test_ray_cluster import QUIET, nodes, on_ray, started
+
+from sparring.cli.main import main
+
+__all__ = ["nodes"]
+pytestmark = pytest.mark.cluster
+STAGES = 'run.stages=["rl", "eval"]'
+RANKS = ("cluster.ranks=2", "cluster.rank_threads=1")
+
+
+def own_processes(prefix: bytes) -> list[int]:
+    """Process ids of processes whose command begins so, of those that this process and its children have started."""
+    parents, found = dict[int, int](), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if (entry / "cmdline").read_bytes().startswith(prefix):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+
+    def is_ours(process: int) -> bool:
+        while process in parents and process != os.getpid():
+            process = parents[process]
+        return process == os.getpid()
+
+    return [process for process in found if is_ours(process)]
+
+
+def ranks() -> list[int]:
+    """Process ids of the ranks on all nodes."""
+    return own_processes(b"ray::NodeRank")
+
+
+def finished(run: subprocess.Popen[str]) -> tuple[int, str]:
+    """The status of a run, and what it prints from here on."""
+    assert run.stdout is not None
+    return run.wait(), run.stdout.read()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ranks_on_ray_change_no_token_and_no_weight(
+    dtype: str, given: Path, nodes: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_type = (STAGES, f"models.policy.dtype={dtype}")
+    assert main(words(given, "own", *of_type)) == 0
+    with started(given, "two", *of_type, *on_ray(nodes, engines=1), *RANKS) as run:
+        status, output = finished(run)
+    assert status == 0, output
+    check_same(given, "two", capsys)
+    own, two = (measured(given.parent / "runs" / name) for name in ("own", "two"))
+    assert own == two and len(own) == 6 and all(values["tokens_trained"] > 0 for values in own)
+
+
+def check_survives(given: Path, nodes: Any, capsys: pytest.CaptureFixture[str], lose: Any, *settings: str) -> str:
+    """Check that a run ends as an undisturbed one if `lose` is called after its second step; return what it printed."""
+    longer = (STAGES, QUIET, "rl.steps=30", "cluster.timeout_s=6")
+    assert main(words(given, "own", *longer)) == 0
+    output, lost = list[str](), False
+    with started(given, "hit", *longer, *on_ray(nodes, engines=1), *RANKS, *settings) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            output.append(line)
+            if line.startswith("rl 2/") and not lost:
+                lost = True
+                lose()
+        assert run.wait() == 0, "".join(output)
+    text = "".join(output)
+    assert lost and "ranks are started again" in text and "Traceback" not in text, text
+    check_same(given, "hit", capsys)
+    assert not ranks()
+    return text
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stands still"])
+def test_a_rank_that_is_lost_costs_the_run_nothing(
+    how: signal.Signals, given: Path, nodes: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_survives(given, nodes, capsys, lambda: os.kill(ranks()[-1], how))
+
+
+def test_a_node_that_dies_leaves_fewer_ranks(given: Path, nodes: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three processors become two, of which the engine has one."""
+
+    def lose() -> None:
+        nodes.remove_node(nodes.list_all_nodes()[-1], allow_graceful=False)
+
+    text = check_survives(given, nodes, capsys, lose, "cluster.wait_s=25")
+    assert "the trainer has ranks: 1, of 2" in text or "is left out" in text, text
+
+
+def test_more_ranks_than_the_cluster_has_are_refused(given: Path, nodes: Any) -> None:
+    settings = (*on_ray(nodes, engines=1), "cluster.ranks=3", "cluster.rank_threads=1", "cluster.wait_s=1")
+    with started(given, "much", *settings) as run:
+        status, output = finished(run)
+    assert status == 2, output
+    assert "expected 1 engines of 1 CPUs on the Ray cluster and 3 ranks of 1 CPUs, got 3" in output
+    assert "Traceback" not in output and not (given.parent / "runs/much/metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("stopped", [False, True], ids=["", "one stopped"])
+def test_a_run_that_ends_leaves_no_rank(how: signal.Signals, stopped: bool, given: Path, nodes: Any) -> None:
+    with started(given, "ended", STAGES, QUIET, "rl.steps=5000", *on_ray(nodes, engines=1), *RANKS) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            if line.startswith("rl ") and len(there := ranks()) == 2:
+                break
+        if stopped:
+            os.kill(there[0], signal.SIGSTOP)
+        run.send_signal(how)
+        check_ended(there)
+        run.stdout.read()
+
+
+@contextmanager
+def node_elsewhere(cluster: Any, hidden: Path | str = "") -> Iterator[None]:
+    """A node with two processors that shares no memory with this machine, and from which a folder is hidden."""
+    ray = str(Path(os.sys.executable).with_name("ray"))  # type: ignore[attr-defined]
+    words = ["start", f"--address={cluster.address}", "--num-cpus=2", "--object-store-memory=80000000", "--block"]
+    script = f"set -e; {HIDDEN}".replace("size=64m", "size=300m")
+    with subprocess.Popen([*ALONE, script, "alone", str(hidden), ray, *words], stdout=subprocess.DEVNULL) as node:
+        try:
+            yield
+        finally:
+            node.send_signal(signal.SIGTERM)
+            node.wait()
+
+
+@pytest.fixture
+def head() -> Iterator[Any]:
+    """A cluster whose only node has no processor for ranks."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "resources": {}})
+    try:
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+def test_a_rank_on_another_machine_publishes_and_saves(
+    given: Path, head: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both ranks are there, so the weights come back through the run's folder, and checkpoints are written there."""
+    assert main(words(given, "own", STAGES)) == 0
+    with node_elsewhere(head), started(given, "away", STAGES, *on_ray(head, engines=1), *RANKS) as run:
+        status, output = finished(run)
+    assert status == 0, output
+    check_same(given, "away", capsys)
+    left = [path.name for path in (given.parent / "runs/away").iterdir()]
+    assert not any(re.match(r"\.?(sparring-weights|seen)-", name) for name in left), left
+
+
+def test_a_node_that_does_not_see_the_run_is_refused(given: Path, head: Any) -> None:
+    (given.parent / "runs").mkdir()
+    with node_elsewhere(head, hidden=given.parent / "runs"):
+        settings = (STAGES, *on_ray(head, engines=1), *RANKS)
+        with started(given, "away", *settings) as run:
+            status, output = finished(run)
+    assert status == 2, output
+    assert "the folder" in output and "put it on a file system that all nodes share" in output
