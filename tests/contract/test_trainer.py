@@ -23,13 +23,14 @@ from sparring.algo.rare.gate.kl_cov import KlCov
 from sparring.cluster.config import ClusterConfig
 from sparring.cluster.rank_process import RankProcess
 from sparring.cluster.ranks import RankTrainer
-from sparring.cluster.ray import RayParts
+from sparring.cluster.ray import LARGE, RayParts
 from sparring.cluster.trainer import TrainerParts
 from sparring.errors import BadInput, NotFinite, StoreError
 from sparring.generation import ScoreRequest
 from sparring.model.config import InitConfig, ModelConfig
 from sparring.model.create import create
 from sparring.protocols import Loss, Trainer, TrainPlan
+from sparring.store.codec import encode
 from sparring.testing.rank_threads import RankThread
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
@@ -286,6 +287,26 @@ def test_any_rank_answers_for_a_teacher(qwen3: Path) -> None:
 def test_surveys_keep_their_bits(make: Make, qwen3: Path) -> None:
     """The loss sees all tokens of a step first, whose values the ranks compute between them."""
     check_bits(make, parts_of(qwen3, [PolicyLoss(AlgoConfig(gate=KlCov(share=0.2)))]), batches())
+
+
+@ON_RAY
+def test_two_trainers_on_ray_do_not_take_each_others_rows(qwen3: Path) -> None:
+    """What is large is given to Ray once, under a number."""
+    draw = random.Random(6)
+    rows = [[row(draw, f"{trainer}-{number}") for number in range(800)] for trainer in range(2)]
+    parts = parts_of(qwen3)
+
+    async def values(trainer: Trainer, other: Trainer | None = None) -> list[Any]:
+        found = await asyncio.gather(
+            *(each.forward(of) for each, of in zip((trainer, other or trainer), rows, strict=True))
+        )
+        return [list(each) for each in found]
+
+    first, second = (RankTrainer(parts, RAY[0].ranks(qwen3, 1), 1, START_S, qwen3) for _ in range(2))
+    together = use(first, lambda trainer: values(trainer, second))
+    asyncio.run(second.close())
+    assert together == use(parts.trainer(), values)
+    assert len(encode(rows[0])) > LARGE
 
 
 @FULL

@@ -28,6 +28,9 @@ from sparring.errors import EngineError, SparringError, boundary, refusal
 PAUSE_S = 1.0
 """Seconds between two questions for an engine that is being placed."""
 
+END_S = 10.0
+"""Seconds that ranks may take to be killed when the run has ended."""
+
 CONNECT_S = 10.0
 """Seconds that the address of a Ray cluster has to take a connection."""
 
@@ -219,7 +222,9 @@ def serve(connection: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             threading.Thread(target=answer, args=connection.recv(), daemon=True).start()
-    client.ranks.end_all()
+    ending = threading.Thread(target=client.ranks.end_all, daemon=True)
+    ending.start()
+    ending.join(END_S)  # a cluster that does not answer must not keep this process
 
 
 def main() -> None:

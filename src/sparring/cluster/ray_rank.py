@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -93,6 +95,7 @@ class RankActors:
         self._config = config
         self._ranks: list[PlacedRank] = []
         self._given: dict[int, Any] = {}
+        self._numbers, self._one_at_a_time = itertools.count(1), threading.Lock()  # there may be several trainers
 
     def place(self, count: int, threads: int, folder: str, replacing: bool) -> list[int]:
         """Place ranks, close to each other, those on this machine first; return their numbers before they answer.
@@ -116,13 +119,19 @@ class RankActors:
         ]
         own, nodes = ray.get_runtime_context().get_node_id(), placement_group_table(group)["bundles_to_node_id"]
         order = sorted(range(placed), key=lambda nth: (nodes[nth] != own, nodes[nth], nth))
-        actor, first = ray.remote(concurrency_groups={"life": 1})(NodeRank), len(self._ranks)
-        for number, nth in enumerate(order):
-            made = actor.options(num_cpus=threads, max_restarts=0, scheduling_strategy=strategies[nth]).remote()
-            self._ranks.append(PlacedRank(actor=made, number=number, node=nodes[nth], group=group))
-        numbers = list(range(first, len(self._ranks)))
+        actor = ray.remote(concurrency_groups={"life": 1})(NodeRank)
+        made = [
+            actor.options(num_cpus=threads, max_restarts=0, scheduling_strategy=strategies[nth]).remote()
+            for nth in order
+        ]
+        with self._one_at_a_time:
+            numbers = list(range(len(self._ranks), len(self._ranks) + placed))
+            self._ranks += [
+                PlacedRank(actor=each, number=number, node=nodes[nth], group=group)
+                for number, (each, nth) in enumerate(zip(made, order, strict=True))
+            ]
         try:
-            self._begin(self._ranks[first:], folder)
+            self._begin([self._ranks[number] for number in numbers], folder)
         except BaseException:
             for number in numbers:
                 self.kill(number)
@@ -135,8 +144,10 @@ class RankActors:
         import ray
 
         self._given.pop(before, None)
-        self._given[before + 1] = ray.put(data)
-        return before + 1
+        with self._one_at_a_time:
+            number = next(self._numbers)
+        self._given[number] = ray.put(data)
+        return number
 
     def call(self, number: int, method: str, data: bytes | int) -> tuple[bytes, bytes]:
         """Call a method of a rank, as `Rank.call`.
