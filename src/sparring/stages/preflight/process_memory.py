@@ -66,7 +66,7 @@ class Processes(NamedTuple):
 
 
 class RunMemory(NamedTuple):
-    """Memory of a run: its processes in each stage."""
+    """Memory of a run: its processes in each stage; with `cluster.colocate`, at each turn."""
 
     stages: tuple[tuple[Processes, ...], ...]
 
@@ -79,6 +79,8 @@ class RunMemory(NamedTuple):
             process: bytes that the run's process has now; 0: unknown.
         """
         stages = [StageModels.of(config, shapes, stage) for stage in config.run.stages or ("none",)]
+        if config.cluster.colocate:
+            stages = [turn for models in stages for turn in models.turns]
         return RunMemory(tuple(tuple(_processes(config, shapes, models, process)) for models in stages))
 
     @property
@@ -131,7 +133,7 @@ def _processes(
     publishes = models.stage in ONLINE_STAGES
     yield Processes(RUN, 1, _of_run(config, shapes, models, with_later(process), elsewhere=elsewhere, ranks=ranks))
     for number, trainer in enumerate(models.trainers if ranks > 1 else ()):
-        held = StageModels(stage=models.stage, trainers=(trainer,), ranks=ranks)
+        held = StageModels(stage=models.stage, trainers=(trainer,), ranks=ranks, turn=models.turn)
         if number == 0:
             held = held._replace(teachers=models.teachers, averaged=models.averaged)
         published = published_bytes(policy) if publishes and number == 0 else 0
@@ -139,8 +141,9 @@ def _processes(
         learner = REWARD if config.rl.critic is None else CRITIC
         yield Processes(learner if number else TRAINER, ranks, each)
     if elsewhere and not config.engine.urls:
-        held = StageModels(stage=models.stage, engines=(POLICY,), starts_empty=True)
-        each = MemoryEstimate.of_stage(config, shapes, held, ENGINE * (process > 0), policy.weights.total)
+        held = StageModels(stage=models.stage, engines=(POLICY,), starts_empty=True, turn=models.turn)
+        published = policy.weights.total if held.awake else 0
+        each = MemoryEstimate.of_stage(config, shapes, held, ENGINE * (process > 0), published)
         yield Processes(ENGINES, cluster.engines, each, here=cluster.kind == "local")
 
 
