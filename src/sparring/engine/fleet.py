@@ -223,9 +223,9 @@ class Fleet(Generic[E]):
             WeightsError, EngineError: no engine serves the weights. Those that are still asleep stay so.
         """
         async with self._updating:
-            if routed := self._routed or ([] if self._waits else self._some_routed()):
-                await self._take(ref, routed)
-            self._newest, self._asleep = ref, False
+            if self._routed or not self._waits:
+                await self._take(ref, self._some_routed())
+            self._newest, self._served, self._asleep = ref, ref.version, False  # it is of the whole model
         await self._someone()
 
     async def _take(self, ref: WeightRef, routed: Sequence[FleetMember[E]]) -> None:
