@@ -141,8 +141,7 @@ class InlineCluster:
         from sparring.engine.adapters.client import read_api_key
 
         config = self._engine_of[name]
-        fleet = self._fleet(name, path, config.urls, read_api_key(config.api_key_env))
-        return fleet.engines[0] if len(config.urls) == 1 else fleet
+        return self._fleet(name, path, config.urls, read_api_key(config.api_key_env))
 
     def _fleet(
         self, name: str, path: str, urls: Sequence[str], key: str, keeper: Keeper[RemoteEngine] | None = None

@@ -198,19 +198,17 @@ class Fleet(Generic[E]):
             await self._take(ref, self._some_routed())
 
     async def sleep(self) -> None:
-        """Let all routed engines sleep; those that fail are lost. An engine that comes back meanwhile stays out until
-        the others wake.
+        """Let all routed engines sleep. One that is lost meanwhile has nothing to give back; one that comes back stays
+        out until the others wake.
 
         Raises:
-            EngineError: no engine sleeps.
+            EngineError: an engine that answers cannot sleep.
         """
-        await self._someone()
         async with self._updating:
+            routed = self._routed if self._waits else self._some_routed()
             self._asleep = True
-            for task in self._catching_up.values():
-                task.cancel()
             try:
-                await self._of_all(self._some_routed(), lambda member: member.engine.sleep)
+                await asyncio.gather(*(self._tell(member, member.engine.sleep) for member in routed))
             except EngineError:
                 self._asleep = False
                 raise
@@ -229,32 +227,25 @@ class Fleet(Generic[E]):
         await self._someone()
 
     async def _take(self, ref: WeightRef, routed: Sequence[FleetMember[E]]) -> None:
-        """Let engines serve weights, whether they are asleep or not."""
-        failed = await self._of_all(routed, lambda member: partial(member.engine.wake, ref))
-        self._served = max(member.engine.version for member in routed if member not in failed)
-        self._newest = ref
-
-    async def _of_all(
-        self, members: Sequence[FleetMember[E]], ask: Callable[[FleetMember[E]], Callable[[], Awaitable[None]]]
-    ) -> set[FleetMember[E]]:
-        """Ask engines, which are watched meanwhile. Those that fail are lost, unless all do; return them.
+        """Let engines serve weights, whether they are asleep or not. Those that fail are lost, unless all do.
 
         Raises:
             WeightsError, EngineError: all failed.
         """
-
-        async def of(member: FleetMember[E]) -> None:
-            with self._at(member, turn := FleetTurn("")):
-                await member.wait(turn, ask(member))
-
-        results = await asyncio.gather(*map(of, members), return_exceptions=True)
-        failed = {member: error for member, error in zip(members, results, strict=True) if error is not None}
+        results = await asyncio.gather(*(self._wake(member, ref) for member in routed), return_exceptions=True)
+        failed = {member: error for member, error in zip(routed, results, strict=True) if error is not None}
         for error in failed.values():
-            if len(failed) == len(members) or not isinstance(error, (WeightsError, EngineError)):
+            if len(failed) == len(routed) or not isinstance(error, (WeightsError, EngineError)):
                 raise error
+        self._served = max(member.engine.version for member in routed if member not in failed)
+        self._newest = ref
         for member, error in failed.items():
             self._lose(member, str(error))  # it may answer, and then catches up as it is
-        return set(failed)
+
+    async def _wake(self, member: FleetMember[E], ref: WeightRef) -> None:
+        """Update one engine, which is watched meanwhile."""
+        with self._at(member, turn := FleetTurn("")):
+            await member.wait(turn, partial(member.engine.wake, ref))
 
     async def drop(self, adapter: str) -> None:
         """Serve no new request with an adapter.

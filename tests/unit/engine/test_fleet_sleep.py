@@ -109,21 +109,33 @@ def test_an_engine_that_comes_back_meanwhile_is_told_to_sleep() -> None:
     run_virtual(main())
 
 
-def test_an_engine_that_cannot_sleep_is_left_out_and_a_fleet_of_such_stays_awake() -> None:
+def test_a_fleet_with_an_engine_that_cannot_sleep_stays_awake() -> None:
     class Awake(Sleeper):
         async def sleep(self) -> None:
             raise EngineError(f"{self.place}: expected an engine that can sleep")
 
     async def main() -> None:
         one, other = Awake("one"), Sleeper("other")
-        engines, told = fleet(one, other)
-        await engines.sleep()
-        assert engines.metrics["engines_now"] == 1 and "one is left out" in told[0]
-        await engines.close()
-        engines, _ = fleet(Awake("one"), Awake("other"))
+        engines, _ = fleet(one, other)
         with pytest.raises(EngineError, match="can sleep"):
             await engines.sleep()
         await engines.pull(weights(1))
+        assert engines.version == 1 and engines.metrics["engines_now"] == 2 and not other.asleep
+        await engines.close()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_engines_that_are_dead_when_they_are_to_sleep_have_nothing_to_give_back(restarts: bool) -> None:
+    async def main() -> None:
+        places = [Sleeper("one"), Sleeper("other")]
+        engines, _ = fleet(*places, keeper=Kept(restarts=restarts))
+        for place in places[: 1 + restarts]:
+            place.dead = True
+        await engines.sleep()
+        await asyncio.sleep(3 * SILENT_S)
+        await engines.wake(weights(1))
         assert engines.version == 1 and (await engines.generate(ask("a"))).tokens
         await engines.close()
 
