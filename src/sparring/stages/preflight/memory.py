@@ -256,6 +256,7 @@ def _estimate(
     config: RunConfig, shapes: Mapping[str, Outline], models: StageModels, process: int, published: int
 ) -> MemoryEstimate:
     policy, engines = shapes[POLICY], [(name, _model(shapes, name)) for name in models.awake]
+    asleep = policy.tables * (len(models.engines) - len(models.awake))
     trainers = [one for one, _ in models.trainers]
     computed = [*models.computed, *(one for _, one in engines)]
     # gradient sums of all trainers exist at once; the micro-batches of one trainer are freed before another's begin
@@ -280,7 +281,7 @@ def _estimate(
         learner=0 if learner is None else learner.parameters,
         averaged=_num_trained(policy) if averaging else 0,
         process=process,
-        weights=sum(one.weights.total + one.tables for one in (*computed, *models.files)),
+        weights=sum(one.weights.total + one.tables for one in (*computed, *models.files)) + asleep,
         packed=sum(one.packed.total for one in computed),
         optimiser=sum(shard(one.trained, models.ranks).optimiser for one in trainers) + beside,
         step=in_update if larger else step,

@@ -185,6 +185,9 @@ def smaller_layout(
         process: bytes that the run's process has now; 0: unknown.
     """
     ranks, engines = config.cluster.ranks, config.cluster.engines
+    turns = RunMemory.of(_with(config, colocate=True), shapes, process) if can_take_turns(config) else None
+    if turns is not None and turns.total <= memory:
+        return "cluster.colocate = true", turns
     if config.cluster.kind != "local":
         return None
     fitting = []
@@ -200,6 +203,12 @@ def smaller_layout(
         return change, found
     alone = RunMemory.of(_with(config, kind="inline", ranks=1, engines=1), shapes, process)
     return ('cluster.kind = "inline" with one rank and one engine', alone) if alone.total <= memory else None
+
+
+def can_take_turns(config: RunConfig) -> bool:
+    """Return whether `cluster.colocate` could be set."""
+    exclusive = config.cluster.kind == "ray" or config.engine.urls or config.engine.kind != "native"
+    return not (exclusive or config.rollout.max_lag or config.models[POLICY].lora or config.cluster.colocate)
 
 
 def _with(config: RunConfig, **settings: int | str) -> RunConfig:
