@@ -99,11 +99,14 @@ QWEN3_600M = (
 )
 """Families and shapes as their publishers have them; EXPERTS_150M is a small Qwen3-MoE."""
 
+COLOCATED = {"cluster": {"colocate": True}}
 RL = {"groups_per_step": 4, "steps": 2, "train": {"save_every": 0}}
 WIDE = {"policy": {"dtype": "bfloat16"}}
 CASES: dict[str, tuple[tuple[str, dict[str, Any]], str, dict[str, Any]]] = {
     "rl": (SMOLLM2_135M, "float32", {}),
     "rl bfloat16": (SMOLLM2_135M, "bfloat16", {}),
+    "rl colocated": (SMOLLM2_135M, "float32", COLOCATED),
+    "rl colocated bfloat16": (SMOLLM2_135M, "bfloat16", COLOCATED),
     "rl 8x8": (SMOLLM2_135M, "float32", {"rl": {**RL, "groups_per_step": 8}, "engine": {}}),
     "rl 8x8 bfloat16": (SMOLLM2_135M, "bfloat16", {"rl": {**RL, "groups_per_step": 8}, "engine": {}}),
     "rl checkpointing": (SMOLLM2_360M, "bfloat16", {"policy": {"gradient_checkpointing": True}}),
@@ -201,7 +204,7 @@ def recipe(folder: Path, name: str, dtype: str, asked: dict[str, Any]) -> Path:
         "rl": asked.get("rl", RL),
         "sft": {"steps": 2, "rows_per_step": 16, "data": str(folder / "talks.jsonl")},
         "preference": {"steps": 2, "rows_per_step": 8, "data": str(folder / "pairs.jsonl")},
-        **{section: asked[section] for section in ("algo", "distill") if section in asked},
+        **{section: asked[section] for section in ("algo", "cluster", "distill") if section in asked},
     }
     path = folder / "recipe.toml"
     path.write_text(tomli_w.dumps(document))

@@ -112,6 +112,11 @@ REFUSED = {
         "openai": "temperature 1 from an OpenAI-compatible server, got 0.8",
     },
     "pull": {"openai": "an engine that takes weight updates, got an OpenAI-compatible server"},
+    "sleep": {
+        "openai": "an engine that can sleep, got an OpenAI-compatible server",
+        "vllm": "an engine that can sleep, got vLLM",
+        "served vllm": "an engine that can sleep, got vLLM",
+    },
 }
 """Which engines say by name that they cannot do it."""
 INEXACT = {vllm, served_vllm}
@@ -475,3 +480,115 @@ def test_a_pull_is_refused_by_name(serve, model_path, said):
     ref = publish("policy", 5, load(model_path).state())
     with pytest.raises(WeightsError, match=f"expected {said}"):
         serve(lambda engine: engine.pull(ref))
+
+
+def weights_of(model_path, version):
+    from sparring.model.load import load
+    from sparring.weights.inline import publish
+
+    return publish("policy", version, load(model_path).state())
+
+
+@able_to("sleep")
+def test_a_conversation_goes_on_after_a_sleep_as_if_there_had_been_none(serve, model_path):
+    ref = weights_of(model_path, 4)
+
+    async def scenario(engine):
+        first = await engine.generate(turn(2, conversation="c", max_tokens=60, stop=()))
+        longer = (*PROMPT, *first.tokens, 11, 12)
+        await engine.sleep()
+        await engine.sleep()
+        await engine.wake(ref)
+        await engine.wake(ref)
+        after = await engine.generate(turn(6, tokens=longer, conversation="c"))
+        return after, engine.version, longer
+
+    async def awake(engine):
+        await engine.generate(turn(2, conversation="c", max_tokens=60, stop=()))
+        return await engine.generate(turn(6, tokens=longer, conversation="c"))
+
+    after, version, longer = serve(scenario)
+    assert version == 4 and after.cached_tokens == 0  # nothing is left of prefixes either
+    assert replace(serve(awake), cached_tokens=0) == after
+
+
+@able_to("sleep")
+@pytest.mark.kernel_paths("best", *COMPILED)
+def test_requests_wait_for_an_engine_that_sleeps_and_none_is_lost(serve, model_path):
+    """One in the middle of its turn, and one that comes meanwhile; another one is aborted, and one leaves."""
+
+    async def scenario(engine):
+        whole = await engine.generate(turn(2, max_tokens=2000, stop=()))
+        stream = engine.stream(turn(2, max_tokens=2000, stop=()))
+        pieces = [await anext(stream)]
+        middle = asyncio.create_task(read(stream, pieces))
+        await engine.sleep()
+        late, leaves = (asyncio.create_task(engine.generate(turn(seed))) for seed in (4, 8))
+        told = asyncio.create_task(read(engine.stream(turn(6)), []))
+        await asyncio.sleep(0)
+        await engine.abort("r6")
+        aborted = (await told)[-1]
+        leaves.cancel()
+        done, _ = await asyncio.wait((middle, late), timeout=0)
+        await engine.wake(replace(ref, version=5))
+        return whole, await middle, await late, aborted, done, await engine.generate(turn(4))
+
+    async def read(stream, pieces):
+        async for piece in stream:
+            pieces.append(piece)
+        return pieces
+
+    ref = weights_of(model_path, 5)
+    whole, pieces, late, aborted, done, again = serve(scenario)
+    *told, last = pieces
+    assert not done and aborted.finish_reason == "abort" and not aborted.tokens
+    assert len(last.tokens) == len(whole.tokens) == 2000
+    versions, kv_versions = last.versions.expand(), last.kv_versions.expand()
+    assert versions == sorted(versions) and set(versions) == {4, 5} and kv_versions == versions
+    assert (late.tokens, late.logprobs) == (again.tokens, again.logprobs) and set(late.versions.expand()) == {5}
+    assert last.tokens == whole.tokens
+    assert joined(told).tokens == last.tokens and joined(told).versions == last.versions
+
+
+@able_to("sleep")
+def test_an_engine_that_sleeps_takes_weights_to_wake_with_alone(serve, model_path):
+    async def scenario(engine):
+        await engine.sleep()
+        with pytest.raises(WeightsError, match="awake"):
+            await engine.pull(ref)
+        assert engine.version == 4
+        await engine.wake(ref)
+        await engine.pull(replace(ref, version=6))
+        await engine.sleep()
+        await engine.wake(replace(ref, version=6))
+        await engine.wake(replace(ref, version=7))  # as an update
+        return engine.version, await engine.generate(turn(2))
+
+    ref = weights_of(model_path, 5)
+    version, answer = serve(scenario)
+    assert version == 7 and set(answer.versions.expand()) == {7}
+
+
+@able_to("sleep")
+def test_an_engine_that_is_closed_in_its_sleep_fails_what_waits(serve):
+    async def scenario(engine):
+        await engine.sleep()
+        waiting = asyncio.create_task(engine.generate(turn(2)))
+        await asyncio.sleep(0)
+        await engine.close()
+        with pytest.raises(EngineError):
+            await waiting
+        with pytest.raises(EngineError):
+            await engine.sleep()
+
+    serve(scenario)
+
+
+@unable_to("sleep")
+def test_a_sleep_is_refused_by_name(serve, said):
+    async def scenario(engine):
+        with pytest.raises(EngineError, match=f"expected {said}"):
+            await engine.sleep()
+        return await engine.generate(turn(1))
+
+    assert serve(scenario).tokens

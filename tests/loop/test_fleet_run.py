@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
@@ -10,12 +11,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from forked import Forked
 
 from sparring.cli.main import main
+from sparring.cluster.inline import InlineCluster
+from sparring.engine.config import EngineConfig
+from sparring.errors import EngineError
+from sparring.generation import GenerateRequest, Sampling
+from sparring.model.config import ModelConfig
+from sparring.train.config import TrainConfig
 
 STAGES = 'run.stages=["rl", "eval"]'
 Served = Callable[..., AbstractContextManager[tuple[subprocess.Popen[str], str]]]
@@ -125,3 +133,29 @@ def test_a_server_that_is_lost_costs_the_run_nothing(
         if how == signal.SIGSTOP:
             os.kill(lost.pid, signal.SIGCONT)
     check_same(given, "lost", capsys)
+
+
+def test_a_lone_server_that_stands_still_fails_its_requests_until_it_answers(checkpoint: Path, served: Served) -> None:
+    """It is a fleet of one, with the same limit."""
+    ask = GenerateRequest(id="a", tokens=(5, 6, 7), sampling=Sampling(max_tokens=4))
+
+    async def scenario(process: subprocess.Popen[str], url: str) -> None:
+        config = EngineConfig(kind="remote", urls=(url,), silent_s=1.0)
+        models = {"policy": ModelConfig(path=str(checkpoint))}
+        cluster = InlineCluster(models=models, train=TrainConfig(), engine=config, device="cpu", threads=1)
+        engine = await asyncio.to_thread(partial(cluster.engine, "policy", path=str(checkpoint)))
+        before = await engine.generate(ask)
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(EngineError, match="no answer within 1 s"):
+                await engine.generate(ask)
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+        async with asyncio.timeout(60):
+            while engine.metrics["engines_now"] == 0:
+                await asyncio.sleep(0)
+        assert (await engine.generate(ask)).tokens == before.tokens
+        await cluster.close()
+
+    with served(str(checkpoint)) as (process, url):
+        asyncio.run(scenario(process, url))

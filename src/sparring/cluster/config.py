@@ -34,6 +34,11 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     rank_threads: int = 0
     """Number of CPU threads of each of several ranks; 0: those of `run.threads` divided among the ranks."""
 
+    colocate: bool = False
+    """Whether trainer and engine of the policy take turns on the same memory, for synchronous runs (`rollout.max_lag =
+    0`) with kind "inline" or "local": the engine gives the memory of weights and cache back while the trainer computes
+    (docs/cluster.md)."""
+
     timeout_s: float = 30.0
     """Time after which a trainer's rank without a sign of life counts as standing still, in seconds. All ranks are then
     replaced, as when one dies, and train the steps since the last checkpoint again."""
@@ -56,6 +61,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f"ranks must be 1 to {MOST_RANKS}, got {self.ranks}")
         if self.kind == "inline" and self.ranks > 1:
             raise ValueError(f'ranks must be 1 with kind "inline", got {self.ranks}; set kind = "local"')
+        if self.kind == "ray" and self.colocate:
+            raise ValueError('colocate must be false with kind "ray", whose engines have memory of their own, got true')
         if min(self.engine_threads, self.rank_threads) < 0 or not self.start_timeout_s > 0 or not self.wait_s >= 0:
             raise ValueError("engine_threads, rank_threads and wait_s must be 0 or more and start_timeout_s above 0")
         if not self.timeout_s >= LEAST_TIMEOUT_S:

@@ -10,11 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sparring.cluster.trainer import TrainerParts
+from sparring.cluster.turns import Turns
 from sparring.engine.config import EngineConfig
-from sparring.errors import BadInput
+from sparring.errors import BadInput, refusal
 from sparring.model.config import ModelConfig, ServedConfig
 from sparring.protocols import Engine, Trainer, TrainPlan, ValueModel
 from sparring.train.config import TrainConfig
+from sparring.types import POLICY
 
 if TYPE_CHECKING:
     from sparring.cluster.ranks import RankTrainer
@@ -37,6 +39,7 @@ class InlineCluster:
         engine: config of `[engine]`, for the policy. Other models use its settings if they are a native engine's.
         device: resolved device, `cpu` or `cuda`.
         threads: number of CPU threads of the trainer and of the engine each, at least 1.
+        colocate: `cluster.colocate`.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class InlineCluster:
         engine: EngineConfig,
         device: str,
         threads: int,
+        colocate: bool = False,
     ) -> None:
         self._models = models
         self._train = train
@@ -58,14 +62,22 @@ class InlineCluster:
         self._trainers: list[LocalTrainer | RankTrainer] = []
         self._rewards: dict[tuple[str, str], ValueModel] = {}
         self._links: WeightLinks | None = None
+        self._turns = Turns() if colocate else None
 
     def check(self) -> list[str]:
-        return []
+        if self._turns is None:
+            return []
+        if self._device != "cpu":
+            raise refusal("run.device", '"cpu" with cluster.colocate', self._device, "set it, or colocate = false")
+        return ["cluster: the policy's engine sleeps while its trainer computes, and gives its memory back"]
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
-        trainer = self._parts(name, path, plan).trainer()
+        trainer = self._start_trainer(self._parts(name, path, plan))
         self._trainers.append(trainer)
-        return trainer
+        return trainer if self._turns is None else self._turns.training(trainer)
+
+    def _start_trainer(self, parts: TrainerParts) -> LocalTrainer | RankTrainer:
+        return parts.trainer()
 
     def _parts(self, name: str, path: str, plan: TrainPlan) -> TrainerParts:
         return TrainerParts(
@@ -87,7 +99,7 @@ class InlineCluster:
         kinds = {"native": self._native, "vllm": self._vllm, "remote": self._remote, "openai": self._openai}
         engine = kinds[self._engine_of[name].kind](name, path)
         self._engines.append(engine)
-        return engine
+        return self._turns.serving(engine) if self._turns is not None and name == POLICY else engine
 
     def value_model(self, name: str, *, path: str) -> ValueModel:
         from sparring.engine.reward import RewardModel
@@ -129,8 +141,7 @@ class InlineCluster:
         from sparring.engine.adapters.client import read_api_key
 
         config = self._engine_of[name]
-        fleet = self._fleet(name, path, config.urls, read_api_key(config.api_key_env))
-        return fleet.engines[0] if len(config.urls) == 1 else fleet
+        return self._fleet(name, path, config.urls, read_api_key(config.api_key_env))
 
     def _fleet(
         self, name: str, path: str, urls: Sequence[str], key: str, keeper: Keeper[RemoteEngine] | None = None
@@ -218,6 +229,8 @@ class InlineCluster:
         await self._close_parts()
 
     async def _close_parts(self) -> None:
+        if self._turns is not None:
+            self._turns.end()
         while self._engines:
             await self._engines.pop().close()
         while self._trainers:

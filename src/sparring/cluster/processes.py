@@ -17,14 +17,17 @@ from sparring.cluster.config import ClusterConfig
 from sparring.cluster.engine_process import EngineProcess, serving
 from sparring.cluster.inline import InlineCluster
 from sparring.cluster.kept_engines import Ended, KeptEngines, PlacedEngine
+from sparring.cluster.trainer import TrainerParts
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.kernels.devices import gpu_count, gpu_of
-from sparring.protocols import Engine, Trainer, TrainPlan
+from sparring.protocols import Engine
 from sparring.types import POLICY
 
 if TYPE_CHECKING:
+    from sparring.cluster.ranks import RankTrainer
     from sparring.cluster.ray import RayParts
+    from sparring.train.trainer import LocalTrainer
 
 
 RAY_LOG = "ray.log"
@@ -42,7 +45,7 @@ class ProcessCluster(InlineCluster):
     """
 
     def __init__(self, cluster: ClusterConfig, folder: Path, **settings: Any) -> None:
-        super().__init__(**settings)
+        super().__init__(colocate=cluster.colocate, **settings)
         self._cluster, self._folder = cluster, folder
         self._kept: list[KeptEngines] = []
         self._ended = Ended()
@@ -52,7 +55,8 @@ class ProcessCluster(InlineCluster):
         number = self._cluster.engines
         if self._cluster.kind == "local":
             have = f"CPU threads of each: {self._engine_threads}" if self._device == "cpu" else f"GPUs: {gpu_count()}"
-            return [f"cluster: engine processes on this machine: {number}; {have}", *self._check_ranks()]
+            found = f"cluster: engine processes on this machine: {number}; {have}"
+            return [found, *self._check_ranks(), *super().check()]
         if self._device != "cpu":
             raise refusal("run.device", '"cpu" with cluster.kind "ray"', self._device, "set it")
         self._connected()
@@ -69,25 +73,22 @@ class ProcessCluster(InlineCluster):
         slower = f"; there are only {cores} cores: the ranks take turns, which is slower than fewer ranks"
         return [found + (slower if ranks > cores else "")]
 
-    def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
+    def _start_trainer(self, parts: TrainerParts) -> LocalTrainer | RankTrainer:
         if self._cluster.ranks == 1:
-            return super().trainer(name, path=path, plan=plan)
+            return super()._start_trainer(parts)
         from sparring.cluster.rank_process import RankProcess
         from sparring.cluster.ranks import RankTrainer
 
-        cluster, parts = self._cluster, replace(self._parts(name, path, plan), threads=self._rank_threads)
+        cluster, parts = self._cluster, replace(parts, threads=self._rank_threads)
         if cluster.kind == "ray":
             make = self._connected().ranks(self._folder, self._rank_threads)
-            trainer = RankTrainer(parts, make, cluster.ranks, cluster.start_timeout_s, self._folder.absolute())
-        else:
-            trainer = RankTrainer(
-                parts,
-                lambda count: (RankProcess(rank, cluster.timeout_s) for rank in range(count)),
-                cluster.ranks,
-                cluster.start_timeout_s,
-            )
-        self._trainers.append(trainer)
-        return trainer
+            return RankTrainer(parts, make, cluster.ranks, cluster.start_timeout_s, self._folder.absolute())
+        return RankTrainer(
+            parts,
+            lambda count: (RankProcess(rank, cluster.timeout_s) for rank in range(count)),
+            cluster.ranks,
+            cluster.start_timeout_s,
+        )
 
     @property
     def _rank_threads(self) -> int:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 from sparring.engine.adapters.client import completion_of
 from sparring.engine.derived import prompt_logprobs
@@ -30,6 +30,7 @@ CATCH_UPS = 3
 """Number of tries in a row to bring an engine that answers to the fleet's weights, before its keeper replaces it."""
 
 _log = logging.getLogger("sparring.engine")
+T = TypeVar("T")
 
 
 class Fleet(Generic[E]):
@@ -77,6 +78,7 @@ class Fleet(Generic[E]):
         self._watching: asyncio.Task[None] | None = None
         self._catching_up: dict[FleetMember[E], asyncio.Task[None]] = {}
         self._moved = 0
+        self._asleep = False
         self.closed = False
 
     @property
@@ -190,21 +192,60 @@ class Fleet(Generic[E]):
         """
         await self._someone()
         async with self._updating:
-            routed = self._some_routed()
-            results = await asyncio.gather(*(self._pull(member, ref) for member in routed), return_exceptions=True)
-            failed = {member: error for member, error in zip(routed, results, strict=True) if error is not None}
-            for error in failed.values():
-                if len(failed) == len(routed) or not isinstance(error, (WeightsError, EngineError)):
-                    raise error
-            self._served = max(member.engine.version for member in routed if member not in failed)
-            self._newest = ref
-            for member, error in failed.items():
-                self._lose(member, str(error))  # it may answer, and then catches up as it is
+            if self._asleep:
+                what = f"weights of {ref.model} version {ref.version}"
+                raise WeightsError(f"{what}: expected engines that are awake, got ones that are asleep; wake them")
+            await self._take(ref, self._some_routed())
 
-    async def _pull(self, member: FleetMember[E], ref: WeightRef) -> None:
+    async def sleep(self) -> None:
+        """Let all routed engines sleep. One that is lost meanwhile has nothing to give back; one that comes back stays
+        out until the others wake.
+
+        Raises:
+            EngineError: an engine that answers cannot sleep.
+        """
+        async with self._updating:
+            routed = self._routed if self._waits else self._some_routed()
+            self._asleep = True
+            try:
+                await asyncio.gather(*(self._tell(member, member.engine.sleep) for member in routed))
+            except EngineError:
+                self._asleep = False
+                raise
+
+    async def wake(self, ref: WeightRef) -> None:
+        """Let all engines serve these weights again. Those that fail are lost. If all were lost in their sleep, wait
+        for the keeper's new ones.
+
+        Raises:
+            WeightsError, EngineError: no engine serves the weights. Those that are still asleep stay so.
+        """
+        async with self._updating:
+            if self._routed or not self._waits:
+                await self._take(ref, self._some_routed())
+            self._newest, self._served, self._asleep = ref, ref.version, False  # it is of the whole model
+        await self._someone()
+
+    async def _take(self, ref: WeightRef, routed: Sequence[FleetMember[E]]) -> None:
+        """Let engines serve weights, whether they are asleep or not. Those that fail are lost, unless all do.
+
+        Raises:
+            WeightsError, EngineError: all failed.
+        """
+        results = await asyncio.gather(*(self._wake(member, ref) for member in routed), return_exceptions=True)
+        failed = {member: error for member, error in zip(routed, results, strict=True) if error is not None}
+        for error in failed.values():
+            if len(failed) == len(routed) or not isinstance(error, (WeightsError, EngineError)):
+                raise error
+        self._served = max(member.engine.version for member in routed if member not in failed)
+        self._newest = ref
+        for member, error in failed.items():
+            self._lose(member, str(error))  # it may answer, and then catches up as it is
+
+    async def _wake(self, member: FleetMember[E], ref: WeightRef) -> None:
         """Update one engine, which is watched meanwhile."""
         with self._at(member, turn := FleetTurn("")):
-            await member.wait(turn, partial(member.engine.pull, ref))
+            await member.wait(turn, partial(member.engine.wake, ref))
 
     async def drop(self, adapter: str) -> None:
         """Serve no new request with an adapter.
@@ -326,10 +367,13 @@ class Fleet(Generic[E]):
         elif member not in self._catching_up or self._catching_up[member].done():
             try:
                 same = await self._ping(member)
+                if self._asleep and same:  # a restarted one has no weights yet
+                    await self._in_time(member.engine.sleep())
             except EngineError:
                 self._keeper.lost(member.engine)
                 return
-            self._catching_up[member] = asyncio.create_task(self._catch_up(member, same))
+            if not self._asleep:
+                self._catching_up[member] = asyncio.create_task(self._catch_up(member, same))
 
     async def _is_lost(self, member: FleetMember[E], error: EngineError | None) -> bool:
         """Ping an engine, which may have raised an error; return whether it is lost. If not, the error is of the
@@ -349,9 +393,13 @@ class Fleet(Generic[E]):
 
     async def _ping(self, member: FleetMember[E]) -> bool:
         """Ping an engine. Raises EngineError if it does not answer in time."""
+        return await self._in_time(member.engine.ping())
+
+    async def _in_time(self, answer: Awaitable[T]) -> T:
+        """Return an answer. Raises EngineError if it does not come in time."""
         try:
             async with asyncio.timeout(self._silent_s):
-                return await member.engine.ping()
+                return await answer
         except TimeoutError:
             raise EngineError(f"no answer within {self._silent_s:g} s") from None
 
@@ -382,7 +430,7 @@ class Fleet(Generic[E]):
             if not same:
                 await member.engine.restore()
             while (ref := self._newest) is not None and (not same or member.engine.version != self._served):
-                await member.engine.pull(ref)
+                await member.engine.wake(ref)
                 same = True
         except (WeightsError, EngineError) as error:
             member.lost, member.failures = str(error), member.failures + 1
@@ -390,7 +438,7 @@ class Fleet(Generic[E]):
                 self._report(f"{member.engine.place} answers, but does not catch up: {error}")
                 self._keeper.lost(member.engine)
             return
-        if not self._updating.locked():  # else it is looked at again
+        if not (self._updating.locked() or self._asleep):  # else it is looked at again
             self._route(member)
 
 

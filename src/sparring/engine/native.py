@@ -13,7 +13,7 @@ from sparring.engine.metrics import Latencies
 from sparring.engine.reply import Reply
 from sparring.engine.sequence import Sequence
 from sparring.engine.sizes import Sizes
-from sparring.engine.update import OLD_STAYS, Update, check_model, stage, where
+from sparring.engine.update import OLD_STAYS, STAYS_ASLEEP, Update, check_model, stage, where
 from sparring.engine.wire import ServedModel
 from sparring.engine.worker import EngineWorker
 from sparring.errors import EngineError, WeightsError
@@ -158,9 +158,33 @@ class NativeEngine:
             WeightsError: the update failed its verification or is late; the engine keeps serving the old version.
             EngineError: the engine is closed.
         """
+        await self._take(ref, wakes=False)
+
+    async def sleep(self) -> None:
+        """Give the memory of weights, of their packed copies and of the cache back to the system. Requests wait until
+        the engine wakes: those that run continue after the tokens that they have sampled. An update that is under way
+        is refused. An engine that is asleep stays so.
+
+        Raises:
+            EngineError: the engine is closed, has adapters, or is on a GPU.
+        """
+        await self._worker.call(EngineError, f"engine {self._name}: sleep", self._worker.sleep)
+
+    async def wake(self, ref: WeightRef) -> None:
+        """Take weights and serve requests again; an engine that is awake takes them as an update. Nothing is left of
+        the cache, so each request computes its keys and values again, under these weights.
+
+        Raises:
+            WeightsError: as for `pull`, or the weights are older than those before the sleep; the engine stays asleep.
+            EngineError: the engine is closed.
+        """
+        await self._take(ref, wakes=True)
+
+    async def _take(self, ref: WeightRef, *, wakes: bool) -> None:
         check_model(ref, self._name)
+        stays = STAYS_ASLEEP if wakes else OLD_STAYS
         late = WeightsError(
-            f"{where(ref)}: not applied within engine.update.timeout_s = {self._config.update.timeout_s}; {OLD_STAYS}"
+            f"{where(ref)}: not applied within engine.update.timeout_s = {self._config.update.timeout_s}; {stays}"
         )
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._config.update.timeout_s
@@ -168,7 +192,7 @@ class NativeEngine:
             staged = await asyncio.wait_for(asyncio.to_thread(stage, self._model, ref), self._config.update.timeout_s)
         except TimeoutError:
             raise late from None
-        update = Update(ref, staged)
+        update = Update(ref, staged, wakes=wakes)
         self._worker.ask(lambda: self._worker.update(update))
         try:
             if not await update.reply.within(max(0.0, deadline - clock())) and update.claim():

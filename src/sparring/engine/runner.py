@@ -21,9 +21,11 @@ from sparring.engine.sequence import Sequence
 from sparring.engine.sizes import Sizes
 from sparring.generation import ScoreRequest
 from sparring.kernels import ops
+from sparring.kernels.memory import discard, give_back
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.head import score_tokens
+from sparring.model.staging import held
 from sparring.model.states import RecurrentStates
 from sparring.model.steps.choose import step_of
 from sparring.model.steps.operations import OperationStep
@@ -98,6 +100,12 @@ class Runner:
         for source, target in slots:
             assert self._states is not None  # slots are those of its states
             self._states.copy(source, target)
+
+    def discard(self) -> None:
+        """Return the memory of the weights, of all pages and of all states to the system; their values are lost."""
+        states = [] if self._states is None else self._states.tensors
+        discard([*held(self._model), *self._pages.tensors, *self._host.tensors, *states])
+        give_back(0)
 
     def interrupt(self, wanted: bool) -> None:
         """Ask the running multi-step call to return after its current step; `False` clears the request. Thread-safe."""
@@ -205,16 +213,16 @@ class HostPages:
             shape = (num_pages, tensor.shape[0], *tensor.shape[2:])
             return torch.empty(shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda and num_pages > 0)
 
-        self._tensors = [room(tensor) for tensor in pages.tensors]
+        self.tensors = [room(tensor) for tensor in pages.tensors]
 
     def put(self, pages: ops.KvPages, source: int, target: int) -> None:
         """Copy page `source` of the cache to page `target` of host memory."""
-        for here, there in zip(self._tensors, pages.tensors, strict=True):
+        for here, there in zip(self.tensors, pages.tensors, strict=True):
             here[target].copy_(there[:, source])
 
     def get(self, pages: ops.KvPages, source: int, target: int) -> None:
         """Copy page `source` of host memory to page `target` of the cache."""
-        for here, there in zip(self._tensors, pages.tensors, strict=True):
+        for here, there in zip(self.tensors, pages.tensors, strict=True):
             there[:, target] = here[source]
 
 

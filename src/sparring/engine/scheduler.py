@@ -132,6 +132,13 @@ class StepScheduler:
             if sequence.served is served and (all_of_them or sequence.reads):
                 self._suspend(sequence)
 
+    def empty(self) -> None:
+        """Suspend all requests and forget everything that is computed, also what may be found by its contents."""
+        self._replays.all_wait = False
+        for sequence in self._running[:]:
+            self._suspend(sequence)
+        self.memory.empty()
+
     def find(self, request: str) -> list[Sequence]:
         """Return all running and waiting requests with this id."""
         return [sequence for sequence in self.sequences if sequence.request.id == request]

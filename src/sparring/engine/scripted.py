@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import xxhash
 
 from sparring.engine.derived import branch_of
+from sparring.engine.pieces import joined_runs
 from sparring.errors import EngineError, WeightsError
 from sparring.generation import Completion, Delta, FinishReason, GenerateRequest, Runs, ScoreRequest, Scores
 from sparring.types import WeightRef
@@ -18,10 +19,11 @@ Script = Callable[[GenerateRequest], Sequence[int]]
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """A request in flight, and the tokens sampled so far."""
+    """A request in flight, the tokens sampled so far, and the version of each."""
 
     request: GenerateRequest
     sampled: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
     aborted: bool = False
 
 
@@ -45,6 +47,7 @@ class ScriptedEngine:
         pulled: every weight reference that was pulled.
         held: ids whose KV is stored, by conversation.
         most_in_flight: maximum number of requests that were in flight at once.
+        asleep: whether requests wait until the engine wakes.
     """
 
     def __init__(
@@ -63,6 +66,8 @@ class ScriptedEngine:
         self._updates = 0
         self._live: list[_Turn] = []
         self._closed = False
+        self.asleep = False
+        self._news = asyncio.Event()
         self._num_sampled = 0
         self.requests: list[GenerateRequest] = []
         self.pulled: list[WeightRef] = []
@@ -83,8 +88,7 @@ class ScriptedEngine:
         return completion
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        if self._closed:
-            raise EngineError("the scripted engine is closed")
+        self._check_open()
         self.requests.append(request)
         number, turn = len(self.requests), _Turn(request)
         self._live.append(turn)
@@ -95,9 +99,11 @@ class ScriptedEngine:
                 raise EngineError(f"request {number} was chosen to fail")
             tokens, finished = _ended(self._turn(request), request)
             for number, token in enumerate(tokens, 1):
+                await self._until_awake(turn)
                 if turn.aborted:
                     break
                 turn.sampled.append(token)
+                turn.versions.append(self._version)
                 self._num_sampled += 1
                 position = len(request.tokens) + len(turn.sampled) - 1
                 version = Runs.of(self._version, 1)
@@ -113,6 +119,7 @@ class ScriptedEngine:
     async def abort(self, request: str) -> None:
         for turn in self._live:
             turn.aborted |= turn.request.id == request
+        self._changed()
 
     async def score(self, request: ScoreRequest) -> Scores:
         """Refuse: a script has one token and no distribution."""
@@ -133,6 +140,25 @@ class ScriptedEngine:
 
     async def pull(self, ref: WeightRef) -> None:
         """Serve another version, unless `refuse_on` has this update; KV of the old one is dropped (law 4)."""
+        if self.asleep:
+            raise WeightsError(f"weights of version {ref.version}: expected an engine that is awake, got one asleep")
+        self._take(ref)
+
+    async def sleep(self) -> None:
+        self._check_open()
+        self.asleep = True
+        self.held.clear()
+
+    async def wake(self, ref: WeightRef) -> None:
+        """Serve a version again, unless `refuse_on` has this update."""
+        if not self.asleep:
+            return await self.pull(ref)
+        self._check_open()
+        self._take(ref)
+        self.asleep = False
+        self._changed()
+
+    def _take(self, ref: WeightRef) -> None:
         self._updates += 1
         if self._updates in self._refuse_on:
             raise WeightsError(f"update {self._updates} was chosen to be refused")
@@ -143,6 +169,22 @@ class ScriptedEngine:
     async def close(self) -> None:
         self._closed = True
         self.held.clear()
+        self._changed()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("the scripted engine is closed")
+
+    async def _until_awake(self, turn: _Turn) -> None:
+        """Wait while the engine is asleep, unless the turn is aborted."""
+        while self.asleep and not turn.aborted:
+            self._check_open()
+            await self._news.wait()
+
+    def _changed(self) -> None:
+        """Let waiting turns look again."""
+        self._news.set()
+        self._news = asyncio.Event()
 
     def _turn(self, request: GenerateRequest) -> Sequence[int]:
         """Return the script's ids for a request; for the rest of a turn, those after the tokens that were told."""
@@ -156,7 +198,7 @@ class ScriptedEngine:
         if request.conversation is not None:
             cached = _common(self.held.get(request.conversation, ()), request.tokens[:-1])
             self.held[request.conversation] = (*request.tokens, *tokens)
-        versions = Runs.of(self._version, len(tokens))
+        versions = joined_runs([1] * len(tokens), turn.versions)
         return Completion(
             tokens=tokens,
             logprobs=tuple(self._logprob(start + at, token, request) for at, token in enumerate(tokens)),

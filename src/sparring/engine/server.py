@@ -7,6 +7,8 @@
     POST /v1/score      log-probabilities of given tokens
     POST /v1/release    drop the KV of a conversation
     POST /v1/weights    serve other weights or another adapter, fetched from where they were published
+    POST /v1/sleep      give the memory of weights and cache back; requests wait
+    POST /v1/wake       serve these weights again
     POST /v1/bucket     a part of weights, to be fetched from this server itself
     POST /v1/sees       fetch published weights and drop them again
     POST /v1/files      serve another model, by the files of its checkpoint beside the weights
@@ -25,7 +27,7 @@ import asyncio
 import hmac
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -280,10 +282,22 @@ class TokenServer:
         return _json({})
 
     async def _weights(self, request: Request) -> Response:
+        return await self._served_with(request, self._engine.pull)
+
+    async def _wake(self, request: Request) -> Response:
+        return await self._served_with(request, self._engine.wake)
+
+    async def _sleep(self, request: Request) -> Response:
+        await self._body(request, wire.SleepForm)
+        await self._engine.sleep()
+        return _json({})
+
+    async def _served_with(self, request: Request, take: Callable[[WeightRef], Coroutine[Any, Any, None]]) -> Response:
+        """Have the engine take the weights that a request names."""
         form = await self._body(request, wire.WeightForm)
         ref = self._located(wire.weight_ref(form))
         try:
-            await unless_left(request.receive, self._engine.pull(ref))
+            await unless_left(request.receive, take(ref))
         finally:
             self._drop_upload(ref)
         self._base = self._base if form.base is None else form.base
@@ -380,7 +394,7 @@ class TokenServer:
 
     async def _left(self, request: Request, error: ClientDisconnect) -> Response:
         """Count a client that left before its answer. If it was killed while it sent weights, remove its file."""
-        if request.scope["path"] == "/v1/weights" and (self._sweeping is None or self._sweeping.done()):
+        if request.scope["path"] in ("/v1/weights", "/v1/wake") and (self._sweeping is None or self._sweeping.done()):
             self._sweeping = asyncio.create_task(_sweep())
         self._counts[request.scope["path"].rpartition("/")[2], "left"] += 1
         return Response(status_code=499)

@@ -19,13 +19,20 @@ from sparring.weights.inline import Probe
 OLD_STAYS = "the engine keeps serving the old version"
 """End of the messages about a failed update."""
 
+STAYS_ASLEEP = "the engine stays asleep"
+"""End of the messages about weights with which an engine did not wake."""
+
 
 class Update:
     """Update that a caller passes to the engine's thread. The first to claim it decides what happens: if the thread
-    claims it, the update begins; if the caller does, the update is withdrawn."""
+    claims it, the update begins; if the caller does, the update is withdrawn.
 
-    def __init__(self, ref: WeightRef, staged: StagedWeights | Adapter) -> None:
-        self.ref, self.staged, self.reply = ref, staged, Reply()
+    Args:
+        wakes: whether an engine that is asleep wakes with these weights; any other update it refuses.
+    """
+
+    def __init__(self, ref: WeightRef, staged: StagedWeights | Adapter, *, wakes: bool) -> None:
+        self.ref, self.staged, self.wakes, self.reply = ref, staged, wakes, Reply()
         self._once = Lock()
 
     @property
@@ -124,6 +131,29 @@ class BaseWeights:
         served.version, served.checksum = ref.version, ref.checksum
         self._probe, self.broken = ref.probe, None
         return True
+
+    def wake(self, ref: WeightRef, staged: StagedWeights) -> None:
+        """Take weights in the place of those that were given back, and verify them by the reference's probe.
+
+        Raises:
+            WeightsError: the version is older than the one before the sleep, or is another one of the same number; or
+                the weights give other log-probabilities than the publisher's. The engine then has no weights.
+        """
+        served = self.served
+        same = ref.version == served.version and served.checksum in (None, ref.checksum)
+        if ref.version <= served.version and not same:
+            got = f"{ref.version}; publish every change of the weights under a new version number"
+            expected = f"the version {served.version} that was served, or one above it"
+            raise WeightsError(f"{where(ref)}: expected {expected}, got {got}; {STAYS_ASLEEP}")
+        try:
+            with boundary(WeightsError, where(ref)):
+                staged.commit()
+                verify(self._runner, where(ref), ref.probe)
+        except SparringError as cause:
+            staged.undo()
+            raise WeightsError(f"{cause}; {STAYS_ASLEEP}") from cause
+        served.version, served.checksum = ref.version, ref.checksum
+        self._probe, self.broken = ref.probe, None
 
     def _exchange(self, ref: WeightRef, staged: StagedWeights) -> None:
         try:

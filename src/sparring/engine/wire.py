@@ -121,6 +121,10 @@ class ReleaseForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     conversation: str
 
 
+class SleepForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Request to give back the memory of weights and cache; requests then wait until the server wakes."""
+
+
 class DropForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Request to serve no new request with this adapter."""
 
@@ -175,6 +179,8 @@ POSTS: Mapping[str, tuple[type, Any]] = {
     "score": (ScoreForm, Scores),
     "release": (ReleaseForm, None),
     "weights": (WeightForm, None),
+    "sleep": (SleepForm, None),
+    "wake": (WeightForm, None),
     "sees": (WeightForm, None),
     "files": (FilesForm, ServedModel),
     "drop": (DropForm, None),

@@ -28,9 +28,7 @@ from sparring.errors import EngineError, RequestRefused, SparringError, WeightsE
 from sparring.generation import GenerateRequest
 from sparring.model.causal import CausalModel
 from sparring.model.lora import Adapter
-from sparring.model.staging import StagedWeights
 from sparring.model.steps.rows import SampledTokens
-from sparring.types import WeightRef
 
 T = TypeVar("T")
 
@@ -55,6 +53,7 @@ class EngineWorker:
         self, model: CausalModel, config: EngineConfig, sizes: Sizes, *, name: str, version: int, threads: int
     ) -> None:
         self._name, self._live_kv, self._vocab_size = name, config.update.live_kv, model.vocab_size
+        self._device = model.device.type
         self._page_bytes = sizes.page_bytes
         cache = KvCache(
             sizes.num_pages,
@@ -78,7 +77,7 @@ class EngineWorker:
         self._updates: list[Update] = []
         self._pace_s = PIECE_S
         self._lock = threading.Lock()
-        self._closed = self._stopping = False
+        self._closed = self._stopping = self._asleep = False
         self._thread = threading.Thread(
             target=self._run, args=(threads or torch.get_num_threads(),), name=f"engine-{name}", daemon=True
         )
@@ -184,6 +183,20 @@ class EngineWorker:
         """Serve no new request with an adapter."""
         self._adapters.drop(adapter)
 
+    def sleep(self) -> None:
+        """Suspend all requests, forget the cache, and give the memory of weights and cache back to the system. The
+        requests wait, and so do new ones, until the engine wakes; then each computes its keys and values again."""
+        if self._asleep:
+            return
+        if self._device != "cpu":
+            raise EngineError(f"engine {self._name}: expected an engine on a CPU to sleep, got one on {self._device}")
+        if self._adapters:
+            got = f"{len(self._adapters)}; drop them"
+            raise EngineError(f"engine {self._name}: expected no adapters to sleep, got {got}")
+        self.scheduler.empty()
+        self._runner.discard()
+        self._asleep = True
+
     def stop(self) -> None:
         """End the thread after this step."""
         self._stopping = True
@@ -200,7 +213,7 @@ class EngineWorker:
                         self._deliveries += [
                             sequence.reply.settle(self._base.broken) for sequence in self.scheduler.clear()
                         ]
-                    if self.scheduler.busy and not self._stopping:
+                    if self._busy and not self._stopping:
                         self._step()
                     self._wake()
         finally:
@@ -209,10 +222,14 @@ class EngineWorker:
     def _take_in(self) -> None:
         # before the inbox is looked at: what comes in later interrupts the next call
         self._runner.interrupt(False)
-        if not self.scheduler.busy and not self._updates:
+        if not self._busy and not self._updates:
             self._inbox.get()()
         while not self._inbox.empty():
             self._inbox.get()()
+
+    @property
+    def _busy(self) -> bool:
+        return self.scheduler.busy and not self._asleep
 
     def _step(self) -> None:
         """Plan a step, compute it, and deliver what it sampled and scored."""
@@ -308,23 +325,34 @@ class EngineWorker:
         self._deliveries.append(sequence.reply.settle(error))
 
     def _apply_updates(self) -> None:
-        """Commit the updates whose turn it is. While an update waits for running requests, no new request begins."""
+        """Commit the updates whose turn it is. While an update waits for running requests, no new request begins; while
+        the engine is asleep none runs."""
         draining = self._live_kv == "drain"
         self._updates = [update for update in self._updates if not update.claimed]
-        while self._updates and not (draining and self.scheduler.has_begun):
+        while self._updates and (self._asleep or not (draining and self.scheduler.has_begun)):
             update = self._updates.pop(0)
             if update.claim():
                 started = time.perf_counter()
-                self._answer_with(
-                    update.reply, WeightsError, where(update.ref), partial(self._commit, update.ref, update.staged)
-                )
+                commit = self._wake_with if self._asleep else self._commit
+                self._answer_with(update.reply, WeightsError, where(update.ref), partial(commit, update))
                 stall_s = time.perf_counter() - started
                 self._metrics["update_s"] += stall_s
                 self._metrics["max_update_stall_s"] = max(self._metrics["max_update_stall_s"], stall_s)
         self.scheduler.draining = bool(self._updates)
 
-    def _commit(self, ref: WeightRef, staged: StagedWeights | Adapter) -> None:
-        again = self._live_kv == "recompute"
+    def _wake_with(self, update: Update) -> None:
+        """Take the weights of an update and serve again, or refuse it."""
+        ref, staged = update.ref, update.staged
+        if not update.wakes or isinstance(staged, Adapter):
+            got = "one that is asleep; wake it with the weights of the whole model"
+            raise WeightsError(f"{where(ref)}: expected an engine that is awake, got {got}")
+        self._base.wake(ref, staged)
+        self._asleep = False
+        self._metrics["updates"] += 1
+        self.scheduler.recompute(self._base.served, all_of_them=True)
+
+    def _commit(self, update: Update) -> None:
+        ref, staged, again = update.ref, update.staged, self._live_kv == "recompute"
         if isinstance(staged, Adapter):
             if self._base.broken is not None:
                 raise WeightsError(f"{where(ref)}: {self._base.broken}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -30,6 +31,33 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, size: int) -> torch.Tenso
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def discard(tensors: Iterable[torch.Tensor]) -> None:
+    """Return the memory of CPU tensors to the system. Their values are lost and their addresses stay, so that whatever
+    points to them may write them again. Pieces smaller than a page of the system are kept. A tensor that is not
+    contiguous is left alone.
+
+    Raises:
+        OSError: the system refuses, as for locked memory.
+    """
+    advise = _advise()
+    for tensor in tensors:
+        if tensor.is_contiguous():
+            begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+            end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+            if end > begin and advise(begin, end - begin, mmap.MADV_DONTNEED):
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number))
+
+
+@cache
+def _advise() -> Callable[[int, int, int], int]:
+    """Return madvise(2) of the C library."""
+    advise = ctypes.CDLL(None, use_errno=True).madvise
+    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    function: Callable[[int, int, int], int] = advise
+    return function
 
 
 KEPT = 256 << 20

@@ -223,7 +223,8 @@ def cluster_of(config: RunConfig) -> Cluster:
     from sparring.cluster.processes import ProcessCluster
 
     folder = Path(config.run.directory) / config.run.name
-    make = InlineCluster if config.cluster.kind == "inline" else partial(ProcessCluster, config.cluster, folder)
+    inline = partial(InlineCluster, colocate=config.cluster.colocate)
+    make = inline if config.cluster.kind == "inline" else partial(ProcessCluster, config.cluster, folder)
     return make(
         models=config.models,
         train=config.train,

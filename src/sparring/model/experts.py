@@ -176,6 +176,10 @@ class RowExperts(nn.Module):
         pairs = zip(self._stacks, self._weights(values), strict=False)
         return [change for stack, weights in pairs for change in stack.changes(weights)]
 
+    def copies(self) -> list[torch.Tensor]:
+        """Return the packed weights; nothing before the first use."""
+        return [stack.storage for stack in self._stacks]
+
 
 def _loads(of_pair: torch.Tensor, experts: int) -> torch.Tensor:
     """Count the pairs [P] of each expert [E]; evenly distributed on torch's meta device, which has no values."""

@@ -73,6 +73,10 @@ class RowLinear(nn.Module):
         """Return the assignments that replace the packed weight by packed `values`; empty before the first use."""
         return [] if self._product is None else self._product.derived(values)
 
+    def copies(self) -> list[torch.Tensor]:
+        """Return the packed weight; nothing before the first use."""
+        return [] if self._product is None else self._product.copies()
+
 
 class RowConv1D(RowLinear):
     """`RowLinear` for transformers' `Conv1D`, whose weight is [K, M] (GPT-2)."""
@@ -119,6 +123,10 @@ class Product:
         weights = tuple(part.matrix(values) for part in self.parts)
         changes = [(self.packed, "storage", self.packed.pack_values(*weights)), (self.packed, "weights", weights)]
         return [*changes, (self, "bias", self._joined_bias(values))]
+
+    def copies(self) -> list[torch.Tensor]:
+        """Return the packed weights."""
+        return [self.packed.storage]
 
     def _joined_bias(self, values: Values) -> torch.Tensor | None:
         if self.parts[0].bias is None:

@@ -52,3 +52,8 @@ class StagedWeights:
     def _refresh(self) -> None:
         for part in self._late:
             part.refresh()
+
+
+def held(model: CausalModel) -> list[torch.Tensor]:
+    """Return the tensors that an update replaces: parameters, stored buffers and packed copies of them."""
+    return [*model.parameters().values(), *(copy for part in model.parts for copy in part.copies())]

@@ -69,6 +69,11 @@ class RecurrentStates:
             for layer, states in recurrent.items()
         }
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Storage of the states."""
+        return [states for layer in self._layers.values() for states in layer.values()]
+
     def read(self, layer: int, slots: torch.Tensor) -> MixerCache:
         """Copy the states in slots[b]."""
         return MixerCache({kind: states.index_select(0, slots) for kind, states in self._layers[layer].items()})

@@ -68,6 +68,24 @@ class Engine(Protocol):
             WeightsError: they could not be fetched or verified; the old weights are still served.
         """
 
+    async def sleep(self) -> None:
+        """Give the memory of weights and cache back to the system. Requests, running and new ones, wait until `wake`;
+        none is lost. No effect while asleep.
+
+        Raises:
+            EngineError: the engine cannot sleep, failed, is unreachable or was closed.
+        """
+
+    async def wake(self, ref: WeightRef) -> None:
+        """Take published weights, as `pull` does, and serve requests again: the version that was served before, or a
+        newer one. Requests compute their keys and values again. While awake it is `pull`; while asleep `pull` is
+        refused.
+
+        Raises:
+            WeightsError: they could not be fetched or verified; the engine stays asleep.
+            EngineError: the engine cannot sleep, failed, is unreachable or was closed.
+        """
+
     async def close(self) -> None:
         """Fail pending requests and shut down. Safe to call twice."""
 

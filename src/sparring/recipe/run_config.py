@@ -119,10 +119,25 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError(
                 f'engine.kind must be {" or ".join(placed)} with cluster.kind "{self.cluster.kind}", got {got}'
             )
+        if self.cluster.colocate:
+            self._check_turns()
         if self.rollout.rewards.within_s is None:
             for key, env in self.environments.items():
                 if env.reward == "outside":
                     raise ValueError(f"rollout.rewards.within_s must be set where {key}.reward is outside, got none")
+
+    def _check_turns(self) -> None:
+        """Refuse `cluster.colocate` where trainer and engine cannot take turns."""
+        kind, lag, adapter = self.engine.kind, self.rollout.max_lag, self.models["policy"].lora
+        if lag:
+            raise ValueError(
+                f"rollout.max_lag must be 0 with cluster.colocate, whose engine sleeps at times, got {lag}"
+            )
+        if kind != "native":
+            raise ValueError(f'engine.kind must be "native" with cluster.colocate, got {kind}, which cannot sleep')
+        if adapter is not None:
+            do = "whose base model the engine could not get back"
+            raise ValueError(f"models.policy.lora must be left out with cluster.colocate, got an adapter, {do}")
 
     @property
     def environments(self) -> dict[str, EnvConfig]:

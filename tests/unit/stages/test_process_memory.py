@@ -173,6 +173,33 @@ def test_the_smallest_change_that_fits_is_found() -> None:
     assert smaller_layout(laid_out(), SHAPES, 0) is None
 
 
+@pytest.mark.parametrize("kind", ["inline", "local"])
+def test_taking_turns_is_the_smallest_change_of_a_synchronous_run(kind: str) -> None:
+    found = smaller_layout(at_once := laid_out(kind=kind), SHAPES, RunMemory.of(at_once, SHAPES).total - 1)
+    assert found is not None and found[0] == "cluster.colocate = true"
+    assert found[1].total == RunMemory.of(laid_out(kind=kind, colocate=True), SHAPES).total
+
+
+def test_with_turns_the_engine_has_nothing_while_the_trainer_computes() -> None:
+    trainers, engine = RunMemory.of(laid_out(colocate=True), SHAPES).stages
+    [training], [sampling] = trainers, engine
+    each, other = training.each, sampling.each
+    assert (each.cache, each.sampling, each.update) == (0, 0, 0) and each.step >= whole().step
+    assert (other.cache, other.sampling, other.update) == (whole().cache, whole().sampling, 0)
+    assert other.weights == whole().weights and each.weights + WHOLE == whole().weights
+    assert other.step == WHOLE, "what the trainer published; it has no gradients"
+    assert each.optimiser == other.optimiser == whole().optimiser, "which stays"
+    assert RunMemory.of(laid_out(colocate=True), SHAPES).total == max(each.total, other.total) < whole().total
+
+
+def test_with_turns_an_engine_process_has_nothing_while_the_trainer_computes() -> None:
+    of_trainer, of_engine = RunMemory.of(laid_out(kind="local", colocate=True), SHAPES).stages
+    asleep, awake = (next(one for one in stage if one.kind == ENGINES).each for stage in (of_trainer, of_engine))
+    assert asleep.total == POLICY.tables and awake == of(kind="local")[ENGINES].each
+    at_once = RunMemory.of(laid_out(kind="local"), SHAPES).total
+    assert RunMemory.of(laid_out(kind="local", colocate=True), SHAPES).total < at_once
+
+
 def test_a_run_is_described_by_its_processes() -> None:
     found = RunMemory.of(laid_out(kind="local", ranks=2, engines=3, stages=("sft", "rl")), SHAPES)
     words = ", ".join(one.in_words() for one in found.peaks())

@@ -180,6 +180,14 @@ class OpenAiEngine:
         got = "an OpenAI-compatible server; train with another"
         raise WeightsError(f"{where}: expected an engine that takes weight updates, got {got}")
 
+    async def sleep(self) -> None:
+        """Refuse: such a server keeps its memory."""
+        raise EngineError("sleep: expected an engine that can sleep, got an OpenAI-compatible server; leave it awake")
+
+    async def wake(self, ref: WeightRef) -> None:
+        """Refuse, as `pull` does."""
+        await self.pull(ref)
+
     async def close(self) -> None:
         await self._client.aclose()
 

@@ -129,13 +129,20 @@ class RemoteEngine(RemoteClient):
         for kind, tensors in states.items():
             sender = self._sender()
             with self._sent(reference(self.served.model, number, tensors, adapter=kind), sender) as ref:
-                answer = sender.post("weights", wire.encode(wire.weight_form(ref, number)))
+                verb = "wake" if kind is None else "weights"  # an earlier run may have left it asleep
+                answer = sender.post(verb, wire.encode(wire.weight_form(ref, number)))
             with boundary(EngineError, self._where):
                 self._check(answer.status, answer.body, answer.headers, self._where, adopts=True)
             self._check_served(number, number)
         self._newest = number
 
     async def pull(self, ref: WeightRef) -> None:
+        await self._take(ref, "weights")
+
+    async def wake(self, ref: WeightRef) -> None:
+        await self._take(ref, "wake")
+
+    async def _take(self, ref: WeightRef, verb: str) -> None:
         """Send other weights over a link that the server can use, and wait until it has verified and acknowledged them.
 
         Raises:
@@ -151,7 +158,7 @@ class RemoteEngine(RemoteClient):
         try:
             async with asyncio.timeout(self._timeout_s + GRACE_S):
                 async with _in_thread(self._sent(sent, sender), sender.cancel) as there:
-                    await self._post("weights", wire.weight_form(there, self._base), adopts=True)
+                    await self._post(verb, wire.weight_form(there, self._base), adopts=True)
         except TimeoutError:
             raise late(self._where, self._timeout_s) from None
         except BadInput as error:  # a folder that the run began with is of no use any more

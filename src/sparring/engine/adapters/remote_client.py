@@ -174,6 +174,14 @@ class RemoteClient:
         """
         await self._post("drop", wire.DropForm(adapter=self.served.model if adapter == self._name else adapter))
 
+    async def sleep(self) -> None:
+        """Give the memory of the server's weights and cache back. Requests wait until the run wakes it.
+
+        Raises:
+            EngineError: its engine cannot sleep, or the server did not answer.
+        """
+        await self._post("sleep", wire.SleepForm())
+
     async def ping(self) -> bool:
         """Return whether the server is the same process as before.
 

@@ -213,6 +213,18 @@ class VllmEngine:
         """
         raise EngineError(f"adapter {adapter}: expected an engine with adapters, got vLLM; use a native one")
 
+    async def sleep(self) -> None:
+        """Refuse: vLLM's own sleep needs a GPU.
+
+        Raises:
+            EngineError: always.
+        """
+        raise EngineError("sleep: expected an engine that can sleep, got vLLM; use a native one, or leave it awake")
+
+    async def wake(self, ref: WeightRef) -> None:
+        """Serve other weights, as `pull` does: vLLM is always awake."""
+        await self.pull(ref)
+
     async def pull(self, ref: WeightRef) -> None:
         """Serve other weights: pause, load, verify, commit, resume. vLLM computes the publisher's probe while
         everything else is paused, so no request is served by unverified weights.

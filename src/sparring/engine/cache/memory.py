@@ -68,6 +68,14 @@ class PagedMemory:
         """Drop all parked memory, because a failed step may not have made its copies."""
         self.cache.invalidate()
 
+    def empty(self) -> None:
+        """Forget all that is computed. No request runs, so all pages and states are free afterwards."""
+        self.invalidate()
+        self.take_state_copies()
+        self.cache.take_copies()
+        self.cache.lost.forget()
+        self.cache.pool.renew()
+
     def take_state_copies(self) -> Several[tuple[int, int]]:
         """Return the pending copies of states as (from, to) slots, to be made in this order, and clear them."""
         return ()

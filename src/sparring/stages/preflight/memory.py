@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sparring.model.hub import model_folder
 from sparring.model.outline import Outline, Size, outline
@@ -70,6 +70,8 @@ class StageModels(NamedTuple):
         averaged: number of parameters of the policy with a moving average in this stage.
         ranks: number of processes that share the trainers' optimisers; 1: this process alone.
         starts_empty: whether the policy's engine starts without a model, so that its first weights come as an update.
+        turn: whose turn it is with `cluster.colocate`: of the trainers, while the policy's engine is asleep, or of this
+            engine, while the trainers have no gradients; "": both compute at any time.
     """
 
     stage: str
@@ -81,6 +83,7 @@ class StageModels(NamedTuple):
     averaged: int = 0
     ranks: int = 1
     starts_empty: bool = False
+    turn: Literal["", "trainers", "engine"] = ""
 
     @property
     def computed(self) -> list[Outline]:
@@ -88,9 +91,21 @@ class StageModels(NamedTuple):
         return [*(one for one, _ in self.trainers), *self.teachers, *self.frozen]
 
     @property
+    def awake(self) -> tuple[str, ...]:
+        """Names of models with an engine that is awake."""
+        return tuple(name for name in self.engines if name != POLICY or self.turn != "trainers")
+
+    @property
     def updates(self) -> bool:
-        """Whether the policy's engine here takes weights."""
-        return POLICY in self.engines and (self.starts_empty or self.stage in ONLINE_STAGES)
+        """Whether the policy's engine here takes weights beside those that it serves."""
+        return POLICY in self.awake and (self.starts_empty or (self.stage in ONLINE_STAGES and self.turn == ""))
+
+    @property
+    def turns(self) -> tuple[StageModels, ...]:
+        """The models at the turn of the trainers and at that of the policy's engine, with `cluster.colocate`."""
+        if self.stage not in ONLINE_STAGES:
+            return (self,)
+        return self._replace(turn="trainers"), self._replace(turn="engine")
 
     @staticmethod
     def of(config: RunConfig, shapes: Mapping[str, Outline], stage: str) -> StageModels:
@@ -240,7 +255,8 @@ def _model(shapes: Mapping[str, Outline], name: str, *heads: str) -> Outline:
 def _estimate(
     config: RunConfig, shapes: Mapping[str, Outline], models: StageModels, process: int, published: int
 ) -> MemoryEstimate:
-    policy, engines = shapes[POLICY], [(name, _model(shapes, name)) for name in models.engines]
+    policy, engines = shapes[POLICY], [(name, _model(shapes, name)) for name in models.awake]
+    asleep = policy.tables * (len(models.engines) - len(models.awake))
     trainers = [one for one, _ in models.trainers]
     computed = [*models.computed, *(one for _, one in engines)]
     # gradient sums of all trainers exist at once; the micro-batches of one trainer are freed before another's begin
@@ -251,6 +267,8 @@ def _estimate(
     update = sum(part.total for part in brought) if models.updates else 0
     # published weights reuse the memory of the policy's gradient sums
     in_update = max(sums, published_bytes(trainers[0]) if trainers else 0)
+    if models.turn == "engine" and models.ranks == 1:  # what the trainer published is freed within this turn
+        step = in_update = published_bytes(trainers[0]) if trainers else 0
     larger = in_update + update > step
     # the average of a float32 model serves as its frozen copy and takes no memory of its own
     beside = models.averaged * FLOAT if policy.model.dtype.itemsize != FLOAT else 0
@@ -263,7 +281,7 @@ def _estimate(
         learner=0 if learner is None else learner.parameters,
         averaged=_num_trained(policy) if averaging else 0,
         process=process,
-        weights=sum(one.weights.total + one.tables for one in (*computed, *models.files)),
+        weights=sum(one.weights.total + one.tables for one in (*computed, *models.files)) + asleep,
         packed=sum(one.packed.total for one in computed),
         optimiser=sum(shard(one.trained, models.ranks).optimiser for one in trainers) + beside,
         step=in_update if larger else step,

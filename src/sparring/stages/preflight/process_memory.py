@@ -66,7 +66,7 @@ class Processes(NamedTuple):
 
 
 class RunMemory(NamedTuple):
-    """Memory of a run: its processes in each stage."""
+    """Memory of a run: its processes in each stage; with `cluster.colocate`, at each turn."""
 
     stages: tuple[tuple[Processes, ...], ...]
 
@@ -79,6 +79,8 @@ class RunMemory(NamedTuple):
             process: bytes that the run's process has now; 0: unknown.
         """
         stages = [StageModels.of(config, shapes, stage) for stage in config.run.stages or ("none",)]
+        if config.cluster.colocate:
+            stages = [turn for models in stages for turn in models.turns]
         return RunMemory(tuple(tuple(_processes(config, shapes, models, process)) for models in stages))
 
     @property
@@ -131,7 +133,7 @@ def _processes(
     publishes = models.stage in ONLINE_STAGES
     yield Processes(RUN, 1, _of_run(config, shapes, models, with_later(process), elsewhere=elsewhere, ranks=ranks))
     for number, trainer in enumerate(models.trainers if ranks > 1 else ()):
-        held = StageModels(stage=models.stage, trainers=(trainer,), ranks=ranks)
+        held = StageModels(stage=models.stage, trainers=(trainer,), ranks=ranks, turn=models.turn)
         if number == 0:
             held = held._replace(teachers=models.teachers, averaged=models.averaged)
         published = published_bytes(policy) if publishes and number == 0 else 0
@@ -139,8 +141,9 @@ def _processes(
         learner = REWARD if config.rl.critic is None else CRITIC
         yield Processes(learner if number else TRAINER, ranks, each, here=cluster.kind == "local")
     if elsewhere and not config.engine.urls:
-        held = StageModels(stage=models.stage, engines=(POLICY,), starts_empty=True)
-        each = MemoryEstimate.of_stage(config, shapes, held, ENGINE * (process > 0), policy.weights.total)
+        held = StageModels(stage=models.stage, engines=(POLICY,), starts_empty=True, turn=models.turn)
+        published = policy.weights.total if held.awake else 0
+        each = MemoryEstimate.of_stage(config, shapes, held, ENGINE * (process > 0), published)
         yield Processes(ENGINES, cluster.engines, each, here=cluster.kind == "local")
 
 
@@ -182,6 +185,9 @@ def smaller_layout(
         process: bytes that the run's process has now; 0: unknown.
     """
     ranks, engines = config.cluster.ranks, config.cluster.engines
+    turns = RunMemory.of(_with(config, colocate=True), shapes, process) if can_take_turns(config) else None
+    if turns is not None and turns.total <= memory:
+        return "cluster.colocate = true", turns
     if config.cluster.kind != "local":
         return None
     fitting = []
@@ -197,6 +203,12 @@ def smaller_layout(
         return change, found
     alone = RunMemory.of(_with(config, kind="inline", ranks=1, engines=1), shapes, process)
     return ('cluster.kind = "inline" with one rank and one engine', alone) if alone.total <= memory else None
+
+
+def can_take_turns(config: RunConfig) -> bool:
+    """Return whether `cluster.colocate` could be set."""
+    exclusive = config.cluster.kind == "ray" or config.engine.urls or config.engine.kind != "native"
+    return not (exclusive or config.rollout.max_lag or config.models[POLICY].lora or config.cluster.colocate)
 
 
 def _with(config: RunConfig, **settings: int | str) -> RunConfig:

@@ -8,7 +8,13 @@ import time
 from sparring.observe.spans import Spans, shares, shares_by_cause
 from sparring.protocols import Engine
 
-ENGINE_SPANS = {"generate": "generating", "stream": "generating", "score": "scoring", "pull": "updating"}
+ENGINE_SPANS = {
+    "generate": "generating",
+    "stream": "generating",
+    "score": "scoring",
+    "pull": "updating",
+    "wake": "updating",
+}
 """Activity of each timed method of an engine (`observe.hooks.timed`)."""
 TRAINER_SPANS = {
     "forward": "training",
