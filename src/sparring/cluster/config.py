@@ -31,6 +31,11 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Number of processes that train each model together, with kind "local". They share its optimiser: a process holds
     its share of gradients, master weights and moments (docs/cluster.md)."""
 
+    shard: Literal["optimiser", "parameters"] = "optimiser"
+    """What the ranks share. optimiser: gradients, master weights and moments; parameters: the model's parameters too,
+    which are gathered for one layer at a time. The latter is for models of the Llama family that are trained as a
+    whole, without a moving average, and needs several ranks."""
+
     timeout_s: float = 30.0
     """Time after which a trainer's rank without a sign of life counts as standing still, in seconds. All ranks are then
     replaced, as when one dies, and train the steps since the last checkpoint again."""
@@ -53,6 +58,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f"ranks must be 1 to {MOST_RANKS}, got {self.ranks}")
         if self.kind != "local" and self.ranks > 1:
             raise ValueError(f'ranks must be 1 with kind "{self.kind}", got {self.ranks}; set kind = "local"')
+        if self.shard == "parameters" and self.ranks == 1:
+            raise ValueError('shard must be "optimiser" with one rank, got "parameters"; set ranks = 2 or more')
         if self.engine_threads < 0 or not self.start_timeout_s > 0 or not self.wait_s >= 0:
             raise ValueError("engine_threads and wait_s must be 0 or more and start_timeout_s above 0")
         if not self.timeout_s >= LEAST_TIMEOUT_S:

@@ -74,7 +74,8 @@ class ProcessCluster(InlineCluster):
         from sparring.cluster.rank_process import RankProcess
         from sparring.cluster.ranks import RankTrainer
 
-        parts = replace(self._parts(name, path, plan), threads=self._rank_threads)
+        sharded = self._cluster.shard == "parameters"
+        parts = replace(self._parts(name, path, plan), threads=self._rank_threads, sharded=sharded)
         count, timeout_s = self._cluster.ranks, self._cluster.timeout_s
         trainer = RankTrainer(
             parts, lambda: (RankProcess(rank, timeout_s) for rank in range(count)), self._cluster.start_timeout_s

@@ -21,7 +21,7 @@ from sparring.cluster.trainer import TrainerParts
 from sparring.errors import BadInput, SparringError, TrainerError, boundary
 from sparring.generation import ScoreRequest
 from sparring.store.codec import decode, encode
-from sparring.types import Batch, CheckpointRef, Sample, WeightRef
+from sparring.types import Batch, CheckpointRef, Sample
 
 if TYPE_CHECKING:
     from sparring.train.ranks import Ranks
@@ -140,6 +140,8 @@ class Rank:
     def release(self) -> None:
         """Remove the weights that are still published. May be called from another thread."""
         self._published.close()
+        if self._trainer is not None:
+            self._trainer.release()
 
     def _join(self, data: bytes) -> bytes:
         from sparring.train.gloo import GlooRanks
@@ -168,11 +170,13 @@ class Rank:
         return encode(self._wait(self._own.step(ends_update=decode(data, bool))))
 
     def _push(self, data: bytes) -> bytes:
-        """Publish the weights in shared memory, in place of those before."""
+        """Publish the weights in shared memory, in place of those before, unless the trainer did."""
         from sparring.weights.shared_memory import published
 
         self._published.close()
-        ref: WeightRef = self._published.enter_context(published(self._wait(self._own.push())))
+        ref = self._wait(self._own.push())
+        if ref.transport == "inline":
+            ref = self._published.enter_context(published(ref))
         return encode(ref)
 
     def _save(self, data: bytes) -> bytes:

@@ -186,10 +186,12 @@ class RankTrainer:
         self._complete = True
 
     def _fetch(self) -> WeightRef:
-        """Let rank 0 publish the weights, and map them into this process, where they stay when it publishes others."""
+        """Let rank 0 publish the weights, to which the others send what it lacks, and map them into this process, where
+        they stay when it publishes others."""
         from sparring.weights.shared_memory import fetch, forget
 
-        ref = decode(self._ranks[0].call("push", b""), WeightRef)
+        asked = self._ranks if self._parts.sharded else self._ranks[:1]
+        ref = decode(_call(asked, "push", [b""] * len(asked))[0], WeightRef)
         state = fetch(ref)
         forget(ref)  # a rank that is killed could not remove the file
         return replace(ref, transport="inline", location=state)

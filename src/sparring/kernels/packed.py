@@ -36,8 +36,17 @@ class PackedWeight:
         self.weights = weights
         self.storage = path_of(weights[0]).pack(weights, storage)
 
-    def update(self, *weights: torch.Tensor) -> None:
-        """Pack changed values in place, for float32 without an allocation. Shapes must stay."""
+    def drop(self) -> torch.Tensor:
+        """Drop the packed values, which `update` packs again; return their storage."""
+        storage, self.storage = self.storage, self.storage.new_empty(0)
+        return storage
+
+    def update(self, *weights: torch.Tensor, storage: torch.Tensor | None = None) -> None:
+        """Pack changed values in place, for float32 without an allocation. Shapes must stay.
+
+        Args:
+            storage: where values that were dropped are packed; None: in new storage.
+        """
         if [w.shape for w in weights] != [w.shape for w in self.weights] or any(
             w.dtype is not self.dtype for w in weights
         ):
@@ -46,7 +55,7 @@ class PackedWeight:
                 "PackedWeight.update", f"{[tuple(w.shape) for w in self.weights]} {self.dtype}", got, "pack it anew"
             )
         self.weights = weights
-        self.storage = path_of(weights[0]).pack(weights, self.storage)
+        self.storage = path_of(weights[0]).pack(weights, self.storage if self.storage.numel() else storage)
 
     def pack_values(self, *weights: torch.Tensor) -> torch.Tensor:
         """Pack other values into new storage, and return it."""

@@ -24,7 +24,7 @@ from sparring.stages.preflight.process_memory import (
 from sparring.stages.preflight.rank_memory import buckets, shard
 from sparring.train.blocks import BLOCK
 from sparring.train.config import TrainConfig
-from sparring.train.dealt import BUCKET
+from sparring.train.exchange import BUCKET
 from sparring.train.optimiser import Optimiser
 from sparring.train.ranks import Alone
 

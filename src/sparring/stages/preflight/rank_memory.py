@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparring.train.blocks import stretches
-from sparring.train.dealt import BUCKET
+from sparring.train.exchange import BUCKET
 
 if TYPE_CHECKING:
     import torch
