@@ -58,7 +58,7 @@ class TrainerParts:
         """
         from sparring.model.load import load
         from sparring.train.average import Average
-        from sparring.train.ranks import ALONE, Layout
+        from sparring.train.ranks import ALONE, RankLayout
         from sparring.train.trainer import LocalTrainer
 
         spec, plan = self.models[self.name], self.plan
@@ -69,6 +69,7 @@ class TrainerParts:
             numerics=spec.numerics,
             gradient_checkpointing=spec.gradient_checkpointing,
             head=plan.head,
+            packs=not self.sharded,
         )
         moving = {
             teacher: self.load(teacher if teacher in self.models else self.name, folder or self.path)
@@ -83,5 +84,5 @@ class TrainerParts:
             total_steps=plan.total_steps,
             threads=self.threads,
             teachers={**moving, **averages},
-            layout=Layout(ranks or ALONE, self.sharded),
+            layout=RankLayout(ranks or ALONE, self.sharded),
         )

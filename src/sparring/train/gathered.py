@@ -85,7 +85,7 @@ class Gathered:
         for name, parameter in self._parameters.items():
             parameter.data = self._view(name)
             parameter.register_hook(partial(self._take, name))
-        packed, first = _packed_parts(model), set[str]()
+        packed, first = packed_parts(model), set[str]()
         self._stages = list[Stage]()
         for names in stages:
             gives = tuple(name for name in names if name not in first)
@@ -104,7 +104,7 @@ class Gathered:
         decoder = model.decoder
         assert decoder is not None, "its stages were named"
         self._recomputes = decoder.gradient_checkpointing
-        self._layouts = {part: _layout(part.packed.storage) for part, _ in packed if isinstance(part, Product)}
+        self._layouts = {part: part.packed.layout for part, _ in packed if isinstance(part, Product)}
         for part, _ in packed:
             part.drop()
         decoder.gatherer = self
@@ -204,7 +204,7 @@ class Gathered:
 
     def _storage(self, product: Product) -> torch.Tensor | None:
         for index, storage in enumerate(self._spare):
-            if _layout(storage) == self._layouts[product]:
+            if (storage.shape, storage.dtype) == self._layouts[product]:
                 return self._spare.pop(index)
         self._spare.clear()
         return None
@@ -286,11 +286,7 @@ def _places(parameters: Mapping[str, nn.Parameter], stages: Sequence[Sequence[st
     return places, size
 
 
-def _layout(storage: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
-    return storage.shape, storage.dtype
-
-
-def _packed_parts(model: CausalModel) -> list[tuple[Product | RowExperts, nn.Parameter]]:
+def packed_parts(model: CausalModel) -> list[tuple[Product | RowExperts, nn.Parameter]]:
     """Return all parts of a model with packed copies, each with a parameter that it packs."""
     joined = {part for product in (model.decoder.joined if model.decoder else ()) for part in product.parts}
     found = list[tuple[Product | RowExperts, nn.Parameter]]()

@@ -102,8 +102,8 @@ class Alone:
 ALONE = Alone()
 
 
-class Layout(NamedTuple):
-    """Layout of a trainer.
+class RankLayout(NamedTuple):
+    """How a trainer is laid out over ranks.
 
     Attributes:
         ranks: processes that train the model together. Each has a trainer of its own.

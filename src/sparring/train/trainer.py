@@ -42,7 +42,7 @@ from sparring.train.measure import Measures
 from sparring.train.optimiser import Optimiser, learning_rate
 from sparring.train.parts import Part, Parts, measured
 from sparring.train.quantities import Quantities
-from sparring.train.ranks import Layout, agree
+from sparring.train.ranks import RankLayout, agree
 from sparring.train.sharded import ShardedWeights
 from sparring.train.survey import surveyed
 from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
@@ -87,7 +87,7 @@ class LocalTrainer:
         total_steps: int,
         threads: int = 0,
         teachers: Mapping[str, CausalModel | Average] | None = None,
-        layout: Layout = Layout(),
+        layout: RankLayout = RankLayout(),
     ) -> None:
         _check_units(losses)
         self._model = model
