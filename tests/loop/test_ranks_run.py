@@ -22,6 +22,7 @@ STAGES = 'run.stages=["rl", "eval"]'
 LOUD = (STAGES, "observe.lines_every_s=0.01")
 TWO = ("cluster.kind=local", "cluster.ranks=2", "cluster.engine_threads=1")
 THREE = ("cluster.kind=local", "cluster.ranks=3", "cluster.engine_threads=1")
+SHARDS = ("cluster.shard=parameters",)
 
 
 def ranks_of(folder: Path) -> list[int]:
@@ -30,9 +31,12 @@ def ranks_of(folder: Path) -> list[int]:
 
 
 @pytest.mark.full
-def test_ranks_change_no_token_and_no_weight(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("layout", [TWO, (*TWO, *SHARDS)], ids=["optimiser", "parameters"])
+def test_ranks_change_no_token_and_no_weight(
+    layout: tuple[str, ...], given: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words(given, "own", STAGES)) == 0
-    assert main(words(given, "two", STAGES, *TWO)) == 0
+    assert main(words(given, "two", STAGES, *layout)) == 0
     check_same(given, "two", capsys)
     own, two = (measured(given.parent / "runs" / name) for name in ("own", "two"))
     assert own == two and len(own) == 6 and all(values["tokens_trained"] > 0 for values in own)
@@ -50,7 +54,7 @@ def measured(run: Path) -> list[dict[str, float]]:
 def test_a_run_moves_between_numbers_of_ranks(given: Path, capsys: pytest.CaptureFixture[str], wait_for: Wait) -> None:
     """It is killed three times, each time with another number of ranks, and goes on with one."""
     assert main(words(given, "own", STAGES)) == 0
-    for moment, layout in (("rl 1/6", TWO), ("rl 3/6", THREE), ("rl 4/6", TWO)):
+    for moment, layout in (("rl 1/6", TWO), ("rl 3/6", (*THREE, *SHARDS)), ("rl 4/6", TWO)):
         with started(given, "moved", *LOUD, *layout) as run:
             wait_for(run, moment)
             run.kill()
@@ -78,12 +82,18 @@ def test_a_run_that_ends_leaves_no_rank(how: signal.Signals, stopped: bool, give
     assert {path.name for path in given.parent.iterdir()} == {"given.toml", "runs"}
 
 
-def check_survives(given: Path, kills: int, how: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+def check_survives(
+    given: Path,
+    kills: int,
+    how: signal.Signals,
+    capsys: pytest.CaptureFixture[str],
+    layout: tuple[str, ...] = TWO,
+) -> None:
     """Check that a run whose ranks are lost in turn ends as an undisturbed one."""
     longer = (f"rl.steps={3 * kills + 3}", "cluster.timeout_s=4")
     assert main(words(given, "own", *LOUD, *longer)) == 0
     output, hit = list[str](), 0
-    with started(given, "hit", *LOUD, *longer, *TWO) as run:
+    with started(given, "hit", *LOUD, *longer, *layout) as run:
         assert run.stdout is not None
         for line in run.stdout:
             output.append(line)
@@ -132,6 +142,14 @@ def test_ten_kills_of_ranks_with_a_lag_keep_what_was_published(given: Path, caps
         published = [entry.name for _, entry in store.entries("rl", kinds=["published"])]
     assert len(published) == len(set(published)) == 60
     assert main(["replay", str(folder)]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.full
+def test_a_lost_rank_that_had_its_shard_of_the_parameters_costs_the_run_nothing(
+    given: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other rank waits in the middle of a gathering."""
+    check_survives(given, 1, signal.SIGKILL, capsys, (*TWO, *SHARDS))
 
 
 @pytest.mark.kills

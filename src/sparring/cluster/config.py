@@ -39,6 +39,11 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     0`) with kind "inline" or "local": the engine gives the memory of weights and cache back while the trainer computes
     (docs/cluster.md)."""
 
+    shard: Literal["optimiser", "parameters"] = "optimiser"
+    """What the ranks share. optimiser: gradients, master weights and moments; parameters: the model's parameters too,
+    which are gathered for one layer at a time. The latter is for models of the Llama family that are trained as a
+    whole, without a moving average, and needs several ranks."""
+
     timeout_s: float = 30.0
     """Time after which a trainer's rank without a sign of life counts as standing still, in seconds. All ranks are then
     replaced, as when one dies, and train the steps since the last checkpoint again."""
@@ -61,6 +66,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f"ranks must be 1 to {MOST_RANKS}, got {self.ranks}")
         if self.kind == "inline" and self.ranks > 1:
             raise ValueError(f'ranks must be 1 with kind "inline", got {self.ranks}; set kind = "local"')
+        if self.shard == "parameters" and self.ranks == 1:
+            raise ValueError('shard must be "optimiser" with one rank, got "parameters"; set ranks = 2 or more')
         if self.kind == "ray" and self.colocate:
             raise ValueError('colocate must be false with kind "ray", whose engines have memory of their own, got true')
         if min(self.engine_threads, self.rank_threads) < 0 or not self.start_timeout_s > 0 or not self.wait_s >= 0:

@@ -79,7 +79,8 @@ class ProcessCluster(InlineCluster):
         from sparring.cluster.rank_process import RankProcess
         from sparring.cluster.ranks import RankTrainer
 
-        cluster, parts = self._cluster, replace(parts, threads=self._rank_threads)
+        cluster = self._cluster
+        parts = replace(parts, threads=self._rank_threads, sharded=cluster.shard == "parameters")
         if cluster.kind == "ray":
             make = self._connected().ranks(self._folder, self._rank_threads)
             return RankTrainer(parts, make, cluster.ranks, cluster.start_timeout_s, self._folder.absolute())

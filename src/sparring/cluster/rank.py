@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -163,6 +163,8 @@ class Rank:
     def release(self) -> None:
         """Remove the weights that are still published. May be called from another thread."""
         self._published.close()
+        if self._trainer is not None:
+            self._trainer.release()
 
     def _open(self, data: bytes) -> bytes:
         from sparring.train.gloo import Meeting
@@ -198,16 +200,21 @@ class Rank:
         return encode(self._wait(self._own.step(ends_update=decode(data, bool))))
 
     def _push(self, data: bytes) -> bytes:
-        """Publish the weights in place of those before."""
+        """Publish the weights in place of those before: in a folder or in shared memory, where parameters in shards are
+        anyway."""
+        from sparring.weights import shared_memory
         from sparring.weights.disk import Disk
-        from sparring.weights.shared_memory import SharedMemory
 
         folder = decode(data, PushCall).folder
         self._published.close()
         ref: WeightRef = self._wait(self._own.push())
-        link = Disk(Path(folder), "the run's folder") if folder else SharedMemory()
-        self._published.callback(link.close)
-        return encode(self._published.enter_context(link.published(ref)))
+        if folder and ref.transport != "inline" and self._ranks is not None and self._ranks.rank == 0:
+            ref = replace(ref, transport="inline", location=shared_memory.fetch(ref))
+        if ref.transport == "inline":
+            link = Disk(Path(folder), "the run's folder") if folder else shared_memory.SharedMemory()
+            self._published.callback(link.close)
+            ref = self._published.enter_context(link.published(ref))
+        return encode(ref)
 
     def _save(self, data: bytes) -> bytes:
         call = decode(data, SaveCall)

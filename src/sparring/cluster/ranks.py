@@ -217,12 +217,13 @@ class RankTrainer:
         self._complete = True
 
     def _fetch(self) -> WeightRef:
-        """Let rank 0 publish the weights, and fetch them into this process, where they stay when it publishes others:
-        through shared memory, or through the shared folder if the rank has no memory in common with this machine."""
+        """Let rank 0 publish the weights, to which the others send what it lacks, and fetch them into this process,
+        where they stay when it publishes others: through shared memory, or through the shared folder if the rank has no
+        memory in common with this machine."""
         from sparring.weights import disk, shared_memory
 
         if not self._by_folder:
-            ref = decode(self._ranks[0].call("push", encode(PushCall())), WeightRef)
+            ref = self._published("")
             try:
                 state = shared_memory.fetch(ref)
             except WeightsError:
@@ -232,11 +233,16 @@ class RankTrainer:
             else:
                 shared_memory.forget(ref)  # a rank that is killed could not remove the file
                 return replace(ref, transport="inline", location=state)
-        ref = decode(self._ranks[0].call("push", encode(PushCall(str(self._shared)))), WeightRef)
+        ref = self._published(str(self._shared))
         try:
             return replace(ref, transport="inline", location=disk.fetch(ref))
         finally:
             disk.forget(ref)
+
+    def _published(self, folder: str) -> WeightRef:
+        """Return where rank 0 has published the weights; all ranks take part if they hold the parameters in shards."""
+        asked = self._ranks if self._parts.sharded else self._ranks[:1]
+        return decode(_call(asked, "push", [encode(PushCall(folder))] * len(asked))[0], WeightRef)
 
     def _start(self, count: int) -> None:
         """Make ranks, let them find each other, and load the models.

@@ -27,6 +27,7 @@ class TrainerParts:
         train: config of `[train]`, without the stage's keys.
         device: resolved device, `cpu` or `cuda`.
         threads: CPU threads of one process.
+        sharded: hold the parameters in shards too (`[cluster] shard`).
     """
 
     name: str
@@ -36,6 +37,7 @@ class TrainerParts:
     train: TrainConfig
     device: str
     threads: int
+    sharded: bool = False
 
     def load(self, name: str, path: str) -> CausalModel:
         """Load a model of `[models]` from a folder, to be computed without gradients.
@@ -56,7 +58,7 @@ class TrainerParts:
         """
         from sparring.model.load import load
         from sparring.train.average import Average
-        from sparring.train.ranks import ALONE
+        from sparring.train.ranks import ALONE, RankLayout
         from sparring.train.trainer import LocalTrainer
 
         spec, plan = self.models[self.name], self.plan
@@ -67,6 +69,7 @@ class TrainerParts:
             numerics=spec.numerics,
             gradient_checkpointing=spec.gradient_checkpointing,
             head=plan.head,
+            packs=not self.sharded,
         )
         moving = {
             teacher: self.load(teacher if teacher in self.models else self.name, folder or self.path)
@@ -81,5 +84,5 @@ class TrainerParts:
             total_steps=plan.total_steps,
             threads=self.threads,
             teachers={**moving, **averages},
-            ranks=ranks or ALONE,
+            layout=RankLayout(ranks or ALONE, self.sharded),
         )

@@ -6,7 +6,9 @@ Shapes: K inputs, M outputs, E weights of one shape.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -14,6 +16,18 @@ import torch
 from sparring.errors import refusal
 from sparring.kernels.memory import zeros
 from sparring.kernels.paths import path_of
+
+_LATER: ContextVar[bool] = ContextVar("packed later", default=False)
+
+
+@contextmanager
+def packed_later() -> Iterator[None]:
+    """Let weights that are made within the context have no packed values until `update`."""
+    token = _LATER.set(True)
+    try:
+        yield
+    finally:
+        _LATER.reset(token)
 
 
 class PackedWeight:
@@ -34,10 +48,28 @@ class PackedWeight:
         self.num_outputs, self.num_inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
         self.dtype = weights[0].dtype
         self.weights = weights
-        self.storage = path_of(weights[0]).pack(weights, storage)
+        if _LATER.get():
+            self.storage = weights[0].new_empty(0)
+        else:
+            self.storage = path_of(weights[0]).pack(weights, storage)
 
-    def update(self, *weights: torch.Tensor) -> None:
-        """Pack changed values in place, for float32 without an allocation. Shapes must stay."""
+    @property
+    def layout(self) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and dtype of the packed values."""
+        counts = [len(weight) for weight in self.weights]
+        return path_of(self.weights[0]).packed_layout(counts, self.num_inputs, self.dtype)
+
+    def drop(self) -> torch.Tensor:
+        """Drop the packed values, which `update` packs again; return their storage."""
+        storage, self.storage = self.storage, self.storage.new_empty(0)
+        return storage
+
+    def update(self, *weights: torch.Tensor, storage: torch.Tensor | None = None) -> None:
+        """Pack changed values in place, for float32 without an allocation. Shapes must stay.
+
+        Args:
+            storage: where values that were dropped are packed; None: in new storage.
+        """
         if [w.shape for w in weights] != [w.shape for w in self.weights] or any(
             w.dtype is not self.dtype for w in weights
         ):
@@ -46,7 +78,7 @@ class PackedWeight:
                 "PackedWeight.update", f"{[tuple(w.shape) for w in self.weights]} {self.dtype}", got, "pack it anew"
             )
         self.weights = weights
-        self.storage = path_of(weights[0]).pack(weights, self.storage)
+        self.storage = path_of(weights[0]).pack(weights, self.storage if self.storage.numel() else storage)
 
     def pack_values(self, *weights: torch.Tensor) -> torch.Tensor:
         """Pack other values into new storage, and return it."""

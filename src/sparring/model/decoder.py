@@ -163,14 +163,53 @@ def add_and_norm(x: torch.Tensor, y: torch.Tensor | None, norm: RowNorm) -> tupl
     return ops.add_rms_norm(x, y, norm.weight, norm.variance_epsilon)
 
 
+Stream = tuple[torch.Tensor, torch.Tensor | None]
+"""Residual stream x[N, D] and the pending term y[N, D] between two layers; None before the first layer."""
+
+
+class Gatherer(Protocol):
+    """Keeper of a decoder's parameters, which brings those of each stage before it is computed. The stages are the
+    embedding, 0, each layer, 1 to L, and the final norm with the head, L + 1."""
+
+    def enter(self, stage: int) -> None:
+        """Bring the parameters of a stage. It may drop those of all others."""
+        ...
+
+    def entered(self, stage: int, stream: Stream) -> Stream:
+        """Bring the parameters of a stage, and return its input, whose gradient ends the stage's backward pass."""
+        ...
+
+    def left(self, stage: int, stream: Stream) -> Stream:
+        """Return the output of a stage, whose gradient begins the stage's backward pass."""
+        ...
+
+
+class AllThere:
+    """Keeper of parameters that are always there. Implements `Gatherer`."""
+
+    def enter(self, stage: int) -> None:
+        """Do nothing."""
+
+    def entered(self, stage: int, stream: Stream) -> Stream:
+        return stream
+
+    def left(self, stage: int, stream: Stream) -> Stream:
+        return stream
+
+
 class LlamaDecoder:
-    """Forward tokens -> hidden states for a module of `FAMILY` whose parts have been swapped."""
+    """Forward tokens -> hidden states for a module of `FAMILY` whose parts have been swapped.
+
+    Attributes:
+        gatherer: keeper of the parameters.
+    """
 
     def __init__(self, body: LlamaBody, *, gradient_checkpointing: bool) -> None:
         self.embedding = body.embed_tokens
         self.layers = [Layer(layer, index) for index, layer in enumerate(body.layers)]
         self.norm, self.rotary = body.norm, body.rotary_emb
         self.gradient_checkpointing = gradient_checkpointing
+        self.gatherer: Gatherer = AllThere()
 
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None
@@ -179,14 +218,17 @@ class LlamaDecoder:
 
         The last layer computes keys and values of all tokens, but everything after its attention only for `rows`.
         """
-        angles = self.rotary.rows(positions)
-        x = nn.functional.embedding(tokens, self.embedding.weight, self.embedding.padding_idx)
-        y: torch.Tensor | None = None
+        angles, gatherer = self.rotary.rows(positions), self.gatherer
+        gatherer.enter(0)
+        embedded = nn.functional.embedding(tokens, self.embedding.weight, self.embedding.padding_idx)
+        stream: Stream = (embedded, None)
         recompute = self.gradient_checkpointing and torch.is_grad_enabled()
-        for layer in self.layers:
-            arguments = (x, y, angles, attention, rows if layer is self.layers[-1] else None)
-            x, y = checkpoint(layer, *arguments, use_reentrant=False) if recompute else layer(*arguments)
-        return add_and_norm(x, y, self.norm)[1]
+        for stage, layer in enumerate(self.layers, 1):
+            stream = gatherer.entered(stage, stream)
+            arguments = (*stream, angles, attention, rows if layer is self.layers[-1] else None)
+            stream = checkpoint(layer, *arguments, use_reentrant=False) if recompute else layer(*arguments)
+            stream = gatherer.left(stage, stream)
+        return add_and_norm(*gatherer.entered(len(self.layers) + 1, stream), self.norm)[1]
 
     @property
     def kv_heads(self) -> dict[int, ops.KvHeads]:

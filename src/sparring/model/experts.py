@@ -166,6 +166,10 @@ class RowExperts(nn.Module):
         stacked = (self.gate_up_proj_bias, self.down_proj_bias)
         return [[None] * len(self.gate_up_proj) if bias is None else list(bias.unbind(0)) for bias in stacked]
 
+    def drop(self) -> None:
+        """Drop the packed weights, which are packed again when they are used."""
+        self._stacks = []
+
     def refresh(self) -> None:
         """Pack the weights again."""
         for stack, weights in zip(self._stacks, self._weights(), strict=False):

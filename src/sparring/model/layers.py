@@ -113,9 +113,13 @@ class Product:
         y = ops.linear(x, packed, bias, out_dtype, total)
         return y if self.adapted is None else self.adapted(x, y)
 
-    def refresh(self) -> None:
-        """Pack the weights again."""
-        self.packed.update(*(part.matrix(current_value) for part in self.parts))
+    def drop(self) -> torch.Tensor:
+        """Drop the packed weights until `refresh`; return their storage."""
+        return self.packed.drop()
+
+    def refresh(self, storage: torch.Tensor | None = None) -> None:
+        """Pack the weights again; values that were dropped into `storage`, if given."""
+        self.packed.update(*(part.matrix(current_value) for part in self.parts), storage=storage)
         self.bias = self._joined_bias(current_value)
 
     def derived(self, values: Values) -> Changes:

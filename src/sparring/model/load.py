@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from sparring.errors import BadInput, boundary, refusal
 from sparring.kernels import ops
+from sparring.kernels.packed import packed_later
 from sparring.model.attention import IMPLEMENTATION
 from sparring.model.causal import ATTENTION, CausalModel, forward_of
 from sparring.model.decoder import FAMILY
@@ -44,6 +45,7 @@ def load(
     numerics: str = "exact",
     head: str = "tokens",
     gradient_checkpointing: bool = False,
+    packs: bool = True,
 ) -> CausalModel:
     """Load any Hugging Face causal LM for training or generation, or with a scalar head. Dropout is off. A multimodal
     model is reduced to its text part.
@@ -57,12 +59,13 @@ def load(
         head: "tokens"; "scalar": one number per row, from a sequence classifier checkpoint with one label; "new
             scalar": the same for any checkpoint, initialised to zero.
         gradient_checkpointing: recompute layers in the backward pass.
+        packs: False leaves the packed copies of the weights of a Llama family's decoder to `refresh`.
 
     Raises:
         BadInput: there is no model at `path`, or it cannot run with these numerics.
     """
     module = module_of(path, dtype=dtype, device=device, numerics=numerics, head=head)
-    return equipped(module, path, numerics, gradient_checkpointing)
+    return equipped(module, path, numerics, gradient_checkpointing, packs=packs)
 
 
 def without_weights(path: str | Path, *, dtype: str, numerics: str, device: str = "cpu") -> CausalModel:
@@ -121,14 +124,21 @@ def module_of(
 
 
 def equipped(
-    module: transformers.PreTrainedModel, path: str | Path, numerics: str, gradient_checkpointing: bool = False
+    module: transformers.PreTrainedModel,
+    path: str | Path,
+    numerics: str,
+    gradient_checkpointing: bool = False,
+    *,
+    packs: bool = True,
 ) -> CausalModel:
     """Build the model of a loaded module, with the adapter of an adapter folder.
 
     Raises:
         BadInput: the model cannot run with these numerics, or the adapter does not fit it.
     """
-    model = build_model(module, base_of(path), numerics=numerics, gradient_checkpointing=gradient_checkpointing)
+    model = build_model(
+        module, base_of(path), numerics=numerics, gradient_checkpointing=gradient_checkpointing, packs=packs
+    )
     if is_adapter(path):
         model.adapters.everywhere = model.adapters.fit(Adapter(read(path), model.dtype, model.device))
     return model
@@ -151,7 +161,12 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 def build_model(
-    module: transformers.PreTrainedModel, where: str, *, numerics: str, gradient_checkpointing: bool = False
+    module: transformers.PreTrainedModel,
+    where: str,
+    *,
+    numerics: str,
+    gradient_checkpointing: bool = False,
+    packs: bool = True,
 ) -> CausalModel:
     """Replace parts of transformers' module by ours, and verify the result for models that our own tests do not cover.
     On torch's meta device nothing is verified: the model gets the parts that a verified one would have.
@@ -176,14 +191,11 @@ def build_model(
             recurrent = {} if exact else split(module)
         # the lean decoder has one activation; models with another use transformers' forward
         lean = has_own_layers and config.model_type in FAMILY and config.hidden_act in ("silu", "swish")
-        model = CausalModel(
-            module,
-            forward_of(
+        with nullcontext() if packs else packed_later():
+            forward = forward_of(
                 module, lean=lean, exact=exact, gradient_checkpointing=gradient_checkpointing, recurrent=recurrent
-            ),
-            path_name=path_name if exact else "fast",
-            max_positions=max_positions,
-        )
+            )
+        model = CausalModel(module, forward, path_name=path_name if exact else "fast", max_positions=max_positions)
         if not lean and device == "meta":
             find_kv_heads(model)
         elif not lean:

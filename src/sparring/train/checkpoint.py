@@ -15,7 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from sparring.errors import StoreError, refusal
+from sparring.train import one_by_one
 from sparring.train.best import best_of
+from sparring.train.held import Held, drain
 from sparring.train.ranks import ALONE, Ranks, agree
 from sparring.train.stored import StoredOptimiser
 from sparring.types import CheckpointRef
@@ -37,9 +39,14 @@ WAY_OUT = (
 
 
 def write(
-    path: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]], manifest: Mapping[str, Any], ranks: Ranks = ALONE
+    path: Path,
+    tensors: Mapping[str, Mapping[str, torch.Tensor]],
+    manifest: Mapping[str, Any],
+    ranks: Ranks = ALONE,
+    weights: Held | None = None,
 ) -> None:
-    """Write one checkpoint folder: every file of `tensors`, then the manifest with their checksums, then one rename.
+    """Write one checkpoint folder: every file of `tensors` and the weights, then the manifest with their checksums, and
+    then one rename.
 
     All bytes are on disk before the rename, and until then `path` is unchanged. Each rank writes its own files; rank 0
     makes the folder, and writes the manifest and renames when all ranks are done.
@@ -47,6 +54,7 @@ def write(
     Args:
         tensors: named tensors by file name; no two ranks have a file in common.
         manifest: all other data, as JSON; that of rank 0 is written.
+        weights: weights that rank 0 writes into `MODEL`, one tensor after the other.
 
     Raises:
         StoreError: the disk is full or cannot be written; the earlier contents of `path` are intact.
@@ -56,11 +64,14 @@ def write(
     try:
         agree(ranks, lambda: _make(staging) if first else b"")
         written = agree(ranks, partial(_write_files, staging, tensors))
-        checksums = {name: value for data in written for name, value in json.loads(data).items()}
+        if weights is not None:
+            written += agree(ranks, partial(_write_weights, staging / MODEL, weights, writes=first))
+        checksums = {name: value for data in written for name, value in json.loads(data or "{}").items()}
         agree(ranks, lambda: _commit(staging, path, {**manifest, "checksums": checksums}) if first else b"")
         complete = True
     except (OSError, SafetensorError) as cause:
-        size = sum(t.numel() * t.element_size() for values in tensors.values() for t in values.values())
+        states = [*tensors.values(), *([] if weights is None else [weights.state()])]
+        size = sum(t.numel() * t.element_size() for values in states for t in values.values())
         raise StoreError(
             f"checkpoint {path}: expected to write {size / 1e6:.1f} MB, got {cause}; "
             "free disk space and run the same command again: it resumes from the previous checkpoint, which is intact"
@@ -82,6 +93,19 @@ def _write_files(staging: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]
         save_file({key: value.contiguous() for key, value in values.items()}, staging / name)
         _flush(staging / name)
     return json.dumps({name: checksum(values) for name, values in tensors.items()}).encode()
+
+
+def _write_weights(path: Path, weights: Held, *, writes: bool) -> bytes:
+    """Write the file of the weights, and return its checksum as JSON; or take part in the gathering of the tensors."""
+    tensors = weights.tensors()
+    try:
+        if not writes:
+            return b""
+        written = one_by_one.write(path, weights.state(), tensors)
+        _flush(path)
+        return json.dumps({path.name: written}).encode()
+    finally:
+        drain(tensors)
 
 
 def _commit(staging: Path, path: Path, manifest: Mapping[str, Any]) -> bytes:

@@ -34,14 +34,23 @@ class Optimiser:
     Args:
         parameters: parameters by name; those without `requires_grad` are ignored.
         ranks: processes that share the parameters.
+        apart: keep every master in memory of its own; `write_back` is not called then.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], config: TrainConfig, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        config: TrainConfig,
+        ranks: Ranks = ALONE,
+        *,
+        apart: bool = False,
+    ) -> None:
         self._clip, self._ranks = config.gradient_clip, ranks
         self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
         self.shards = stretches({name: p.numel() for name, p in self._parameters.items()}, ranks.count)
         self._own = self.shards[ranks.rank]
-        self._masters = {name: _master(self._parameters[name], stretch) for name, stretch in self._own.items()}
+        make = _apart if apart else _master
+        self._masters = {name: make(self._parameters[name], stretch) for name, stretch in self._own.items()}
         self._reordered: set[str] = set()
         matrices = {name for name, p in self._parameters.items() if p.ndim >= 2}
         decayed = [master for name, master in self._masters.items() if name in matrices]
@@ -73,6 +82,11 @@ class Optimiser:
     def ranges(self) -> dict[str, Stretch]:
         """This rank's stretch of each parameter of which it has elements."""
         return dict(self._own)
+
+    @property
+    def own(self) -> dict[str, torch.Tensor]:
+        """This rank's stretch of each parameter of which it has elements: its master, float32."""
+        return {name: master.detach() for name, master in self._masters.items()}
 
     def masters(self) -> dict[str, torch.Tensor]:
         """Return all trained weights by name, float32; those that are this process's are not copied."""
@@ -178,6 +192,18 @@ class Optimiser:
         return state.stretch(key, self._own[name]).view_as(self._masters[name])
 
     @torch.no_grad()
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Restore the masters that are not in `state`, those of float32 parameters, from whole weights by name."""
+        for name, master in self._masters.items():
+            if _is_own_master(self._parameters[name]):
+                master.copy_(self._stretch(name, weights[name]))
+
+    def _stretch(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """Return this shard's stretch of a tensor with the elements of a parameter, in the shape of its master."""
+        begin, end = self._own[name]
+        return whole.reshape(-1)[begin:end].view_as(self._masters[name])
+
+    @torch.no_grad()
     def _spread(self, targets: Mapping[str, torch.Tensor]) -> None:
         """Copy the masters of all ranks into tensors of the parameters' shapes, cast to their dtypes."""
         for owner, shard in enumerate(self.shards):
@@ -216,6 +242,12 @@ def _master(parameter: nn.Parameter, stretch: Stretch) -> nn.Parameter:
     if stretch == (0, parameter.numel()):
         return parameter if _is_own_master(parameter) else nn.Parameter(parameter.detach().float().contiguous())
     return nn.Parameter(parameter.detach().reshape(-1)[stretch[0] : stretch[1]].float())
+
+
+def _apart(parameter: nn.Parameter, stretch: Stretch) -> nn.Parameter:
+    """Return a master of a stretch that shares no memory with the parameter."""
+    values = parameter.detach().reshape(-1)[stretch[0] : stretch[1]]
+    return nn.Parameter(torch.empty(len(values), device=values.device).copy_(values))
 
 
 def _put(target: torch.Tensor, stretch: Stretch, values: torch.Tensor) -> None:

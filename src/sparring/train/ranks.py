@@ -6,18 +6,41 @@ has called it, so all have to call the same methods in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 import torch
 
-from sparring.errors import OtherRankFailed
+from sparring.errors import OtherRankFailed, TrainerError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 FAILED, DONE = b"\0", b"\1"
 """First byte of what a rank tells the others of a piece of work."""
+
+
+class OutOfStep(TrainerError):
+    """Failure of this rank in the middle of an exchange: what it calls next would not be what the others call."""
+
+
+@contextmanager
+def in_step(what: str) -> Iterator[None]:
+    """Do something together with the other ranks within the context.
+
+    Raises:
+        OutOfStep: it failed.
+    """
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        if not done:
+            cause = sys.exc_info()[1]
+            raise OutOfStep(f"{what}: expected it to be done, got {cause!r}; the ranks are replaced") from cause
 
 
 class Ranks(Protocol):
@@ -79,18 +102,34 @@ class Alone:
 ALONE = Alone()
 
 
+class RankLayout(NamedTuple):
+    """How a trainer is laid out over ranks.
+
+    Attributes:
+        ranks: processes that train the model together. Each has a trainer of its own.
+        sharded: whether they hold the parameters in shards (`gathered`).
+    """
+
+    ranks: Ranks = ALONE
+    sharded: bool = False
+
+
 def agree(ranks: Ranks, work: Callable[[], bytes]) -> list[bytes]:
     """Do this rank's part of a piece of work, and return the results of all ranks. If it fails in one rank, it fails in
     all, so that none waits for a rank that has given up.
 
     Raises:
         OtherRankFailed: it failed in another rank.
+        OutOfStep: this rank failed in the middle of an exchange, for which the others wait.
     """
-    told = FAILED
     try:
         told = DONE + work()
-    finally:
-        every = ranks.gather(told)
+    except OutOfStep:
+        raise
+    except BaseException:
+        ranks.gather(FAILED)
+        raise
+    every = ranks.gather(told)
     for rank, each in enumerate(every):
         if each[:1] == FAILED:
             raise OtherRankFailed(f"rank {ranks.rank} of {ranks.count}: rank {rank} could not do its part")

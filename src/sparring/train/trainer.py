@@ -34,17 +34,20 @@ from sparring.train.begun import Begun, begun
 from sparring.train.blocks import BLOCK
 from sparring.train.config import TrainConfig
 from sparring.train.dealt import Dealt
-from sparring.train.finite import DROPPED, FiniteSteps, check_finite
+from sparring.train.finite import DROPPED, FiniteSteps
+from sparring.train.gathered import OTHERWISE, SHARD
+from sparring.train.held import Held, WholeWeights
 from sparring.train.lanes import Lanes
 from sparring.train.measure import Measures
 from sparring.train.optimiser import Optimiser, learning_rate
 from sparring.train.parts import Part, Parts, measured
 from sparring.train.quantities import Quantities
-from sparring.train.ranks import ALONE, Ranks, agree, deal
+from sparring.train.ranks import RankLayout, agree
+from sparring.train.sharded import ShardedWeights
 from sparring.train.survey import surveyed
 from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
 from sparring.weights.checksum import checksum
-from sparring.weights.inline import Probe, publish
+from sparring.weights.inline import Probe
 
 T = TypeVar("T")
 PerToken = tuple[float, ...]
@@ -71,8 +74,8 @@ class LocalTrainer:
         threads: CPU threads of the worker; 0 keeps torch's number.
         teachers: models to compare rows with, by name; only the trainer may compute with them. A moving average follows
             the trained weights at each version.
-        ranks: processes that train the model together. Each has a trainer of its own, and all get the same calls of
-            `forward`, `forward_backward`, `step`, `save` and `restore` in the same order.
+        layout: ranks that train the model together. All get the same calls of `forward`, `forward_backward`, `step`,
+            `save` and `restore` in the same order; if they hold the parameters in shards, of `push` too.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class LocalTrainer:
         total_steps: int,
         threads: int = 0,
         teachers: Mapping[str, CausalModel | Average] | None = None,
-        ranks: Ranks = ALONE,
+        layout: RankLayout = RankLayout(),
     ) -> None:
         _check_units(losses)
         self._model = model
@@ -113,27 +116,40 @@ class LocalTrainer:
                 parameter.requires_grad_(True)
         parameters = self._trained.parameters().items()  # of a whole model, with stored buffers
         trained = {name: p for name, p in parameters if isinstance(p, nn.Parameter)}
-        self._ranks, self._optimiser = ranks, Optimiser(trained, config, ranks)
+        self._ranks = layout.ranks
+        self._optimiser = Optimiser(trained, config, layout.ranks, apart=layout.sharded)
         # the same in every run, and spread over the vocabulary
         self._probe_tokens = tuple(
             xxhash.xxh3_64_intdigest(f"probe/{index}".encode()) % model.vocab_size
             for index in range(min(_PROBE_TOKENS, model.max_positions))
         )
         self._idle_tokens = any(loss.needs.idle_tokens for loss in losses)
-        threads, on_cpu = threads or torch.get_num_threads(), model.device.type == "cpu"
-        alone = ranks.count == 1
-        self._parts: Parts = (
-            Lanes(self._optimiser, threads=threads, on_cpu=on_cpu) if alone else Dealt(self._optimiser, ranks)
-        )
+        threads = threads or torch.get_num_threads()
+        self._loaded = dict[str, str]()
+        self._held = self._sharded(self._averages) if layout.sharded else self._whole(threads)
         self._worker = ThreadPoolExecutor(1, f"trainer-{name}", initializer=torch.set_num_threads, initargs=(threads,))
+
+    def _whole(self, threads: int) -> Held:
+        parts: Parts = Dealt(self._optimiser, self._ranks)
+        if self._ranks.count == 1:
+            parts = Lanes(self._optimiser, threads=threads, on_cpu=self._model.device.type == "cpu")
+        return WholeWeights(self._trained, self._optimiser, parts, self._ranks)
+
+    def _sharded(self, averages: Mapping[str, Average]) -> Held:
+        if averages:
+            raise refusal(SHARD, "a model without a moving average", min(averages), OTHERWISE)
+        self._loaded[self._name] = checksum(self._model.state())  # afterwards no rank has all of them
+        return ShardedWeights(self._model, self._optimiser, self._ranks)
 
     @property
     def version(self) -> int:
         return self._version
 
     def checksums(self) -> dict[str, str]:
-        """Return the checksum of the weights of each model, the trained one and its teachers, by name."""
-        return {name: checksum(model.state()) for name, model in self._models.items()}
+        """Return the checksum of the weights of each model, the trained one and its teachers, by name. It is called
+        before the first step."""
+        others = {name: model for name, model in self._models.items() if name not in self._loaded}
+        return {**self._loaded, **{name: checksum(model.state()) for name, model in others.items()}}
 
     async def forward(
         self, rows: Sequence[Sample], needs: Set[str] = frozenset({"logprob"})
@@ -218,7 +234,12 @@ class LocalTrainer:
     async def close(self) -> None:
         """Finish pending calls and end the worker threads. Can be called twice."""
         await asyncio.to_thread(self._worker.shutdown)
-        await asyncio.to_thread(self._parts.close)
+        await asyncio.to_thread(self._held.parts.close)
+        self.release()
+
+    def release(self) -> None:
+        """Remove weights that are still published. May be called from another thread."""
+        self._held.close()
 
     async def _run_in_worker(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
@@ -226,7 +247,7 @@ class LocalTrainer:
     @torch.no_grad()
     def _forward(self, rows: Sequence[Sample], needs: Set[str]) -> list[Mapping[str, PerToken]]:
         packs = pack(rows, self._config.tokens_at_once)
-        values = deal(self._ranks, packs, partial(self._forward_rows, needs), list[dict[str, PerToken]])
+        values = self._held.deal(packs, partial(self._forward_rows, needs), list[dict[str, PerToken]])
         values_of = {
             id(row): of_row
             for packed, of_rows in zip(packs, values, strict=True)
@@ -273,8 +294,8 @@ class LocalTrainer:
         measures = self._measures()
         all_rows = surveyed(batch.rows, batch.denominators, list(self._losses.values()), self._forward)
         packed = self._pack_by_teacher([row for row in all_rows if row.label != 0])
-        parts = [cut_units(rows, self._parts.lanes, self._paired, self._model.context) for rows in packed]
-        for of_part in self._parts.run(parts, partial(self._part, batch.denominators)):
+        parts = [cut_units(rows, self._held.parts.lanes, self._paired, self._model.context) for rows in packed]
+        for of_part in self._held.parts.run(parts, partial(self._part, batch.denominators)):
             measures.merge(of_part)
             self._has_gradients = True
         give_back()  # memory of activations; the published weights will need about as much as the gradients
@@ -317,8 +338,7 @@ class LocalTrainer:
             metrics |= self._finite.add(norm, self._tokens, self._version + 1)
             if self._begun.misplaced and self._optimiser.reordered:
                 metrics["tensors_misplaced"] = float(len(self._optimiser.reordered))
-            self._optimiser.write_back()
-            self._trained.refresh()
+            self._held.update()
             self._has_gradients = False
         self._steps += 1
         self._tokens = 0.0
@@ -332,13 +352,17 @@ class LocalTrainer:
 
     @torch.no_grad()
     def _push(self) -> WeightRef:
-        check_finite(self._trained.state(), self._name, self._version)
+        self._held.check_finite(self._name, self._version)
         adapter = None if self._trained is self._model else self._name
         probe = None if self._model.is_scalar else self._probe()
-        return publish(self._name, self._version, self._trained.state(), probe, adapter=adapter)
+        return self._held.publish(self._name, self._version, probe, adapter=adapter)
 
     def _probe(self) -> Probe:
         """Return the probe's tokens [T] and the log-probabilities [T - 1] of all but the first."""
+        with self._held.computing():
+            return self._probed()
+
+    def _probed(self) -> Probe:
         tokens = self._probe_tokens
         device = self._model.device
         row = torch.tensor(tokens[:-1], device=device)
@@ -354,7 +378,7 @@ class LocalTrainer:
         return tokens, tuple(quantities["logprob"].tolist())
 
     def _save(self, path: str, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
-        check_finite(self._trained.state(), self._name, self._version)
+        self._held.check_finite(self._name, self._version)
         manifest = {
             "model": self._name,
             "stage": stage,
@@ -366,15 +390,14 @@ class LocalTrainer:
             DROPPED: self._finite.in_a_row,
             "metrics": dict(metrics),
         }
-        whole = {checkpoint.MODEL: self._trained.state()}
-        whole |= {checkpoint.AVERAGE.format(name): average.state() for name, average in self._averages.items()}
+        whole = {checkpoint.AVERAGE.format(name): average.state() for name, average in self._averages.items()}
         count = self._ranks.count
         shards = [checkpoint.SHARD.format(rank + 1, count) for rank in range(count)]
         if count > 1:
             manifest[checkpoint.SHARDS] = dict(zip(shards, self._optimiser.shards, strict=True))
         own = shards[self._ranks.rank] if count > 1 else checkpoint.OPTIMISER
         tensors = {own: self._optimiser.state(), **(whole if self._ranks.rank == 0 else {})}
-        checkpoint.write(Path(path), tensors, manifest, self._ranks)
+        checkpoint.write(Path(path), tensors, manifest, self._ranks, self._held)
         return CheckpointRef(model=self._name, stage=stage, step=self._updates, path=path, metrics=dict(metrics))
 
     def _restore(self, ref: CheckpointRef) -> None:
@@ -393,7 +416,7 @@ class LocalTrainer:
             return b""
 
         agree(self._ranks, load)
-        self._trained.load_state(tensors[checkpoint.MODEL])
+        self._held.load(tensors[checkpoint.MODEL])
         for name, average in self._averages.items():
             average.load_state(tensors[checkpoint.AVERAGE.format(name)])
         self._drop_gradients()

@@ -12,7 +12,7 @@ import mmap
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from io import BufferedReader
@@ -84,6 +84,38 @@ def published(ref: WeightRef) -> Iterator[WeightRef]:
         yield replace(ref, transport=TRANSPORT, location=msgspec.to_builtins(location))
 
 
+@contextmanager
+def published_one_by_one(
+    where: str,
+    state: Mapping[str, torch.Tensor],
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    describe: Callable[[Mapping[str, torch.Tensor]], WeightRef],
+) -> Iterator[WeightRef]:
+    """Publish tensors that never exist together, until the context ends.
+
+    Args:
+        where: name of the weights, for messages.
+        state: names, dtypes and shapes of the tensors.
+        tensors: name and values of each, in any order.
+        describe: function of the published tensors that returns an inline reference to them.
+
+    Raises:
+        WeightsError: shared memory is full or missing.
+    """
+    sweep()
+    size, spans = layout(state)
+    location = SegmentLocation(segment=f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}", size=size, tensors=spans)
+    with ExitStack() as stack:
+        with boundary(WeightsError, where, f"{size} free bytes in {FOLDER}", "free some space there"):
+            file = _unnamed(stack, size)
+            for name, tensor in tensors:
+                write(file, {name: spans[name]}, {name: tensor})
+            mapped = torch.frombuffer(mmap.mmap(file, 0, prot=mmap.PROT_READ | mmap.PROT_WRITE), dtype=torch.uint8)
+            ref = describe(unpacked(mapped[:size], spans, where))
+            _name(stack, file, location)
+        yield replace(ref, transport=TRANSPORT, location=msgspec.to_builtins(location))
+
+
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
     """Return the published tensors, verified. They are mapped, not copied: the publisher writes its file only before it
     has a name, and a receiver copies what it keeps. Writing to them changes neither the file nor another's tensors.
@@ -123,13 +155,24 @@ def sweep() -> None:
 
 def _lend(stack: ExitStack, location: SegmentLocation, state: Mapping[str, torch.Tensor]) -> None:
     """Write the file, locked from the start, and then name it; `stack` undoes every step."""
-    folder = os.open(FOLDER, os.O_PATH)
-    stack.callback(os.close, folder)
+    file = _unnamed(stack, location.size)
+    write(file, location.tensors, state)
+    _name(stack, file, location)
+
+
+def _unnamed(stack: ExitStack, size: int) -> int:
+    """Make a file of `size` bytes without a name, locked; return its descriptor."""
     file = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR, 0o600)
     stack.callback(os.close, file)
     fcntl.flock(file, fcntl.LOCK_EX)
-    os.posix_fallocate(file, 0, max(1, location.size))
-    write(file, location.tensors, state)
+    os.posix_fallocate(file, 0, max(1, size))
+    return file
+
+
+def _name(stack: ExitStack, file: int, location: SegmentLocation) -> None:
+    """Give a complete file its name, until `stack` is closed."""
+    folder = os.open(FOLDER, os.O_PATH)
+    stack.callback(os.close, folder)
     # Python follows the link to the unnamed file only with dst_dir_fd
     os.link(f"/proc/self/fd/{file}", location.segment, dst_dir_fd=folder, follow_symlinks=True)
     stack.callback((FOLDER / location.segment).unlink, missing_ok=True)

@@ -29,6 +29,8 @@ from sparring.types import CheckpointRef
         ({"kind": "local", "ranks": 0}, "ranks must be 1 to 64"),
         ({"kind": "inline", "ranks": 2}, 'kind = "local"'),
         ({"kind": "local", "ranks": 2, "rank_threads": -1}, "rank_threads"),
+        ({"kind": "local", "shard": "parameters"}, "set ranks = 2 or more"),
+        ({"kind": "local", "ranks": 2, "shard": "everything"}, "everything"),
         ({"kind": "local", "timeout_s": 1.0}, "timeout_s"),
         ({"kind": "local", "timeout_s": 3e6}, "timeout_s must be at most"),
         ({"kind": "local", "start_timeout_s": float("inf")}, "start_timeout_s must be at most"),

@@ -10,6 +10,8 @@ import pytest
 import torch
 from test_memory import OTHERS, POLICY, held_config, sized
 
+from sparring.errors import BadInput
+from sparring.model.config import LoraConfig
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.preflight.memory import MemoryEstimate
 from sparring.stages.preflight.process_memory import (
@@ -19,12 +21,13 @@ from sparring.stages.preflight.process_memory import (
     TRAINER,
     Processes,
     RunMemory,
+    check_shards,
     smaller_layout,
 )
 from sparring.stages.preflight.rank_memory import buckets, shard
 from sparring.train.blocks import BLOCK
 from sparring.train.config import TrainConfig
-from sparring.train.dealt import BUCKET
+from sparring.train.exchange import BUCKET
 from sparring.train.optimiser import Optimiser
 from sparring.train.ranks import Alone
 
@@ -207,3 +210,59 @@ def test_a_run_is_described_by_its_processes() -> None:
     assert re.sub(r"\d\.\d\d", "#", words) == expected
     assert found.in_words().startswith("0.0 GiB in stage rl (0.00 GiB in the run's process, ")
     assert {one.kind for one in found.stages[0]} == {RUN, TRAINER}, "engines start with the first stage that samples"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ranks_with_parameters_in_shards_have_a_share_of_all_and_one_layer(dtype: str) -> None:
+    """Of the optimiser's masters there is no copy; the embedding with the head is the largest stage of this model."""
+    shapes = {"policy": sized(12, dtype=dtype)}
+    model = shapes["policy"]
+
+    def rank(ranks: int, shard: str) -> MemoryEstimate:
+        config = laid_out(kind="local", ranks=ranks, shard=shard, policy={"dtype": dtype})
+        (stage,) = RunMemory.of(config, shapes).stages
+        return next(one.each for one in stage if one.kind == TRAINER)
+
+    width = 4 if dtype == "float32" else 2
+    stage = max(1024 * 64, 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) * width
+    for ranks in (2, 3):
+        found, whole = rank(ranks, "parameters"), rank(ranks, "optimiser")
+        assert stage <= found.weights - model.tables <= 1.1 * stage < whole.weights / 2
+        assert found.packed < whole.packed / 2 and found.step <= whole.step
+        assert 12 * model.parameters / ranks <= found.optimiser <= 1.1 * 12 * model.parameters / ranks
+
+
+def test_parameters_in_shards_are_named_where_nothing_else_fits() -> None:
+    """With few tokens a step needs little but the model."""
+    shapes = {"policy": sized(40)}
+
+    def few_tokens(**cluster: Any) -> RunConfig:
+        config = laid_out(stages=("sft",), **cluster)
+        return msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, token_budget=4))
+
+    def total(**cluster: Any) -> int:
+        return RunMemory.of(few_tokens(**cluster), shapes).total
+
+    sharded = total(kind="local", ranks=2, shard="parameters")
+    assert sharded < total() < total(kind="local", ranks=2)
+    for had, change in (
+        ({}, 'cluster.kind = "local" and cluster.ranks = 2 and cluster.shard = "parameters"'),
+        ({"kind": "local", "ranks": 2}, 'cluster.shard = "parameters"'),
+    ):
+        found = smaller_layout(few_tokens(**had), shapes, sharded)
+        assert found is not None and (found[0], found[1].total) == (change, sharded)
+    assert smaller_layout(few_tokens(), shapes, sharded - 1) is None
+
+
+def test_what_cannot_be_held_in_shards_is_refused_before_work_starts() -> None:
+    lora = msgspec.convert({"rank": 2}, LoraConfig)
+    averaging = held_config(("rl",), algo={"kl": {"coefficient": 0.1, "reference": "average"}})
+    cases = [
+        (averaging, SHAPES, "moving average"),
+        (laid_out(), {"policy": sized(3, lora=lora)}, "an adapter"),
+    ]
+    for config, shapes, noun in cases:
+        with pytest.raises(BadInput, match=f"{noun}.*optimiser") as error:
+            check_shards(config, shapes, "rl")
+        assert error.value.where == "cluster.shard"
+    check_shards(laid_out(), SHAPES, "rl")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sparring.errors import OtherRankFailed
-from sparring.train import dealt
+from sparring.train import exchange
 from sparring.train.blocks import BLOCK
 from sparring.train.config import TrainConfig
 from sparring.train.dealt import Dealt
@@ -49,7 +49,7 @@ def in_ranks(count, work):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("at_once", [1, dealt.BUCKET])
+@pytest.mark.parametrize("at_once", [1, exchange.BUCKET])
 def test_a_sum_has_the_bits_of_one_process_and_the_sign_of_its_zeros(count, at_once):
     parameters = weights()
     alone = Optimiser(parameters, TrainConfig())

@@ -14,7 +14,7 @@ from sparring.recipe.sections.rl import CriticConfig, ImplicitConfig
 from sparring.stages.context import ONLINE_STAGES, POLICY
 from sparring.stages.models.context_length import engine_of
 from sparring.stages.models.reference import AVERAGE, has_reference_model, is_averaging, reference_model
-from sparring.stages.preflight.rank_memory import FLOAT, buckets, shard
+from sparring.stages.preflight.rank_memory import FLOAT, Gathering, buckets, gathering, shard
 from sparring.stages.runtime.saved import train_of
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class StageModels(NamedTuple):
         files: models whose weights are read or written, and not computed.
         averaged: number of parameters of the policy with a moving average in this stage.
         ranks: number of processes that share the trainers' optimisers; 1: this process alone.
+        sharded: whether they share the parameters too.
         starts_empty: whether the policy's engine starts without a model, so that its first weights come as an update.
         turn: whose turn it is with `cluster.colocate`: of the trainers, while the policy's engine is asleep, or of this
             engine, while the trainers have no gradients; "": both compute at any time.
@@ -82,6 +83,7 @@ class StageModels(NamedTuple):
     files: tuple[Outline, ...] = ()
     averaged: int = 0
     ranks: int = 1
+    sharded: bool = False
     starts_empty: bool = False
     turn: Literal["", "trainers", "engine"] = ""
 
@@ -261,14 +263,20 @@ def _estimate(
     computed = [*models.computed, *(one for _, one in engines)]
     # gradient sums of all trainers exist at once; the micro-batches of one trainer are freed before another's begin
     sums = sum(shard(one.trained, models.ranks).gradients for one in trainers)
-    sizes = [_micro_batch(config, one, train, models.ranks) for one, train in models.trainers]
+    gathered = [gathering(one) for one in trainers] if models.sharded else []
+    sizes = [
+        _micro_batch(config, one, train, models.ranks, gathered[number] if gathered else None)
+        for number, (one, train) in enumerate(models.trainers)
+    ]
     step = sums + max((int(SCATTERED * size.kept) + size.returned for size in sizes), default=0)
     brought = (policy.weights, policy.packed) if models.starts_empty else policy.staged()
     update = sum(part.total for part in brought) if models.updates else 0
     # published weights reuse the memory of the policy's gradient sums
-    in_update = max(sums, published_bytes(trainers[0]) if trainers else 0)
+    sent = published_bytes(trainers[0]) if trainers and not gathered else 0
+    in_update = max(sums, sent)
     if models.turn == "engine" and models.ranks == 1:  # what the trainer published is freed within this turn
-        step = in_update = published_bytes(trainers[0]) if trainers else 0
+        step = in_update = sent
+    whole = [one for one in computed if not (gathered and one in trainers)]
     larger = in_update + update > step
     # the average of a float32 model serves as its frozen copy and takes no memory of its own
     beside = models.averaged * FLOAT if policy.model.dtype.itemsize != FLOAT else 0
@@ -281,9 +289,12 @@ def _estimate(
         learner=0 if learner is None else learner.parameters,
         averaged=_num_trained(policy) if averaging else 0,
         process=process,
-        weights=sum(one.weights.total + one.tables for one in (*computed, *models.files)) + asleep,
-        packed=sum(one.packed.total for one in computed),
-        optimiser=sum(shard(one.trained, models.ranks).optimiser for one in trainers) + beside,
+        weights=sum(one.weights.total for one in (*whole, *models.files))
+        + sum(one.tables for one in (*computed, *models.files))
+        + sum(one.parameters for one in gathered)
+        + asleep,
+        packed=sum(one.packed.total for one in whole) + sum(one.packed for one in gathered),
+        optimiser=sum(shard(one.trained, models.ranks, apart=models.sharded).optimiser for one in trainers) + beside,
         step=in_update if larger else step,
         update=update if larger else 0,
         published=published,
@@ -303,16 +314,18 @@ def _num_trained(model: Outline) -> int:
     return sum(one.numel() for one in model.trained)
 
 
-def _micro_batch(config: RunConfig, model: Outline, train: TrainConfig, ranks: int) -> Size:
+def _micro_batch(config: RunConfig, model: Outline, train: TrainConfig, ranks: int, gathered: Gathering | None) -> Size:
     """Return the memory of a micro-batch, cut into lanes as the trainer cuts it, without the float32 sums of gradients.
     Lanes are computed side by side, or in turn with one thread; a rank computes one, and keeps its gradients until it
-    has sent them."""
+    has sent them: all of them, or with parameters in shards those of a stage."""
     budget = train.tokens_at_once
     tokens = min(budget, MOST_TOKENS)
     lanes = LANES if tokens >= LANES * SMALLEST_LANE else 1
-    size = model.micro_batch(-(-tokens // lanes), keeps_gradients=ranks > 1)
+    size = model.micro_batch(-(-tokens // lanes), keeps_gradients=ranks > 1 and gathered is None)
     if tokens < budget:  # activations grow with the tokens
         size = size.times(-(-budget // tokens))
+    if gathered is not None:
+        return Size(size.kept, size.returned + gathered.parameters + gathered.exchanged)
     if ranks > 1:
         return Size(size.kept, size.returned + buckets(model.trained))
     return size if config.run.threads == 1 else size.times(lanes)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sparring.errors import refusal
+from sparring.errors import BadInput, refusal
 from sparring.model.outline import Outline
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import CHOSEN, MEMORY_WARNING_KEY, ONLINE_STAGES, POLICY, RunFiles
@@ -25,6 +25,8 @@ from sparring.stages.preflight.memory import (
     resident,
     with_later,
 )
+from sparring.stages.preflight.rank_memory import gathering
+from sparring.train.gathered import OTHERWISE, SHARD
 
 RANK, ENGINE = 400 << 20, 350 << 20
 """Bytes of a rank's and of an engine's process without a model: libraries, and what they begin with. Measured by
@@ -37,6 +39,10 @@ RUN, ENGINES, TRAINER, CRITIC, REWARD = (
     "reward rank",
 )
 """Kinds of processes; the last two train a critic or an implicit reward model."""
+
+
+PARAMETERS = "parameters"
+"""Value of `cluster.shard` with which ranks share the parameters too."""
 
 
 class Processes(NamedTuple):
@@ -133,7 +139,8 @@ def _processes(
     publishes = models.stage in ONLINE_STAGES
     yield Processes(RUN, 1, _of_run(config, shapes, models, with_later(process), elsewhere=elsewhere, ranks=ranks))
     for number, trainer in enumerate(models.trainers if ranks > 1 else ()):
-        held = StageModels(stage=models.stage, trainers=(trainer,), ranks=ranks, turn=models.turn)
+        sharded = cluster.shard == PARAMETERS
+        held = StageModels(stage=models.stage, trainers=(trainer,), ranks=ranks, sharded=sharded, turn=models.turn)
         if number == 0:
             held = held._replace(teachers=models.teachers, averaged=models.averaged)
         published = published_bytes(policy) if publishes and number == 0 else 0
@@ -179,30 +186,68 @@ def smaller_layout(
     config: RunConfig, shapes: Mapping[str, Outline], memory: int, process: int = 0
 ) -> tuple[str, RunMemory] | None:
     """Return the smallest change of the layout with which the run fits into `memory`, as settings, and its memory then;
-    None if there is none. More ranks never need less of one machine: each has all parameters.
+    None if there is none. More ranks with all parameters never need less of one machine; ranks with parameters in
+    shards may.
 
     Args:
         process: bytes that the run's process has now; 0: unknown.
     """
-    ranks, engines = config.cluster.ranks, config.cluster.engines
+    ranks, engines, shard = config.cluster.ranks, config.cluster.engines, config.cluster.shard
     turns = RunMemory.of(_with(config, colocate=True), shapes, process) if can_take_turns(config) else None
     if turns is not None and turns.total <= memory:
         return "cluster.colocate = true", turns
-    if config.cluster.kind != "local":
-        return None
     fitting = []
-    for fewer in range(ranks, 0, -1):
-        found = RunMemory.of(_with(config, ranks=fewer), shapes, process)
-        count = next((n for n in range(engines, 0, -1) if found.with_engines(n).total <= memory), None)
-        if count is not None:
-            settings = {"cluster.ranks": (ranks, fewer), "cluster.engines": (engines, count)}
-            changed = [f"{key} = {now}" for key, (before, now) in settings.items() if now != before]
-            fitting.append((ranks - fewer + engines - count, " and ".join(changed), found.with_engines(count)))
+    if config.cluster.kind == "local":
+        for fewer in range(ranks, 0, -1):
+            kept = shard if fewer > 1 else "optimiser"
+            found = RunMemory.of(_with(config, ranks=fewer, shard=kept), shapes, process)
+            count = next((n for n in range(engines, 0, -1) if found.with_engines(n).total <= memory), None)
+            if count is not None:
+                changed = _changed(config, ranks=fewer, engines=count, shard=kept)
+                fitting.append((ranks - fewer + engines - count, changed, found.with_engines(count)))
     if fitting:
         _, change, found = min(fitting, key=lambda each: each[0])
         return change, found
-    alone = RunMemory.of(_with(config, kind="inline", ranks=1, engines=1), shapes, process)
-    return ('cluster.kind = "inline" with one rank and one engine', alone) if alone.total <= memory else None
+    alone = RunMemory.of(_with(config, kind="inline", ranks=1, engines=1, shard="optimiser"), shapes, process)
+    if config.cluster.kind == "local" and alone.total <= memory:
+        return 'cluster.kind = "inline" with one rank and one engine', alone
+    settings: dict[str, int | str] = {"kind": "local", "ranks": max(2, ranks), "engines": engines, "shard": PARAMETERS}
+    if config.cluster.kind != "ray" and all(can_be_sharded(config, shapes, stage) for stage in config.run.stages):
+        found = RunMemory.of(_with(config, **settings), shapes, process)
+        if found.total <= memory:
+            return _changed(config, **settings), found
+    return None
+
+
+def _changed(config: RunConfig, **settings: int | str) -> str:
+    """Return those of the settings of `[cluster]` that differ from a config's, in words."""
+    differing = {key: value for key, value in settings.items() if getattr(config.cluster, key) != value}
+    return " and ".join(
+        f'cluster.{key} = "{value}"' if isinstance(value, str) else f"cluster.{key} = {value}"
+        for key, value in differing.items()
+    )
+
+
+def can_be_sharded(config: RunConfig, shapes: Mapping[str, Outline], stage: str) -> bool:
+    """Return whether the parameters that a stage trains can be held in shards."""
+    try:
+        check_shards(config, shapes, stage)
+    except BadInput:
+        return False
+    return True
+
+
+def check_shards(config: RunConfig, shapes: Mapping[str, Outline], stage: str) -> None:
+    """Refuse a stage whose parameters cannot be held in shards.
+
+    Raises:
+        BadInput: a trained model is of another family, has an adapter, or a moving average follows it.
+    """
+    models = StageModels.of(config, shapes, stage)
+    for trainer, _ in models.trainers:
+        gathering(trainer)
+    if models.averaged:
+        raise refusal(SHARD, "a model without a moving average", f"one in stage {stage}", OTHERWISE)
 
 
 def can_take_turns(config: RunConfig) -> bool:
@@ -219,6 +264,8 @@ def check_memory(files: RunFiles, shapes: Mapping[str, Outline]) -> list[str]:
     """Refuse a run whose processes on this machine, or checkpoints, exceed it; `run.memory = "warn"` only warns of
     memory."""
     config, process = files.config, resident()
+    for stage in config.run.stages if config.cluster.shard == PARAMETERS else ():
+        check_shards(config, shapes, stage)
     found, here, warnings = RunMemory.of(config, shapes, process), machine_memory(), []
     if config.run.device == "cpu" and found.total > here:
         do = "lower train.token_budget, engine.kv.bytes or engine.kv.offload_bytes, or take a smaller model"

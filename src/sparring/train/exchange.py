@@ -1,0 +1,115 @@
+"""Exchange of gradients between ranks: the owner of a stretch adds those of all ranks, in the order of the ranks.
+
+So the sum of gradients has the bits of one process, whatever the number of ranks. A parameter without a gradient in a
+part is left out of the sum, as there: adding a zero would turn -0.0 into 0.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from sparring.train.blocks import Stretch
+from sparring.train.optimiser import Optimiser
+from sparring.train.ranks import Ranks
+
+BUCKET = 64 << 20
+"""Bytes of gradients that a rank sends at once, which bounds the memory of the copy."""
+ALIGNMENT = 8
+"""Alignment of a gradient in what is sent, in bytes."""
+
+ABSENT, WHOLE, REORDERED = 0, 1, 2
+"""Kinds of a parameter's gradient in a part: none, contiguous, and not contiguous."""
+
+
+class GradientExchange:
+    """Exchange of gradients, which are added to the shards of an optimiser.
+
+    Args:
+        at_once: bytes of gradients that a rank copies and sends at once; a larger gradient goes alone.
+    """
+
+    def __init__(self, optimiser: Optimiser, ranks: Ranks, at_once: int = BUCKET) -> None:
+        self._optimiser, self._ranks, self._at_once = optimiser, ranks, at_once
+        self._parameters = dict(zip(optimiser.names, optimiser.parameters, strict=True))
+
+    def run(self, names: Sequence[str], gradients: dict[str, torch.Tensor], kinds: Sequence[bytes]) -> None:
+        """Send each gradient's stretches to their owners, and add what came, in the order of the ranks.
+
+        Args:
+            names: parameters, the same in all ranks.
+            gradients: gradients of this rank by name, emptied on the way; those without one are missing.
+            kinds: kinds of the gradients of `names`, by rank.
+        """
+        for first, end in _buckets([self._parameters[name].nbytes for name in names], self._at_once):
+            self._send(names[first:end], gradients, [of_rank[first:end] for of_rank in kinds])
+        for of_rank in kinds:
+            for name, kind in zip(names, of_rank, strict=True):
+                if kind == REORDERED:
+                    self._optimiser.mark_reordered(name)
+
+    def _send(self, names: Sequence[str], gradients: dict[str, torch.Tensor], kinds: Sequence[bytes]) -> None:
+        """Exchange one bucket."""
+        own = self._optimiser.ranges
+        present = [name for name in names if name in gradients]
+        sent = [
+            [(gradients[name], shard[name]) for name in present if name in shard] for shard in self._optimiser.shards
+        ]
+        lengths = [sum(_padded((b - a) * gradient.element_size()) for gradient, (a, b) in each) for each in sent]
+        given = _packed([stretch for each in sent for stretch in each], sum(lengths))
+        widths = [
+            {
+                name: _padded((own[name][1] - own[name][0]) * self._parameters[name].element_size())
+                for name, kind in zip(names, of_rank, strict=True)
+                if name in own and kind != ABSENT
+            }
+            for of_rank in kinds
+        ]
+        received = self._ranks.exchange(given, lengths, [sum(each.values()) for each in widths])
+        del sent, given
+        for name in present:
+            del gradients[name]
+        self._add(received, widths)
+
+    def _add(self, received: Sequence[torch.Tensor], widths: Sequence[Mapping[str, int]]) -> None:
+        """Add received gradients. This is the order of addition that makes the bits of a run: rank by rank, so part by
+        part."""
+        for data, of_rank in zip(received, widths, strict=True):
+            for name, piece in zip(of_rank, data.split(list(of_rank.values())), strict=True):
+                begin, end = self._optimiser.ranges[name]
+                dtype = self._parameters[name].dtype
+                self._optimiser.add_one(name, piece[: (end - begin) * dtype.itemsize].view(dtype))
+
+
+def kinds_of(names: Sequence[str], gradients: Mapping[str, torch.Tensor]) -> bytes:
+    """Return the kind of each parameter's gradient."""
+    return bytes(
+        ABSENT if name not in gradients else WHOLE if gradients[name].is_contiguous() else REORDERED for name in names
+    )
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _packed(stretches: Sequence[tuple[torch.Tensor, Stretch]], size: int) -> torch.Tensor:
+    """Return the bytes of stretches of gradients, each padded to `ALIGNMENT`, in one copy."""
+    data, at = torch.empty(size, dtype=torch.uint8), 0
+    for gradient, (begin, end) in stretches:
+        length = (end - begin) * gradient.element_size()
+        data[at : at + length].view(gradient.dtype).copy_(gradient.detach().reshape(-1)[begin:end])
+        at += _padded(length)
+    return data
+
+
+def _buckets(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Divide parameters into ranges [first, end) of at most `most` bytes, or of one parameter."""
+    first, size = 0, 0
+    for index, each in enumerate(sizes):
+        if index > first and size + each > most:
+            yield first, index
+            first, size = index, 0
+        size += each
+    if sizes:
+        yield first, len(sizes)
