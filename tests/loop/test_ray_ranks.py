@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,11 +138,14 @@ def test_a_run_that_ends_leaves_no_rank(how: signal.Signals, stopped: bool, give
 @contextmanager
 def node_elsewhere(cluster: Any, hidden: Path | str = "") -> Iterator[None]:
     """A node with two processors that shares no memory with this machine, and from which a folder is hidden."""
-    ray = str(Path(os.sys.executable).with_name("ray"))  # type: ignore[attr-defined]
+    ray = str(Path(sys.executable).with_name("ray"))
     words = ["start", f"--address={cluster.address}", "--num-cpus=2", "--object-store-memory=80000000", "--block"]
     script = f"set -e; {HIDDEN}".replace("size=64m", "size=300m")
-    with subprocess.Popen([*ALONE, script, "alone", str(hidden), ray, *words], stdout=subprocess.DEVNULL) as node:
+    command = [*ALONE, script, "alone", str(hidden), ray, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
         try:
+            assert node.stdout is not None
+            assert any("Ray runtime started" in line for line in node.stdout), "it has joined"
             yield
         finally:
             node.send_signal(signal.SIGTERM)
@@ -150,10 +154,10 @@ def node_elsewhere(cluster: Any, hidden: Path | str = "") -> Iterator[None]:
 
 @pytest.fixture
 def head() -> Iterator[Any]:
-    """A cluster whose only node has no processor for ranks."""
+    """A cluster whose only node has a processor for an engine, and none for ranks."""
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "resources": {}})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         yield cluster
     finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from threading import Lock
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -34,6 +35,9 @@ def _plain(value: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+_making = Lock()
+"""Held while a decoder is made: msgspec puts what it knows of a class on the class before that is complete, and another
+thread that decodes with it then crashes the process."""
 
 
 class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +153,8 @@ def decode(data: bytes, kind: type[T]) -> T:
 
 @cache
 def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(kind, ext_hook=_extension)
+    with _making:
+        return msgspec.msgpack.Decoder(kind, ext_hook=_extension)
 
 
 def _extension(code: int, data: memoryview) -> int:
