@@ -151,7 +151,7 @@ def able_to(verb):
 def unable_to(verb):
     """The others, with what they say."""
     refused = [
-        pytest.param(*one.values, said, id=one.id)
+        pytest.param(*one.values, said, id=one.id, marks=one.marks)
         for said, one in zip(REFUSED[verb].values(), engines(REFUSED[verb]), strict=True)
     ]
     return pytest.mark.parametrize(("make", "said"), refused, indirect=["make"])

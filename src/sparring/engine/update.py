@@ -140,26 +140,28 @@ class BaseWeights:
                 the weights give other log-probabilities than the publisher's. The engine then has no weights.
         """
         served = self.served
-        same = ref.version == served.version and served.checksum in (None, ref.checksum)
-        if ref.version <= served.version and not same:
+        again = ref.version == served.version and served.checksum in (None, ref.checksum)
+        if ref.version <= served.version and not again:
             got = f"{ref.version}; publish every change of the weights under a new version number"
             expected = f"the version {served.version} that was served, or one above it"
             raise WeightsError(f"{where(ref)}: expected {expected}, got {got}; {STAYS_ASLEEP}")
         try:
-            with boundary(WeightsError, where(ref)):
-                staged.commit()
-                verify(self._runner, where(ref), ref.probe)
+            self._swap(ref, staged)
         except SparringError as cause:
             staged.undo()
             raise WeightsError(f"{cause}; {STAYS_ASLEEP}") from cause
         served.version, served.checksum = ref.version, ref.checksum
         self._probe, self.broken = ref.probe, None
 
+    def _swap(self, ref: WeightRef, staged: StagedWeights) -> None:
+        """Replace the weights and verify the new ones. After an exception here, undo it."""
+        with boundary(WeightsError, where(ref)):
+            staged.commit()
+            verify(self._runner, where(ref), ref.probe)
+
     def _exchange(self, ref: WeightRef, staged: StagedWeights) -> None:
         try:
-            with boundary(WeightsError, where(ref)):
-                staged.commit()
-                verify(self._runner, where(ref), ref.probe)
+            self._swap(ref, staged)
         except SparringError as cause:
             try:
                 with boundary(WeightsError, f"{where(ref)}: roll-back"):

@@ -47,7 +47,14 @@ class DisturbedEngine(NativeEngine):
             WeightsError: the tensors differ from the published ones, or do not fit the model.
             EngineError: the engine is closed.
         """
-        await super().pull(await asyncio.to_thread(self._disturbed, ref) if ref.adapter is None else ref)
+        await super().pull(await self._with_error(ref))
+
+    async def wake(self, ref: WeightRef) -> None:
+        """Serve them after a sleep, as `pull` does."""
+        await super().wake(await self._with_error(ref))
+
+    async def _with_error(self, ref: WeightRef) -> WeightRef:
+        return await asyncio.to_thread(self._disturbed, ref) if ref.adapter is None else ref
 
     def _disturbed(self, ref: WeightRef) -> WeightRef:
         return publish(ref.model, ref.version, disturbed(fetch(ref), self._noise))
