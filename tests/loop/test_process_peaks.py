@@ -40,9 +40,13 @@ def peaks(folder: Path) -> dict[int, tuple[str, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_the_estimate_bounds_the_memory_of_each_process(ranks: int, tmp_path: Path) -> None:
-    settings = (*SHORT, f'run.directory="{tmp_path / "runs"}"', "cluster.kind=local", f"cluster.ranks={ranks}")
+@pytest.mark.parametrize(
+    ("ranks", "shard"),
+    [(1, "optimiser"), (2, "optimiser"), (3, "optimiser"), (2, "parameters"), (3, "parameters")],
+)
+def test_the_estimate_bounds_the_memory_of_each_process(ranks: int, shard: str, tmp_path: Path) -> None:
+    layout = ("cluster.kind=local", f"cluster.ranks={ranks}", f"cluster.shard={shard}")
+    settings = (*SHORT, f'run.directory="{tmp_path / "runs"}"', *layout)
     command = [sys.executable, "-m", "sparring.cli.main", "run", str(RECIPE)]
     command += [word for setting in settings for word in ("--set", setting)]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -61,5 +65,7 @@ def test_the_estimate_bounds_the_memory_of_each_process(ranks: int, tmp_path: Pa
     }
     for kind in KINDS.values() if ranks > 1 else ("engine process", "the run's process"):
         measured = max(size for found, size in most.values() if found == kind) / 2**30
-        print(f"{ranks} ranks, {kind}: said {said[kind]:.2f} GiB, measured {measured:.2f}, {said[kind] / measured:.2f}")
+        print(
+            f"{ranks} ranks, {shard}, {kind}: said {said[kind]:.2f} GiB, measured {measured:.2f}, {said[kind] / measured:.2f}"
+        )
         assert measured <= said[kind] <= 1.3 * measured + 0.01, "which is said in hundredths"
