@@ -146,7 +146,7 @@ async def measured(folder: Path, ranks: int, steps: int, tokens: int) -> list[tu
         theirs.append((process, here))
     assert [calls.recv() for _, calls in theirs] == ["ready"] * ranks
     processes = [RankProcess(rank) for rank in range(ranks)]
-    ours, found = RankTrainer(parts, lambda: processes, 300.0), []
+    ours, found = RankTrainer(parts, lambda _: processes, ranks, 300.0), []
     try:
         for step in range(steps + 1):
             given = batch(step, tokens, init.vocab_size)

@@ -24,7 +24,7 @@ from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import tiny_model
 from sparring.train.config import TrainConfig
 from sparring.train.gathered import stages_of
-from sparring.train.gloo import GlooRanks
+from sparring.train.gloo import GlooRanks, Meeting
 from sparring.train.measure import Measures
 from sparring.train.optimiser import Optimiser
 from sparring.train.parts import Part
@@ -43,10 +43,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return create(init, 64, tmp_path_factory.mktemp("model") / "model", 3)
 
 
-def in_ranks(count: int, tmp_path: Path, work: Callable[[GlooRanks], Any]) -> list[Any]:
+def in_ranks(count: int, work: Callable[[GlooRanks], Any]) -> list[Any]:
     """`work(ranks)` of every rank, each on a thread."""
+    meeting = Meeting()
     with ThreadPoolExecutor(count) as pool:
-        made = [pool.submit(GlooRanks, rank, count, tmp_path / "meeting", 30.0) for rank in range(count)]
+        made = [pool.submit(GlooRanks, rank, count, meeting.address, 30.0) for rank in range(count)]
         return list(pool.map(work, [each.result() for each in made]))
 
 
@@ -102,10 +103,8 @@ def held(model: CausalModel) -> tuple[int, int]:
     return sum(storages.values()), packed
 
 
-@pytest.mark.parametrize(("count", "dtype"), [(2, "float32"), (3, "bfloat16")])
-def test_a_rank_holds_its_share_of_the_parameters_and_one_layer(
-    count: int, dtype: str, folder: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("count", "dtype"), [(2, "float32"), pytest.param(3, "bfloat16", marks=pytest.mark.full)])
+def test_a_rank_holds_its_share_of_the_parameters_and_one_layer(count: int, dtype: str, folder: Path) -> None:
     """At each stage, forward and backward. In bfloat16 the share is the float32 masters, which the optimiser has
     anyway, and there are no others."""
 
@@ -119,7 +118,7 @@ def test_a_rank_holds_its_share_of_the_parameters_and_one_layer(
         whole = sum(p.numel() for p in model.parameters().values())
         return share, layer, whole, watching.held
 
-    found = in_ranks(count, tmp_path, work)
+    found = in_ranks(count, work)
     assert sum(share for share, *_ in found) == found[0][2]
     for share, layer, whole, moments in found:
         assert share <= whole * (1 / count + 0.05)
@@ -127,7 +126,8 @@ def test_a_rank_holds_its_share_of_the_parameters_and_one_layer(
         assert max(packed for _, packed in moments) <= layer * 1.01
 
 
-def test_layers_that_are_computed_again_keep_their_gradients(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.full
+def test_layers_that_are_computed_again_keep_their_gradients(folder: Path) -> None:
     """With gradient checkpointing a layer's products are packed for the backward pass too."""
     model = load(folder)
     alone = Optimiser({n: p for n, p in model.parameters().items() if isinstance(p, torch.nn.Parameter)}, TrainConfig())
@@ -143,11 +143,13 @@ def test_layers_that_are_computed_again_keep_their_gradients(folder: Path, tmp_p
             assert gradient is not None and whole is not None
             assert torch.equal(gradient.reshape(-1), whole.reshape(-1)[begin:end]), name
 
-    in_ranks(2, tmp_path, work)
+    in_ranks(2, work)
 
 
-@pytest.mark.parametrize("moment", ["before", "forward", "backward", "after"])
-def test_a_rank_whose_work_fails_takes_part_to_the_end(moment: str, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "moment", ["backward", *(pytest.param(moment, marks=pytest.mark.full) for moment in ("before", "forward", "after"))]
+)
+def test_a_rank_whose_work_fails_takes_part_to_the_end(moment: str, folder: Path) -> None:
     """The other rank computes its part meanwhile, learns of the failure, and both go on."""
 
     def work(ranks: GlooRanks) -> int:
@@ -171,12 +173,10 @@ def test_a_rank_whose_work_fails_takes_part_to_the_end(moment: str, folder: Path
         assert all(master.grad is None for master in optimiser._masters.values())
         return len(list(weights.parts.run([[["0"], ["2"]]], compute)))
 
-    assert in_ranks(2, tmp_path, work) == [2, 2]
+    assert in_ranks(2, work) == [2, 2]
 
 
-def test_every_weight_can_be_read_and_reading_to_the_end_after_an_error_keeps_the_ranks_in_step(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_every_weight_can_be_read_and_reading_to_the_end_after_an_error_keeps_the_ranks_in_step(folder: Path) -> None:
     state = {name: tensor.clone() for name, tensor in load(folder).state().items()}
 
     def work(ranks: GlooRanks) -> bool:
@@ -184,7 +184,7 @@ def test_every_weight_can_be_read_and_reading_to_the_end_after_an_error_keeps_th
         found = {name: tensor.clone() for name, tensor in weights.tensors()}
         return found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
 
-    assert in_ranks(3, tmp_path, work) == [True] * 3
+    assert in_ranks(3, work) == [True] * 3
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt2"])
