@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from test_fleet_run import check_same, words
 from test_local_cluster import LOCAL, engines
 
 from sparring.cli.main import main
+from sparring.store.sqlite import SqliteStore
 
 STAGES = 'run.stages=["rl", "eval"]'
 COLOCATE = "cluster.colocate=true"
@@ -30,17 +32,32 @@ def test_taking_turns_changes_no_bit(given: Path, capsys: pytest.CaptureFixture[
     [
         ("cluster.kind=local",),
         ("cluster.kind=local", "cluster.engines=2", "cluster.ranks=2"),
-        ("eval.every=2", "eval.every_tasks=4", "rl.minibatches=2", "rl.passes=2"),
+        ("rl.minibatches=2", "rl.passes=2"),
     ],
-    ids=["engine process", "engines and ranks", "evaluation beside, several steps"],
+    ids=["engine process", "engines and ranks", "several steps"],
 )
-def test_so_it_does_in_processes_and_with_evaluations_beside(
+def test_so_it_does_in_processes_and_with_several_steps(
     further: tuple[str, ...], given: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     beside = tuple(setting for setting in further if not setting.startswith("cluster."))
     assert main(words(given, "own", STAGES, *beside)) == 0
     assert main(words(given, "turns", STAGES, COLOCATE, *further)) == 0
     check_same(given, "turns", capsys)
+
+
+@pytest.mark.full
+def test_an_evaluation_beside_is_of_one_version(given: Path) -> None:
+    assert main(words(given, "turns", STAGES, COLOCATE, "eval.every=2", "eval.every_tasks=4")) == 0
+    evaluated = 0
+    with closing(SqliteStore(given.parent / "runs/turns/store.sqlite", read_only=True)) as store:
+        for step in (2, 4):
+            for group in store.groups(stage=f"rl/eval/{step}"):
+                for rollout in group.rollouts:
+                    for segment in rollout.trajectories[0].segments:
+                        if segment.versions:
+                            assert set(segment.versions.values) <= {step}
+                            evaluated += 1
+    assert evaluated >= 8
 
 
 @pytest.mark.full

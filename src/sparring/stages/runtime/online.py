@@ -252,14 +252,22 @@ class OnlineTraining:
             with self._spans.span("saving"):
                 await checkpoints.after(step, metrics, states)
             evaluator.after(step.version)
+            await self._finished_in_turn(evaluator)
             if await progress.stopping.after(step.version, metrics, evaluator):
                 await checkpoints.save_last()
 
         try:
+            await self._finished_in_turn(evaluator)
             await run_loop(scheduler.groups(), batches_of, self.trainers, engines, window, after_step)
         except (Outage, WeightsError):
             await checkpoints.save_last()
             raise
+
+    async def _finished_in_turn(self, evaluator: Evaluator) -> None:
+        """Wait for a running evaluation if the engine sleeps while the trainer computes: it would go on with the next
+        weights."""
+        if self._context.config.cluster.colocate:
+            await evaluator.finish()
 
     async def _resume(self, objective: OnlineObjective, scheduler: Scheduler, log: GroupLog) -> _Progress:
         """Restore the last checkpoint, if there is one, and return the progress of the stage."""
