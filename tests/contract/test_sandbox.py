@@ -218,7 +218,7 @@ def test_a_fresh_box_has_the_limits_of_its_own_and_nothing_else(bench: Bench) ->
         return told, still
 
     told, still = bench(work)
-    assert (told.stdout, told.truncated, still) == ("[] xxxxxxx", True, b"here")
+    assert (told.stdout, told.truncated, still) == ("[] xx\n[94 bytes missing]\nxxxx\n", True, b"here")
 
 
 TALKS = "import os\nsay = lambda text: os.write(201, text)\nheard = lambda: os.read(200, 100)\n"
@@ -303,11 +303,15 @@ def test_the_argument_overrides_the_spec_s_time_limit(bench: Bench) -> None:
     assert [result.timed_out for result in bench(work)] == [True, True]
 
 
-def test_output_beyond_the_limit_is_dropped_without_blocking(bench: Bench) -> None:
+def test_of_output_beyond_the_limit_head_and_tail_are_kept_without_blocking(bench: Bench) -> None:
     spec = BoxSpec(timeout_s=20.0, output_bytes=100)
     result = python(bench, "import sys\nprint('x' * 10**6)\nprint('done', file=sys.stderr)", spec)
-    assert (result.stdout, result.stderr, result.truncated, result.exit_code) == ("x" * 100, "done\n", True, 0)
-    assert python(bench, "print('é' * 80)", BoxSpec(timeout_s=20.0, output_bytes=101)).stdout == "é" * 50
+    head, tail = "x" * 50, "x" * 49 + "\n"
+    assert (result.stdout, result.stderr) == (f"{head}\n[999901 bytes missing]\n{tail}", "done\n")
+    assert (result.truncated, result.missing_bytes, result.exit_code) == (True, 999_901, 0)
+    cut = python(bench, "print('é' * 80)", BoxSpec(timeout_s=20.0, output_bytes=101))
+    assert cut.stdout == f"{'é' * 25}\n[62 bytes missing]\n{'é' * 24}\n"
+    assert cut.missing_bytes == 161 - 2 * 49 - 1
 
 
 def test_the_same_code_prints_the_same(bench: Bench) -> None:

@@ -20,8 +20,8 @@ class BoxAtHome:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._box, name)
 
-    async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
-        return await at_home(self._box.exec, argv, stdin=stdin, timeout_s=timeout_s)
+    async def exec(self, argv: Sequence[str] | str, **named: Any) -> ExecResult:
+        return await at_home(self._box.exec, argv, **named)
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
         return await at_home(self._box.python, code, timeout_s=timeout_s)

@@ -10,6 +10,7 @@ from sparring.protocols.rollout import (
     Episode as Episode,
     Expert as Expert,
     Harness as Harness,
+    OnOutput as OnOutput,
     OpenedEnv as OpenedEnv,
     Renderer as Renderer,
     ReplyReader as ReplyReader,

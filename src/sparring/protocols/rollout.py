@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -44,6 +44,10 @@ class TaskSource(Protocol):
         """Continue from `state`."""
 
 
+OnOutput = Callable[[str, bytes], Awaitable[None]]
+"""Taker of a command's output while it runs: "stdout" or "stderr", and a piece. The command waits for a slow one."""
+
+
 class Sandbox(Protocol):
     """Isolated box in which commands run.
 
@@ -51,8 +55,32 @@ class Sandbox(Protocol):
         SandboxError: the box itself failed; not raised for anything that a program inside does.
     """
 
-    async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
-        """Run a command until it ends or its time is up."""
+    async def exec(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        stdin: str | bytes = "",
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
+        """Run a command until it ends or its time is up, and end with it all that it left running.
+
+        Args:
+            argv: program and arguments, or a text of sh.
+            stdin: standard input.
+            cwd: folder of the box to run in; by default the box's own.
+            environment: variables besides the box's own.
+            timeout_s: seconds; by default the box's limit.
+            output_bytes: most bytes that are kept of each stream; by default the box's limit.
+            on_output: gets all output while the command runs.
+
+        Raises:
+            FileNotFoundError: there is no folder `cwd`.
+            SpoiltFile: a command left something that is no folder at `cwd`.
+        """
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
         """Run a Python program as the main module."""

@@ -4,30 +4,28 @@ mechanism, docs/sandbox.md what is isolated."""
 from __future__ import annotations
 
 import asyncio
-import codecs
 import errno
 import io
-import json
 import os
 import socket
-import struct
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
 from sparring.errors import SandboxError, refusal
-from sparring.protocols import Sandbox
+from sparring.protocols import OnOutput, Sandbox
 from sparring.sandbox.config import SandboxConfig
+from sparring.sandbox.connection import WINDOW_BYTES, Call, BoxConnection, Pump, Refused, Sink, Told
 from sparring.sandbox.off_box import OffBox
+from sparring.sandbox.results import result_of
 from sparring.sandbox.server import Server
-from sparring.sandbox.spoilt import raise_for
+from sparring.sandbox.spoilt import PortTaken, raise_for
 from sparring.types import MOST_BYTES, BoxSpec, EntryKind, ExecResult
 
 FILES, PROGRAM_FILES = 256, 4096
 """Maximum number of open files of a process: `PROGRAM_FILES` in a pool of boxes that run programs, `FILES` in any
 other."""
-READ_PIECE_BYTES = 4 << 20
+INLINE_BYTES = 1 << 16  # of standard input, in the request itself
 FILE_TIMEOUT_S = 10.0  # for read and write, which run for the caller and not for the policy
 
 
@@ -93,8 +91,8 @@ class BubblewrapBoxes:
 
 
 class BubblewrapBox:
-    """Box of one fork server. Its commands run one after another; cancelling the awaiting task kills the command.
-    Implements `Sandbox`.
+    """Box of one fork server. Its commands run at once, but while its caller reads or writes files no new one begins;
+    cancelling the awaiting task kills the command. Implements `Sandbox`.
 
     `output_bytes` of the spec applies to stdout and stderr separately, so the kept output does not depend on how they
     interleave.
@@ -109,29 +107,39 @@ class BubblewrapBox:
         self._server = server
         self._joined = joined
         self._turn = asyncio.Lock()
-        self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._sizes: tuple[int, int] | None = None
-        self._header: Mapping[str, Any] | None = None
-        self._body = io.BytesIO()
-        self._requests = 0
+        self._opening = asyncio.Lock()
+        self._connection: BoxConnection | None = None
         self.queued_s = 0.0
         self._used = False
         self._end_reason: str | None = None
-        self._ports: socket.socket | None = None
-        if pool.runs_programs and not joined:
-            self._ports, remote = socket.socketpair()
-            self._joined = (remote.detach(),)
 
-    async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
-        """Run a program in the folder /box. The exit code is a shell's: 126, 127, or 128 + n after signal n."""
+    async def exec(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        stdin: str | bytes = "",
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
+        """Run a program, or a text of sh, in /box or another folder of the box. The exit code is a shell's: 126, 127,
+        or 128 + n after signal n. What it leaves running ends with it.
+
+        Raises:
+            FileNotFoundError: there is no folder `cwd`.
+            SpoiltFile: a command of this box left something else there, or took permission away.
+            SandboxError: the box failed.
+        """
         self._used = True
-        body = stdin.encode("utf-8", "surrogatepass")
-        return _result(*await self._command({"op": "exec", "argv": list(argv)}, body, timeout_s))
+        request = {"op": "exec", **_placed(argv, cwd, environment)}
+        return await self._turned(request, _bytes(stdin), timeout_s, output_bytes, on_output)
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
         """Run code as `python3 -c` would, in a fork of a warm interpreter."""
         self._used = True
-        return _result(*await self._command({"op": "python"}, code.encode("utf-8", "surrogatepass"), timeout_s))
+        return await self._turned({"op": "python"}, _bytes(code), timeout_s)
 
     async def program(
         self,
@@ -160,42 +168,29 @@ class BubblewrapBox:
 
         Raises:
             BadInput: the pool runs no programs.
+            PortTaken: a command of this box has the port.
             SandboxError: the box failed.
         """
-        if self._ports is None:
+        if not self._pool.runs_programs:
             raise refusal("sandbox", "boxes that run programs", "others", "make the pool with mounts")
         self._used = True
         request = {"op": "program", "argv": list(argv), "environment": dict(environment), "port": port}
-        async with self._turn:
-            running = asyncio.create_task(
-                self._run_command(request, stdin.encode("utf-8", "surrogatepass"), timeout_s, output_bytes)
-            )
-            serving = asyncio.create_task(self._serve(self._ports, served))
-            try:
-                await asyncio.wait((running, serving), return_when=asyncio.FIRST_COMPLETED)
-                if serving.done():
-                    running.cancel()
-                    await asyncio.wait((running,))
-                    serving.result()
-                return _result(*await running)
-            finally:
-                for task in (running, serving):
-                    task.cancel()
-                await asyncio.gather(running, serving, return_exceptions=True)
-
-    async def _serve(self, ports: socket.socket, served: Callable[[socket.socket], Awaitable[None]]) -> None:
-        """Receive a program's listening socket, and serve it."""
-        loop = asyncio.get_running_loop()
-        arrived = asyncio.Event()
-        loop.add_reader(ports, arrived.set)
+        call, rest = await self._begin(request, _bytes(stdin), timeout_s, output_bytes)
+        running = asyncio.create_task(self._ended(call, rest, timeout_s))
+        serving = asyncio.create_task(_serve(call, served))
         try:
-            await arrived.wait()
+            await asyncio.wait((running, serving), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done() and not running.done():
+                running.cancel()
+                await asyncio.wait((running,))
+                serving.result()
+            return result_of(await running)
+        except Refused as refused:
+            raise PortTaken(refused.errno, f"port {port} of the box: {refused}") from refused
         finally:
-            loop.remove_reader(ports)
-        _, files, _, _ = socket.recv_fds(ports, 1, 1)
-        if not files:
-            raise SandboxError("sandbox: the box has ended")
-        await served(socket.socket(fileno=files[0]))
+            for task in (running, serving):
+                task.cancel()
+            await asyncio.gather(running, serving, return_exceptions=True)
 
     async def fresh(self) -> Sandbox:
         self._check_open()
@@ -246,18 +241,19 @@ class BubblewrapBox:
     async def run_alone(self, code: str, limit_s: float) -> ExecResult:
         """Run Python code in an unused box for a caller that holds a slot."""
         try:
-            return _result(*await self._run_command({"op": "python"}, code.encode("utf-8", "surrogatepass"), limit_s))
+            return result_of(await self._run({"op": "python"}, _bytes(code), limit_s))
         finally:
             self._close_pipes()  # if the box did not start, the other one would wait for an answer
 
     def cancel(self) -> None:
-        """End the running command, if there is one; its result is that of a killed command."""
+        """End the commands that run, but not what was started to live on; their results are those of killed
+        commands."""
         if self._connection is not None:
-            _send(self._connection[1], {"op": "cancel"})
+            self._connection.send({"id": 0, "op": "end"})
 
     async def read(self, path: str, most_bytes: int = MOST_BYTES) -> bytes:
-        """Return a file of the box; relative paths start at /box. Only regular files are read, without waiting. The
-        file is transferred in pieces, so the box holds one piece at a time.
+        """Return a file of the box; relative paths start at /box. Only regular files are read, without waiting. No new
+        command begins meanwhile.
 
         Args:
             path: path of the file.
@@ -270,17 +266,7 @@ class BubblewrapBox:
             OSError: error of open(2) in a box where no command has run.
             SandboxError: the box failed.
         """
-        pieces, size = io.BytesIO(), 0
-        async with self._turn_and_slot():  # no command may run between two pieces
-            while True:
-                request = {"op": "read", "path": path, "offset": size, "most": most_bytes}
-                header, piece = await self._run_command(request, b"", FILE_TIMEOUT_S, READ_PIECE_BYTES)
-                raise_for(header, path, self._used, most_bytes)
-                size += pieces.write(piece)
-                if size > most_bytes:  # such as a file of /proc, which does not report its size
-                    raise_for({**header, "exit": errno.EFBIG}, path, self._used, most_bytes)
-                if len(piece) < READ_PIECE_BYTES:
-                    return pieces.getvalue()
+        return await self._gather({"op": "read", "path": path, "most": most_bytes}, most_bytes)
 
     async def entries(self, path: str = ".") -> Mapping[str, EntryKind]:
         """Return the kind of each entry of a folder, without following links. Names that are not UTF-8 are as in
@@ -293,11 +279,8 @@ class BubblewrapBox:
             OSError: error of scandir(2) in a box where no command has run.
             SandboxError: the box failed.
         """
-        header, body = await self._command({"op": "list", "path": path}, b"", FILE_TIMEOUT_S, MOST_BYTES)
-        if header["truncated"]:
-            header = {**header, "exit": errno.EFBIG}
-        raise_for(header, path, self._used, MOST_BYTES)
-        pairs = (entry.partition(b" ") for entry in body[: header["stdout"]].split(b"\0")[:-1])
+        body = await self._gather({"op": "list", "path": path}, MOST_BYTES)
+        pairs = (entry.partition(b" ") for entry in body.split(b"\0")[:-1])
         return {os.fsdecode(name): cast(EntryKind, kind.decode()) for kind, _, name in pairs}
 
     async def write(self, path: str, data: bytes) -> None:
@@ -310,124 +293,160 @@ class BubblewrapBox:
             OSError: error that no command can have caused: a read-only place, or no command has run.
             SandboxError: the box failed.
         """
-        header, _ = await self._command({"op": "write", "path": path, "size": len(data)}, data, FILE_TIMEOUT_S)
+        async with self._turn:
+            header, _ = await self._command({"op": "write", "path": path, "size": len(data)}, data, FILE_TIMEOUT_S)
         raise_for(header, path, self._used)
 
     async def close(self) -> None:
         self._end_reason = self._end_reason or "the box is closed"
         self._close_pipes()
-        if self._ports is not None:
-            self._ports.close()
         if self._connection is not None:
-            self._connection[1].close()
-            self._connection = None
+            self._connection.end("the box is closed")
+
+    async def _gather(self, request: dict[str, Any], most_bytes: int) -> bytes:
+        """Return what a file operation writes, at most `most_bytes`."""
+        data = io.BytesIO()
+
+        def sink(call: Call, _: str, piece: bytes) -> None:
+            if data.tell() <= most_bytes:
+                data.write(piece)
+            connection.tell(call, "credit", bytes=len(piece))
+
+        async with self._turn:
+            connection = await self._open()
+            header, _ = await self._command(request, b"", FILE_TIMEOUT_S, 0, sink)
+        if data.tell() > most_bytes:
+            header = {**header, "exit": errno.EFBIG}
+        raise_for(header, request["path"], self._used, most_bytes)
+        return data.getvalue()
+
+    async def _turned(
+        self,
+        request: dict[str, Any],
+        body: bytes,
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
+        """Run a command of the policy, once no file operation is under way."""
+        async with self._turn:
+            pass
+        if on_output is None:
+            told = await self._command(request, body, timeout_s, output_bytes)
+        else:
+            async with Pump(await self._open(), on_output) as pump:
+                told = await pump.beside(self._command(request, body, timeout_s, output_bytes, pump))
+        if number := told.header["folder"]:
+            raise_for({**told.header, "exit": number}, request["cwd"], self._used)
+        return result_of(told)
 
     async def _command(
-        self, request: dict[str, Any], body: bytes, timeout_s: float | None, output_bytes: int | None = None
-    ) -> tuple[Mapping[str, Any], bytes]:
+        self,
+        request: dict[str, Any],
+        body: bytes,
+        timeout_s: float | None,
+        output_bytes: int | None = None,
+        sink: Sink | None = None,
+    ) -> Told:
+        """Run a command in a slot of the pool."""
         limit_s = self._spec.timeout_s if timeout_s is None else timeout_s
-        async with self._turn_and_slot():
-            return await self._run_command(request, body, limit_s, output_bytes)
-
-    @asynccontextmanager
-    async def _turn_and_slot(self) -> AsyncIterator[None]:
-        """Wait for this box's turn and a slot of the pool, and hold both."""
         clock = asyncio.get_running_loop().time
         began = clock()
-        async with self._turn, self._pool.slots:
+        async with self._pool.slots:
             self.queued_s += clock() - began
-            yield
+            return await self._run(request, body, limit_s, output_bytes, sink)
 
-    async def _run_command(
-        self, request: dict[str, Any], body: bytes, limit_s: float, output_bytes: int | None = None
-    ) -> tuple[Mapping[str, Any], bytes]:
-        """Run a command whose turn it is."""
-        self._requests += 1
+    async def _run(
+        self,
+        request: dict[str, Any],
+        body: bytes,
+        limit_s: float,
+        output_bytes: int | None = None,
+        sink: Sink | None = None,
+    ) -> Told:
+        """Run a command to its end."""
+        call, rest = await self._begin(request, body, limit_s, output_bytes, sink)
+        try:
+            return await self._ended(call, rest, limit_s)
+        except Refused as refused:
+            raise SandboxError(f"sandbox: the box begins no more commands: {refused}") from refused
+
+    async def _begin(
+        self,
+        request: dict[str, Any],
+        body: bytes,
+        limit_s: float | None,
+        output_bytes: int | None = None,
+        sink: Sink | None = None,
+    ) -> tuple[Call, bytes]:
+        """Ask for a command; return it with what is left of its standard input."""
+        connection = await self._open()
+        inline = len(body) if request["op"] == "python" else INLINE_BYTES
         request |= {
-            "id": self._requests,
             "timeout": limit_s,
             "output": self._spec.output_bytes if output_bytes is None else output_bytes,
+            "input_ends": len(body) <= inline and not request.get("kept"),
+            "credit": None if sink is None else WINDOW_BYTES,
         }
+        return connection.ask(request, body[:inline], sink), body[inline:]
+
+    async def _ended(self, call: Call, rest: bytes, limit_s: float) -> Told:
+        """Return the end of a command, which is fed the `rest` of its standard input."""
+        assert self._connection is not None
+        feeding = asyncio.create_task(self._connection.feed(call, rest, ends=True)) if rest else None
         try:
-            writer = await self._open()
-            _send(writer, request, body)
             async with asyncio.timeout(limit_s + self._pool.grace_s):
-                return await self._answer(request["id"])
+                return await call.told
         except asyncio.CancelledError:
-            self.cancel()
+            self._connection.tell(call, "end")
+            self._connection.forget(call)
             raise
         except TimeoutError as error:
-            raise await self._failure(f"no answer {self._pool.grace_s} s after the command's time limit") from error
-        except (asyncio.IncompleteReadError, OSError) as error:
-            raise await self._failure(f"its process has ended{self._server.last_words()}") from error
+            why = f"no answer {self._pool.grace_s} s after the command's time limit"
+            self._connection.end(why)
+            raise SandboxError(f"sandbox: box failed: {why}") from error
+        finally:
+            if feeding is not None:
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
 
     def _check_open(self) -> None:
         if self._end_reason is not None:
             raise SandboxError(f"sandbox: {self._end_reason}")
 
-    async def _open(self) -> asyncio.StreamWriter:
-        self._check_open()
-        if self._connection is None:
-            self._connection = await asyncio.open_connection(sock=await self._server.connect(self._joined))
-            self._close_pipes()
-            spec = self._spec
-            limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes}
-            limits["files"] = PROGRAM_FILES if self._pool.runs_programs else FILES
-            _send(self._connection[1], limits)
-        return self._connection[1]
+    async def _open(self) -> BoxConnection:
+        """Return the box's connection; start the box first if it has none."""
+        async with self._opening:
+            self._check_open()
+            if self._connection is None:
+                self._connection = BoxConnection(await self._server.connect(self._joined), self._note_end)
+                self._close_pipes()
+                spec = self._spec
+                limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes}
+                self._connection.send(limits | {"files": PROGRAM_FILES if self._pool.runs_programs else FILES})
+            return self._connection
+
+    def _note_end(self, why: str) -> str:
+        self._end_reason = self._end_reason or f"{why}{self._server.last_words()}"
+        return self._end_reason
 
     def _close_pipes(self) -> None:
         for file in self._joined:
             os.close(file)
         self._joined = ()
 
-    async def _answer(self, request_id: int) -> tuple[Mapping[str, Any], bytes]:
-        """Return the answer to this request, skipping answers to cancelled ones. Cancelling this call loses no data."""
-        while True:
-            assert self._connection is not None
-            reader = self._connection[0]
-            if self._sizes is None:
-                self._sizes = struct.unpack("<II", await reader.readexactly(8))
-            if self._header is None:
-                self._header = json.loads(await reader.readexactly(self._sizes[0]))
-            while (missing := self._sizes[1] - self._body.tell()) > 0:  # read into one buffer, whatever the size
-                piece = await reader.read(min(missing, READ_PIECE_BYTES))
-                if not piece:
-                    raise asyncio.IncompleteReadError(b"", missing)
-                self._body.write(piece)
-            header, body = self._header, self._body.getvalue()
-            self._sizes, self._header, self._body = None, None, io.BytesIO()
-            if "broken" in header:
-                raise await self._failure(header["broken"])
-            if header["id"] == request_id:
-                return header, body
 
-    async def _failure(self, why: str) -> SandboxError:
-        why = self._end_reason or why
-        await self.close()
-        self._end_reason = why
-        return SandboxError(f"sandbox: box failed: {why}")
+async def _serve(call: Call, served: Callable[[socket.socket], Awaitable[None]]) -> None:
+    await served(await call.socket)
 
 
-def _send(writer: asyncio.StreamWriter, header: Mapping[str, Any], body: bytes = b"") -> None:
-    text = json.dumps(header).encode()
-    writer.write(struct.pack("<II", len(text), len(body)) + text)
-    writer.write(body)
+def _placed(argv: Sequence[str] | str, cwd: str | None, environment: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return what a request says of a command's line, folder and variables."""
+    placed: dict[str, Any] = {"argv": ["/bin/sh", "-c", argv] if isinstance(argv, str) else list(argv)}
+    if cwd is not None:
+        placed["cwd"] = cwd
+    return placed if environment is None else {**placed, "environment": dict(environment)}
 
 
-def _result(header: Mapping[str, Any], body: bytes) -> ExecResult:
-    split = header["stdout"]
-    return ExecResult(
-        exit_code=header["exit"],
-        stdout=_text(body[:split], cut=header["truncated"]),
-        stderr=_text(body[split:], cut=header["truncated"]),
-        wall_s=header["wall"],
-        timed_out=header["timed_out"],
-        out_of_memory=header["out_of_memory"],
-        truncated=header["truncated"],
-    )
-
-
-def _text(data: bytes, *, cut: bool) -> str:
-    """Decode UTF-8 with replacement; drop a character that the byte limit cut in two."""
-    return codecs.getincrementaldecoder("utf-8")("replace").decode(data, final=not cut)
+def _bytes(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping, Sequence
 
-from sparring.protocols import Sandbox
+from sparring.protocols import OnOutput, Sandbox
 from sparring.types import MOST_BYTES, EntryKind, ExecResult
 
 
@@ -13,7 +13,17 @@ class OffBox:
     """Box in which every command fails with an error text and exit code 1, without an exception. Implements
     `Sandbox`."""
 
-    async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
+    async def exec(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        stdin: str | bytes = "",
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
         return ExecResult(exit_code=1, stdout="", stderr="error: the tool host is switched off\n", wall_s=0.0)
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:

@@ -39,6 +39,8 @@ ETC = {
     "/etc/hosts": "127.0.0.1 localhost box\n",
 }
 """Files that tell programs their user and host; commands of the policy need none."""
+INNER = ("filter", "confine", "stand_ins", "files", "processes", "wire", "command", "run", "shell", "boxes")
+"""Modules of the program inside, each after those that it imports."""
 # The program inside is passed as arguments, because bubblewrap's user may be unable to read our folder.
 BOOT = """
 import sys, types
@@ -98,7 +100,7 @@ def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None)
     if os.access(SETARCH, os.X_OK):
         arguments += [SETARCH, "-R"]
     arguments += [python, "-s", "-S", "-B", "-c", BOOT]
-    for name in ("filter", "confine", "stand_ins", "files", "boxes"):
+    for name in INNER:
         file = Path(__file__).parent / "inner" / f"{name}.py"
         arguments += [f"sparring.sandbox.inner.{name}", file.read_text(encoding="utf-8")]
     return arguments

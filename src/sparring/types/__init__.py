@@ -9,6 +9,7 @@ Durations are seconds (`_s`), times are seconds since the epoch. A weight versio
 
 from sparring.types.conversation import (
     BoxSpec as BoxSpec,
+    CommandEnd as CommandEnd,
     EntryKind as EntryKind,
     ExecResult as ExecResult,
     Limits as Limits,

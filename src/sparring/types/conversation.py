@@ -110,10 +110,27 @@ MOST_BYTES = 16 << 20
 """Default limit on the bytes read from a box's file."""
 
 
+CommandEnd = Literal["exited", "signalled", "timed out", "out of memory", "out of disk", "killed", "lost", "running"]
+"""How a command ended. Out of disk: it failed while nothing more could be written; killed: by its caller, or with what
+holds it together; lost: its box ended; running: it has not ended."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecResult:
-    """Result of a command. `timed_out`, `out_of_memory` and `truncated` are limits of the policy's command, not
-    failures."""
+    """Result of a command. Limits are the policy's command's doing, not failures.
+
+    Attributes:
+        exit_code: the command's status; 128 + n after signal n; 137 if the box ended it.
+        stdout: standard output, of which a long one keeps head and tail, with a line between that counts what is
+            missing.
+        stderr: standard error, likewise.
+        wall_s: seconds from its start to its end.
+        timed_out: whether `end` is "timed out".
+        out_of_memory: whether `end` is "out of memory".
+        truncated: whether bytes are missing.
+        end: how the command ended, by what the box saw.
+        missing_bytes: number of bytes that are missing from both streams.
+    """
 
     exit_code: int
     stdout: str
@@ -122,6 +139,8 @@ class ExecResult:
     timed_out: bool = False
     out_of_memory: bool = False
     truncated: bool = False
+    end: CommandEnd = "exited"
+    missing_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -123,8 +123,10 @@ def test_endless_output_is_bounded_and_ends(bench: Any) -> None:
         return *endless, await box.python("print(1)", timeout_s=20.0)
 
     code, program, after = bench.run(work)
-    assert (code.truncated, code.timed_out, len(code.stdout)) == (True, True, 1000)
-    assert (program.truncated, program.timed_out, len(program.stdout)) == (True, True, 1000)
+    for result in (code, program):
+        told = f"\n[{result.missing_bytes} bytes missing]\n"
+        assert (result.truncated, result.timed_out, len(result.stdout)) == (True, True, 1000 + len(told))
+        assert told in result.stdout
     assert after.stdout == "1\n"
 
 

@@ -19,7 +19,7 @@ from sparring.sandbox.inner.filter import MACHINES, filter_program
 NEW_NAMESPACES = 0x00020000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000  # mount, ipc, user, pid, net
 MS_NOSUID, MS_NOSUID_NODEV, MS_NOEXEC, MS_BIND, MS_REC_PRIVATE = 0x2, 0x2 | 0x4, 0x8, 0x1000, 0x4000 | 0x40000
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1
-PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
+PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 22, 24, 36, 38
 UID = 1000
 
 # PyDLL keeps the interpreter's lock: no other Python code may run between a fork and its bookkeeping.
@@ -131,8 +131,15 @@ def address_space_bytes() -> int:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
-def narrow(address_bytes: int, cpu_s: int) -> None:
+def become_subreaper() -> None:
+    """Keep what a descendant of this process leaves behind below this process."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def narrow(address_bytes: int, cpu_s: int, processes: int, files: int) -> None:
     """Turn this fork of the box into a command, irrevocably. A command has limits of its own and no capabilities."""
+    resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     resource.setrlimit(resource.RLIMIT_AS, (address_bytes, address_bytes))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     _check_result(_libc.capset(_HEADER, _NONE), "drop capabilities")

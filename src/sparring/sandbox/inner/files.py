@@ -33,7 +33,7 @@ def run_on_files(request: dict[str, Any]) -> int:
     """Read, write or list, according to `op` of the request."""
     try:
         if request["op"] == "read":
-            _read(request["path"], request["offset"], request["output"], request["most"])
+            _read(request["path"], request["most"])
         elif request["op"] == "write":
             _write(request["path"], request["size"])
         else:
@@ -61,18 +61,17 @@ def _error_of(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
-def _read(path: str, offset: int, count: int, most: int) -> None:
-    """Copy at most `count` bytes from `offset` to stdout. A file of more than `most` bytes is refused unread."""
+def _read(path: str, most: int) -> None:
+    """Copy a file to stdout. A file of more than `most` bytes is refused, unread if its size tells."""
     with open(_plain(path, os.O_RDONLY), "rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size > most:
             raise _error_of(errno.EFBIG)
-        file.seek(offset)
-        while count:
-            piece = file.read(min(count, PIECE_BYTES))
-            if not piece:
-                return
+        left = most
+        while piece := file.read(PIECE_BYTES):
+            left -= len(piece)
+            if left < 0:  # such as a file of /proc, which does not report its size
+                raise _error_of(errno.EFBIG)
             sys.stdout.buffer.write(piece)
-            count -= len(piece)
 
 
 def _write(path: str, size: int) -> None:
