@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
+from sandboxes import Bench
 
 from sparring.errors import SandboxError
 from sparring.protocols import Boxes
-from sparring.sandbox.bubblewrap import BubblewrapBoxes
-from sparring.sandbox.config import SandboxConfig
 from sparring.types import BoxSpec
 
-MAKERS: dict[str, Callable[[], Boxes]] = {"bubblewrap": lambda: BubblewrapBoxes(SandboxConfig(servers=1))}
 SPEC = BoxSpec(timeout_s=20.0)
-Bench = Callable[[Callable[[Boxes], Awaitable[Any]]], Any]
-
-
-@pytest.fixture(scope="module", params=MAKERS)
-def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    """Runs a coroutine function with a pool of the implementation under test."""
-    with asyncio.Runner() as runner:
-        boxes = MAKERS[request.param]()
-
-        async def bounded(work: Callable[[Boxes], Awaitable[Any]]) -> Any:
-            async with asyncio.timeout(60):
-                return await work(boxes)
-
-        yield lambda work: runner.run(bounded(work))
-        runner.run(boxes.close())
 
 
 def python(bench: Bench, code: str, spec: BoxSpec = SPEC) -> Any:

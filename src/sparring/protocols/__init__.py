@@ -3,19 +3,24 @@
 Every implementation passes the contract suite of its protocol in `tests/contract`.
 """
 
+from sparring.protocols.boxes import (
+    Boxes as Boxes,
+    OnOutput as OnOutput,
+    LiveProcess as LiveProcess,
+    Sandbox as Sandbox,
+    Shell as Shell,
+    Terminal as Terminal,
+)
 from sparring.protocols.rollout import (
     AnyEnv as AnyEnv,
-    Boxes as Boxes,
     EnvFactory as EnvFactory,
     Episode as Episode,
     Expert as Expert,
     Harness as Harness,
-    OnOutput as OnOutput,
     OpenedEnv as OpenedEnv,
     Renderer as Renderer,
     ReplyReader as ReplyReader,
     RolesEnv as RolesEnv,
-    Sandbox as Sandbox,
     Scorer as Scorer,
     Session as Session,
     SingleEnv as SingleEnv,

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from sparring.errors import LimitReached
 from sparring.generation import Constraint, GenerateRequest, Rendered
+from sparring.protocols.boxes import Boxes, Sandbox
 from sparring.reply import ReplyRequest, ReplyStream, SessionLayer
 from sparring.types import (
-    MOST_BYTES,
-    BoxSpec,
-    EntryKind,
-    ExecResult,
     Group,
     Message,
     Observation,
@@ -42,91 +39,6 @@ class TaskSource(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`."""
-
-
-OnOutput = Callable[[str, bytes], Awaitable[None]]
-"""Taker of a command's output while it runs: "stdout" or "stderr", and a piece. The command waits for a slow one."""
-
-
-class Sandbox(Protocol):
-    """Isolated box in which commands run.
-
-    Raises:
-        SandboxError: the box itself failed; not raised for anything that a program inside does.
-    """
-
-    async def exec(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        stdin: str | bytes = "",
-        cwd: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        output_bytes: int | None = None,
-        on_output: OnOutput | None = None,
-    ) -> ExecResult:
-        """Run a command until it ends or its time is up, and end with it all that it left running.
-
-        Args:
-            argv: program and arguments, or a text of sh.
-            stdin: standard input.
-            cwd: folder of the box to run in; by default the box's own.
-            environment: variables besides the box's own.
-            timeout_s: seconds; by default the box's limit.
-            output_bytes: most bytes that are kept of each stream; by default the box's limit.
-            on_output: gets all output while the command runs.
-
-        Raises:
-            FileNotFoundError: there is no folder `cwd`.
-            SpoiltFile: a command left something that is no folder at `cwd`.
-        """
-
-    async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
-        """Run a Python program as the main module."""
-
-    async def fresh(self) -> Sandbox:
-        """Open another, unused box of the same spec. The caller closes it."""
-
-    async def converse(self, code: str, other: str) -> ExecResult:
-        """Run two Python programs, each in a fresh box and connected by pipes, and return the result of `code`.
-
-        A program writes to file descriptor 201 and reads from 200. When `code` ends, the other program is ended too.
-        """
-
-    async def read(self, path: str, most_bytes: int = MOST_BYTES) -> bytes:
-        """Read a file.
-
-        Raises:
-            SpoiltFile: a command left something that is no file at the path, or more bytes than `most_bytes`.
-        """
-
-    async def entries(self, path: str = ".") -> Mapping[str, EntryKind]:
-        """List the entries of a folder with their kinds, without following links or running a program in the box.
-
-        Raises:
-            SpoiltFile: as for `read`.
-        """
-
-    async def write(self, path: str, data: bytes) -> None:
-        """Write a file.
-
-        Raises:
-            SpoiltFile: as for `read`.
-        """
-
-    async def close(self) -> None:
-        """End the box with all its processes."""
-
-
-class Boxes(Protocol):
-    """Pool of boxes, which opens every box of a run."""
-
-    async def take(self, spec: BoxSpec) -> Sandbox:
-        """Open a box of this spec, waiting until one is free."""
-
-    async def close(self) -> None:
-        """End every box."""
 
 
 class OpenedEnv(Protocol):

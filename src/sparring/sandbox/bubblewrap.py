@@ -14,18 +14,18 @@ from typing import Any, cast
 
 from sparring.errors import SandboxError, refusal
 from sparring.protocols import OnOutput, Sandbox
+from sparring.sandbox.commands import BoxCommands
 from sparring.sandbox.config import SandboxConfig
-from sparring.sandbox.connection import WINDOW_BYTES, Call, BoxConnection, Pump, Refused, Sink, Told
+from sparring.sandbox.connection import BoxConnection, Call, Pump, Refused, Sink
+from sparring.sandbox.handles import BoxProcess, BoxShell, BoxTerminal
 from sparring.sandbox.off_box import OffBox
 from sparring.sandbox.results import result_of
+from sparring.sandbox.screen import Screen
 from sparring.sandbox.server import Server
 from sparring.sandbox.spoilt import PortTaken, raise_for
-from sparring.types import MOST_BYTES, BoxSpec, EntryKind, ExecResult
+from sparring.sandbox.trees import packed, unpacked
+from sparring.types import MOST_BYTES, BoxSpec, EntryKind, ExecResult, TreeEntry
 
-FILES, PROGRAM_FILES = 256, 4096
-"""Maximum number of open files of a process: `PROGRAM_FILES` in a pool of boxes that run programs, `FILES` in any
-other."""
-INLINE_BYTES = 1 << 16  # of standard input, in the request itself
 FILE_TIMEOUT_S = 10.0  # for read and write, which run for the caller and not for the policy
 
 
@@ -90,7 +90,7 @@ class BubblewrapBoxes:
             server.close()
 
 
-class BubblewrapBox:
+class BubblewrapBox(BoxCommands):
     """Box of one fork server. Its commands run at once, but while its caller reads or writes files no new one begins;
     cancelling the awaiting task kills the command. Implements `Sandbox`.
 
@@ -98,20 +98,10 @@ class BubblewrapBox:
     interleave.
 
     Attributes:
-        queued_s: seconds that its commands have waited for their turn and a slot of the pool.
+        queued_s: seconds that its commands have waited for a slot of the pool.
     """
 
-    def __init__(self, pool: BubblewrapBoxes, spec: BoxSpec, server: Server, joined: tuple[int, ...] = ()) -> None:
-        self._pool = pool
-        self._spec = spec
-        self._server = server
-        self._joined = joined
-        self._turn = asyncio.Lock()
-        self._opening = asyncio.Lock()
-        self._connection: BoxConnection | None = None
-        self.queued_s = 0.0
-        self._used = False
-        self._end_reason: str | None = None
+    _pool: BubblewrapBoxes
 
     async def exec(
         self,
@@ -191,6 +181,112 @@ class BubblewrapBox:
             for task in (running, serving):
                 task.cancel()
             await asyncio.gather(running, serving, return_exceptions=True)
+
+    async def start(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        on_output: OnOutput | None = None,
+    ) -> BoxProcess:
+        """Start a program that runs beside others until it ends or is killed, at most `timeout_s` seconds. The loopback
+        interface of the box is up from then on. It takes no slot of the pool.
+
+        Raises:
+            FileNotFoundError: there is no folder `cwd`.
+            SpoiltFile: a command of this box left something else there.
+            BadInput: `MOST_RUNS` of `inner.boxes` run already.
+            SandboxError: the box failed.
+        """
+        pump = None if on_output is None else Pump(await self._open(), on_output)
+        request = {"op": "start", **_placed(argv, cwd, environment)}
+        process = BoxProcess(self, *await self._kept(request, timeout_s, output_bytes, pump))
+        process.pump = pump
+        if pump is not None:
+            await pump.__aenter__()
+        return process
+
+    async def shell(self, *, cwd: str | None = None, environment: Mapping[str, str] | None = None) -> BoxShell:
+        """Start a shell, bash where the box has it.
+
+        Raises:
+            Exception: as `start`.
+        """
+        request = {"op": "shell", **_placed((), cwd, environment)}
+        shell = BoxShell(self, *await self._kept(request))
+        await shell.begun()
+        return shell
+
+    async def terminal(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        columns: int = 80,
+        rows: int = 24,
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> BoxTerminal:
+        """Start a program with a terminal.
+
+        Raises:
+            BadInput: a size that no terminal has, or the package pyte is missing.
+            Exception: as `start`.
+        """
+        screen = Screen(columns, rows)
+        early: list[bytes] = []
+        see: list[Callable[[bytes], None]] = [early.append]
+        request = {"op": "terminal", "columns": columns, "rows": rows, **_placed(argv, cwd, environment)}
+        request["environment"] = {"TERM": "linux", **request.get("environment", {})}
+        kept = await self._kept(request, sink=lambda _call, _name, piece: see[0](piece))
+        terminal = BoxTerminal(self, *kept, screen)
+        see[0] = terminal.see
+        for piece in early:
+            terminal.see(piece)
+        return terminal
+
+    async def connect(self, port: int) -> socket.socket:
+        """Connect to a port that a program of the box listens at, on 127.0.0.1. The caller closes the socket.
+
+        Raises:
+            BadInput: no such port can be.
+            ConnectionRefusedError: nothing listens there.
+            OSError: the connection fails otherwise.
+            SandboxError: the box failed.
+        """
+        if not 1 <= port <= 65535:
+            raise refusal("port", "1 to 65535", repr(port), "name the port that the program listens at")
+        connection = await self._open()
+        call = connection.ask({"op": "connect", "port": port})
+        try:
+            return await self.soon(call.socket)
+        except Refused as refused:
+            raise OSError(refused.errno, f"port {port} of the box: {refused}") from refused
+        finally:
+            connection.forget(call)
+
+    async def _kept(
+        self,
+        request: dict[str, Any],
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        sink: Sink | None = None,
+    ) -> tuple[BoxConnection, Call]:
+        """Begin what lives on, once no file operation is under way."""
+        self._used = True
+        async with self._turn:
+            pass
+        call, _ = await self._begin({**request, "kept": True}, b"", timeout_s, output_bytes, sink)
+        assert self._connection is not None
+        try:
+            await self.soon(call.begun, call.told)
+        except Refused as refused:
+            raise refusal("box", "room for one more command", str(refused), "close one that runs") from refused
+        if call.told.done() and (number := call.told.result().header["folder"]):
+            raise_for({**call.told.result().header, "exit": number}, request["cwd"], self._used)
+        return self._connection, call
 
     async def fresh(self) -> Sandbox:
         self._check_open()
@@ -297,6 +393,32 @@ class BubblewrapBox:
             header, _ = await self._command({"op": "write", "path": path, "size": len(data)}, data, FILE_TIMEOUT_S)
         raise_for(header, path, self._used)
 
+    async def upload(self, tree: Mapping[str, TreeEntry | bytes], path: str = ".") -> None:
+        """Write a tree below a folder, which is made. A file that was there keeps its mode if the new one is not
+        executable; each file appears whole.
+
+        Raises:
+            BadInput: a path that leads out of the tree.
+            SpoiltFile: a command of this box is in the way.
+            OSError: as for `write`.
+            SandboxError: the box failed.
+        """
+        data = packed(tree)
+        async with self._turn:
+            header, _ = await self._command({"op": "unpack", "path": path}, data, FILE_TIMEOUT_S)
+        raise_for(header, path, self._used)
+
+    async def download(self, path: str = ".", most_bytes: int = MOST_BYTES) -> Mapping[str, TreeEntry]:
+        """Return the tree below a folder, by the paths in it; links are not followed.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+            SpoiltFile: a command of this box left more than `most_bytes`, with names, or made something unreadable.
+            OSError: error in a box where no command has run.
+            SandboxError: the box failed.
+        """
+        return unpacked(await self._gather({"op": "pack", "path": path, "most": most_bytes}, most_bytes))
+
     async def close(self) -> None:
         self._end_reason = self._end_reason or "the box is closed"
         self._close_pipes()
@@ -339,101 +461,6 @@ class BubblewrapBox:
         if number := told.header["folder"]:
             raise_for({**told.header, "exit": number}, request["cwd"], self._used)
         return result_of(told)
-
-    async def _command(
-        self,
-        request: dict[str, Any],
-        body: bytes,
-        timeout_s: float | None,
-        output_bytes: int | None = None,
-        sink: Sink | None = None,
-    ) -> Told:
-        """Run a command in a slot of the pool."""
-        limit_s = self._spec.timeout_s if timeout_s is None else timeout_s
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        async with self._pool.slots:
-            self.queued_s += clock() - began
-            return await self._run(request, body, limit_s, output_bytes, sink)
-
-    async def _run(
-        self,
-        request: dict[str, Any],
-        body: bytes,
-        limit_s: float,
-        output_bytes: int | None = None,
-        sink: Sink | None = None,
-    ) -> Told:
-        """Run a command to its end."""
-        call, rest = await self._begin(request, body, limit_s, output_bytes, sink)
-        try:
-            return await self._ended(call, rest, limit_s)
-        except Refused as refused:
-            raise SandboxError(f"sandbox: the box begins no more commands: {refused}") from refused
-
-    async def _begin(
-        self,
-        request: dict[str, Any],
-        body: bytes,
-        limit_s: float | None,
-        output_bytes: int | None = None,
-        sink: Sink | None = None,
-    ) -> tuple[Call, bytes]:
-        """Ask for a command; return it with what is left of its standard input."""
-        connection = await self._open()
-        inline = len(body) if request["op"] == "python" else INLINE_BYTES
-        request |= {
-            "timeout": limit_s,
-            "output": self._spec.output_bytes if output_bytes is None else output_bytes,
-            "input_ends": len(body) <= inline and not request.get("kept"),
-            "credit": None if sink is None else WINDOW_BYTES,
-        }
-        return connection.ask(request, body[:inline], sink), body[inline:]
-
-    async def _ended(self, call: Call, rest: bytes, limit_s: float) -> Told:
-        """Return the end of a command, which is fed the `rest` of its standard input."""
-        assert self._connection is not None
-        feeding = asyncio.create_task(self._connection.feed(call, rest, ends=True)) if rest else None
-        try:
-            async with asyncio.timeout(limit_s + self._pool.grace_s):
-                return await call.told
-        except asyncio.CancelledError:
-            self._connection.tell(call, "end")
-            self._connection.forget(call)
-            raise
-        except TimeoutError as error:
-            why = f"no answer {self._pool.grace_s} s after the command's time limit"
-            self._connection.end(why)
-            raise SandboxError(f"sandbox: box failed: {why}") from error
-        finally:
-            if feeding is not None:
-                feeding.cancel()
-                await asyncio.gather(feeding, return_exceptions=True)
-
-    def _check_open(self) -> None:
-        if self._end_reason is not None:
-            raise SandboxError(f"sandbox: {self._end_reason}")
-
-    async def _open(self) -> BoxConnection:
-        """Return the box's connection; start the box first if it has none."""
-        async with self._opening:
-            self._check_open()
-            if self._connection is None:
-                self._connection = BoxConnection(await self._server.connect(self._joined), self._note_end)
-                self._close_pipes()
-                spec = self._spec
-                limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes}
-                self._connection.send(limits | {"files": PROGRAM_FILES if self._pool.runs_programs else FILES})
-            return self._connection
-
-    def _note_end(self, why: str) -> str:
-        self._end_reason = self._end_reason or f"{why}{self._server.last_words()}"
-        return self._end_reason
-
-    def _close_pipes(self) -> None:
-        for file in self._joined:
-            os.close(file)
-        self._joined = ()
 
 
 async def _serve(call: Call, served: Callable[[socket.socket], Awaitable[None]]) -> None:

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sparring.errors import BadInput, SandboxError, refusal
-from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
+from sparring.sandbox.make import make_boxes
 from sparring.types import BoxSpec
 
 KERNEL_SWITCHES = (
@@ -61,7 +61,7 @@ print(6 * 7, count)
 
 async def _probe(config: SandboxConfig) -> str | None:
     """Return the failure as text, or None."""
-    boxes = BubblewrapBoxes(config)
+    boxes = make_boxes(config)
     try:
         box = await boxes.take(BoxSpec(timeout_s=20.0, processes=4))
         result = await box.python(PROBE)

@@ -45,27 +45,30 @@ class Call:
 
     Attributes:
         told: its end.
+        begun: done once it is confined, if it lives on.
         closed: done once the box has forgotten it.
         socket: socket that came for it.
         looks: its output so far, for each time that it was asked for.
-        answers: ends of a shell's texts, by number.
+        answers: ends of a shell's texts, by number; 0: it reads.
     """
 
     def __init__(self, number: int, sink: Sink | None) -> None:
         loop = asyncio.get_running_loop()
         self.number, self.sink = number, sink
         self.told: asyncio.Future[Told] = loop.create_future()
+        self.begun: asyncio.Future[Any] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.socket: asyncio.Future[socket.socket] = loop.create_future()
         self.looks: deque[asyncio.Future[Told]] = deque()
-        self.answers: dict[int, asyncio.Future[Told]] = {}
+        self.answers: dict[int, asyncio.Future[Told]] = {0: loop.create_future()}
         self.on_the_way = 0
         self.room = asyncio.Event()
         self.room.set()
 
     def fail(self, error: Exception) -> None:
         """End every wait for it."""
-        waits: list[asyncio.Future[Any]] = [self.told, self.closed, self.socket, *self.looks, *self.answers.values()]
+        waits: list[asyncio.Future[Any]] = [self.told, self.begun, self.closed, self.socket, *self.looks]
+        waits += self.answers.values()
         for future in waits:
             if not future.done():
                 future.set_exception(error)
@@ -109,7 +112,7 @@ class BoxConnection:
         self.send({**request, "id": call.number}, body)
         return call
 
-    def tell(self, call: Call, op: str, body: bytes = b"", **more: Any) -> None:
+    def tell(self, call: Call, op: str, body: bytes = b"", /, **more: Any) -> None:
         """Tell the box something about a call."""
         self.send({"id": call.number, "op": op, **more}, body)
 
@@ -206,6 +209,8 @@ class BoxConnection:
                 call.sink(call, header["stream"], body)
         elif "taken" in header:
             call.taken(header["taken"])
+        elif "begun" in header:
+            call.begun.set_result(None)
         elif "refused" in header:
             call.fail(Refused(header["refused"]))
         elif "parts" in header:
@@ -267,21 +272,24 @@ class Pump:
         self._pieces.put_nowait((call, stream, piece))
 
     async def __aenter__(self) -> Pump:
-        self._task = asyncio.create_task(self._hand_on())
+        self.task = asyncio.create_task(self._hand_on())
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    async def end(self) -> None:
+        """Wait until all pieces are taken, after the last has come."""
+        self._pieces.put_nowait(None)
+        await self.task
 
     async def beside(self, command: Coroutine[Any, Any, Told]) -> Told:
         """Run a command, and return its end once all pieces are taken."""
         running = asyncio.create_task(command)
         try:
-            await asyncio.wait((running, self._task), return_when=asyncio.FIRST_COMPLETED)
-            if running.done():
-                self._pieces.put_nowait(None)
-            await self._task
+            await asyncio.wait((running, self.task), return_when=asyncio.FIRST_COMPLETED)
+            await self.end()
             return await running
         finally:
             running.cancel()

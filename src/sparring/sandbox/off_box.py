@@ -3,10 +3,50 @@
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Mapping, Sequence
 
-from sparring.protocols import OnOutput, Sandbox
-from sparring.types import MOST_BYTES, EntryKind, ExecResult
+from sparring.protocols import LiveProcess, OnOutput, Sandbox, Shell, Terminal
+from sparring.types import MOST_BYTES, EntryKind, ExecResult, TreeEntry
+
+
+class OffCommand:
+    """Command of a box that is off: it has failed before it began. Implements `LiveProcess`, `Shell` and `Terminal`."""
+
+    ended = True
+
+    async def output(self) -> ExecResult:
+        return await OffBox().exec(())
+
+    async def write(self, data: bytes | str, *, ends: bool = False) -> None:
+        """Drop the data."""
+
+    async def run(self, text: str, *, timeout_s: float | None = None, output_bytes: int | None = None) -> ExecResult:
+        return await self.output()
+
+    async def wait(self, timeout_s: float | None = None) -> ExecResult:
+        return await self.output()
+
+    async def kill(self) -> ExecResult:
+        return await self.output()
+
+    def screen(self) -> str:
+        return "error: the tool host is switched off"
+
+    async def type(self, data: str | bytes) -> None:
+        """Drop the data."""
+
+    async def shows(self, text: str, timeout_s: float) -> bool:
+        return text in self.screen()
+
+    async def quiet(self, quiet_s: float, timeout_s: float) -> None:
+        """Return at once."""
+
+    async def resize(self, columns: int, rows: int) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
 
 
 class OffBox:
@@ -28,6 +68,24 @@ class OffBox:
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
         return await self.exec(())
+
+    async def start(self, argv: Sequence[str] | str, **named: object) -> LiveProcess:
+        return OffCommand()
+
+    async def shell(self, **named: object) -> Shell:
+        return OffCommand()
+
+    async def terminal(self, argv: Sequence[str] | str, **named: object) -> Terminal:
+        return OffCommand()
+
+    async def connect(self, port: int) -> socket.socket:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "the tool host is switched off")
+
+    async def upload(self, tree: Mapping[str, TreeEntry | bytes], path: str = ".") -> None:
+        """Drop the tree."""
+
+    async def download(self, path: str = ".", most_bytes: int = MOST_BYTES) -> Mapping[str, TreeEntry]:
+        raise FileNotFoundError(errno.ENOENT, "the tool host is switched off", path)
 
     async def fresh(self) -> Sandbox:
         return OffBox()

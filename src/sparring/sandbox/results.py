@@ -16,7 +16,7 @@ def result_of(told: Told) -> ExecResult:
     out, out_missing = text_of(out_head, out_tail, header["totals"][0])
     err, err_missing = text_of(err_head, err_tail, header["totals"][1])
     return ExecResult(
-        exit_code=header["exit"],
+        exit_code=-1 if end == "running" else header["exit"],
         stdout=out,
         stderr=err,
         wall_s=header["wall"],

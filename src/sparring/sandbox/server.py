@@ -31,8 +31,8 @@ ENVIRONMENT = {
     "PYTHONUTF8": "1",
     "PYTHONNOUSERSITE": "1",  # keeps a usercustomize.py that a program left in HOME out of the world's commands
 }
-PROGRAM_FOLDERS = ("/agent", "/dev/pts")
-"""Additional folders of boxes that run programs: their home, and terminals."""
+PROGRAM_FOLDERS = ("/agent",)
+"""Additional folders of boxes that run programs: their home."""
 ETC = {
     "/etc/passwd": f"agent:x:{INNER_UID}:{INNER_UID}:agent:/agent:/bin/sh\n",
     "/etc/group": f"agent:x:{INNER_UID}:\n",
@@ -90,11 +90,9 @@ def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None)
     for device in ("null", "zero", "full", "random", "urandom"):
         arguments += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     arguments += ["--symlink", "/proc/self/fd", "/dev/fd", "--proc", "/proc"]
-    for folder in ("/box", "/tmp", "/mnt", "/dev/shm", *(() if mounts is None else PROGRAM_FOLDERS)):
+    for folder in ("/box", "/tmp", "/mnt", "/dev/shm", "/dev/pts", *(() if mounts is None else PROGRAM_FOLDERS)):
         arguments += ["--dir", folder]
-    if mounts is not None:
-        arguments += ["--symlink", "pts/ptmx", "/dev/ptmx"]
-    arguments += ["--remount-ro", "/", "--chdir", "/"]
+    arguments += ["--symlink", "pts/ptmx", "/dev/ptmx", "--remount-ro", "/", "--chdir", "/"]
     for name, value in ENVIRONMENT.items():
         arguments += ["--setenv", name, value]
     if os.access(SETARCH, os.X_OK):

@@ -21,6 +21,7 @@ from sparring.types.conversation import (
     Task as Task,
     ToolCall as ToolCall,
     ToolSpec as ToolSpec,
+    TreeEntry as TreeEntry,
 )
 from sparring.types.record import (
     DEFAULT_ROLES as DEFAULT_ROLES,

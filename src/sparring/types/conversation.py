@@ -110,6 +110,23 @@ MOST_BYTES = 16 << 20
 """Default limit on the bytes read from a box's file."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TreeEntry:
+    """File, folder or link of a tree, by its path in it.
+
+    Attributes:
+        kind: what it is; the bytes of what is neither (a pipe, a socket) are not carried.
+        data: content of a file.
+        executable: whether its owner may run it.
+        target: where a link leads.
+    """
+
+    kind: EntryKind = "file"
+    data: bytes = b""
+    executable: bool = False
+    target: str = ""
+
+
 CommandEnd = Literal["exited", "signalled", "timed out", "out of memory", "out of disk", "killed", "lost", "running"]
 """How a command ended. Out of disk: it failed while nothing more could be written; killed: by its caller, or with what
 holds it together; lost: its box ended; running: it has not ended."""
@@ -120,7 +137,7 @@ class ExecResult:
     """Result of a command. Limits are the policy's command's doing, not failures.
 
     Attributes:
-        exit_code: the command's status; 128 + n after signal n; 137 if the box ended it.
+        exit_code: the command's status; 128 + n after signal n; 137 if the box ended it; -1 while it runs.
         stdout: standard output, of which a long one keeps head and tail, with a line between that counts what is
             missing.
         stderr: standard error, likewise.

@@ -35,6 +35,8 @@ OWN_FILES = 4096
 CONNECT_S = 5.0
 DRAIN_PIECES = 64
 """Pieces of a stream that are read once its command has ended: what is in a pipe. Another process may have it too."""
+LATER = ("end", "credit", "input", "interrupt", "resize", "look", "say")
+"""What is said of a command that runs."""
 NETWORKED = ("program", "start", "shell", "terminal", "connect")
 WARM = (
     "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator re string "
@@ -135,13 +137,16 @@ class Box:
             self._feed(run)
         elif op == "resize" and run is not None:
             run.resize(request["columns"], request["rows"])
+        elif op == "interrupt" and isinstance(run, ShellRun):
+            if run.call and run.deadline is not None:
+                run.limit, run.deadline = "killed", 0.0
         elif op == "look" and run is not None:
             header, parts = run.told()
             self._wire.send({**header, "look": True}, *parts)
         elif op == "say" and isinstance(run, ShellRun):
             run.say(request, body)
             self._feed(run)
-        elif op in ("end", "credit", "input", "resize", "look", "say"):
+        elif op in LATER:
             self._wire.send({"id": request["id"], "closed": True})  # it arrived after the end
         else:
             self._start(request, body)
@@ -205,6 +210,7 @@ class Box:
             link.close()
             self._wire.send({"id": number, "refused": error})
         else:
+            link.setblocking(True)
             self._wire.send({"id": number, "socket": True}, files=[link.detach()])
 
     # ---- what the commands say ----
@@ -241,7 +247,7 @@ class Box:
     def _hear_end(self, run: Run) -> None:
         if not run.reaped:
             run.hear_end()
-        elif not run.hear():
+        elif not self._hear_reaper(run):
             os.close(run.report)
             run.report = run.ending = -1
             if run.code is None:
@@ -250,6 +256,12 @@ class Box:
                 end_all(self._reapers())
         if run.result is None and (run.code is not None or run.limit):
             self._tell(run) if run.kept else self._finish(run)
+
+    def _hear_reaper(self, run: Run) -> bool:
+        armed, more = run.armed, run.hear()
+        if run.kept and run.armed and not armed and not run.folder_error:
+            self._wire.send({"id": run.id, "begun": True})
+        return more
 
     def _direct(self) -> Run | None:
         """Return the command that has no reaper: what is below no reaper is its."""

@@ -7,6 +7,7 @@ a device, a folder) is refused at once. Standard library only, for Python >= 3.9
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 import sys
@@ -36,6 +37,10 @@ def run_on_files(request: dict[str, Any]) -> int:
             _read(request["path"], request["most"])
         elif request["op"] == "write":
             _write(request["path"], request["size"])
+        elif request["op"] == "pack":
+            pack(request["path"], request["most"])
+        elif request["op"] == "unpack":
+            unpack(request["path"])
         else:
             _list(request["path"])
     except OSError as error:
@@ -74,24 +79,24 @@ def _read(path: str, most: int) -> None:
             sys.stdout.buffer.write(piece)
 
 
-def _write(path: str, size: int) -> None:
+def _write(path: str, size: int, mode: int | None = None) -> None:
     """Copy `size` bytes of stdin to a file, creating its folders. Until it is complete the file has no name, so a
-    failed or killed write leaves the old content and no trace."""
+    failed or killed write leaves the old content and no trace. It has `mode`, or that of the file before."""
     path = os.path.realpath(path) if os.path.islink(path) else path
     folder = os.path.dirname(path) or "."
     os.makedirs(folder, exist_ok=True)
-    within, mode = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), None
+    within = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         earlier = _plain(path, os.O_WRONLY)
     except FileNotFoundError:
         pass
     else:
-        mode = stat.S_IMODE(os.fstat(earlier).st_mode)
+        mode = stat.S_IMODE(os.fstat(earlier).st_mode) if mode is None else mode
         os.close(earlier)
     with open(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666), "wb", buffering=0) as file:
         if mode is not None:
             os.fchmod(file.fileno(), mode)
-        for piece in iter(lambda: sys.stdin.buffer.read(PIECE_BYTES), b""):
+        while piece := sys.stdin.buffer.read(min(size, PIECE_BYTES)):
             while piece:  # a signal may interrupt a write
                 count = file.write(piece)
                 piece, size = piece[count:], size - count
@@ -104,6 +109,7 @@ def _write(path: str, size: int) -> None:
         except OSError:
             os.unlink(name, dir_fd=within)
             raise
+    os.close(within)
 
 
 def _list(path: str) -> None:
@@ -113,3 +119,55 @@ def _list(path: str) -> None:
             mode = entry.stat(follow_symlinks=False).st_mode
             kind = next((word for is_kind, word in KINDS if is_kind(mode)), b"other")
             sys.stdout.buffer.write(kind + b" " + entry.name + b"\0")
+
+
+# ---- trees: for each entry a line of JSON (path, kind, size, executable, target of a link), then its bytes ----
+
+
+def unpack(path: str) -> None:
+    """Write a tree from stdin below a folder."""
+    os.makedirs(path, exist_ok=True)
+    while line := sys.stdin.buffer.readline():
+        entry = json.loads(line)
+        target = os.path.join(path, entry["path"])
+        if entry["kind"] == "folder":
+            os.makedirs(target, exist_ok=True)
+        elif entry["kind"] == "file":
+            _write(target, entry["size"], 0o755 if entry["executable"] else None)
+        else:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            if os.path.islink(target):
+                os.unlink(target)
+            os.symlink(entry["target"], target)
+
+
+def pack(path: str, most: int) -> None:
+    """Write the tree below a folder to stdout, without following links. More than `most` bytes, with names, are
+    refused."""
+    out = sys.stdout.buffer
+    waiting = [""]
+    while waiting:
+        inner = waiting.pop()
+        with os.scandir(os.path.join(path, inner) if inner else path) as entries:
+            for entry in sorted(entries, key=lambda one: one.name):
+                mode = entry.stat(follow_symlinks=False).st_mode
+                name = os.path.join(inner, entry.name)
+                kind = next((word.decode() for is_kind, word in KINDS if is_kind(mode)), "other")
+                target = os.readlink(entry.path) if kind == "link" else ""
+                data = _content(entry.path, most) if kind == "file" else b""
+                if kind == "folder":
+                    waiting.append(name)
+                told = {"path": name, "kind": kind, "size": len(data), "executable": bool(mode & 0o100)}
+                line = json.dumps({**told, "target": target}).encode() + b"\n"
+                most -= len(line) + len(data)
+                if most < 0:
+                    raise _error_of(errno.EFBIG)
+                out.write(line)
+                out.write(data)
+
+
+def _content(path: str, most: int) -> bytes:
+    with open(_plain(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise _error_of(errno.EFBIG)
+        return file.read(most + 1)

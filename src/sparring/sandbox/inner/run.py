@@ -56,6 +56,7 @@ class Run:
     Attributes:
         kept: whether it keeps its processes after its own end, until the parent closes it.
         pid: process id of its reaper, or of the command that has none.
+        armed: whether it is confined.
         ending: descriptor that can be read when it may have ended.
         result: header of what the parent was told about its end; None before.
         credit: bytes of output that the parent still takes; None if it takes none before the end.
@@ -74,7 +75,7 @@ class Run:
         self.limit = ""
         self.result: dict[str, Any] | None = None
         self.code: int | None = None
-        self._armed, self._said, self._peak_bytes, self.folder_error = False, b"", 0, 0
+        self.armed, self._said, self._peak_bytes, self.folder_error = False, b"", 0, 0
         self.input = memoryview(b"" if self.op == "python" else body)
         self.input_ends = request.get("input_ends", True)
         self.taken = 0
@@ -180,9 +181,9 @@ class Run:
         self._said += said
         while self._said:
             if self._said[:1] == ARMED:
-                self._armed, self._said = True, self._said[1:]
+                self.armed, self._said = True, self._said[1:]
             elif self._said[:1] == NO_FOLDER and len(self._said) > 1:
-                self._armed, self.folder_error, self._said = True, self._said[1], self._said[2:]
+                self.armed, self.folder_error, self._said = True, self._said[1], self._said[2:]
             elif self._said[:1] == ENDED and len(self._said) >= STATUS.size:
                 _, status, peak_kib = STATUS.unpack(self._said[: STATUS.size])
                 self.code, self._peak_bytes = os.waitstatus_to_exitcode(status), peak_kib << 10
@@ -193,7 +194,7 @@ class Run:
 
     def check_confined(self) -> None:
         """Raise if the command ended by itself before it was confined."""
-        if self.code is not None and not self._armed:
+        if self.code is not None and not self.armed:
             said = b"".join(self.outputs["stderr"].kept()).decode("utf-8", "replace")
             raise RuntimeError(f"the command could not be confined: {said}")
 

@@ -1,0 +1,167 @@
+"""Commands of one box over its connection: begun, fed, waited for, given up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar
+
+from sparring.errors import SandboxError
+from sparring.sandbox.connection import WINDOW_BYTES, BoxConnection, Call, Refused, Sink, Told
+from sparring.sandbox.server import Server
+from sparring.types import BoxSpec
+
+FILES, PROGRAM_FILES = 256, 4096
+"""Maximum number of open files of a process: `PROGRAM_FILES` in a pool of boxes that run programs, `FILES` in any
+other."""
+INLINE_BYTES = 1 << 16  # of standard input, in the request itself
+
+
+T = TypeVar("T")
+
+
+class Pool(Protocol):
+    """Pool as its boxes see it: a slot for each command, and the seconds that an answer may be late."""
+
+    runs_programs: bool
+    slots: asyncio.Semaphore
+    grace_s: float
+
+
+class BoxCommands:
+    """Box as a runner of commands, over one connection that opens with the first.
+
+    Attributes:
+        queued_s: seconds that its commands have waited for a slot of the pool.
+    """
+
+    def __init__(self, pool: Pool, spec: BoxSpec, server: Server, joined: tuple[int, ...] = ()) -> None:
+        self._pool = pool
+        self._spec = spec
+        self._server = server
+        self._joined = joined
+        self._turn = asyncio.Lock()
+        self._opening = asyncio.Lock()
+        self._connection: BoxConnection | None = None
+        self.queued_s = 0.0
+        self._used = False
+        self._end_reason: str | None = None
+
+    def limit_s(self, timeout_s: float | None) -> float:
+        """Return a command's time limit in seconds."""
+        return self._spec.timeout_s if timeout_s is None else timeout_s
+
+    def most_output(self, output_bytes: int | None) -> int:
+        """Return how many bytes are kept of each stream of a command."""
+        return self._spec.output_bytes if output_bytes is None else output_bytes
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Hold a slot of the pool."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        async with self._pool.slots:
+            self.queued_s += clock() - began
+            yield
+
+    async def soon(self, *answers: asyncio.Future[T], late_s: float = 0.0) -> T:
+        """Return the first of the box's answers, which comes at once or after `late_s` seconds.
+
+        Raises:
+            SandboxError: the box failed: it does not answer, or has ended.
+        """
+        done, _ = await asyncio.wait(answers, timeout=late_s + self._pool.grace_s, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            assert self._connection is not None
+            why = f"no answer {self._pool.grace_s} s after it was due"
+            self._connection.end(why)
+            raise SandboxError(f"sandbox: box failed: {why}")
+        return done.pop().result()
+
+    async def _command(
+        self,
+        request: dict[str, Any],
+        body: bytes,
+        timeout_s: float | None,
+        output_bytes: int | None = None,
+        sink: Sink | None = None,
+    ) -> Told:
+        """Run a command in a slot of the pool."""
+        async with self.slot():
+            return await self._run(request, body, self.limit_s(timeout_s), output_bytes, sink)
+
+    async def _run(
+        self,
+        request: dict[str, Any],
+        body: bytes,
+        limit_s: float,
+        output_bytes: int | None = None,
+        sink: Sink | None = None,
+    ) -> Told:
+        """Run a command to its end."""
+        call, rest = await self._begin(request, body, limit_s, output_bytes, sink)
+        try:
+            return await self._ended(call, rest, limit_s)
+        except Refused as refused:
+            raise SandboxError(f"sandbox: the box begins no more commands: {refused}") from refused
+
+    async def _begin(
+        self,
+        request: dict[str, Any],
+        body: bytes,
+        limit_s: float | None,
+        output_bytes: int | None = None,
+        sink: Sink | None = None,
+    ) -> tuple[Call, bytes]:
+        """Ask for a command; return it with what is left of its standard input."""
+        connection = await self._open()
+        inline = len(body) if request["op"] == "python" else INLINE_BYTES
+        request |= {
+            "timeout": limit_s,
+            "output": self.most_output(output_bytes),
+            "input_ends": len(body) <= inline and not request.get("kept"),
+            "credit": None if sink is None else WINDOW_BYTES,
+        }
+        return connection.ask(request, body[:inline], sink), body[inline:]
+
+    async def _ended(self, call: Call, rest: bytes, limit_s: float) -> Told:
+        """Return the end of a command, which is fed the `rest` of its standard input."""
+        assert self._connection is not None
+        feeding = asyncio.create_task(self._connection.feed(call, rest, ends=True)) if rest else None
+        try:
+            return await self.soon(call.told, late_s=limit_s)
+        except asyncio.CancelledError:
+            self._connection.tell(call, "end")
+            self._connection.forget(call)
+            raise
+        finally:
+            if feeding is not None:
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
+
+    def _check_open(self) -> None:
+        if self._end_reason is not None:
+            raise SandboxError(f"sandbox: {self._end_reason}")
+
+    async def _open(self) -> BoxConnection:
+        """Return the box's connection; start the box first if it has none."""
+        async with self._opening:
+            self._check_open()
+            if self._connection is None:
+                self._connection = BoxConnection(await self._server.connect(self._joined), self._note_end)
+                self._close_pipes()
+                spec = self._spec
+                limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes}
+                self._connection.send(limits | {"files": PROGRAM_FILES if self._pool.runs_programs else FILES})
+            return self._connection
+
+    def _note_end(self, why: str) -> str:
+        self._end_reason = self._end_reason or f"{why}{self._server.last_words()}"
+        return self._end_reason
+
+    def _close_pipes(self) -> None:
+        for file in self._joined:
+            os.close(file)
+        self._joined = ()
