@@ -124,5 +124,6 @@ def test_a_terminal_shows_its_screen() -> None:
 
 
 def test_tools_of_a_host_that_is_off_say_so() -> None:
-    answers = said(("bash", {"command": "true"}), ("view", {"path": "f"}), enabled=False)
-    assert answers[0].startswith("error: the tool host is switched off") and answers[1].startswith("error: f: ")
+    shell, editor = said(("bash", {"command": "true"}), ("replace", {"path": "f", "old": "a", "new": "b"}), enabled=False)
+    assert shell.startswith("error: the tool host is switched off")
+    assert editor == "error: f: the tool host is switched off"
