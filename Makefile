@@ -163,14 +163,14 @@ test-trl: install
 
 # inspect_ai and what the boxes import, without the rest of Sparring
 INSPECT := inspect_ai==0.3.285
-test-inspect: $(VENV)/.stamp-system
+test-inspect: install
 	@test -x .venv-inspect/bin/python || $(PYTHON) -m venv .venv-inspect
 	@.venv-inspect/bin/python -m pip install -q --disable-pip-version-check $(INSPECT) "msgspec>=0.20" "pytest>=9" && \
 	.venv-inspect/bin/python -m pip install -q --disable-pip-version-check --no-deps -e . || { \
 		echo "make: expected $(INSPECT), msgspec and pytest from PyPI, got no answer; on a machine with a network run" \
 			"pip download $(INSPECT) msgspec pytest, and here: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER make test-inspect" >&2; \
 		exit 2; }
-	.venv-inspect/bin/python -m pytest -o addopts=-q --noconftest tests/inspect
+	$(BIN)/python -m pytest -m inspect
 
 # benchmarks/peers/verl.txt is the one list of what verl's functions need
 test-peers: install

@@ -224,8 +224,6 @@ def test_a_shell_that_does_not_let_go_has_ended(bench: Bench) -> None:
 
 
 def test_a_terminal_shows_its_screen(bench: Bench) -> None:
-    pytest.importorskip("pyte")
-
     async def shown(terminal: Terminal, text: str) -> None:
         assert await terminal.shows(text, 20.0), terminal.screen()
 

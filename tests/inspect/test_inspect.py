@@ -1,38 +1,23 @@
-"""inspect_ai's own checks of a sandbox, over our boxes; run by make test-inspect, in an environment of its own."""
+"""inspect_ai's own checks of a sandbox pass over our boxes; run by make test-inspect."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
+import subprocess
+from pathlib import Path
 
 import pytest
 
-self_check = pytest.importorskip("inspect_ai.util._sandbox.self_check")
-globals().update({name: getattr(self_check, name) for name in self_check.__all__})
-
-pytestmark = [pytest.mark.inspect, pytest.mark.anyio]
-TWO_USERS = ("test_exec_as_user",)
-"""A box has one user."""
+HERE = Path(__file__).parent
+PYTHON = HERE.parent.parent / ".venv-inspect" / "bin" / "python"
+TWO_USERS = {"test_exec_as_user"}
+"""Checks that make a second user, which a box does not have."""
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-async def sandbox_env(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
-    from sparring.sandbox.for_inspect import InspectBox
-
-    name = request.node.originalname
-    if name in TWO_USERS:
-        request.node.add_marker(pytest.mark.xfail(reason="a box has one user", strict=True))
-    await InspectBox.task_init(name, None)
-    environments = await InspectBox.sample_init(name, None, {})
-    yield environments["default"]
-    await InspectBox.sample_cleanup(name, None, environments, False)
-    await InspectBox.task_cleanup(name, None, True)
-
-
-def test_there_are_as_many_checks_as_we_know() -> None:
-    assert len(self_check.__all__) == 44
+@pytest.mark.inspect
+def test_all_checks_pass_but_for_a_second_user() -> None:
+    line = [str(PYTHON), "-m", "pytest", "-o", "addopts=-q", "--noconftest", "-rA", str(HERE / "checks.py")]
+    told = subprocess.run(line, capture_output=True, text=True, check=False).stdout
+    ends = [text.split() for text in told.splitlines() if text.startswith(("PASSED ", "FAILED ", "ERROR "))]
+    passed = {words[1].rpartition("::")[2] for words in ends if words[0] == "PASSED"}
+    others = {words[1].rpartition("::")[2] for words in ends if words[0] != "PASSED"}
+    assert (others, len(passed)) == (TWO_USERS, 43), told

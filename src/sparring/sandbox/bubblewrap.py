@@ -26,6 +26,7 @@ from sparring.sandbox.spoilt import PortTaken, raise_for
 from sparring.sandbox.trees import packed, unpacked
 from sparring.types import MOST_BYTES, BoxSpec, EntryKind, ExecResult, TreeEntry
 
+TERMINAL_BYTES = 1 << 16  # of a terminal's output on their way
 FILE_TIMEOUT_S = 10.0  # for read and write, which run for the caller and not for the policy
 
 
@@ -238,7 +239,8 @@ class BubblewrapBox(BoxCommands):
         screen = Screen(columns, rows)
         early: list[bytes] = []
         see: list[Callable[[bytes], None]] = [early.append]
-        request = {"op": "terminal", "columns": columns, "rows": rows, **_placed(argv, cwd, environment)}
+        size = {"columns": columns, "rows": rows, "credit": TERMINAL_BYTES}
+        request = {"op": "terminal", **size, **_placed(argv, cwd, environment)}
         request["environment"] = {"TERM": "linux", **request.get("environment", {})}
         kept = await self._kept(request, sink=lambda _call, _name, piece: see[0](piece))
         terminal = BoxTerminal(self, *kept, screen)

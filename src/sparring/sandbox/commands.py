@@ -122,7 +122,7 @@ class BoxCommands:
             "timeout": limit_s,
             "output": self.most_output(output_bytes),
             "input_ends": len(body) <= inline and not request.get("kept"),
-            "credit": None if sink is None else WINDOW_BYTES,
+            "credit": None if sink is None else request.get("credit", WINDOW_BYTES),
         }
         return connection.ask(request, body[:inline], sink), body[inline:]
 

@@ -15,6 +15,9 @@ from sparring.types import ExecResult
 SHELL_GRACE_S = 1.5
 """Seconds that the box takes to interrupt a text that is out of time, or to give the shell up."""
 
+BITE_BYTES, PAUSES = 4096, 4
+"""Bytes of a terminal's output that are read at a time; a pause is so many times as long as the reading."""
+
 
 class ShellEnded(PolicyFailure):
     """A shell has ended: a text of it said exit, or did not let itself be interrupted."""
@@ -141,20 +144,42 @@ class BoxShell(BoxHandle):
 
 
 class BoxTerminal(BoxHandle):
-    """Program with a terminal. Implements `protocols.Terminal`."""
+    """Program with a terminal. Implements `protocols.Terminal`.
+
+    Reading a screen takes processor time of the run, so a flood is read in bites, with pauses between them: the program
+    waits.
+    """
 
     def __init__(self, box: BoxCommands, connection: BoxConnection, call: Call, screen: Screen) -> None:
         super().__init__(box, connection, call)
         self._screen = screen
+        self._unread = bytearray()
+        self._reading: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         call.told.add_done_callback(lambda _: self._changed.set())
 
     def see(self, piece: bytes) -> None:
-        """Take a piece of the program's output; answer what it asks the terminal."""
-        self._connection.tell(self._call, "credit", bytes=len(piece))
-        if answer := self._screen.feed(piece):
-            self._connection.tell(self._call, "input", answer, ends=False)
-        self._changed.set()
+        """Take a piece of the program's output."""
+        self._unread += piece
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        """Show what has come, and answer what the program asks the terminal."""
+        clock = asyncio.get_running_loop().time
+        while self._unread:
+            began = clock()
+            bite = bytes(self._unread[:BITE_BYTES])
+            del self._unread[:BITE_BYTES]
+            answer = self._screen.feed(bite)
+            self._connection.tell(self._call, "credit", bytes=len(bite))
+            if answer:
+                self._connection.tell(self._call, "input", answer, ends=False)
+            self._changed.set()
+            await asyncio.sleep(PAUSES * (clock() - began))
+
+    def _is_over(self) -> bool:
+        return self.ended and (self._reading is None or self._reading.done())
 
     def screen(self) -> str:
         """Return the text of the screen, without spaces at the ends of lines and without empty lines at its end."""
@@ -170,7 +195,7 @@ class BoxTerminal(BoxHandle):
         does."""
         try:
             async with asyncio.timeout(timeout_s):
-                while text not in self.screen() and not self.ended:
+                while text not in self.screen() and not self._is_over():
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -182,7 +207,7 @@ class BoxTerminal(BoxHandle):
         ends."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not self.ended:
+                while not self._is_over():
                     self._changed.clear()
                     async with asyncio.timeout(quiet_s):
                         await self._changed.wait()
@@ -201,4 +226,6 @@ class BoxTerminal(BoxHandle):
     async def wait(self, timeout_s: float | None = None) -> ExecResult | None:
         """Return the program's result when it has ended, or None after `timeout_s` seconds."""
         done, _ = await asyncio.wait([self._call.told], timeout=timeout_s)
+        if done and self._reading is not None:
+            await self._reading
         return result_of(self._call.told.result()) if done else None

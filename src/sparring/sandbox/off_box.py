@@ -22,6 +22,7 @@ class OffCommand:
         """Drop the data."""
 
     async def run(self, text: str, *, timeout_s: float | None = None, output_bytes: int | None = None) -> ExecResult:
+        """Return the error."""
         return await self.output()
 
     async def wait(self, timeout_s: float | None = None) -> ExecResult:
@@ -31,12 +32,14 @@ class OffCommand:
         return await self.output()
 
     def screen(self) -> str:
+        """Return the error's text."""
         return "error: the tool host is switched off"
 
     async def type(self, data: str | bytes) -> None:
         """Drop the data."""
 
     async def shows(self, text: str, timeout_s: float) -> bool:
+        """Return at once."""
         return text in self.screen()
 
     async def quiet(self, quiet_s: float, timeout_s: float) -> None:

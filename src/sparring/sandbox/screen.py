@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from types import ModuleType
 from typing import Any
 
 from sparring.errors import refusal
 
+SEQUENCE = re.compile(rb"(\x1b\[[0-?]*[ -/]*[@-~])")
+"""Control sequence (ECMA-48, section 5.4)."""
 MOST_COLUMNS, MOST_ROWS = 1000, 1000
 
 
@@ -51,14 +54,12 @@ class Screen:
 
     def feed(self, data: bytes) -> bytes:
         """Show what a program writes; return what the terminal answers it. A sequence that pyte cannot read shows
-        nothing, and reading goes on after it."""
-        while data:
+        nothing."""
+        for part in SEQUENCE.split(data):
             try:
-                self._stream.feed(data)
-                break
-            except (TypeError, ValueError, LookupError, AttributeError, AssertionError, StopIteration):
+                self._stream.feed(part)
+            except (TypeError, ValueError, LookupError, NameError, AttributeError, AssertionError, StopIteration):
                 self._stream._initialize_parser()
-                data = b""
         answer = bytes(self._answers)
         self._answers.clear()
         return answer

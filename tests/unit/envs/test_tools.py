@@ -114,7 +114,6 @@ def test_what_goes_wrong_is_read_by_the_model(call: tuple[str, dict[str, Any]], 
 
 
 def test_a_terminal_shows_its_screen() -> None:
-    pytest.importorskip("pyte")
     answers = said(
         ("type", {"keys": ["stty size; printf '\\033[2J\\033[3;5Hdrawn'; read x", "Enter"]}),
         ("type", {"keys": ["C-c", "exit", "Enter"]}),
@@ -124,6 +123,8 @@ def test_a_terminal_shows_its_screen() -> None:
 
 
 def test_tools_of_a_host_that_is_off_say_so() -> None:
-    shell, editor = said(("bash", {"command": "true"}), ("replace", {"path": "f", "old": "a", "new": "b"}), enabled=False)
+    shell, editor = said(
+        ("bash", {"command": "true"}), ("replace", {"path": "f", "old": "a", "new": "b"}), enabled=False
+    )
     assert shell.startswith("error: the tool host is switched off")
     assert editor == "error: f: the tool host is switched off"

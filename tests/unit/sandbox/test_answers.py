@@ -206,9 +206,7 @@ def test_a_fork_bomb_beside_others_ends_alone(bench: Any) -> None:
         other = await box.start("echo ready; exec sleep 3600")
         while "ready" not in (await other.output()).stdout:
             pass
-        bomb = (
-            "import os\nwhile True:\n    try: os.fork() or os.setsid()\n    except OSError: pass\n"
-        )
+        bomb = "import os\nwhile True:\n    try: os.fork() or os.setsid()\n    except OSError: pass\n"
         result = await box.python(bomb, timeout_s=0.5)
         assert result.end == "timed out"
         shell = await box.shell()
@@ -216,9 +214,7 @@ def test_a_fork_bomb_beside_others_ends_alone(bench: Any) -> None:
         await shell.close()
         assert not other.ended
         count = "import os; print(sum(n.isdigit() for n in os.listdir('/proc')))"
-        assert (
-            await box.python(count)
-        ).stdout == "4\n"  # pid 1, the other with its reaper, this one
+        assert (await box.python(count)).stdout == "4\n"  # pid 1, the other with its reaper, this one
 
     bench.run(work)
 

@@ -145,7 +145,7 @@ class Run:
 
     def feed_more(self, body: bytes, ends: bool) -> None:
         """Add to what waits for standard input."""
-        self.input = memoryview(bytes(self.input) + body)
+        self.input = memoryview(bytes(self.input) + body if self.input else body)
         self.input_ends |= ends
 
     def read_on(self, file: int, tell: Callable[[str, bytes], None]) -> bool | None:
