@@ -18,6 +18,7 @@ from sparring.protocols.rollout import (
     Scorer as Scorer,
     Session as Session,
     SingleEnv as SingleEnv,
+    Snapshot as Snapshot,
     TaskSource as TaskSource,
     ToolHost as ToolHost,
     World as World,

@@ -4,7 +4,6 @@ mechanism, docs/sandbox.md what is isolated."""
 from __future__ import annotations
 
 import asyncio
-import codecs
 import errno
 import io
 import json
@@ -14,14 +13,19 @@ import struct
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import chain
 from typing import Any, cast
 
 from sparring.errors import SandboxError, refusal
-from sparring.protocols import Sandbox
+from sparring.protocols import Sandbox, Snapshot
 from sparring.sandbox.config import SandboxConfig
+from sparring.sandbox.frames import result_of, send
 from sparring.sandbox.off_box import OffBox
+from sparring.sandbox.roots import LayersOf, Root, check_same_user, root_of, stored_layers
 from sparring.sandbox.server import Server
+from sparring.sandbox.snapshots import LayeredSnapshot, Line, check_judging, check_prepared, checked, lent, passed
 from sparring.sandbox.spoilt import raise_for
+from sparring.sandbox.verifier import checked_paths, conversation, pipes_between, verifier_of
 from sparring.types import MOST_BYTES, BoxSpec, EntryKind, ExecResult
 
 FILES, PROGRAM_FILES = 256, 4096
@@ -39,13 +43,19 @@ class BubblewrapBoxes:
         config: `[sandbox]`.
         mounts: files and folders of the host that programs need, by their path in the boxes; None: the boxes run no
             programs.
+        layers_of: finds the layers of an image by its name.
     """
 
-    def __init__(self, config: SandboxConfig, mounts: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, config: SandboxConfig, mounts: Mapping[str, str] | None = None, layers_of: LayersOf = stored_layers
+    ) -> None:
         cpus = len(os.sched_getaffinity(0))
         self._config = config
         self.runs_programs = mounts is not None
-        self._servers = [Server(config, mounts) for _ in range(config.servers or cpus)]
+        self._mounts = mounts
+        self.layers_of = layers_of
+        self._servers: dict[tuple[object, ...], list[Server]] = {}
+        self._num_servers = config.servers or cpus
         self.slots = asyncio.Semaphore(config.concurrency or 2 * cpus)
         self.grace_s = config.grace_s
         self._num_boxes = 0
@@ -56,31 +66,40 @@ class BubblewrapBoxes:
         """Return a new box, which the caller closes. Its first command starts its processes.
 
         Raises:
-            BadInput: the spec asks for an image or a network, which these boxes lack.
+            BadInput: there is no such image, the user is no id, or the spec asks for a network, which these boxes lack.
             SandboxError: the pool is closed.
         """
-        if spec.image != "python":
-            raise refusal("box.image", "'python'", repr(spec.image), "use another kind of sandbox for images")
         if spec.network:
             raise refusal(
                 "box.network", "false", "true", "bubblewrap boxes have no network; use another kind of sandbox"
             )
+        root = root_of(spec, self.layers_of)
         if not self._config.enabled:
             return OffBox()
-        if self._closed:
-            raise SandboxError("sandbox: the pool is closed")
-        return self.made(spec)
+        return self.made(spec, root)
 
-    def made(self, spec: BoxSpec, joined: tuple[int, ...] = ()) -> BubblewrapBox:
+    def made(
+        self, spec: BoxSpec, root: Root, joined: tuple[int, ...] = (), below: LayeredSnapshot | None = None
+    ) -> BubblewrapBox:
         """Return a box of the next server.
 
         Args:
             spec: limits of the box.
+            root: root of the box.
             joined: pipe ends for its first command; the box closes them.
+            below: snapshot that the box is a fork of.
+
+        Raises:
+            SandboxError: the pool is closed.
         """
-        server = self._servers[self._num_boxes % len(self._servers)]
+        if self._closed:
+            raise SandboxError("sandbox: the pool is closed")
+        kind = (root.kind == "host", *root.folders)
+        if kind not in self._servers:
+            self._servers[kind] = [Server(self._config, self._mounts, root) for _ in range(self._num_servers)]
+        server = self._servers[kind][self._num_boxes % self._num_servers]
         self._num_boxes += 1
-        box = BubblewrapBox(self, spec, server, joined)
+        box = BubblewrapBox(self, spec, root, server, joined, below)
         self._open.add(box)
         return box
 
@@ -88,7 +107,7 @@ class BubblewrapBoxes:
         self._closed = True
         for box in list(self._open):
             await box.close()
-        for server in self._servers:
+        for server in chain.from_iterable(self._servers.values()):
             server.close()
 
 
@@ -103,11 +122,23 @@ class BubblewrapBox:
         queued_s: seconds that its commands have waited for their turn and a slot of the pool.
     """
 
-    def __init__(self, pool: BubblewrapBoxes, spec: BoxSpec, server: Server, joined: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        pool: BubblewrapBoxes,
+        spec: BoxSpec,
+        root: Root,
+        server: Server,
+        joined: tuple[int, ...],
+        below: LayeredSnapshot | None,
+    ) -> None:
         self._pool = pool
-        self._spec = spec
+        self.spec = spec
+        self._root = root
         self._server = server
-        self._joined = joined
+        self._passing, remote = socket.socketpair()
+        self._passing.setblocking(False)
+        self._joined = (remote.detach(), *joined)
+        self._line = Line(spec, below)
         self._turn = asyncio.Lock()
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._sizes: tuple[int, int] | None = None
@@ -115,23 +146,28 @@ class BubblewrapBox:
         self._body = io.BytesIO()
         self._requests = 0
         self.queued_s = 0.0
-        self._used = False
+        self._used = self._line.used
         self._end_reason: str | None = None
-        self._ports: socket.socket | None = None
-        if pool.runs_programs and not joined:
-            self._ports, remote = socket.socketpair()
-            self._joined = (remote.detach(),)
 
-    async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
-        """Run a program in the folder /box. The exit code is a shell's: 126, 127, or 128 + n after signal n."""
+    async def exec(
+        self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None, user: int | None = None
+    ) -> ExecResult:
+        """Run a program in the folder /box. The exit code is a shell's: 126, 127, or 128 + n after signal n.
+
+        Raises:
+            BadInput: the user is not the box's: a box has one.
+        """
+        check_same_user(self.spec, user)
         self._used = True
         body = stdin.encode("utf-8", "surrogatepass")
-        return _result(*await self._command({"op": "exec", "argv": list(argv)}, body, timeout_s))
+        return result_of(*await self._command({"op": "exec", "argv": list(argv)}, body, timeout_s))
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
-        """Run code as `python3 -c` would, in a fork of a warm interpreter."""
+        """Run code as `python3 -c` would, in a fork of a warm interpreter; in an image, by the image's `python3`."""
+        if self._root.kind == "layers":
+            return await self.exec(["python3", "-"], stdin=code, timeout_s=timeout_s)
         self._used = True
-        return _result(*await self._command({"op": "python"}, code.encode("utf-8", "surrogatepass"), timeout_s))
+        return result_of(*await self._command({"op": "python"}, code.encode("utf-8", "surrogatepass"), timeout_s))
 
     async def program(
         self,
@@ -162,7 +198,7 @@ class BubblewrapBox:
             BadInput: the pool runs no programs.
             SandboxError: the box failed.
         """
-        if self._ports is None:
+        if not self._pool.runs_programs:
             raise refusal("sandbox", "boxes that run programs", "others", "make the pool with mounts")
         self._used = True
         request = {"op": "program", "argv": list(argv), "environment": dict(environment), "port": port}
@@ -170,36 +206,77 @@ class BubblewrapBox:
             running = asyncio.create_task(
                 self._run_command(request, stdin.encode("utf-8", "surrogatepass"), timeout_s, output_bytes)
             )
-            serving = asyncio.create_task(self._serve(self._ports, served))
+            serving = asyncio.create_task(self._serve(served))
             try:
                 await asyncio.wait((running, serving), return_when=asyncio.FIRST_COMPLETED)
                 if serving.done():
                     running.cancel()
                     await asyncio.wait((running,))
                     serving.result()
-                return _result(*await running)
+                return result_of(*await running)
             finally:
                 for task in (running, serving):
                     task.cancel()
                 await asyncio.gather(running, serving, return_exceptions=True)
 
-    async def _serve(self, ports: socket.socket, served: Callable[[socket.socket], Awaitable[None]]) -> None:
+    async def _serve(self, served: Callable[[socket.socket], Awaitable[None]]) -> None:
         """Receive a program's listening socket, and serve it."""
-        loop = asyncio.get_running_loop()
-        arrived = asyncio.Event()
-        loop.add_reader(ports, arrived.set)
-        try:
-            await arrived.wait()
-        finally:
-            loop.remove_reader(ports)
-        _, files, _, _ = socket.recv_fds(ports, 1, 1)
-        if not files:
-            raise SandboxError("sandbox: the box has ended")
-        await served(socket.socket(fileno=files[0]))
+        (file,) = await passed(self._passing, 1)
+        await served(socket.socket(fileno=file))
+
+    async def snapshot(self) -> LayeredSnapshot:
+        """Freeze the box's files, and return them as what other boxes are forks of. Nothing is copied: the box goes on
+        in a new layer on top.
+
+        Raises:
+            BadInput: the box has too many layers.
+            SandboxError: the box is closed or failed.
+        """
+        self._line.check()
+        async with self._turn_and_slot():
+            header, _ = await self._run_command({"op": "snapshot"}, b"", FILE_TIMEOUT_S)
+            (file,) = await self._passed(1)
+            return self._line.add(file, header["processes"], self._used)
+
+    async def fork(self, snapshot: Snapshot) -> BubblewrapBox:
+        """Return a new box with the files, the working folder and the environment of a snapshot. The caller closes it.
+        The snapshot's box may be closed.
+
+        Raises:
+            BadInput: the snapshot is not of these boxes.
+            SandboxError: the pool is closed.
+        """
+        state = checked(snapshot)
+        return self._pool.made(state.spec, root_of(state.spec, self._pool.layers_of), below=state)
+
+    async def verifier(self, paths: Sequence[str], most_bytes: int = MOST_BYTES) -> Sandbox:
+        """Return a box in which nothing but files of these names comes from this one: a fork of this box's first
+        snapshot, or of this one where no command has run in it. The caller closes it.
+
+        `converse` in it runs `code` without the files, and `other` with them.
+
+        Args:
+            paths: files; relative paths start at /box. A missing file is left out.
+            most_bytes: maximum size of each file.
+
+        Raises:
+            BadInput: a path is none, or commands have run in this box and it has no snapshot.
+            SpoiltFile: at a path, or in a folder on the way, a command left something else, such as a link, or a larger
+                file.
+            SandboxError: a box failed.
+        """
+        names = checked_paths(paths)
+        self._check_open()
+        if self._line.prepared is None:
+            check_prepared(self._used)
+            await self.snapshot()
+        judging = self._pool.made(self.spec, self._root, below=self._line.prepared)
+        judging._line.judge = (self._line.prepared,)
+        return await verifier_of(self, judging, names, most_bytes)
 
     async def fresh(self) -> Sandbox:
         self._check_open()
-        return await self._pool.take(self._spec)
+        return await self._pool.take(self.spec)
 
     async def beside(self, spec: BoxSpec) -> Sandbox:
         """Return a box with another spec from the same pool. The caller closes it.
@@ -212,48 +289,34 @@ class BubblewrapBox:
         return await self._pool.take(spec)
 
     async def converse(self, code: str, other: str) -> ExecResult:
-        """Run two programs at once, each in a fresh box, joined by two pipes: each writes to file descriptor 201 and
-        reads from 200. `other` has the time limit of the spec, `code` twice as much; the end of `code` ends `other`.
-        Together they take one slot of the pool, since one of them usually waits.
-
-        Returns:
-            result of `code`.
+        """Return the result of `code`, which runs at once with `other`, each in a box of its own: a fresh one, or in a
+        verifier a fork, `code` without the policy's files and `other` with them. Two pipes join them: each writes to
+        file descriptor 201 and reads from 200. `other` has the time limit of the spec, `code` twice as much; the end of
+        `code` ends `other`. Together they take one slot of the pool, since one of them usually waits.
 
         Raises:
+            BadInput: the box has an image of its own, on whose programs a judge must not run.
             SandboxError: a box failed and `code` failed because of it, or this box is closed.
         """
         self._check_open()
-        (questions, ask), (answers, answer) = os.pipe(), os.pipe()
-        asking = self._pool.made(self._spec, (answers, ask))
-        answering = self._pool.made(self._spec, (questions, answer))
-        limit_s = self._spec.timeout_s
-        answer_task: asyncio.Task[ExecResult] | None = None
-        try:
-            async with self._pool.slots:
-                answer_task = asyncio.create_task(answering.run_alone(other, limit_s))
-                result = await asking.run_alone(code, 2 * limit_s)
-                if result.exit_code:  # the await below raises if the other box is the one that failed
-                    answering.cancel()
-                    await answer_task
-                return result
-        finally:
-            if answer_task is not None:
-                answer_task.cancel()
-                await asyncio.gather(answer_task, return_exceptions=True)
-            await asking.close()
-            await answering.close()
+        check_judging(self.spec.image, self._root.kind)
+        judge = self._line.judge
+        below = (*judge, await self.snapshot()) if judge else (None, None)
+        ends = zip(pipes_between(), below, strict=True)
+        asking, answering = (self._pool.made(self.spec, self._root, *end) for end in ends)
+        return await conversation((asking, code), (answering, other), self.spec.timeout_s, self._pool.slots)
 
     async def run_alone(self, code: str, limit_s: float) -> ExecResult:
         """Run Python code in an unused box for a caller that holds a slot."""
         try:
-            return _result(*await self._run_command({"op": "python"}, code.encode("utf-8", "surrogatepass"), limit_s))
+            return result_of(*await self._run_command({"op": "python"}, code.encode("utf-8", "surrogatepass"), limit_s))
         finally:
             self._close_pipes()  # if the box did not start, the other one would wait for an answer
 
     def cancel(self) -> None:
         """End the running command, if there is one; its result is that of a killed command."""
         if self._connection is not None:
-            _send(self._connection[1], {"op": "cancel"})
+            send(self._connection[1], {"op": "cancel"})
 
     async def read(self, path: str, most_bytes: int = MOST_BYTES) -> bytes:
         """Return a file of the box; relative paths start at /box. Only regular files are read, without waiting. The
@@ -270,15 +333,23 @@ class BubblewrapBox:
             OSError: error of open(2) in a box where no command has run.
             SandboxError: the box failed.
         """
-        pieces, size = io.BytesIO(), 0
+        return await self._read({"op": "read", "path": path, "most": most_bytes}, self._used)
+
+    async def read_plain(self, path: str, most_bytes: int) -> bytes:
+        """Return a file as `read` does, but refuse links, also in its folders, and take every error for a command's
+        doing."""
+        return await self._read({"op": "read", "path": path, "most": most_bytes, "plain": True}, True)
+
+    async def _read(self, request: dict[str, Any], used: bool) -> bytes:
+        path, most_bytes, pieces, size = request["path"], request["most"], io.BytesIO(), 0
         async with self._turn_and_slot():  # no command may run between two pieces
             while True:
-                request = {"op": "read", "path": path, "offset": size, "most": most_bytes}
-                header, piece = await self._run_command(request, b"", FILE_TIMEOUT_S, READ_PIECE_BYTES)
-                raise_for(header, path, self._used, most_bytes)
+                offset = {"offset": size}
+                header, piece = await self._run_command(request | offset, b"", FILE_TIMEOUT_S, READ_PIECE_BYTES)
+                raise_for(header, path, used, most_bytes)
                 size += pieces.write(piece)
                 if size > most_bytes:  # such as a file of /proc, which does not report its size
-                    raise_for({**header, "exit": errno.EFBIG}, path, self._used, most_bytes)
+                    raise_for({**header, "exit": errno.EFBIG}, path, used, most_bytes)
                 if len(piece) < READ_PIECE_BYTES:
                     return pieces.getvalue()
 
@@ -316,8 +387,8 @@ class BubblewrapBox:
     async def close(self) -> None:
         self._end_reason = self._end_reason or "the box is closed"
         self._close_pipes()
-        if self._ports is not None:
-            self._ports.close()
+        self._passing.close()
+        self._line.layers = ()
         if self._connection is not None:
             self._connection[1].close()
             self._connection = None
@@ -325,7 +396,7 @@ class BubblewrapBox:
     async def _command(
         self, request: dict[str, Any], body: bytes, timeout_s: float | None, output_bytes: int | None = None
     ) -> tuple[Mapping[str, Any], bytes]:
-        limit_s = self._spec.timeout_s if timeout_s is None else timeout_s
+        limit_s = self.spec.timeout_s if timeout_s is None else timeout_s
         async with self._turn_and_slot():
             return await self._run_command(request, body, limit_s, output_bytes)
 
@@ -346,11 +417,11 @@ class BubblewrapBox:
         request |= {
             "id": self._requests,
             "timeout": limit_s,
-            "output": self._spec.output_bytes if output_bytes is None else output_bytes,
+            "output": self.spec.output_bytes if output_bytes is None else output_bytes,
         }
         try:
             writer = await self._open()
-            _send(writer, request, body)
+            send(writer, request, body)
             async with asyncio.timeout(limit_s + self._pool.grace_s):
                 return await self._answer(request["id"])
         except asyncio.CancelledError:
@@ -368,13 +439,33 @@ class BubblewrapBox:
     async def _open(self) -> asyncio.StreamWriter:
         self._check_open()
         if self._connection is None:
-            self._connection = await asyncio.open_connection(sock=await self._server.connect(self._joined))
-            self._close_pipes()
-            spec = self._spec
-            limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes}
-            limits["files"] = PROGRAM_FILES if self._pool.runs_programs else FILES
-            _send(self._connection[1], limits)
+            async with lent(self._line.layers) as frozen:
+                self._connection = await asyncio.open_connection(sock=await self._server.connect(self._joined, frozen))
+                self._close_pipes()
+                send(self._connection[1], self._limits())
+                for layer, file in zip(self._line.layers, await self._passed(len(frozen)), strict=True):
+                    layer.replace(file)
         return self._connection[1]
+
+    def _limits(self) -> dict[str, Any]:
+        """Return what the box is told when it starts."""
+        spec = self.spec
+        limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes, "user": spec.user}
+        limits["files"] = PROGRAM_FILES if self._pool.runs_programs else FILES
+        return {**limits, **self._root.limits(), **self._line.limits()}
+
+    async def _passed(self, count: int) -> list[int]:
+        """Receive descriptors from the box.
+
+        Raises:
+            SandboxError: it failed before it passed them.
+        """
+        try:
+            async with asyncio.timeout(self._pool.grace_s):
+                return await passed(self._passing, count)
+        except (TimeoutError, SandboxError):
+            await self._answer(0)  # raises what the box said of its failure
+            raise
 
     def _close_pipes(self) -> None:
         for file in self._joined:
@@ -407,27 +498,3 @@ class BubblewrapBox:
         await self.close()
         self._end_reason = why
         return SandboxError(f"sandbox: box failed: {why}")
-
-
-def _send(writer: asyncio.StreamWriter, header: Mapping[str, Any], body: bytes = b"") -> None:
-    text = json.dumps(header).encode()
-    writer.write(struct.pack("<II", len(text), len(body)) + text)
-    writer.write(body)
-
-
-def _result(header: Mapping[str, Any], body: bytes) -> ExecResult:
-    split = header["stdout"]
-    return ExecResult(
-        exit_code=header["exit"],
-        stdout=_text(body[:split], cut=header["truncated"]),
-        stderr=_text(body[split:], cut=header["truncated"]),
-        wall_s=header["wall"],
-        timed_out=header["timed_out"],
-        out_of_memory=header["out_of_memory"],
-        truncated=header["truncated"],
-    )
-
-
-def _text(data: bytes, *, cut: bool) -> str:
-    """Decode UTF-8 with replacement; drop a character that the byte limit cut in two."""
-    return codecs.getincrementaldecoder("utf-8")("replace").decode(data, final=not cut)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping, Sequence
 
-from sparring.protocols import Sandbox
+from sparring.errors import SandboxError
+from sparring.protocols import Sandbox, Snapshot
 from sparring.types import MOST_BYTES, EntryKind, ExecResult
 
 
@@ -33,6 +34,15 @@ class OffBox:
 
     async def write(self, path: str, data: bytes) -> None:
         """Drop the data."""
+
+    async def snapshot(self) -> Snapshot:
+        raise SandboxError("sandbox: the tool host is switched off, and has no state")
+
+    async def fork(self, snapshot: Snapshot) -> Sandbox:
+        return OffBox()
+
+    async def verifier(self, paths: Sequence[str], most_bytes: int = MOST_BYTES) -> Sandbox:
+        return OffBox()
 
     async def close(self) -> None:
         """Do nothing."""

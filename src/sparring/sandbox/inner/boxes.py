@@ -30,8 +30,16 @@ import traceback
 import types
 from typing import Any, NoReturn
 
-from sparring.sandbox.inner.confine import address_space_bytes, fork_isolated, furnish, narrow, raise_loopback
+from sparring.sandbox.inner.confine import (
+    Furnished,
+    address_space_bytes,
+    fork_isolated,
+    furnish,
+    narrow,
+    raise_loopback,
+)
 from sparring.sandbox.inner.files import run_on_files
+from sparring.sandbox.inner.root import processes
 
 ASKED, ANSWERED = 200, 201  # descriptors of a joined box's first command: to read from the other box, to write to it
 OUT_OF_MEMORY = signal.SIGRTMAX  # sent to itself by Python code after an uncaught MemoryError. The box believes it if
@@ -150,7 +158,7 @@ def command(
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         address = resource.RLIM_INFINITY if request["op"] == "program" else limits["address"]
-        narrow(address, math.ceil(request["timeout"] * CPUS) + 2)
+        narrow(address, math.ceil(request["timeout"] * CPUS) + 2, limits["furnished"])
         os.write(armed, b"!")
         os.closerange(3, ASKED)
         os.closerange(ANSWERED + 1, 1 << 16)
@@ -335,11 +343,12 @@ def own_bytes() -> int:
         return int(file.read().split()[1]) * PAGE_BYTES
 
 
-def box(connection: socket.socket, joined: list[int]) -> NoReturn:
-    """Serve one box until its socket closes. Never returns. `joined` are two pipe ends for its first command, or one
-    socket over which the parent receives the listening sockets of programs."""
+def box(connection: socket.socket, joined: list[int], frozen: list[int]) -> NoReturn:
+    """Serve one box until its socket closes. Never returns. `joined` are a socket over which the parent receives
+    descriptors (listening sockets of programs, layers), and perhaps two pipe ends for the first command; `frozen` are
+    layers of another box."""
     try:
-        ports = socket.socket(fileno=joined.pop()) if len(joined) == 1 else None
+        passing = socket.socket(fileno=joined.pop(0))
         for target, file in zip((ASKED, ANSWERED), joined, strict=False):
             os.dup2(file, target)
             os.close(file)
@@ -348,15 +357,18 @@ def box(connection: socket.socket, joined: list[int]) -> NoReturn:
             signal.SIGINT, signal.SIG_DFL
         )  # the kernel shields pid 1 from signals of its namespace only if it has no handler
         limits, _ = receive(connection)
-        furnish(limits["disk"], limits["processes"], limits["files"])
+        limits["furnished"] = furnished = furnish(limits, frozen)
+        give(passing, furnished.tree.returned)
         limits["address"] = address_space_bytes() + limits["memory"]  # memory limit on top of the warm interpreter
         while True:
             request, body = receive(connection)
             if request["op"] == "cancel":
                 continue  # it arrived after the end of the command
+            if request["op"] == "snapshot":
+                send(connection, snapshot(passing, furnished, request["id"]))
+                continue
             if request["op"] == "program":
-                assert ports is not None  # a pool that runs programs joins a socket to each box
-                open_port(ports, request["port"])
+                open_port(passing, request["port"])
             run = Run(request, body, limits)
             while joined:
                 joined.pop()
@@ -368,6 +380,21 @@ def box(connection: socket.socket, joined: list[int]) -> NoReturn:
         raise
     finally:
         os._exit(1)
+
+
+def snapshot(passing: socket.socket, furnished: Furnished, request_id: int) -> dict[str, Any]:
+    """Freeze the box's files, pass the frozen layer to the parent, and return the header of the answer."""
+    running = processes()
+    give(passing, [furnished.tree.snapshot()])
+    return {"id": request_id, "processes": running}
+
+
+def give(passing: socket.socket, files: list[int]) -> None:
+    """Pass descriptors to the parent, and close them here."""
+    if files:
+        socket.send_fds(passing, [b"f"], files)
+    for file in files:
+        os.close(file)
 
 
 def open_port(ports: socket.socket, port: int) -> None:
@@ -401,10 +428,11 @@ def serve() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps boxes
     warm_up()
     while True:
-        byte, files, _, _ = socket.recv_fds(control, 1, 3)
+        byte, files, _, _ = socket.recv_fds(control, 1, 253)
         if not byte:
             os._exit(0)
-        connection, joined = socket.socket(fileno=files[0]), files[1:]
+        num_joined = len(files) - byte[0]
+        connection, joined, frozen = socket.socket(fileno=files[0]), files[1:num_joined], files[num_joined:]
         try:
             pid = fork_isolated()
         except OSError as error:
@@ -412,7 +440,7 @@ def serve() -> None:
         else:
             if pid == 0:
                 control.close()
-                box(connection, joined)
-        for file in joined:
+                box(connection, joined, frozen)
+        for file in joined + frozen:
             os.close(file)
         connection.close()
