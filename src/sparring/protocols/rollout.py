@@ -120,7 +120,7 @@ class Sandbox(Protocol):
         In it, `converse` runs `code` without these files and `other` with them.
 
         Args:
-            paths: regular files; a missing one is left out.
+            paths: regular files. One that is missing in this box is missing there.
             most_bytes: maximum size of each.
 
         Raises:

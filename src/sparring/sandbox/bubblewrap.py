@@ -256,7 +256,7 @@ class BubblewrapBox:
         `converse` in it runs `code` without the files, and `other` with them.
 
         Args:
-            paths: files; relative paths start at /box. A missing file is left out.
+            paths: files; relative paths start at /box. One that is missing here is missing there.
             most_bytes: maximum size of each file.
 
         Raises:
@@ -279,12 +279,7 @@ class BubblewrapBox:
         return await self._pool.take(self.spec)
 
     async def beside(self, spec: BoxSpec) -> Sandbox:
-        """Return a box with another spec from the same pool. The caller closes it.
-
-        Raises:
-            BadInput: the pool cannot make such a box, see `take`.
-            SandboxError: this box has failed, or it or the pool is closed.
-        """
+        """Return a box with another spec from the same pool, as `take` does. The caller closes it."""
         self._check_open()
         return await self._pool.take(spec)
 
@@ -383,6 +378,10 @@ class BubblewrapBox:
         """
         header, _ = await self._command({"op": "write", "path": path, "size": len(data)}, data, FILE_TIMEOUT_S)
         raise_for(header, path, self._used)
+
+    async def remove(self, path: str) -> None:
+        """Remove a file, if it is there."""
+        await self._command({"op": "remove", "path": path}, b"", FILE_TIMEOUT_S)
 
     async def close(self) -> None:
         self._end_reason = self._end_reason or "the box is closed"

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from sparring.errors import refusal
 from sparring.protocols import Sandbox
 from sparring.types import ExecResult
 
-Judging = TypeVar("Judging", bound=Sandbox)
+
+class VerifyingBox(Sandbox, Protocol):
+    """Box in which the policy's work is judged."""
+
+    async def remove(self, path: str) -> None:
+        """Remove a file, if it is there."""
 
 
 class PolicyBox(Protocol):
@@ -36,8 +41,8 @@ def checked_paths(paths: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(os.path.normpath, paths)))
 
 
-async def verifier_of(judged: PolicyBox, verifier: Judging, paths: Sequence[str], most_bytes: int) -> Judging:
-    """Write files of the policy's box into its verifier, and return that. A missing file is left out.
+async def verifier_of(judged: PolicyBox, verifier: VerifyingBox, paths: Sequence[str], most_bytes: int) -> VerifyingBox:
+    """Write files of the policy's box into its verifier, remove there what is missing here, and return the verifier.
 
     Raises:
         SpoiltFile: a command left something else at a path, or a file of more than `most_bytes`.
@@ -48,8 +53,9 @@ async def verifier_of(judged: PolicyBox, verifier: Judging, paths: Sequence[str]
             try:
                 data = await judged.read_plain(path, most_bytes)
             except FileNotFoundError:
-                continue
-            await verifier.write(path, data)
+                await verifier.remove(path)
+            else:
+                await verifier.write(path, data)
     except BaseException:
         await verifier.close()
         raise

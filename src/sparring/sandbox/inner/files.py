@@ -31,13 +31,15 @@ KINDS = ((stat.S_ISREG, b"file"), (stat.S_ISDIR, b"folder"), (stat.S_ISLNK, b"li
 
 
 def run_on_files(request: dict[str, Any]) -> int:
-    """Read, write or list, according to `op` of the request."""
+    """Read, write, remove or list, according to `op` of the request."""
     try:
         if request["op"] == "read":
             with open(_readable(request["path"], request.get("plain", False)), "rb", buffering=0) as file:
                 _read(file, request["offset"], request["output"], request["most"])
         elif request["op"] == "write":
             _write(request["path"], request["size"])
+        elif request["op"] == "remove":
+            os.unlink(request["path"])
         else:
             _list(request["path"])
     except OSError as error:

@@ -212,9 +212,16 @@ def test_a_verifier_has_what_was_prepared_and_the_named_files(bench: Any) -> Non
     async def work(boxes: BubblewrapBoxes) -> list[Any]:
         box = await boxes.take(SPEC)
         await box.write("prepared.txt", b"prepared")
+        await box.write("removed.txt", b"prepared")
         await box.snapshot()
-        await box.exec(["sh", "-c", "echo forged > prepared.txt; echo mine > answer.txt; echo x > other; touch /tmp/x"])
-        verifier = await box.verifier(["answer.txt", "missing.txt"], most_bytes=100)
+        await box.exec(
+            [
+                "sh",
+                "-c",
+                "echo forged > prepared.txt; echo mine > answer.txt; rm removed.txt; echo x > other; touch /tmp/x",
+            ]
+        )
+        verifier = await box.verifier(["answer.txt", "missing.txt", "removed.txt"], most_bytes=100)
         found = [dict(await verifier.entries()), await verifier.read("prepared.txt"), await verifier.read("answer.txt")]
         return [*found, dict(await verifier.entries("/tmp"))]
 
