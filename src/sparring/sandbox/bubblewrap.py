@@ -21,7 +21,7 @@ from sparring.protocols import Sandbox, Snapshot
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.frames import result_of, send
 from sparring.sandbox.off_box import OffBox
-from sparring.sandbox.roots import LayersOf, Root, check_same_user, root_of, stored_layers
+from sparring.sandbox.roots import LayersOf, Root, check_runs_programs, check_same_user, root_of, stored_layers
 from sparring.sandbox.server import Server
 from sparring.sandbox.snapshots import LayeredSnapshot, Line, check_judging, check_prepared, checked, lent, passed
 from sparring.sandbox.spoilt import raise_for
@@ -195,11 +195,10 @@ class BubblewrapBox:
                 has ended.
 
         Raises:
-            BadInput: the pool runs no programs.
+            BadInput: the pool runs no programs, or the box has an image of its own.
             SandboxError: the box failed.
         """
-        if not self._pool.runs_programs:
-            raise refusal("sandbox", "boxes that run programs", "others", "make the pool with mounts")
+        check_runs_programs(self._pool.runs_programs, self.spec, self._root)
         self._used = True
         request = {"op": "program", "argv": list(argv), "environment": dict(environment), "port": port}
         async with self._turn:

@@ -105,6 +105,19 @@ def check_same_user(spec: BoxSpec, user: int | None) -> None:
         raise refusal("box.user", expected, got, "use one user a box: set box.user, or take another box for the other")
 
 
+def check_runs_programs(runs_programs: bool, spec: BoxSpec, root: Root) -> None:
+    """Refuse an agent program where it is not mounted.
+
+    Raises:
+        BadInput: the pool has no mounts, or the box has an image of its own.
+    """
+    if not runs_programs:
+        raise refusal("sandbox", "boxes that run programs", "others", "make the pool with mounts")
+    if root.kind == "layers":
+        do = "use one of them; a world with tools may have an image, for the program then has another box"
+        raise refusal("box.image", "'python' or 'host' for a box that runs an agent program", repr(spec.image), do)
+
+
 def site_packages() -> Iterator[Path]:
     """Yield the folders of the host's Python packages below /usr, which boxes do not see."""
     for folder in (Path("/usr/lib"), Path("/usr/local/lib")):
