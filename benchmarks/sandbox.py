@@ -19,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
@@ -141,6 +142,45 @@ async def live_figures(count: int) -> dict[str, float]:
     return figures
 
 
+async def forks_figures(times: int) -> dict[str, float]:
+    """Median milliseconds of roots and forks. Roots of both kinds take turns, and so do what is compared."""
+    boxes = BubblewrapBoxes(SandboxConfig(servers=1))
+    spent: dict[str, list[float]] = {
+        name: [] for name in ("root_python", "root_host", "started", "forked", "snapshot", "verifier")
+    }
+
+    async def timed(name: str, work: Awaitable[Any]) -> Any:
+        start = time.perf_counter()
+        result = await work
+        spent[name].append(1000 * (time.perf_counter() - start))
+        return result
+
+    async def take_and_run(image: str) -> None:
+        box = await boxes.take(replace(SPEC, image=image))
+        await box.exec(["/bin/true"])
+        await box.close()
+
+    base = await boxes.take(replace(SPEC, disk_bytes=256 << 20))
+    await base.exec(["sh", "-c", "head -c 104857600 /dev/zero > large"])
+    prepared = await base.snapshot()
+    for turn in range(times + 3):
+        for image in ("python", "host"):
+            await timed(f"root_{image}", take_and_run(image))
+        plain, fork = await boxes.take(SPEC), await base.fork(prepared)
+        await timed("started", plain.exec(["/bin/true"]))
+        await timed("forked", fork.exec(["/bin/true"]))
+        await timed("snapshot", fork.snapshot())
+        await fork.write("answer.txt", b"42")
+        verifier = await timed("verifier", fork.verifier(["answer.txt"]))
+        for box in (plain, fork, verifier):
+            await box.close()
+        if turn < 3:  # the servers have started
+            for name in spent:
+                spent[name].clear()
+    await boxes.close()
+    return {f"{name}_ms": statistics.median(values) for name, values in spent.items()}
+
+
 async def processes_per_s(argv: list[str], commands: int, concurrency: int) -> float:
     """Commands per second where each is a process of its own."""
 
@@ -171,6 +211,8 @@ def main() -> int:
     bare = [find_python(SandboxConfig()), "-I", "-c", CODE]
     figures["bwrap_per_s"] = asyncio.run(processes_per_s(fresh_bubblewrap(), few, concurrency))
     figures["subprocess_per_s"] = asyncio.run(processes_per_s(bare, few, concurrency))
+    figures |= asyncio.run(forks_figures(few))
+    overlay, stacked = figures["root_host_ms"] / figures["root_python_ms"], figures["forked_ms"] - figures["started_ms"]
     for name, value in figures.items():
         print(f"{name:24} {value:10.2f}")
     fastest, further = figures["per_s_at_16"], figures["python_per_s"] / figures["bwrap_per_s"]
@@ -188,6 +230,10 @@ def main() -> int:
         claim("boxes per second, concurrency 64", figures["per_s_at_64"], "1/s", 200.0, ">="),
         claim("whole boxes against bwrap + python3 per command", fastest / figures["bwrap_per_s"], "x", 2.0, ">="),
         claim("further commands against bwrap + python3 per command", further, "x", 4.0, ">="),
+        claim("take, exec(true), close: overlay root against the read-only one", overlay, "x", 1.1, "<="),
+        claim("fork over 100 MB against an empty box, exec(true): median of more", stacked, "ms", 5.0, "<="),
+        claim("snapshot: median", figures["snapshot_ms"], "ms", 5.0, "<="),
+        claim("verifier with one file: median", figures["verifier_ms"], "ms", 15.0, "<="),
         claim("whole boxes against bare python3 per command", fastest / figures["subprocess_per_s"], "x", 1.0, ">="),
     ]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

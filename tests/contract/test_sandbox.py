@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sandboxes import Bench
 
-from sparring.errors import SandboxError
+from sparring.errors import SandboxError, SpoiltFile
 from sparring.protocols import Boxes
 from sparring.types import BoxSpec
 
@@ -301,3 +301,54 @@ def test_the_same_code_prints_the_same(bench: Bench) -> None:
     first, second = python(bench, code), python(bench, code)
     assert first.stdout == second.stdout
     assert first.exit_code == 0
+
+
+def test_a_fork_has_the_files_of_the_snapshot(bench: Bench) -> None:
+    async def work(boxes: Boxes) -> list[bytes]:
+        box = await boxes.take(SPEC)
+        await box.write("file", b"one")
+        kept = await box.snapshot()
+        await box.write("file", b"two")
+        fork = await box.fork(kept)
+        await box.close()
+        again = await fork.fork(kept)  # the snapshot outlives its box
+        await fork.write("file", b"three")
+        found = [await one.read("file") for one in (fork, again)]
+        await fork.close()
+        await again.close()
+        return found
+
+    assert bench(work) == [b"three", b"one"]
+
+
+def test_only_named_files_come_into_a_verifier(bench: Bench) -> None:
+    async def work(boxes: Boxes) -> Any:
+        box = await boxes.take(SPEC)
+        await box.write("prepared", b"as it was")
+        kept = await box.snapshot()
+        assert (kept.folder, kept.environment, kept.processes) == ("/box", None, ())
+        await box.exec(
+            ["sh", "-c", "echo x > prepared; echo 42 > answer; echo y > other; mkdir folder; ln -s answer link"]
+        )
+        verifier = await box.verifier(["answer"], most_bytes=3)
+        found = dict(await verifier.entries()), await verifier.read("prepared"), await verifier.read("answer")
+        for path, most_bytes in (("answer", 2), ("folder", 3), ("link", 3)):
+            with pytest.raises(SpoiltFile):
+                await box.verifier([path], most_bytes)
+        await verifier.close()
+        await box.close()
+        return found
+
+    assert bench(work) == ({"answer": "file", "prepared": "file"}, b"as it was", b"42\n")
+
+
+def test_a_closed_box_has_no_snapshot_and_no_verifier(bench: Bench) -> None:
+    async def work(boxes: Boxes) -> None:
+        box = await boxes.take(SPEC)
+        await box.close()
+        with pytest.raises(SandboxError):
+            await box.snapshot()
+        with pytest.raises(SandboxError):
+            await box.verifier(["answer"])
+
+    bench(work)

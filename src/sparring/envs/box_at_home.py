@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from sparring.envs.executor import at_home
-from sparring.protocols import LiveProcess, Sandbox, Shell, Terminal
+from sparring.protocols import LiveProcess, Sandbox, Shell, Snapshot, Terminal
 from sparring.types import MOST_BYTES, EntryKind, ExecResult, TreeEntry
 
 
@@ -72,6 +72,15 @@ class BoxAtHome:
 
     async def write(self, path: str, data: bytes) -> None:
         return await at_home(self._box.write, path, data)
+
+    async def snapshot(self, *, ends: bool = False) -> Snapshot:
+        return await at_home(self._box.snapshot, ends=ends)
+
+    async def fork(self, snapshot: Snapshot) -> Sandbox:
+        return BoxAtHome(await at_home(self._box.fork, snapshot))
+
+    async def verifier(self, paths: Sequence[str], most_bytes: int = MOST_BYTES) -> Sandbox:
+        return BoxAtHome(await at_home(self._box.verifier, paths, most_bytes))
 
     async def close(self) -> None:
         return await at_home(self._box.close)

@@ -9,6 +9,7 @@ from sparring.protocols.boxes import (
     LiveProcess as LiveProcess,
     Sandbox as Sandbox,
     Shell as Shell,
+    Snapshot as Snapshot,
     Terminal as Terminal,
 )
 from sparring.protocols.rollout import (

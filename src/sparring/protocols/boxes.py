@@ -100,6 +100,22 @@ class Terminal(Protocol):
         """End the program with all that it started."""
 
 
+class Snapshot(Protocol):
+    """State of a box, of which boxes can be forked. It is held as long as something refers to it."""
+
+    @property
+    def folder(self) -> str:
+        """Working folder of commands."""
+
+    @property
+    def environment(self) -> Mapping[str, str] | None:
+        """Environment of commands; None: that of every box."""
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """Command lines of the processes that ran, which are not part of the state."""
+
+
 class Sandbox(Protocol):
     """Isolated box in which commands run.
 
@@ -218,6 +234,37 @@ class Sandbox(Protocol):
 
         Raises:
             SpoiltFile: as for `read`.
+        """
+
+    async def snapshot(self, *, ends: bool = False) -> Snapshot:
+        """Keep the box's files, working folder and environment as they are now, at no cost that grows with them.
+
+        It waits for commands that run. The first snapshot of a box is what its verifiers are forks of: a world makes it
+        when it has prepared the box, before the policy's first command.
+
+        Args:
+            ends: end the processes that live on in the box. They are not part of the state, which names them.
+
+        Raises:
+            BadInput: processes live on, which a program, `start`, a shell or a terminal left.
+        """
+
+    async def fork(self, snapshot: Snapshot) -> Sandbox:
+        """Open another box in the state of a snapshot, whose box may be closed. The caller closes it."""
+
+    async def verifier(self, paths: Sequence[str], most_bytes: int = MOST_BYTES) -> Sandbox:
+        """Open a box in which the policy's work can be judged: a fork of the first snapshot, into which only files of
+        these names come. The caller closes it.
+
+        In it, `converse` runs `code` without these files and `other` with them.
+
+        Args:
+            paths: regular files. One that is missing in this box is missing there.
+            most_bytes: maximum size of each.
+
+        Raises:
+            SpoiltFile: a command left something else at a path, a link on the way to it, or a larger file.
+            BadInput: commands have run, and no snapshot was made before.
         """
 
     async def close(self) -> None:

@@ -4,30 +4,30 @@ mechanism, docs/sandbox.md what is isolated."""
 from __future__ import annotations
 
 import asyncio
-import errno
-import io
 import os
 import socket
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, cast
+from itertools import chain
+from typing import Any
 
 from sparring.errors import SandboxError, refusal
-from sparring.protocols import OnOutput, Sandbox
-from sparring.sandbox.commands import BoxCommands
+from sparring.protocols import OnOutput, Sandbox, Snapshot
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.connection import BoxConnection, Call, Pump, Refused, Sink
+from sparring.sandbox.file_commands import FILE_TIMEOUT_S, FileCommands
 from sparring.sandbox.handles import BoxProcess, BoxShell, BoxTerminal
 from sparring.sandbox.off_box import OffBox
 from sparring.sandbox.results import result_of
+from sparring.sandbox.roots import LayersOf, Root, check_runs_programs, check_same_user, root_of, stored_layers
 from sparring.sandbox.screen import Screen
 from sparring.sandbox.server import Server
+from sparring.sandbox.snapshots import LayeredSnapshot, check_judging, check_prepared, checked, still_lives
 from sparring.sandbox.spoilt import PortTaken, raise_for
-from sparring.sandbox.trees import packed, unpacked
-from sparring.types import MOST_BYTES, BoxSpec, EntryKind, ExecResult, TreeEntry
+from sparring.sandbox.verifier import checked_paths, conversation, pipes_between, verifier_of
+from sparring.types import MOST_BYTES, BoxSpec, ExecResult
 
 TERMINAL_BYTES = 1 << 16  # of a terminal's output on their way
-FILE_TIMEOUT_S = 10.0  # for read and write, which run for the caller and not for the policy
 
 
 class BubblewrapBoxes:
@@ -38,13 +38,19 @@ class BubblewrapBoxes:
         config: `[sandbox]`.
         mounts: files and folders of the host that programs need, by their path in the boxes; None: the boxes run no
             programs.
+        layers_of: finds the layers of an image by its name.
     """
 
-    def __init__(self, config: SandboxConfig, mounts: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, config: SandboxConfig, mounts: Mapping[str, str] | None = None, layers_of: LayersOf = stored_layers
+    ) -> None:
         cpus = len(os.sched_getaffinity(0))
         self._config = config
         self.runs_programs = mounts is not None
-        self._servers = [Server(config, mounts) for _ in range(config.servers or cpus)]
+        self._mounts = mounts
+        self.layers_of = layers_of
+        self._servers: dict[tuple[object, ...], list[Server]] = {}
+        self._num_servers = config.servers or cpus
         self.slots = asyncio.Semaphore(config.concurrency or 2 * cpus)
         self.grace_s = config.grace_s
         self._num_boxes = 0
@@ -55,31 +61,40 @@ class BubblewrapBoxes:
         """Return a new box, which the caller closes. Its first command starts its processes.
 
         Raises:
-            BadInput: the spec asks for an image or a network, which these boxes lack.
+            BadInput: there is no such image, the user is no id, or the spec asks for a network, which these boxes lack.
             SandboxError: the pool is closed.
         """
-        if spec.image != "python":
-            raise refusal("box.image", "'python'", repr(spec.image), "use another kind of sandbox for images")
         if spec.network:
             raise refusal(
                 "box.network", "false", "true", "bubblewrap boxes have no network; use another kind of sandbox"
             )
+        root = root_of(spec, self.layers_of)
         if not self._config.enabled:
             return OffBox()
-        if self._closed:
-            raise SandboxError("sandbox: the pool is closed")
-        return self.made(spec)
+        return self.made(spec, root)
 
-    def made(self, spec: BoxSpec, joined: tuple[int, ...] = ()) -> BubblewrapBox:
+    def made(
+        self, spec: BoxSpec, root: Root, joined: tuple[int, ...] = (), below: LayeredSnapshot | None = None
+    ) -> BubblewrapBox:
         """Return a box of the next server.
 
         Args:
             spec: limits of the box.
+            root: root of the box.
             joined: pipe ends for its first command; the box closes them.
+            below: snapshot that the box is a fork of.
+
+        Raises:
+            SandboxError: the pool is closed.
         """
-        server = self._servers[self._num_boxes % len(self._servers)]
+        if self._closed:
+            raise SandboxError("sandbox: the pool is closed")
+        kind = (root.kind == "host", *root.folders)
+        if kind not in self._servers:
+            self._servers[kind] = [Server(self._config, self._mounts, root) for _ in range(self._num_servers)]
+        server = self._servers[kind][self._num_boxes % self._num_servers]
         self._num_boxes += 1
-        box = BubblewrapBox(self, spec, server, joined)
+        box = BubblewrapBox(self, spec, root, server, joined, below)
         self._open.add(box)
         return box
 
@@ -87,11 +102,11 @@ class BubblewrapBoxes:
         self._closed = True
         for box in list(self._open):
             await box.close()
-        for server in self._servers:
+        for server in chain.from_iterable(self._servers.values()):
             server.close()
 
 
-class BubblewrapBox(BoxCommands):
+class BubblewrapBox(FileCommands):
     """Box of one fork server. Its commands run at once, but while its caller reads or writes files no new one begins;
     cancelling the awaiting task kills the command. Implements `Sandbox`.
 
@@ -114,6 +129,7 @@ class BubblewrapBox(BoxCommands):
         timeout_s: float | None = None,
         output_bytes: int | None = None,
         on_output: OnOutput | None = None,
+        user: int | None = None,
     ) -> ExecResult:
         """Run a program, or a text of sh, in /box or another folder of the box. The exit code is a shell's: 126, 127,
         or 128 + n after signal n. What it leaves running ends with it.
@@ -121,14 +137,18 @@ class BubblewrapBox(BoxCommands):
         Raises:
             FileNotFoundError: there is no folder `cwd`.
             SpoiltFile: a command of this box left something else there, or took permission away.
+            BadInput: the user is not the box's: a box has one.
             SandboxError: the box failed.
         """
+        check_same_user(self.spec, user)
         self._used = True
         request = {"op": "exec", **_placed(argv, cwd, environment)}
         return await self._turned(request, _bytes(stdin), timeout_s, output_bytes, on_output)
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
-        """Run code as `python3 -c` would, in a fork of a warm interpreter."""
+        """Run code as `python3 -c` would, in a fork of a warm interpreter; in an image, by the image's `python3`."""
+        if self._root.kind == "layers":
+            return await self.exec(["python3", "-"], stdin=code, timeout_s=timeout_s)
         self._used = True
         return await self._turned({"op": "python"}, _bytes(code), timeout_s)
 
@@ -158,12 +178,11 @@ class BubblewrapBox(BoxCommands):
                 has ended.
 
         Raises:
-            BadInput: the pool runs no programs.
+            BadInput: the pool runs no programs, or the box has an image of its own.
             PortTaken: a command of this box has the port.
             SandboxError: the box failed.
         """
-        if not self._pool.runs_programs:
-            raise refusal("sandbox", "boxes that run programs", "others", "make the pool with mounts")
+        check_runs_programs(self._pool.runs_programs, self.spec, self._root)
         self._used = True
         request = {"op": "program", "argv": list(argv), "environment": dict(environment), "port": port}
         call, rest = await self._begin(request, _bytes(stdin), timeout_s, output_bytes)
@@ -290,9 +309,69 @@ class BubblewrapBox(BoxCommands):
             raise_for({**call.told.result().header, "exit": number}, request["cwd"], self._used)
         return self._connection, call
 
+    async def snapshot(self, *, ends: bool = False) -> LayeredSnapshot:
+        """Freeze the box's files, and return them as what other boxes are forks of. Nothing is copied: the box goes on
+        in a new layer on top. It waits for commands that run, and none begins meanwhile.
+
+        Args:
+            ends: end what lives on in the box, whose processes the snapshot then names.
+
+        Raises:
+            BadInput: processes live on in the box, or it has too many layers.
+            SandboxError: the box is closed or failed.
+        """
+        self._line.check()
+        async with self._turn, self.slot():
+            connection = await self._open()
+            late_s = max(0.0, self._busy_until - asyncio.get_running_loop().time()) + FILE_TIMEOUT_S
+            call = connection.ask({"op": "snapshot", "ends": ends})
+            try:
+                passed = await self.soon(call.layers, late_s=late_s)
+            except Refused as refused:
+                raise still_lives(refused.processes) from refused
+            finally:
+                connection.forget(call)
+            return self._line.add(passed.layers, passed.header["processes"], self._used)
+
+    async def fork(self, snapshot: Snapshot) -> BubblewrapBox:
+        """Return a new box with the files, the working folder and the environment of a snapshot. The caller closes it.
+        The snapshot's box may be closed.
+
+        Raises:
+            BadInput: the snapshot is not of these boxes.
+            SandboxError: the pool is closed.
+        """
+        state = checked(snapshot)
+        return self._pool.made(state.spec, root_of(state.spec, self._pool.layers_of), below=state)
+
+    async def verifier(self, paths: Sequence[str], most_bytes: int = MOST_BYTES) -> Sandbox:
+        """Return a box in which nothing but files of these names comes from this one: a fork of this box's first
+        snapshot, or of this one where no command has run in it. The caller closes it.
+
+        `converse` in it runs `code` without the files, and `other` with them.
+
+        Args:
+            paths: files; relative paths start at /box. One that is missing here is missing there.
+            most_bytes: maximum size of each file.
+
+        Raises:
+            BadInput: a path is none, or commands have run in this box and it has no snapshot.
+            SpoiltFile: at a path, or in a folder on the way, a command left something else, such as a link, or a larger
+                file.
+            SandboxError: a box failed.
+        """
+        names = checked_paths(paths)
+        self._check_open()
+        if self._line.prepared is None:
+            check_prepared(self._used)
+            await self.snapshot()
+        judging = self._pool.made(self.spec, self._root, below=self._line.prepared)
+        judging._line.judge = (self._line.prepared,)
+        return await verifier_of(self, judging, names, most_bytes)
+
     async def fresh(self) -> Sandbox:
         self._check_open()
-        return await self._pool.take(self._spec)
+        return await self._pool.take(self.spec)
 
     async def beside(self, spec: BoxSpec) -> Sandbox:
         """Return a box with another spec from the same pool. The caller closes it.
@@ -305,36 +384,22 @@ class BubblewrapBox(BoxCommands):
         return await self._pool.take(spec)
 
     async def converse(self, code: str, other: str) -> ExecResult:
-        """Run two programs at once, each in a fresh box, joined by two pipes: each writes to file descriptor 201 and
-        reads from 200. `other` has the time limit of the spec, `code` twice as much; the end of `code` ends `other`.
-        Together they take one slot of the pool, since one of them usually waits.
-
-        Returns:
-            result of `code`.
+        """Return the result of `code`, which runs at once with `other`, each in a box of its own: a fresh one, or in a
+        verifier a fork, `code` without the policy's files and `other` with them. Two pipes join them: each writes to
+        file descriptor 201 and reads from 200. `other` has the time limit of the spec, `code` twice as much; the end of
+        `code` ends `other`. Together they take one slot of the pool, since one of them usually waits.
 
         Raises:
+            BadInput: the box has an image of its own, on whose programs a judge must not run.
             SandboxError: a box failed and `code` failed because of it, or this box is closed.
         """
         self._check_open()
-        (questions, ask), (answers, answer) = os.pipe(), os.pipe()
-        asking = self._pool.made(self._spec, (answers, ask))
-        answering = self._pool.made(self._spec, (questions, answer))
-        limit_s = self._spec.timeout_s
-        answer_task: asyncio.Task[ExecResult] | None = None
-        try:
-            async with self._pool.slots:
-                answer_task = asyncio.create_task(answering.run_alone(other, limit_s))
-                result = await asking.run_alone(code, 2 * limit_s)
-                if result.exit_code:  # the await below raises if the other box is the one that failed
-                    answering.cancel()
-                    await answer_task
-                return result
-        finally:
-            if answer_task is not None:
-                answer_task.cancel()
-                await asyncio.gather(answer_task, return_exceptions=True)
-            await asking.close()
-            await answering.close()
+        check_judging(self.spec.image, self._root.kind)
+        judge = self._line.judge
+        below = (*judge, await self.snapshot()) if judge else (None, None)
+        ends = zip(pipes_between(), below, strict=True)
+        asking, answering = (self._pool.made(self.spec, self._root, *end) for end in ends)
+        return await conversation((asking, code), (answering, other), self.spec.timeout_s, self._pool.slots)
 
     async def run_alone(self, code: str, limit_s: float) -> ExecResult:
         """Run Python code in an unused box for a caller that holds a slot."""
@@ -349,100 +414,12 @@ class BubblewrapBox(BoxCommands):
         if self._connection is not None:
             self._connection.send({"id": 0, "op": "end"})
 
-    async def read(self, path: str, most_bytes: int = MOST_BYTES) -> bytes:
-        """Return a file of the box; relative paths start at /box. Only regular files are read, without waiting. No new
-        command begins meanwhile.
-
-        Args:
-            path: path of the file.
-            most_bytes: maximum size of the file.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            SpoiltFile: a command of this box left something else at the path (a pipe, a folder), a larger file, or one
-                that cannot be read.
-            OSError: error of open(2) in a box where no command has run.
-            SandboxError: the box failed.
-        """
-        return await self._gather({"op": "read", "path": path, "most": most_bytes}, most_bytes)
-
-    async def entries(self, path: str = ".") -> Mapping[str, EntryKind]:
-        """Return the kind of each entry of a folder, without following links. Names that are not UTF-8 are as in
-        `os.listdir`.
-
-        Raises:
-            FileNotFoundError: there is no such folder.
-            SpoiltFile: a command of this box left something else at the path, made it unreadable, or left more names
-                than fit into `MOST_BYTES`.
-            OSError: error of scandir(2) in a box where no command has run.
-            SandboxError: the box failed.
-        """
-        body = await self._gather({"op": "list", "path": path}, MOST_BYTES)
-        pairs = (entry.partition(b" ") for entry in body.split(b"\0")[:-1])
-        return {os.fsdecode(name): cast(EntryKind, kind.decode()) for kind, _, name in pairs}
-
-    async def write(self, path: str, data: bytes) -> None:
-        """Write a file of the box and create its folders. The file appears once it is complete; until then, and after a
-        failure, the old content stays.
-
-        Raises:
-            SpoiltFile: a command of this box prevents it: the path is not a file, a folder cannot be written, or the
-                disk is full.
-            OSError: error that no command can have caused: a read-only place, or no command has run.
-            SandboxError: the box failed.
-        """
-        async with self._turn:
-            header, _ = await self._command({"op": "write", "path": path, "size": len(data)}, data, FILE_TIMEOUT_S)
-        raise_for(header, path, self._used)
-
-    async def upload(self, tree: Mapping[str, TreeEntry | bytes], path: str = ".") -> None:
-        """Write a tree below a folder, which is made. A file that was there keeps its mode if the new one is not
-        executable; each file appears whole.
-
-        Raises:
-            BadInput: a path that leads out of the tree.
-            SpoiltFile: a command of this box is in the way.
-            OSError: as for `write`.
-            SandboxError: the box failed.
-        """
-        data = packed(tree)
-        async with self._turn:
-            header, _ = await self._command({"op": "unpack", "path": path}, data, FILE_TIMEOUT_S)
-        raise_for(header, path, self._used)
-
-    async def download(self, path: str = ".", most_bytes: int = MOST_BYTES) -> Mapping[str, TreeEntry]:
-        """Return the tree below a folder, by the paths in it; links are not followed.
-
-        Raises:
-            FileNotFoundError: there is no such folder.
-            SpoiltFile: a command of this box left more than `most_bytes`, with names, or made something unreadable.
-            OSError: error in a box where no command has run.
-            SandboxError: the box failed.
-        """
-        return unpacked(await self._gather({"op": "pack", "path": path, "most": most_bytes}, most_bytes))
-
     async def close(self) -> None:
         self._end_reason = self._end_reason or "the box is closed"
         self._close_pipes()
         if self._connection is not None:
             self._connection.end("the box is closed")
-
-    async def _gather(self, request: dict[str, Any], most_bytes: int) -> bytes:
-        """Return what a file operation writes, at most `most_bytes`."""
-        data = io.BytesIO()
-
-        def sink(call: Call, _: str, piece: bytes) -> None:
-            if data.tell() <= most_bytes:
-                data.write(piece)
-            connection.tell(call, "credit", bytes=len(piece))
-
-        async with self._turn:
-            connection = await self._open()
-            header, _ = await self._command(request, b"", FILE_TIMEOUT_S, 0, sink)
-        if data.tell() > most_bytes:
-            header = {**header, "exit": errno.EFBIG}
-        raise_for(header, request["path"], self._used, most_bytes)
-        return data.getvalue()
+        self._line.close()
 
     async def _turned(
         self,

@@ -10,7 +10,9 @@ from typing import Any, Protocol, TypeVar
 
 from sparring.errors import SandboxError
 from sparring.sandbox.connection import WINDOW_BYTES, BoxConnection, Call, Refused, Sink, Told
+from sparring.sandbox.roots import Root
 from sparring.sandbox.server import Server
+from sparring.sandbox.snapshots import LayeredSnapshot, Line, lent
 from sparring.types import BoxSpec
 
 FILES, PROGRAM_FILES = 256, 4096
@@ -33,29 +35,49 @@ class Pool(Protocol):
 class BoxCommands:
     """Box as a runner of commands, over one connection that opens with the first.
 
+    Args:
+        pool: its pool.
+        spec: its spec.
+        root: its root.
+        server: fork server that starts it.
+        joined: pipe ends for its first command, which it closes.
+        below: snapshot that it is a fork of.
+
     Attributes:
+        spec: its spec.
         queued_s: seconds that its commands have waited for a slot of the pool.
     """
 
-    def __init__(self, pool: Pool, spec: BoxSpec, server: Server, joined: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        spec: BoxSpec,
+        root: Root,
+        server: Server,
+        joined: tuple[int, ...],
+        below: LayeredSnapshot | None,
+    ) -> None:
         self._pool = pool
-        self._spec = spec
+        self.spec = spec
+        self._root = root
         self._server = server
         self._joined = joined
+        self._line = Line(spec, below)
         self._turn = asyncio.Lock()
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Task[BoxConnection] | None = None
         self._connection: BoxConnection | None = None
+        self._busy_until = 0.0
         self.queued_s = 0.0
-        self._used = False
+        self._used = self._line.used
         self._end_reason: str | None = None
 
     def limit_s(self, timeout_s: float | None) -> float:
         """Return a command's time limit in seconds."""
-        return self._spec.timeout_s if timeout_s is None else timeout_s
+        return self.spec.timeout_s if timeout_s is None else timeout_s
 
     def most_output(self, output_bytes: int | None) -> int:
         """Return how many bytes are kept of each stream of a command."""
-        return self._spec.output_bytes if output_bytes is None else output_bytes
+        return self.spec.output_bytes if output_bytes is None else output_bytes
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
@@ -129,6 +151,7 @@ class BoxCommands:
     async def _ended(self, call: Call, rest: bytes, limit_s: float) -> Told:
         """Return the end of a command, which is fed the `rest` of its standard input."""
         assert self._connection is not None
+        self._busy_until = max(self._busy_until, asyncio.get_running_loop().time() + limit_s)
         feeding = asyncio.create_task(self._connection.feed(call, rest, ends=True)) if rest else None
         try:
             return await self.soon(call.told, late_s=limit_s)
@@ -147,15 +170,32 @@ class BoxCommands:
 
     async def _open(self) -> BoxConnection:
         """Return the box's connection; start the box first if it has none."""
-        async with self._opening:
-            self._check_open()
-            if self._connection is None:
-                self._connection = BoxConnection(await self._server.connect(self._joined), self._note_end)
-                self._close_pipes()
-                spec = self._spec
-                limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes}
-                self._connection.send(limits | {"files": PROGRAM_FILES if self._pool.runs_programs else FILES})
-            return self._connection
+        self._check_open()
+        if self._opening is None or self._opening.done() and self._connection is None:
+            self._opening = asyncio.create_task(self._connect())
+        # whoever opens a fork has borrowed its layers and gives them back, even if the caller is cancelled
+        return await asyncio.shield(self._opening)
+
+    async def _connect(self) -> BoxConnection:
+        layers = self._line.layers
+        async with lent(layers) as frozen:
+            connection = BoxConnection(await self._server.connect(self._joined, frozen), self._note_end)
+            self._connection = connection
+            self._close_pipes()
+            if not layers:
+                connection.send(self._limits())
+                return connection
+            returned = await self.soon(connection.ask(self._limits()).layers)
+            for layer, new in zip(layers, returned.layers, strict=True):
+                layer.replace(new)
+            return connection
+
+    def _limits(self) -> dict[str, Any]:
+        """Return what the box is told when it starts."""
+        spec = self.spec
+        limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes, "user": spec.user}
+        limits["files"] = PROGRAM_FILES if self._pool.runs_programs else FILES
+        return {**limits, **self._root.limits(), **self._line.limits()}
 
     def _note_end(self, why: str) -> str:
         self._end_reason = self._end_reason or f"{why}{self._server.last_words()}"

@@ -8,17 +8,18 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sparring.errors import SandboxError
 from sparring.protocols import OnOutput
+from sparring.sandbox.snapshots import FrozenLayer
 
 WINDOW_BYTES = 1 << 20
 """Maximum number of bytes on their way in each direction, per command."""
 PIECE_BYTES = 1 << 18
 RECEIVED_BYTES = 1 << 18
-MOST_FILES = 4
+MOST_FILES = 253
 
 
 class Told(NamedTuple):
@@ -33,11 +34,19 @@ class Refused(Exception):
 
     Attributes:
         errno: the reason.
+        processes: command lines of the processes in the way.
     """
 
-    def __init__(self, errno: int) -> None:
+    def __init__(self, errno: int, processes: Sequence[str] = ()) -> None:
         super().__init__(os.strerror(errno))
-        self.errno = errno
+        self.errno, self.processes = errno, processes
+
+
+class Passed(NamedTuple):
+    """Frozen layers that came for a call, lowest first, and the header that they came with."""
+
+    layers: tuple[FrozenLayer, ...]
+    header: Mapping[str, Any]
 
 
 class Call:
@@ -48,6 +57,7 @@ class Call:
         begun: done once it is confined, if it lives on.
         closed: done once the box has forgotten it.
         socket: socket that came for it.
+        layers: frozen layers that came for it.
         looks: its output so far, for each time that it was asked for.
         answers: ends of a shell's texts, by number; 0: it reads.
     """
@@ -59,6 +69,7 @@ class Call:
         self.begun: asyncio.Future[Any] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.socket: asyncio.Future[socket.socket] = loop.create_future()
+        self.layers: asyncio.Future[Passed] = loop.create_future()
         self.looks: deque[asyncio.Future[Told]] = deque()
         self.answers: dict[int, asyncio.Future[Told]] = {0: loop.create_future()}
         self.on_the_way = 0
@@ -67,7 +78,7 @@ class Call:
 
     def fail(self, error: Exception) -> None:
         """End every wait for it."""
-        waits: list[asyncio.Future[Any]] = [self.told, self.begun, self.closed, self.socket, *self.looks]
+        waits: list[asyncio.Future[Any]] = [self.told, self.begun, self.closed, self.socket, self.layers, *self.looks]
         waits += self.answers.values()
         for future in waits:
             if not future.done():
@@ -197,6 +208,7 @@ class BoxConnection:
             self.end(header["broken"])
             return
         link = socket.socket(fileno=self._files.popleft()) if "socket" in header and self._files else None
+        layers = tuple(FrozenLayer(self._files.popleft()) for _ in range(header.get("layers", 0)) if self._files)
         call = self._calls.get(header["id"])
         if call is None:
             if link is not None:
@@ -204,6 +216,8 @@ class BoxConnection:
             return
         if link is not None:
             call.socket.set_result(link) if not call.socket.done() else link.close()
+        elif layers and not call.layers.done():
+            call.layers.set_result(Passed(layers, header))
         elif "stream" in header:
             if call.sink is not None:
                 call.sink(call, header["stream"], body)
@@ -212,7 +226,7 @@ class BoxConnection:
         elif "begun" in header:
             call.begun.set_result(None)
         elif "refused" in header:
-            call.fail(Refused(header["refused"]))
+            call.fail(Refused(header["refused"], header.get("processes", ())))
         elif "parts" in header:
             self._tell_end(call, header, body)
         if header.get("closed"):

@@ -6,7 +6,8 @@ import errno
 import socket
 from collections.abc import Mapping, Sequence
 
-from sparring.protocols import LiveProcess, OnOutput, Sandbox, Shell, Terminal
+from sparring.errors import SandboxError
+from sparring.protocols import LiveProcess, OnOutput, Sandbox, Shell, Snapshot, Terminal
 from sparring.types import MOST_BYTES, EntryKind, ExecResult, TreeEntry
 
 
@@ -104,6 +105,15 @@ class OffBox:
 
     async def write(self, path: str, data: bytes) -> None:
         """Drop the data."""
+
+    async def snapshot(self, *, ends: bool = False) -> Snapshot:
+        raise SandboxError("sandbox: the tool host is switched off, and has no state")
+
+    async def fork(self, snapshot: Snapshot) -> Sandbox:
+        return OffBox()
+
+    async def verifier(self, paths: Sequence[str], most_bytes: int = MOST_BYTES) -> Sandbox:
+        return OffBox()
 
     async def close(self) -> None:
         """Do nothing."""

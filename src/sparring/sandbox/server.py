@@ -15,6 +15,7 @@ from pathlib import Path
 from sparring.errors import SandboxError
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.mounts import arguments_of, box_identity, hidden_homes, mounts_of_program
+from sparring.sandbox.roots import SHOWN, Root, site_packages
 
 INNER_UID = 1000
 SETARCH = (
@@ -39,7 +40,10 @@ ETC = {
     "/etc/hosts": "127.0.0.1 localhost box\n",
 }
 """Files that tell programs their user and host; commands of the policy need none."""
-INNER = ("filter", "confine", "stand_ins", "files", "processes", "wire", "command", "run", "shell", "boxes")
+INNER = (
+    *("filter", "calls", "root", "confine", "stand_ins", "files", "processes"),
+    *("wire", "command", "run", "shell", "boxes"),
+)
 """Modules of the program inside, each after those that it imports."""
 # The program inside is passed as arguments, because bubblewrap's user may be unable to read our folder.
 BOOT = """
@@ -62,13 +66,14 @@ def find_python(config: SandboxConfig) -> str:
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
-def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None) -> list[str]:
+def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None, root: Root = Root()) -> list[str]:
     """Return the bubblewrap command of one fork server. From the host, boxes see only /usr, its loader's tables, the
-    interpreter and the mounts.
+    interpreter and the mounts. Boxes of an image see of these only devices: the rest is for the server itself.
 
     Args:
         config: `[sandbox]`.
         mounts: files and folders of the host, by their path in the boxes.
+        root: root of the boxes.
 
     Raises:
         BadInput: the interpreter cannot be mounted (`mounts_of_program`).
@@ -84,8 +89,12 @@ def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None)
             arguments += ["--ro-bind", folder, folder]
     for path in ("/etc/alternatives", "/etc/ld.so.cache"):
         arguments += ["--ro-bind-try", path, path]
-    for home in hidden_homes():
-        arguments += ["--tmpfs", home]
+    # Python's packages of the host are the host's business; a program that is installed there needs them
+    packages = map(str, site_packages()) if root.kind == "python" and mounts is None else ()
+    for folder in (*hidden_homes(), *packages):
+        arguments += ["--tmpfs", folder, "--remount-ro", folder]
+    for number, folder in enumerate(map(str, root.folders)):
+        arguments += ["--ro-bind", folder, f"{SHOWN}/{number}"]
     arguments += arguments_of({**mounts_of_program(Path(python), "sandbox.python"), **(mounts or {})})
     for device in ("null", "zero", "full", "random", "urandom"):
         arguments += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
@@ -119,11 +128,13 @@ class Server:
         config: `[sandbox]`.
         mounts: files and folders of the host that programs need, by their path in the boxes; None: the boxes run no
             programs.
+        root: root of the boxes. Boxes of every image whose layers lie in the same folders can be made.
     """
 
-    def __init__(self, config: SandboxConfig, mounts: Mapping[str, str] | None = None) -> None:
+    def __init__(self, config: SandboxConfig, mounts: Mapping[str, str] | None = None, root: Root = Root()) -> None:
         self._config = config
         self._mounts = mounts
+        self._root = root
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
@@ -132,13 +143,13 @@ class Server:
         """Process id of bubblewrap; None before the first box."""
         return None if self._process is None else self._process.pid
 
-    async def connect(self, joined: Sequence[int] = ()) -> socket.socket:
+    async def connect(self, joined: Sequence[int] = (), frozen: Sequence[int] = ()) -> socket.socket:
         """Start a box and return the parent's end of its socket; start the server first if it is not running.
 
         Args:
-            joined: files to pass to the box. Two pipe ends: its first command reads from another box by the first, and
-                writes to that box by the second. One socket: the box sends the listening sockets of its programs over
-                it.
+            joined: two pipe ends to pass to the box, by the first of which its first command reads from another box,
+                and by the second writes to that box; or none.
+            frozen: layers of another box.
 
         Raises:
             SandboxError: bubblewrap could not be started.
@@ -148,10 +159,10 @@ class Server:
             if self._process is None or self._process.poll() is not None:
                 self._start()
             try:
-                await self._hand_over([remote.fileno(), *joined])
+                await self._hand_over([remote.fileno(), *joined, *frozen], len(frozen))
             except OSError:  # the server has just died
                 self._start()
-                await self._hand_over([remote.fileno(), *joined])
+                await self._hand_over([remote.fileno(), *joined, *frozen], len(frozen))
         except OSError as error:
             local.close()
             raise SandboxError(f"sandbox: the fork server takes no boxes: {error}{self.last_words()}") from error
@@ -159,11 +170,11 @@ class Server:
             remote.close()
         return local
 
-    async def _hand_over(self, files: list[int]) -> None:
+    async def _hand_over(self, files: list[int], num_frozen: int) -> None:
         assert self._control is not None
         while True:
             try:
-                socket.send_fds(self._control, [b"b"], files)
+                socket.send_fds(self._control, [bytes([num_frozen])], files)
                 return
             except BlockingIOError:  # the server is still starting, and its queue is full
                 await asyncio.sleep(0.005)
@@ -178,7 +189,7 @@ class Server:
         errors, theirs_errors = os.pipe()
         os.set_blocking(errors, False)
         texts = {} if self._mounts is None else {path: _readable(text) for path, text in ETC.items()}
-        line = command_line(self._config, self._mounts)
+        line = command_line(self._config, self._mounts, self._root)
         for path, file in texts.items():
             line[1:1] = ["--ro-bind-data", str(file), path]
         self._errors = os.fdopen(errors, "rb", buffering=0)

@@ -69,9 +69,10 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoxSpec:
-    """Box that a task needs: image, limits, network. `timeout_s` and `output_bytes` are per command."""
+    """Box that a task needs: image, user, limits, network. `timeout_s` and `output_bytes` are per command."""
 
     image: str = "python"
+    user: int = 1000
     timeout_s: float = 2.0
     memory_bytes: int = 256 << 20
     disk_bytes: int = 16 << 20

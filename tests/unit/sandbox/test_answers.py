@@ -15,6 +15,7 @@ import pytest
 from sparring.errors import BadInput, SandboxError
 from sparring.sandbox.bubblewrap import BubblewrapBox, BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
+from sparring.sandbox.roots import Root
 from sparring.sandbox.server import Server
 from sparring.sandbox.spoilt import PortTaken
 from sparring.types import BoxSpec, ExecResult
@@ -36,7 +37,7 @@ class Backend(Server):
         super().__init__(SandboxConfig())
         self._answers, self._tasks = answers, set[asyncio.Task[None]]()
 
-    async def connect(self, joined: Any = ()) -> socket.socket:
+    async def connect(self, joined: Any = (), frozen: Any = ()) -> socket.socket:
         ours, theirs = socket.socketpair()
         self._tasks.add(asyncio.create_task(self._serve(theirs)))
         return ours
@@ -57,7 +58,7 @@ class Backend(Server):
 def with_backend(answers: Answers, work: Callable[[BubblewrapBox], Awaitable[Any]], grace_s: float = 20.0) -> Any:
     async def main() -> Any:
         pool = BubblewrapBoxes(SandboxConfig(servers=1, grace_s=grace_s))
-        box = BubblewrapBox(pool, BoxSpec(timeout_s=0.1), Backend(answers))
+        box = BubblewrapBox(pool, BoxSpec(timeout_s=0.1), Root(), Backend(answers), (), None)
         try:
             async with asyncio.timeout(60):
                 return await work(box)

@@ -96,7 +96,7 @@ def test_processes_cannot_share_out_more_memory_than_the_box_has(bench: Any) -> 
 
 def test_the_disk_is_bounded_over_all_folders_and_files(bench: Any) -> None:
     code = (
-        "import os\ntotal = 0\ntry:\n    for n in range(100):\n        for folder in ('/box', '/tmp', '/dev/shm', '/mnt'):\n"
+        "import os\ntotal = 0\ntry:\n    for n in range(100):\n        for folder in ('/box', '/tmp', '/dev/shm'):\n"
         "            total += open(f'{folder}/{n}', 'wb', buffering=0).write(bytes(1 << 18))\n"
         "except OSError as error:\n    print(error.strerror)\nprint(total <= 4 << 20)\n"
     )

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from sparring.sandbox.inner.command import ANSWERED, ASKED
 from sparring.sandbox.inner.confine import address_space_bytes, fork_isolated, furnish, raise_loopback
-from sparring.sandbox.inner.processes import below, end_all, parents, reap_orphans, resident_bytes
+from sparring.sandbox.inner.processes import below, command_lines, end_all, parents, reap_orphans, resident_bytes
 from sparring.sandbox.inner.run import Run
 from sparring.sandbox.inner.shell import ShellRun
 from sparring.sandbox.inner.wire import CROWDED_BYTES, Wire
@@ -50,9 +50,10 @@ class Box:
     Args:
         wire: its socket.
         joined: two pipe ends for its first command, to which they are `ASKED` and `ANSWERED`; or none.
+        frozen: layers of another box.
     """
 
-    def __init__(self, wire: Wire, joined: list[int]) -> None:
+    def __init__(self, wire: Wire, joined: list[int], frozen: list[int]) -> None:
         for number, file in enumerate(joined):
             os.dup2(file, (ASKED, ANSWERED)[number])
             os.close(file)
@@ -64,9 +65,14 @@ class Box:
         self._runs: dict[int, Run] = {}
         self._connecting: dict[int, tuple[int, socket.socket, float]] = {}
         self._look, self._loopback = 0.0, False
-        self._limits = self._first()
-        furnish(self._limits["disk"], self._limits["processes"] + MOST_RUNS, max(OWN_FILES, self._limits["files"]))
-        self._limits["address"] = address_space_bytes() + self._limits["memory"]  # on top of the warm interpreter
+        self._snapshot: dict[str, Any] | None = None
+        self._limits = limits = self._first()
+        limits |= {"own_processes": limits["processes"] + 1 + MOST_RUNS, "own_files": max(OWN_FILES, limits["files"])}
+        limits["furnished"] = self._furnished = furnish(limits, frozen)
+        returned = self._furnished.tree.returned
+        if returned:
+            self._wire.send({"id": limits["id"], "layers": len(returned), "closed": True}, files=returned)
+        limits["address"] = address_space_bytes() + limits["memory"]  # on top of the warm interpreter
 
     def _first(self) -> dict[str, Any]:
         while (frame := self._wire.receive()) is None:
@@ -87,6 +93,8 @@ class Box:
                 else:
                     self._hear(file)
             self._look_at_limits()
+            if self._snapshot is not None and not self._runs.keys() - self._idle():
+                self._freeze(self._snapshot)
 
     def _watch(self) -> None:
         """Poll what there is to read and to write now."""
@@ -122,6 +130,8 @@ class Box:
         op, run = request["op"], self._runs.get(request["id"])
         if op == "connect":
             self._connect(request["id"], request["port"])
+        elif op == "snapshot":
+            self._prepare_snapshot(request)
         elif op == "end" and run is not None:
             if run.result is None:
                 run.limit = "killed"
@@ -150,6 +160,33 @@ class Box:
             self._wire.send({"id": request["id"], "closed": True})  # it arrived after the end
         else:
             self._start(request, body)
+
+    def _prepare_snapshot(self, request: dict[str, Any]) -> None:
+        """Note that a snapshot is wanted as soon as no command runs. Beside processes that live on, it is refused, or
+        ends them."""
+        live = [run for run in self._runs.values() if run.kept or run.op == "program"]
+        live = [run for run in live if run.id not in self._idle()]
+        request["processes"] = command_lines(self._reapers()) if live else []
+        if live and not request["ends"]:
+            self._wire.send({"id": request["id"], "refused": errno.EBUSY, "processes": request["processes"]})
+            return
+        for run in live:
+            run.limit = run.limit or "killed"
+            self._finish(run)
+        self._snapshot = request
+
+    def _idle(self) -> set[int]:
+        """Return the commands that live on without any process."""
+        ended = {run for run in self._runs.values() if run.kept and run.result is not None}
+        tree = parents() if ended else {}
+        return {run.id for run in ended if not below({run.pid}, tree)}
+
+    def _freeze(self, request: dict[str, Any]) -> None:
+        """Freeze the box's files, and pass the frozen layer to the parent."""
+        self._snapshot = None
+        layer = self._furnished.tree.snapshot()
+        told = {"id": request["id"], "layers": 1, "processes": request["processes"], "closed": True}
+        self._wire.send(told, files=[layer])
 
     def _start(self, request: dict[str, Any], body: bytes) -> None:
         if len(self._runs) >= MOST_RUNS:
@@ -270,7 +307,7 @@ class Box:
     def _reapers(self, but: Run | None = None) -> set[int]:
         return {run.pid for run in self._runs.values() if run.reaped and run.report >= 0 and run is not but}
 
-    def _end_call(self, run: ShellRun, status: int | None) -> None:
+    def _end_call(self, run: ShellRun, status: int) -> None:
         self._drain(run)
         header, parts = run.told_call(status)
         self._wire.send(header, *parts)
@@ -279,10 +316,11 @@ class Box:
         """Tell how a command ended."""
         self._drain(run)
         run.check_confined()
-        if isinstance(run, ShellRun) and run.call:
-            self._end_call(run, None)
+        call = run.told_call(None) if isinstance(run, ShellRun) and run.call else None
         run.result, parts = run.told()
         self._wire.send({**run.result, "closed": not run.kept}, *parts)
+        if call is not None:  # after its shell's end, which whoever waits for the text then knows
+            self._wire.send(call[0], *call[1])
 
     def _finish(self, run: Run) -> None:
         """End a command with all that it left behind."""
@@ -331,7 +369,7 @@ class Box:
         self._finish(run)
 
 
-def box(connection: socket.socket, joined: list[int]) -> NoReturn:
+def box(connection: socket.socket, joined: list[int], frozen: list[int]) -> NoReturn:
     """Serve one box until its socket closes. Never returns."""
     wire = Wire(connection)
     try:
@@ -339,7 +377,7 @@ def box(connection: socket.socket, joined: list[int]) -> NoReturn:
         signal.signal(
             signal.SIGINT, signal.SIG_DFL
         )  # the kernel shields pid 1 from signals of its namespace only if it has no handler
-        Box(wire, joined).serve()
+        Box(wire, joined, frozen).serve()
     except BaseException as error:
         connection.setblocking(True)
         wire.send(_broken(error))
@@ -376,10 +414,11 @@ def serve() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps boxes
     warm_up()
     while True:
-        byte, files, _, _ = socket.recv_fds(control, 1, 3)
+        byte, files, _, _ = socket.recv_fds(control, 1, 253)
         if not byte:
             os._exit(0)
-        connection, joined = socket.socket(fileno=files[0]), files[1:]
+        num_joined = len(files) - byte[0]
+        connection, joined, frozen = socket.socket(fileno=files[0]), files[1:num_joined], files[num_joined:]
         try:
             pid = fork_isolated()
         except OSError as error:
@@ -387,7 +426,7 @@ def serve() -> None:
         else:
             if pid == 0:
                 control.close()
-                box(connection, joined)
-        for file in joined:
+                box(connection, joined, frozen)
+        for file in joined + frozen:
             os.close(file)
         connection.close()

@@ -173,7 +173,7 @@ def _prepare(request: dict[str, Any], limits: dict[str, Any], files: Sequence[in
     address = resource.RLIM_INFINITY if request["op"] == "program" else limits["address"]
     seconds = request["timeout"]
     cpu_s = resource.RLIM_INFINITY if seconds is None else math.ceil(seconds * CPUS) + 2
-    narrow(address, cpu_s, limits["processes"] + 1 + request["reapers"], limits["files"])
+    narrow(address, cpu_s, limits["processes"] + 1 + request["reapers"], limits["files"], limits["furnished"])
     try:
         os.chdir(request.get("cwd") or ".")
     except OSError as error:

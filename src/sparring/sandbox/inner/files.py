@@ -11,6 +11,7 @@ import json
 import os
 import stat
 import sys
+from io import FileIO
 from typing import Any
 
 PIECE_BYTES = 1 << 18
@@ -31,12 +32,15 @@ KINDS = ((stat.S_ISREG, b"file"), (stat.S_ISDIR, b"folder"), (stat.S_ISLNK, b"li
 
 
 def run_on_files(request: dict[str, Any]) -> int:
-    """Read, write or list, according to `op` of the request."""
+    """Read, write, remove, list or pack, according to `op` of the request."""
     try:
         if request["op"] == "read":
-            _read(request["path"], request["most"])
+            with open(_readable(request["path"], request.get("plain", False)), "rb", buffering=0) as file:
+                _read(file, request["most"])
         elif request["op"] == "write":
             _write(request["path"], request["size"])
+        elif request["op"] == "remove":
+            os.unlink(request["path"])
         elif request["op"] == "pack":
             pack(request["path"], request["most"])
         elif request["op"] == "unpack":
@@ -46,15 +50,15 @@ def run_on_files(request: dict[str, Any]) -> int:
     except OSError as error:
         number = error.errno or errno.EIO
         path = request["path"]
-        if number not in TOLD and os.path.realpath(path) != os.path.abspath(path):
+        if number not in TOLD and not request.get("plain") and os.path.realpath(path) != os.path.abspath(path):
             return errno.ELOOP  # a link led to a path with this error
         return number
     return 0
 
 
-def _plain(path: str, flags: int) -> int:
+def _plain(path: str, flags: int, within: int | None = None) -> int:
     """Open a regular file without waiting."""
-    file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=within)
     kind = os.fstat(file).st_mode
     if not stat.S_ISREG(kind):
         os.close(file)
@@ -66,17 +70,28 @@ def _error_of(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
-def _read(path: str, most: int) -> None:
+def _readable(path: str, plain: bool) -> int:
+    """Open a regular file to read it; `plain`: refuse links, also in the folders on its way."""
+    if not plain:
+        return _plain(path, os.O_RDONLY)
+    *folders, name = [part for part in path.split("/") if part]
+    within = os.open("/" if path.startswith("/") else ".", os.O_PATH)
+    for folder in folders:
+        within, outer = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=within), within
+        os.close(outer)
+    return _plain(name, os.O_RDONLY | os.O_NOFOLLOW, within)
+
+
+def _read(file: FileIO, most: int) -> None:
     """Copy a file to stdout. A file of more than `most` bytes is refused, unread if its size tells."""
-    with open(_plain(path, os.O_RDONLY), "rb", buffering=0) as file:
-        if os.fstat(file.fileno()).st_size > most:
+    if os.fstat(file.fileno()).st_size > most:
+        raise _error_of(errno.EFBIG)
+    left = most
+    while piece := file.read(PIECE_BYTES):
+        left -= len(piece)
+        if left < 0:  # such as a file of /proc, which does not report its size
             raise _error_of(errno.EFBIG)
-        left = most
-        while piece := file.read(PIECE_BYTES):
-            left -= len(piece)
-            if left < 0:  # such as a file of /proc, which does not report its size
-                raise _error_of(errno.EFBIG)
-            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.write(piece)
 
 
 def _write(path: str, size: int, mode: int | None = None) -> None:

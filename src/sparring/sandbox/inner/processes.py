@@ -120,6 +120,26 @@ def resident_bytes() -> dict[int, int]:
     return {pid: max(0, value - base) for pid, value in resident.items()}
 
 
+def command_lines(but: Iterable[int]) -> list[str]:
+    """Return the command line of each process of the box but its pid 1 and these, or the name of one that has none of
+    its own yet."""
+    found, own = [], _line_of(1)
+    for pid in sorted({int(entry) for entry in os.listdir("/proc") if entry.isdigit()} - {1, *but}):
+        try:
+            line = _line_of(pid)
+            with open(f"/proc/{pid}/comm", "rb") as file:
+                name = file.read().strip()
+            found.append((name if line in (b"", own) else line).decode("utf-8", "replace"))
+        except OSError:
+            pass  # it has just ended
+    return found
+
+
+def _line_of(pid: int) -> bytes:
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read(4096).replace(b"\0", b" ").strip()
+
+
 def own_bytes() -> int:
     """Return the bytes that this process holds, which each command shares when it starts."""
     with open("/proc/self/statm", "rb") as file:

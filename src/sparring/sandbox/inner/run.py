@@ -17,7 +17,7 @@ from sparring.sandbox.inner.wire import PIECE_BYTES
 
 POLL_S = 0.02
 SLOW_POLL_S = 0.2  # what runs for minutes, with many threads or idle: a poll costs more and may be rarer
-DISK = "/mnt"
+DISK = "/box"
 STREAMS = ("stdout", "stderr")
 
 

@@ -19,9 +19,10 @@ ROUNDS_ASKED = 3
 """Rounds in which the processes of a text that is out of time get SIGINT before they get SIGKILL."""
 
 
-def shell_line() -> list[str]:
+def shell_line(limits: dict[str, Any]) -> list[str]:
     """Return the command line of the box's best shell."""
-    return list(next((line for line in SHELLS if os.access(line[0], os.X_OK)), SHELLS[-1]))
+    found = limits["furnished"].tree.first_program(line[0] for line in SHELLS)
+    return list(next((line for line in SHELLS if line[0] == found), SHELLS[-1]))
 
 
 class ShellRun(Run):
@@ -32,7 +33,7 @@ class ShellRun(Run):
     """
 
     def __init__(self, request: dict[str, Any], limits: dict[str, Any], reaped: bool = True) -> None:
-        request["argv"] = shell_line()
+        request["argv"] = shell_line(limits)
         is_bash = request["argv"][0].endswith("bash")
         self._eval = b"eval " if is_bash else b"command eval "
         request["environment"] = {**QUIET, **(request.get("environment") or {})}
