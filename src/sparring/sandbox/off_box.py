@@ -6,9 +6,9 @@ import errno
 import socket
 from collections.abc import Mapping, Sequence
 
-from sparring.errors import SandboxError
 from sparring.protocols import LiveProcess, OnOutput, Sandbox, Shell, Snapshot, Terminal
-from sparring.types import MOST_BYTES, EntryKind, ExecResult, TreeEntry
+from sparring.sandbox.snapshots import LayeredSnapshot
+from sparring.types import MOST_BYTES, BoxSpec, EntryKind, ExecResult, TreeEntry
 
 
 class OffCommand:
@@ -107,7 +107,7 @@ class OffBox:
         """Drop the data."""
 
     async def snapshot(self, *, ends: bool = False) -> Snapshot:
-        raise SandboxError("sandbox: the tool host is switched off, and has no state")
+        return LayeredSnapshot(spec=BoxSpec(), layers=())
 
     async def fork(self, snapshot: Snapshot) -> Sandbox:
         return OffBox()
