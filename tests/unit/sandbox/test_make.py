@@ -12,11 +12,13 @@ import pytest
 from refusals import refused_at
 
 from sparring.errors import BadInput
+from sparring.sandbox.check import check_sandbox
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.make import make_boxes
 from sparring.types import BoxSpec
 
 BACKEND = """
+import msgspec
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 
 class Mine(BubblewrapBoxes):
@@ -24,6 +26,9 @@ class Mine(BubblewrapBoxes):
 
 def factory(config, mounts):
     return Mine(config, mounts)
+
+def other(config, mounts):
+    return Mine(msgspec.structs.replace(config, bwrap="bwrap"), mounts)
 
 def nothing(config, mounts):
     return None
@@ -61,6 +66,12 @@ def test_a_kind_that_makes_no_boxes_is_refused(backend: str) -> None:
             make_boxes(SandboxConfig(kind=kind))
     with pytest.raises(BadInput, match="no cloud"):
         make_boxes(SandboxConfig(kind=f"{backend}:fails"))
+
+
+def test_a_backend_needs_no_bubblewrap_to_be_checked(backend: str) -> None:
+    check_sandbox(SandboxConfig(kind=f"{backend}:other", bwrap="no-such-program", servers=1))
+    with refused_at("sandbox.kind", "boxes that run a command"):
+        check_sandbox(SandboxConfig(kind=f"{backend}:factory", bwrap="no-such-program", servers=1))
 
 
 @pytest.mark.parametrize("kind", ["docker", ":factory", "module:", ""])
