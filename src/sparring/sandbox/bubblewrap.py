@@ -416,6 +416,8 @@ class BubblewrapBox(FileCommands):
 
     async def close(self) -> None:
         self._end_reason = self._end_reason or "the box is closed"
+        if self._opening is not None and self._line.layers:
+            await asyncio.wait([self._opening])  # it gives borrowed layers back
         self._close_pipes()
         if self._connection is not None:
             self._connection.end("the box is closed")

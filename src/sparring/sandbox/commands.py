@@ -173,6 +173,7 @@ class BoxCommands:
         self._check_open()
         if self._opening is None or self._opening.done() and self._connection is None:
             self._opening = asyncio.create_task(self._connect())
+            self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody asks
         # whoever opens a fork has borrowed its layers and gives them back, even if the caller is cancelled
         return await asyncio.shield(self._opening)
 

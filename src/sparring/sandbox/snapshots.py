@@ -160,7 +160,10 @@ def check_prepared(used: bool) -> None:
 
 def still_lives(processes: Sequence[str]) -> Exception:
     """Return the refusal of a snapshot beside processes that live on."""
-    expected, do = "a box in which no process lives on", "close them first, or write snapshot(ends=True), which ends them"
+    expected, do = (
+        "a box in which no process lives on",
+        "close them first, or write snapshot(ends=True), which ends them",
+    )
     return refusal("snapshot", expected, repr(list(processes)), do)
 
 
