@@ -15,6 +15,7 @@
 # make test-harness  published agent programs against the gateway; installs them into .harnesses and writes the matrix of
 #                    docs/agents.md. VERSIONS=latest installs the newest ones and leaves the page alone
 # make test-suites   suites and schemas that others wrote (docs/suites.md): MCP, Open Responses, schemathesis; installs them
+# make test-security attacks on boxes and on what a run serves, all of them
 # make test-vllm     the engine's contract and a run against the real vLLM, which it installs into .venv-vllm
 # make test-trl      preference losses and gradients against the real TRL, which it installs into .venv-trl
 # make test-peers    advantages, policy losses and gradients against the real verl, which it installs into .venv-peers
@@ -39,7 +40,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart check check-lint check-types check-house pythons preflight test test-full test-mutations test-near test-slow test-kills test-cluster test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-vllm test-trl test-peers test-inspect test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
+.PHONY: quickstart check check-lint check-types check-house pythons preflight test test-full test-mutations test-near test-slow test-kills test-cluster test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-security test-vllm test-trl test-peers test-inspect test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -144,6 +145,9 @@ test-suites: install
 	mkdir -p .suites && cp tests/suites/package.json .suites && cd .suites && npm install --no-fund --no-audit
 	$(BIN)/python -m pip install -q --disable-pip-version-check -r tests/suites/requirements.txt
 	$(BIN)/python -m pytest -m suites
+
+test-security: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --full -m "not kills" tests/security tests/unit/sandbox
 
 test-cluster: install
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ray]'

@@ -9,13 +9,14 @@ import socket
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 from sparring.errors import SandboxError, refusal
 from sparring.protocols import OnOutput, Sandbox, Snapshot
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.connection import BoxConnection, Call, Pump, Refused, Sink
 from sparring.sandbox.file_commands import FILE_TIMEOUT_S, FileCommands
+from sparring.sandbox.groups import BoxGroups, Hierarchy, hierarchy_of_this_process
 from sparring.sandbox.handles import BoxProcess, BoxShell, BoxTerminal
 from sparring.sandbox.off_box import OffBox
 from sparring.sandbox.results import result_of
@@ -39,10 +40,16 @@ class BubblewrapBoxes:
         mounts: files and folders of the host that programs need, by their path in the boxes; None: the boxes run no
             programs.
         layers_of: finds the layers of an image by its name.
+        hierarchy: place for control groups of boxes; None makes none.
     """
 
     def __init__(
-        self, config: SandboxConfig, mounts: Mapping[str, str] | None = None, layers_of: LayersOf = stored_layers
+        self,
+        config: SandboxConfig,
+        mounts: Mapping[str, str] | None = None,
+        layers_of: LayersOf = stored_layers,
+        *,
+        hierarchy: Hierarchy | Literal["found"] | None = "found",
     ) -> None:
         cpus = len(os.sched_getaffinity(0))
         self._config = config
@@ -53,6 +60,7 @@ class BubblewrapBoxes:
         self._num_servers = config.servers or cpus
         self.slots = asyncio.Semaphore(config.concurrency or 2 * cpus)
         self.grace_s = config.grace_s
+        self.groups = BoxGroups(hierarchy_of_this_process() if hierarchy == "found" else hierarchy)
         self._num_boxes = 0
         self._open: weakref.WeakSet[BubblewrapBox] = weakref.WeakSet()
         self._closed = False
@@ -104,6 +112,7 @@ class BubblewrapBoxes:
             await box.close()
         for server in chain.from_iterable(self._servers.values()):
             server.close()
+        await self.groups.close()
 
 
 class BubblewrapBox(FileCommands):
@@ -422,6 +431,7 @@ class BubblewrapBox(FileCommands):
         if self._connection is not None:
             self._connection.end("the box is closed")
         self._line.close()
+        self._leave_group()
 
     async def _turned(
         self,

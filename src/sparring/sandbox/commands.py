@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 from sparring.errors import SandboxError
 from sparring.sandbox.connection import WINDOW_BYTES, BoxConnection, Call, Refused, Sink, Told
+from sparring.sandbox.groups import BoxGroup, BoxGroups, pass_doors
 from sparring.sandbox.roots import Root
 from sparring.sandbox.server import Server
 from sparring.sandbox.snapshots import LayeredSnapshot, Line, lent
@@ -29,6 +30,7 @@ class Pool(Protocol):
 
     runs_programs: bool
     slots: asyncio.Semaphore
+    groups: BoxGroups
     grace_s: float
 
 
@@ -45,6 +47,7 @@ class BoxCommands:
 
     Attributes:
         spec: its spec.
+        group: control group of its commands; None without control groups or before the first command.
         queued_s: seconds that its commands have waited for a slot of the pool.
     """
 
@@ -67,6 +70,7 @@ class BoxCommands:
         self._opening: asyncio.Task[BoxConnection] | None = None
         self._connection: BoxConnection | None = None
         self._busy_until = 0.0
+        self.group: BoxGroup | None = None
         self.queued_s = 0.0
         self._used = self._line.used
         self._end_reason: str | None = None
@@ -180,7 +184,10 @@ class BoxCommands:
     async def _connect(self) -> BoxConnection:
         layers = self._line.layers
         async with lent(layers) as frozen:
-            connection = BoxConnection(await self._server.connect(self._joined, frozen), self._note_end)
+            link = await self._server.connect(self._joined, frozen)
+            self.group = self._pool.groups.make(self.spec.memory_bytes, self.spec.disk_bytes, self.spec.processes)
+            pass_doors(link, self.group)
+            connection = BoxConnection(link, self._note_end, self._with_group)
             self._connection = connection
             self._close_pipes()
             if not layers:
@@ -196,7 +203,19 @@ class BoxCommands:
         spec = self.spec
         limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes, "user": spec.user}
         limits["files"] = PROGRAM_FILES if self._pool.runs_programs else FILES
+        limits["sessions"] = self.group is not None or self._pool.runs_programs
         return {**limits, **self._root.limits(), **self._line.limits()}
+
+    def _with_group(self, header: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what is told of a command's end, with what the kernel did for the memory of the box's group."""
+        if self.group is not None and self.group.killed() and header["end"] in ("exited", "signalled"):
+            return {**header, "end": "out of memory"}
+        return header
+
+    def _leave_group(self) -> None:
+        if self.group is not None:
+            self._pool.groups.leave(self.group)
+            self.group = None
 
     def _note_end(self, why: str) -> str:
         self._end_reason = self._end_reason or f"{why}{self._server.last_words()}"

@@ -103,17 +103,24 @@ class BoxConnection:
     Args:
         link: the socket.
         on_end: called once with the reason when the box has ended or says that it is broken; returns it in full.
+        on_told: called with what is told of each command's end; returns it in full.
     """
 
-    def __init__(self, link: socket.socket, on_end: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        link: socket.socket,
+        on_end: Callable[[str], str],
+        on_told: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda header: header,
+    ) -> None:
         link.setblocking(False)
-        self._link, self._on_end = link, on_end
+        self._link, self._on_end, self._on_told = link, on_end, on_told
         self._loop = asyncio.get_running_loop()
         self._in = bytearray()
         self._out: deque[memoryview] = deque()
         self._files: deque[int] = deque()
         self._calls: dict[int, Call] = {}
         self._number = 0
+        self._failure: SandboxError | None = None
         self._loop.add_reader(link, self._receive)
 
     def ask(self, request: Mapping[str, Any], body: bytes = b"", sink: Sink | None = None) -> Call:
@@ -121,6 +128,8 @@ class BoxConnection:
         self._number += 1
         call = self._calls[self._number] = Call(self._number, sink)
         self.send({**request, "id": call.number}, body)
+        if self._failure is not None:  # it has ended before it was asked
+            call.fail(self._failure)
         return call
 
     def tell(self, call: Call, op: str, body: bytes = b"", /, **more: Any) -> None:
@@ -240,7 +249,7 @@ class BoxConnection:
         for size in header["parts"]:
             parts.append(body[at : at + size])
             at += size
-        told = Told(header, tuple(parts))
+        told = Told(header if "look" in header else self._on_told(header), tuple(parts))
         waiting = call.told
         if "look" in header:
             waiting = call.looks.popleft()
@@ -263,9 +272,9 @@ class BoxConnection:
             for file in self._files:
                 os.close(file)
             self._files.clear()
-            error = SandboxError(f"sandbox: box failed: {self._on_end(why)}")
+            self._failure = SandboxError(f"sandbox: box failed: {self._on_end(why)}")
             for call in self._calls.values():
-                call.fail(error)
+                call.fail(self._failure)
             self._calls.clear()
 
 

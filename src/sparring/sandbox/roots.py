@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparring.errors import refusal
+from sparring.errors import BadInput, refusal
 from sparring.sandbox.mounts import check_mounts
 from sparring.types import BoxSpec
 
@@ -71,13 +70,13 @@ def stored_layers(name: str) -> tuple[Path, ...]:
     Raises:
         BadInput: there is no image of that name.
     """
+    from sparring.sandbox.images.store import layers_of
+
     try:
-        store = importlib.import_module("sparring.sandbox.images.store")
-    except ModuleNotFoundError:
-        expected, do = "'python' or 'host'", "use one of them: this version pulls no images"
-        raise refusal("box.image", expected, repr(name), do) from None
-    layers: tuple[Path, ...] = store.layers_of(name)
-    return layers
+        return layers_of(name)
+    except BadInput as error:
+        expected = "'python', 'host' or the name of an image that was pulled"
+        raise refusal("box.image", expected, repr(name), str(error)) from error
 
 
 def check_user(user: object) -> None:

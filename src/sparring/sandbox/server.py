@@ -9,7 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from sparring.errors import SandboxError
@@ -18,6 +19,8 @@ from sparring.sandbox.mounts import arguments_of, box_identity, hidden_homes, mo
 from sparring.sandbox.roots import SHOWN, Root, site_packages
 
 INNER_UID = 1000
+KILLED_FIRST = 500
+"""Score that boxes get from the out-of-memory killer beyond this process; their commands get 1000."""
 SETARCH = (
     "/usr/bin/setarch"  # with fixed addresses, code that prints `<map object at 0x...>` prints the same in every run
 )
@@ -121,6 +124,23 @@ def _readable(text: str) -> int:
     return reading
 
 
+@contextmanager
+def killed_first() -> Iterator[None]:
+    """Start processes in this context that the kernel's out-of-memory killer takes before this one. They inherit it;
+    where this process is root, they cannot undo it (proc_pid_oom_score_adj(5))."""
+    file = Path("/proc/self/oom_score_adj")
+    try:
+        before = file.read_text()
+        file.write_text(str(max(KILLED_FIRST, int(before))))
+    except OSError:
+        yield  # no /proc that can be written
+        return
+    try:
+        yield
+    finally:
+        file.write_text(before)
+
+
 class Server:
     """Fork server of one event loop; not thread-safe.
 
@@ -194,17 +214,18 @@ class Server:
             line[1:1] = ["--ro-bind-data", str(file), path]
         self._errors = os.fdopen(errors, "rb", buffering=0)
         try:
-            self._process = subprocess.Popen(
-                line,
-                pass_fds=tuple(texts.values()),
-                executable=program,
-                stdin=remote.fileno(),
-                stdout=theirs_errors,
-                stderr=theirs_errors,
-                cwd="/",
-                start_new_session=True,  # Ctrl-C in a terminal goes to the run, which ends its boxes when it is ready
-                **box_identity(),
-            )
+            with killed_first():
+                self._process = subprocess.Popen(
+                    line,
+                    pass_fds=tuple(texts.values()),
+                    executable=program,
+                    stdin=remote.fileno(),
+                    stdout=theirs_errors,
+                    stderr=theirs_errors,
+                    cwd="/",
+                    start_new_session=True,  # Ctrl-C in a terminal goes to the run, which ends its boxes itself
+                    **box_identity(),
+                )
         except (OSError, subprocess.SubprocessError) as error:
             raise SandboxError(f"sandbox: {program} does not start: {error}") from error
         finally:

@@ -45,6 +45,7 @@ class Backend(Server):
     async def _serve(self, link: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=link)
         try:
+            await reader.readexactly(1)  # files of the control group come with it
             while True:
                 sizes = struct.unpack("<II", await reader.readexactly(8))
                 header = json.loads(await reader.readexactly(sizes[0]))
@@ -64,6 +65,7 @@ def with_backend(answers: Answers, work: Callable[[BubblewrapBox], Awaitable[Any
                 return await work(box)
         finally:
             await box.close()
+            await pool.close()
 
     return asyncio.run(main())
 

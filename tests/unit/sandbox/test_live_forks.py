@@ -56,8 +56,8 @@ async def lives(box: Any, *, has_python: bool) -> None:
     await terminal.close()
     if has_python:
         server = await box.start(["python3", "-c", SERVER])
-        while "up" not in (await server.output()).stdout:
-            pass
+        while "up" not in (told := await server.output()).stdout:
+            assert told.end == "running", told
         with await box.connect(8000) as link:
             assert await asyncio.to_thread(link.recv, 2) == b"hi"
     else:
@@ -77,7 +77,7 @@ def test_everything_lives_on_in_every_root(image: str, make: Callable[[Any], Awa
         finally:
             await boxes.close()
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_snapshot_waits_for_a_command_that_runs(bench: Any) -> None:

@@ -248,8 +248,8 @@ class Archive:
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise refusal(where, "an image's configuration", f"{type(error).__name__}: {error}", SAVE) from error
         ours = MACHINES.get(platform.machine(), platform.machine())
-        if (got := (told.get("os", "linux"), told.get("architecture", ours))) != ("linux", ours):
-            raise refusal(where, f"an image for linux on {ours}", " on ".join(map(str, got)), "do: pull that one")
+        if (system := (told.get("os", "linux"), told.get("architecture", ours))) != ("linux", ours):
+            raise refusal(where, f"an image for linux on {ours}", " on ".join(map(str, system)), "do: pull that one")
         if not 1 <= len(self.diff_ids) <= MOST_LAYERS or len(self.diff_ids) != len(self._layers):
             got = f"{len(self.diff_ids)} there and {len(self._layers)} in the manifest"
             raise refusal(where, f"as many layers as in the manifest, 1 to {MOST_LAYERS}", got, SAVE)

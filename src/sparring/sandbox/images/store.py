@@ -1,7 +1,8 @@
 """Store of pulled images: layers by the digest of their content and of all below them, unpacked once and shared.
 
     images/NAME.json       an image: its layers' names and what it says about its programs
-    layers/DIGEST/tree     an unpacked layer; never changed
+    layers/DIGEST          an unpacked layer; never changed
+    counts/DIGEST          what it holds
     making/XXXX            what a pull is unpacking, or a removal deletes; locked by its process
     lock                   held while images are written or removed
 
@@ -35,6 +36,7 @@ from sparring.sandbox.mounts import NOBODY, box_identity
 from sparring.user_cache import user_cache
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}")
+FOLDERS = ("images", "layers", "counts", "making")
 RESERVED = ("python", "host")
 """Names of the roots that need no archive."""
 SYSTEM_FOLDER = Path("/var/cache/sparring/images")
@@ -72,7 +74,7 @@ class ImageStore:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = store_folder() if folder is None else folder
-        self._images, self._layers, self._making = (self.folder / name for name in ("images", "layers", "making"))
+        self._images, self._layers, self._counts, self._making = (self.folder / name for name in FOLDERS)
 
     def image(self, name: str) -> Image:
         """Return a pulled image.
@@ -99,7 +101,7 @@ class ImageStore:
 
     def layers(self, image: Image) -> tuple[Path, ...]:
         """Return the folders of an image's layers, lowest first."""
-        return tuple(self._layers / layer / "tree" for layer in image.layers)
+        return tuple(self._layers / layer for layer in image.layers)
 
     @contextmanager
     def held(self, image: Image) -> Iterator[tuple[Path, ...]]:
@@ -182,6 +184,7 @@ class ImageStore:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     layer.rename(scratch / layer.name)
+                    (self._counts / layer.name).unlink(missing_ok=True)
                     count += 1
                 except BlockingIOError:
                     pass  # a box stands on it; a later removal takes it
@@ -202,14 +205,14 @@ class ImageStore:
             while not self._hold(name, locks):
                 self._unpack(source, at, name, names, left)
                 done = "unpacked"
-            size, entries, devices = msgspec.json.decode((self._layers / name / "counts").read_bytes(), type=Counts)
+            size, entries, devices = msgspec.json.decode((self._counts / name).read_bytes(), type=Counts)
             counts = (counts[0] + size, counts[1] + entries, counts[2] + devices)
             if counts[0] > bounds.num_bytes or counts[1] > bounds.num_entries:
                 got = f"{counts[0]} bytes in {counts[1]}"
                 expected = f"at most {bounds.num_bytes} bytes in {bounds.num_entries} files"
                 do = "if you trust it, allow more (--most-bytes, --most-files)"
                 raise refusal(f"layer {at + 1}", expected, got, do)
-            names = [name] if is_base(self._layers / name / "tree") else [*names, name]
+            names = [name] if is_base(self._layers / name) else [*names, name]
             told(f"layer {at + 1} of {len(source.diff_ids)}: {done}: {entries:,} files, {size / 1e6:,.1f} MB")
         return tuple(names), counts
 
@@ -218,17 +221,16 @@ class ImageStore:
         identity = box_identity()
         where, stream = source.layer(at)
         with stream, self._folder_in_making() as scratch:
-            made = scratch / "layer"
-            tree = made / "tree"
-            tree.mkdir(parents=True)
-            lower = [self._layers / layer / "tree" for layer in reversed(below)]
+            tree, counts = scratch / "layer", scratch / "counts"
+            tree.mkdir()
+            lower = [self._layers / layer for layer in reversed(below)]
             layer = LayerTree(tree, lower, (identity["user"], identity["group"]) if identity else None, bounds)
             layer.unpack(TarStream(cast(BinaryIO, stream), where))
             stream.finish()
-            (made / "counts").write_bytes(msgspec.json.encode((layer.num_bytes, layer.num_entries, layer.left_out)))
-            made.chmod(0o755)
+            counts.write_bytes(msgspec.json.encode((layer.num_bytes, layer.num_entries, layer.left_out)))
+            counts.rename(self._counts / name)
             try:
-                made.rename(self._layers / name)
+                tree.rename(self._layers / name)
             except OSError:
                 if not (self._layers / name).is_dir():
                     raise
@@ -242,7 +244,7 @@ class ImageStore:
     def _make_folders(self) -> None:
         """Make the store, and check that the boxes' user can enter it."""
         try:
-            for folder in (self.folder.parent, self.folder, self._images, self._layers, self._making):
+            for folder in (self.folder.parent, self.folder, *(self.folder / name for name in FOLDERS)):
                 if not folder.is_dir():
                     folder.mkdir(parents=True, exist_ok=True)
                     folder.chmod(0o755)

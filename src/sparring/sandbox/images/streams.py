@@ -150,7 +150,7 @@ def members(stream: TarStream) -> Iterator[tarfile.TarInfo]:
         with tarfile.TarFile(fileobj=cast(Any, stream), mode="r") as tar:
             while (member := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]
-                tar.pax_headers.clear()
+                tar.pax_headers = {}
                 if member.issparse() or member.size < 0 or "\0" in member.name + member.linkname:
                     got = "a sparse file, or a name with a NUL"
                     raise refusal(f"{stream.where}: {member.name!r}", "a plain entry", got, SAVE)

@@ -51,9 +51,11 @@ class Box:
         wire: its socket.
         joined: two pipe ends for its first command, to which they are `ASKED` and `ANSWERED`; or none.
         frozen: layers of another box.
+        doors: files by which commands enter the box's control group; none without one. This process stays outside:
+            what commands hold cannot end it.
     """
 
-    def __init__(self, wire: Wire, joined: list[int], frozen: list[int]) -> None:
+    def __init__(self, wire: Wire, joined: list[int], frozen: list[int], doors: list[int]) -> None:
         for number, file in enumerate(joined):
             os.dup2(file, (ASKED, ANSWERED)[number])
             os.close(file)
@@ -68,6 +70,7 @@ class Box:
         self._snapshot: dict[str, Any] | None = None
         self._limits = limits = self._first()
         limits |= {"own_processes": limits["processes"] + 1 + MOST_RUNS, "own_files": max(OWN_FILES, limits["files"])}
+        limits["doors"] = doors
         limits["furnished"] = self._furnished = furnish(limits, frozen)
         returned = self._furnished.tree.returned
         if returned:
@@ -371,13 +374,16 @@ class Box:
 
 def box(connection: socket.socket, joined: list[int], frozen: list[int]) -> NoReturn:
     """Serve one box until its socket closes. Never returns."""
+    byte, doors, _, _ = socket.recv_fds(connection, 1, 3)
+    if not byte:
+        os._exit(0)
     wire = Wire(connection)
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(
             signal.SIGINT, signal.SIG_DFL
         )  # the kernel shields pid 1 from signals of its namespace only if it has no handler
-        Box(wire, joined, frozen).serve()
+        Box(wire, joined, frozen, list(doors)).serve()
     except BaseException as error:
         connection.setblocking(True)
         wire.send(_broken(error))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import itertools
 import os
-import platform
 import resource
 import signal
 import socket
@@ -24,14 +24,23 @@ from sparring.sandbox.inner.calls import (
     libc,
     mount,
 )
-from sparring.sandbox.inner.filter import MACHINES, filter_program
+from sparring.sandbox.inner.filter import CHECKED, Rules, filter_program, numbers
 from sparring.sandbox.inner.root import BoxFiles
 
 NEW_NAMESPACES = 0x00020000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000  # mount, ipc, user, pid, net
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1
+RLIMIT_SIGPENDING = 11
 PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 22, 24, 36, 38
 UID = 1000
 """The one id of the boxes in bubblewrap's namespace. A box shows it as the user of its spec."""
+COUNTS = {
+    "max_user_namespaces": 0,  # a command cannot enter a namespace where it is root
+    "max_inotify_instances": 8,
+    "max_inotify_watches": 8192,
+}
+"""Counts of a user that all boxes share, with the most that one box may have."""
+SIGNALS = 1024
+"""Maximum number of queued signals and timers of a box; the kernel counts those of all boxes together, too."""
 
 _python = ctypes.pythonapi
 
@@ -39,7 +48,7 @@ _python = ctypes.pythonapi
 def fork_isolated() -> int:
     """Fork into new user, mount, pid, ipc and network namespaces. Return 0 in the child, which is pid 1 of the new pid
     namespace."""
-    number = MACHINES[platform.machine()].clone
+    number = numbers(CHECKED)["clone"]
     _python.PyOS_BeforeFork()
     pid = libc.syscall(ctypes.c_long(number), ctypes.c_ulong(NEW_NAMESPACES | signal.SIGCHLD), None, None, None, None)
     if pid == 0:
@@ -62,14 +71,15 @@ def _write(path: str, text: str) -> None:
 
 
 class Furnished(NamedTuple):
-    """A box that is set up: its files, and the working folder and user id of its commands."""
+    """A box that is set up: its files, the working folder of its commands, and what its filter of system calls
+    allows."""
 
     tree: BoxFiles
     folder: str
-    user: int
+    rules: Rules
 
 
-_FILTERS = {pretends: filter_program(pretends) for pretends in (False, True)}
+_FILTERS = {rules: filter_program(rules) for rules in map(Rules._make, itertools.product((False, True), repeat=3))}
 _HEADER, _NONE = (
     struct.pack("<Ii", 0x20080522, 0),
     bytes(24),
@@ -83,15 +93,17 @@ def furnish(limits: dict[str, Any], frozen: list[int]) -> Furnished:
     slow the box (capabilities(7), sched_setscheduler(2)). Commands inherit the limits and cannot undo them.
 
     Args:
-        limits: limits and files of the box (`BoxFiles`), its `user`, `folder` and `environment` of its commands, and
-            how many processes and open files it has itself (`own_processes`, `own_files`).
+        limits: limits and files of the box (`BoxFiles`), its `user`, `folder` and `environment` of its commands,
+            whether they may begin `sessions`, `doors` into its control group, and how many processes and open files it
+            has itself (`own_processes`, `own_files`).
         frozen: descriptors of frozen layers (`BoxFiles`).
     """
     user = limits["user"]
     _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"{user} {UID} 1")
     _write("/proc/self/gid_map", f"{user} {UID} 1")
-    _write("/proc/sys/user/max_user_namespaces", "0")  # a command cannot enter a namespace where it is root
+    for name, most in COUNTS.items():
+        _write(f"/proc/sys/user/{name}", str(most))
     mount(None, "/", None, MS_REC_PRIVATE)
     if os.path.isdir("/dev/pts"):
         mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
@@ -107,6 +119,7 @@ def furnish(limits: dict[str, Any], frozen: list[int]) -> Furnished:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
+        (RLIMIT_SIGPENDING, SIGNALS),
     ):
         resource.setrlimit(which, (value, value))
     _prctl(PR_SET_DUMPABLE, 0)
@@ -117,7 +130,8 @@ def furnish(limits: dict[str, Any], frozen: list[int]) -> Furnished:
     if limits["environment"] is not None:
         os.environ.clear()
         os.environ.update(limits["environment"])
-    return Furnished(tree, limits["folder"], user)
+    rules = Rules(owners=user == 0, sizes=bool(limits["doors"]), sessions=limits["sessions"])
+    return Furnished(tree, limits["folder"], rules)
 
 
 def raise_loopback() -> None:
@@ -141,12 +155,14 @@ def become_subreaper() -> None:
 
 def narrow(address_bytes: int, cpu_s: int, processes: int, files: int, furnished: Furnished) -> None:
     """Turn this fork of the box into a command, irrevocably. A command has the box's root, limits of its own, no
-    capabilities, and a filter of system calls."""
+    capabilities, and a filter of system calls; the kernel's out-of-memory killer takes it before the box's own
+    process."""
     furnished.tree.enter(furnished.folder)
     resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     resource.setrlimit(resource.RLIMIT_AS, (address_bytes, address_bytes))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     check_result(libc.capset(_HEADER, _NONE), "drop capabilities")
-    _prctl(PR_SET_SECCOMP, 2, _FILTERS[furnished.user == 0][1])
+    _prctl(PR_SET_SECCOMP, 2, _FILTERS[furnished.rules][1])
     _prctl(PR_SET_DUMPABLE, 1)  # without it, /proc/self would be closed to the command
+    _write("/proc/self/oom_score_adj", "1000")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # last: a fork of a busy box has more open

@@ -18,6 +18,7 @@ attaches one gives a new one back. What the descriptors hold ends with the last 
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -39,6 +40,8 @@ ROOT = "root"
 """Root of commands in the tmpfs. The box's pid 1 itself stays in bubblewrap's root, so that it never loads code from an
 image."""
 PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64")
+PLACE = 210
+"""Lowest descriptor of the box's files. Commands get theirs below it before they enter the root."""
 REPLACED = ("dev", "proc", "box", "tmp", "agent", "mnt")
 
 
@@ -62,7 +65,9 @@ class BoxFiles:
         self.is_rooted = image != "python"
         self._parts: dict[str, list[str]] = {"own": []}  # what lies below the first layer of each, highest first
         self._own = {name: path for name, path in OWN.items() if os.path.isdir(path)}
-        self._place = os.open("/mnt", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        place = os.open("/mnt", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._place = fcntl.fcntl(place, fcntl.F_DUPFD_CLOEXEC, PLACE)
+        os.close(place)
         mount("/box", "/mnt", None, MS_BIND)
         os.fchdir(self._place)
         for name in ("l", "w", "own", ROOT):
