@@ -17,9 +17,11 @@
 # make test-harness  published agent programs against the gateway; installs them into .harnesses and writes the matrix of
 #                    docs/agents.md. VERSIONS=latest installs the newest ones and leaves the page alone
 # make test-suites   suites and schemas that others wrote (docs/suites.md): MCP, Open Responses, schemathesis; installs them
+# make test-security attacks on boxes and on what a run serves, all of them
 # make test-vllm     the engine's contract and a run against the real vLLM, which it installs into .venv-vllm
 # make test-trl      preference losses and gradients against the real TRL, which it installs into .venv-trl
 # make test-peers    advantages, policy losses and gradients against the real verl, which it installs into .venv-peers
+# make test-inspect  inspect_ai's own checks of a sandbox, over our boxes; installs it into .venv-inspect
 # make test-paths    what hangs on the processor, on every kernel path that this one can compute, in software too
 # make test-triton   the GPU programs on a CPU, in Triton's interpreter (installs it: 1 GB)
 # make test-gpu      the same and more on a GPU; ends with status 2 without one
@@ -40,7 +42,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart check check-lint check-types check-house pythons preflight test test-full test-mutations test-near test-slow test-kills test-cluster test-cluster-full test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
+.PHONY: quickstart check check-lint check-types check-house pythons preflight test test-full test-mutations test-near test-slow test-kills test-cluster test-cluster-full test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-security test-vllm test-trl test-peers test-inspect test-paths test-triton test-gpu bench bench-gpu bench-learning docs install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -146,6 +148,9 @@ test-suites: install
 	$(BIN)/python -m pip install -q --disable-pip-version-check -r tests/suites/requirements.txt
 	$(BIN)/python -m pytest -m suites
 
+test-security: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --full -m "not kills" tests/security tests/unit/sandbox
+
 # a busy machine starves Ray's workers, which are nice
 CLUSTER = OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest --full tests/contract/test_links.py \
 	tests/contract/test_trainer.py tests/contract/test_lost_ranks.py tests/loop/test_fleet_run.py \
@@ -169,6 +174,17 @@ test-vllm: smollm2
 test-trl: install
 	$(BIN)/python benchmarks/rl_step.py --setup
 	$(BIN)/python -m pytest -m trl
+
+# inspect_ai and what the boxes import, without the rest of Sparring
+INSPECT := inspect_ai==0.3.285
+test-inspect: install
+	@test -x .venv-inspect/bin/python || $(PYTHON) -m venv .venv-inspect
+	@.venv-inspect/bin/python -m pip install -q --disable-pip-version-check $(INSPECT) "msgspec>=0.20" "pytest>=9" && \
+	.venv-inspect/bin/python -m pip install -q --disable-pip-version-check --no-deps -e . || { \
+		echo "make: expected $(INSPECT), msgspec and pytest from PyPI, got no answer; on a machine with a network run" \
+			"pip download $(INSPECT) msgspec pytest, and here: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER make test-inspect" >&2; \
+		exit 2; }
+	$(BIN)/python -m pytest -m inspect
 
 # benchmarks/peers/verl.txt is the one list of what verl's functions need
 test-peers: install

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 
 from sparring.envs.base import Env
+from sparring.errors import SpoiltFile
 from sparring.types import Message, Score, ToolCall
 
 NAMES = "abcdef"
@@ -29,9 +30,9 @@ class Repair(Env):
     """Worth 1 where each of six files is there if it should be, and not if it should not; else 0.
 
     One to three of them are wrong. `sh check` names the first, and after each repair the next; the script's text names
-    none. Whoever runs it in a loop that obeys it has repaired the folder by what it said. What counts is what the host
-    reads of each name when the program has ended: a file counts, whatever is in it; a folder, a link or another name
-    does not, and no program runs.
+    none. Whoever runs it in a loop that obeys it has repaired the folder by what it said. What counts is what of the six
+    names reaches a verifier when the program has ended: a file counts, whatever is in it; another name does not. A
+    folder or a link in a file's place is worth 0. No program runs.
 
     Of the demonstrations, which are right by luck as well, 0.4 check until all is well, 0.3 stop at the last repair
     without a check, and 0.3 never check: a policy that imitates them does as much.
@@ -55,10 +56,16 @@ class Repair(Env):
             if wanted[name] != (name in wrong):
                 await box.write(name, b"")
         await box.write("check", _check(wanted, salt=f"{task.seed:x}").encode())
+        await box.snapshot()  # what a verifier is a fork of
         return opened
 
     async def score(self, trajectory):
-        entries = await self.box.entries()
+        try:
+            verifier = await self.box.verifier(list(NAMES))
+        except SpoiltFile:
+            return Score(reward=0.0, success=False)
+        entries = await verifier.entries()
+        await verifier.close()
         right = all((entries.get(name) == "file") == wanted for name, wanted in self.task.data["wanted"].items())
         return Score(reward=float(right), success=right)
 

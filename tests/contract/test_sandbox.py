@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
+from sandboxes import Bench
 
-from sparring.errors import SandboxError
+from sparring.errors import SandboxError, SpoiltFile
 from sparring.protocols import Boxes
-from sparring.sandbox.bubblewrap import BubblewrapBoxes
-from sparring.sandbox.config import SandboxConfig
 from sparring.types import BoxSpec
 
-MAKERS: dict[str, Callable[[], Boxes]] = {"bubblewrap": lambda: BubblewrapBoxes(SandboxConfig(servers=1))}
 SPEC = BoxSpec(timeout_s=20.0)
-Bench = Callable[[Callable[[Boxes], Awaitable[Any]]], Any]
-
-
-@pytest.fixture(scope="module", params=MAKERS)
-def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    """Runs a coroutine function with a pool of the implementation under test."""
-    with asyncio.Runner() as runner:
-        boxes = MAKERS[request.param]()
-
-        async def bounded(work: Callable[[Boxes], Awaitable[Any]]) -> Any:
-            async with asyncio.timeout(60):
-                return await work(boxes)
-
-        yield lambda work: runner.run(bounded(work))
-        runner.run(boxes.close())
 
 
 def python(bench: Bench, code: str, spec: BoxSpec = SPEC) -> Any:
@@ -218,7 +200,7 @@ def test_a_fresh_box_has_the_limits_of_its_own_and_nothing_else(bench: Bench) ->
         return told, still
 
     told, still = bench(work)
-    assert (told.stdout, told.truncated, still) == ("[] xxxxxxx", True, b"here")
+    assert (told.stdout, told.truncated, still) == ("[] xx\n[94 bytes missing]\nxxxx\n", True, b"here")
 
 
 TALKS = "import os\nsay = lambda text: os.write(201, text)\nheard = lambda: os.read(200, 100)\n"
@@ -303,11 +285,15 @@ def test_the_argument_overrides_the_spec_s_time_limit(bench: Bench) -> None:
     assert [result.timed_out for result in bench(work)] == [True, True]
 
 
-def test_output_beyond_the_limit_is_dropped_without_blocking(bench: Bench) -> None:
+def test_of_output_beyond_the_limit_head_and_tail_are_kept_without_blocking(bench: Bench) -> None:
     spec = BoxSpec(timeout_s=20.0, output_bytes=100)
     result = python(bench, "import sys\nprint('x' * 10**6)\nprint('done', file=sys.stderr)", spec)
-    assert (result.stdout, result.stderr, result.truncated, result.exit_code) == ("x" * 100, "done\n", True, 0)
-    assert python(bench, "print('é' * 80)", BoxSpec(timeout_s=20.0, output_bytes=101)).stdout == "é" * 50
+    head, tail = "x" * 50, "x" * 49 + "\n"
+    assert (result.stdout, result.stderr) == (f"{head}\n[999901 bytes missing]\n{tail}", "done\n")
+    assert (result.truncated, result.missing_bytes, result.exit_code) == (True, 999_901, 0)
+    cut = python(bench, "print('é' * 80)", BoxSpec(timeout_s=20.0, output_bytes=101))
+    assert cut.stdout == f"{'é' * 25}\n[62 bytes missing]\n{'é' * 24}\n"
+    assert cut.missing_bytes == 161 - 2 * 49 - 1
 
 
 def test_the_same_code_prints_the_same(bench: Bench) -> None:
@@ -315,3 +301,54 @@ def test_the_same_code_prints_the_same(bench: Bench) -> None:
     first, second = python(bench, code), python(bench, code)
     assert first.stdout == second.stdout
     assert first.exit_code == 0
+
+
+def test_a_fork_has_the_files_of_the_snapshot(bench: Bench) -> None:
+    async def work(boxes: Boxes) -> list[bytes]:
+        box = await boxes.take(SPEC)
+        await box.write("file", b"one")
+        kept = await box.snapshot()
+        await box.write("file", b"two")
+        fork = await box.fork(kept)
+        await box.close()
+        again = await fork.fork(kept)  # the snapshot outlives its box
+        await fork.write("file", b"three")
+        found = [await one.read("file") for one in (fork, again)]
+        await fork.close()
+        await again.close()
+        return found
+
+    assert bench(work) == [b"three", b"one"]
+
+
+def test_only_named_files_come_into_a_verifier(bench: Bench) -> None:
+    async def work(boxes: Boxes) -> Any:
+        box = await boxes.take(SPEC)
+        await box.write("prepared", b"as it was")
+        kept = await box.snapshot()
+        assert (kept.folder, kept.environment, kept.processes) == ("/box", None, ())
+        await box.exec(
+            ["sh", "-c", "echo x > prepared; echo 42 > answer; echo y > other; mkdir folder; ln -s answer link"]
+        )
+        verifier = await box.verifier(["answer"], most_bytes=3)
+        found = dict(await verifier.entries()), await verifier.read("prepared"), await verifier.read("answer")
+        for path, most_bytes in (("answer", 2), ("folder", 3), ("link", 3)):
+            with pytest.raises(SpoiltFile):
+                await box.verifier([path], most_bytes)
+        await verifier.close()
+        await box.close()
+        return found
+
+    assert bench(work) == ({"answer": "file", "prepared": "file"}, b"as it was", b"42\n")
+
+
+def test_a_closed_box_has_no_snapshot_and_no_verifier(bench: Bench) -> None:
+    async def work(boxes: Boxes) -> None:
+        box = await boxes.take(SPEC)
+        await box.close()
+        with pytest.raises(SandboxError):
+            await box.snapshot()
+        with pytest.raises(SandboxError):
+            await box.verifier(["answer"])
+
+    bench(work)

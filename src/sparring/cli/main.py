@@ -19,7 +19,22 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
 from sparring.allocator import share_freed_memory
-from sparring.cli import chat, check, convert, diff, eval, export, gateway, replay, report, run, serve, try_
+from sparring.cli import (
+    chat,
+    check,
+    convert,
+    diff,
+    eval,
+    export,
+    gateway,
+    image,
+    replay,
+    report,
+    run,
+    sandbox,
+    serve,
+    try_,
+)
 from sparring.errors import BadInput, SparringError
 from sparring.observe.terminal import guard_terminal, printable, say
 
@@ -34,7 +49,7 @@ YOUNG_OBJECTS = 50_000
 """Number of new objects that starts a garbage collection of the youngest generation; Python's default is 700. Imports
 make two million permanent objects, and collections that walked them took a third of the start-up time."""
 
-VERBS = (run, check, eval, export, convert, chat, serve, gateway, try_, replay, diff, report)
+VERBS = (run, check, eval, export, convert, chat, serve, gateway, try_, image, sandbox, replay, diff, report)
 
 
 REFUSALS = (

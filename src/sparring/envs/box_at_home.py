@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import socket
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from sparring.envs.executor import at_home
-from sparring.protocols import Sandbox
-from sparring.types import MOST_BYTES, EntryKind, ExecResult
+from sparring.protocols import LiveProcess, Sandbox, Shell, Snapshot, Terminal
+from sparring.types import MOST_BYTES, EntryKind, ExecResult, TreeEntry
+
+
+class HandleAtHome:
+    """LiveProcess, shell or terminal whose coroutine functions run on the run's event loop."""
+
+    def __init__(self, handle: LiveProcess | Shell | Terminal) -> None:
+        self._handle = handle
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._handle, name)
+        return functools.partial(at_home, value) if inspect.iscoroutinefunction(value) else value
 
 
 class BoxAtHome:
@@ -20,11 +34,29 @@ class BoxAtHome:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._box, name)
 
-    async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
-        return await at_home(self._box.exec, argv, stdin=stdin, timeout_s=timeout_s)
+    async def exec(self, argv: Sequence[str] | str, **named: Any) -> ExecResult:
+        return await at_home(self._box.exec, argv, **named)
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
         return await at_home(self._box.python, code, timeout_s=timeout_s)
+
+    async def start(self, argv: Sequence[str] | str, **named: Any) -> LiveProcess:
+        return cast(LiveProcess, HandleAtHome(await at_home(self._box.start, argv, **named)))
+
+    async def shell(self, **named: Any) -> Shell:
+        return cast(Shell, HandleAtHome(await at_home(self._box.shell, **named)))
+
+    async def terminal(self, argv: Sequence[str] | str, **named: Any) -> Terminal:
+        return cast(Terminal, HandleAtHome(await at_home(self._box.terminal, argv, **named)))
+
+    async def connect(self, port: int) -> socket.socket:
+        return await at_home(self._box.connect, port)
+
+    async def upload(self, tree: Mapping[str, TreeEntry | bytes], path: str = ".") -> None:
+        return await at_home(self._box.upload, tree, path)
+
+    async def download(self, path: str = ".", most_bytes: int = MOST_BYTES) -> Mapping[str, TreeEntry]:
+        return await at_home(self._box.download, path, most_bytes)
 
     async def fresh(self) -> Sandbox:
         return BoxAtHome(await at_home(self._box.fresh))
@@ -40,6 +72,15 @@ class BoxAtHome:
 
     async def write(self, path: str, data: bytes) -> None:
         return await at_home(self._box.write, path, data)
+
+    async def snapshot(self, *, ends: bool = False) -> Snapshot:
+        return await at_home(self._box.snapshot, ends=ends)
+
+    async def fork(self, snapshot: Snapshot) -> Sandbox:
+        return BoxAtHome(await at_home(self._box.fork, snapshot))
+
+    async def verifier(self, paths: Sequence[str], most_bytes: int = MOST_BYTES) -> Sandbox:
+        return BoxAtHome(await at_home(self._box.verifier, paths, most_bytes))
 
     async def close(self) -> None:
         return await at_home(self._box.close)

@@ -41,7 +41,12 @@ class BoxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """`[env.box]`: the box in which the policy's commands run. Times and sizes are per command."""
 
     image: str = "python"
-    """Name of the box's image, which decides the installed programs."""
+    """What is installed: `python`, the host's programs, of which nothing can be written; `host`, the same with a root
+    that can be written; or the name of an image that `sparring image pull` unpacked."""
+
+    user: int = 1000
+    """Id that the box's one user has inside, 0 to 65535. As 0, calls that give files or processes to other users answer
+    success and do nothing."""
 
     timeout_s: float = 2.0
     """Maximum wall-clock time of a command, in seconds."""
@@ -62,6 +67,8 @@ class BoxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Allow access to the network from inside the box."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.user <= 65535:
+            raise ValueError(f"user must be a number from 0 to 65535, not {self.user}")
         if self.timeout_s <= 0 or min(self.memory_bytes, self.output_bytes, self.processes) < 1 or self.disk_bytes < 0:
             raise ValueError(
                 "timeout_s, memory_bytes, output_bytes and processes must be above 0, disk_bytes 0 or more"

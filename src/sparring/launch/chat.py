@@ -24,7 +24,7 @@ from sparring.recipe.run_config import RunConfig
 from sparring.record.recorder import Recorder
 from sparring.render.config import RenderConfig
 from sparring.render.load import load_renderer
-from sparring.sandbox.bubblewrap import BubblewrapBoxes
+from sparring.sandbox.make import make_boxes
 from sparring.stages.context import POLICY
 from sparring.stages.models.context_length import max_context, outline_of
 from sparring.train.config import TrainConfig
@@ -82,7 +82,7 @@ class Chat:
         self._session = self._recorder.open(task, rollout_id="chat", seed=seed, role=POLICY)
         self._tasks = setting.tasks if setting is not None else ()
         self.proposals = tuple(_text(task) for task in self._tasks)
-        self._boxes = None if setting is None else BubblewrapBoxes(msgspec.structs.replace(setting.sandbox, servers=1))
+        self._boxes = None if setting is None else make_boxes(msgspec.structs.replace(setting.sandbox, servers=1))
         self._world = None if setting is None or self._boxes is None or not tools else ChatWorld(setting, self._boxes)
         self.cut_short = ""
 

@@ -162,7 +162,7 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
     from sparring.envs.rubrics.judges import Judges
     from sparring.harness.by_environment import mounts_of
     from sparring.rollout.load import CappedBoxes
-    from sparring.sandbox.bubblewrap import BubblewrapBoxes
+    from sparring.sandbox.make import make_boxes
     from sparring.store.sqlite import SqliteStore
 
     def open_model(name: str) -> Awaitable[Replies]:
@@ -185,7 +185,7 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
         recipe = msgspec.to_builtins(config)
         sinks = load_sinks(config.observe, folder, name=config.run.name, recipe=recipe)
         sink = Fanout([*sinks, progress(config.observe)])
-        boxes = CappedBoxes(BubblewrapBoxes(config.sandbox, mounts_of(harness)), config.sandbox.starting)
+        boxes = CappedBoxes(make_boxes(config.sandbox, mounts_of(harness)), config.sandbox.starting)
         try:
             yield Context(
                 config=config,

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from sparring.errors import InfraError, boundary, refusal
 from sparring.model.config import ModelConfig
-from sparring.model.gguf.place import SUFFIX, cache, converted, gguf_file
+from sparring.model.gguf.place import SUFFIX, converted, gguf_file
 from sparring.model.peft import base_of, is_adapter
+from sparring.user_cache import user_cache
 
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "tokenizer.model")
 TEMPLATE = "chat_template.jinja"
@@ -87,7 +88,7 @@ def with_template(folder: Path, template: str | None) -> Path:
     files = {file.name: file.resolve() for file in sorted(folder.iterdir()) if file.is_file()}
     files.pop(TEMPLATE, None)
     stats = [(name, str(file), file.stat().st_size, file.stat().st_mtime_ns) for name, file in files.items()]
-    out = cache("templates") / hashlib.sha256(repr((text, stats)).encode()).hexdigest()[:24]
+    out = user_cache("templates") / hashlib.sha256(repr((text, stats)).encode()).hexdigest()[:24]
     if not out.is_dir():
         _link(files, text, out, Path(template).stat().st_mtime_ns)
     return out

@@ -3,9 +3,17 @@
 Every implementation passes the contract suite of its protocol in `tests/contract`.
 """
 
+from sparring.protocols.boxes import (
+    Boxes as Boxes,
+    OnOutput as OnOutput,
+    LiveProcess as LiveProcess,
+    Sandbox as Sandbox,
+    Shell as Shell,
+    Snapshot as Snapshot,
+    Terminal as Terminal,
+)
 from sparring.protocols.rollout import (
     AnyEnv as AnyEnv,
-    Boxes as Boxes,
     EnvFactory as EnvFactory,
     Episode as Episode,
     Expert as Expert,
@@ -14,7 +22,6 @@ from sparring.protocols.rollout import (
     Renderer as Renderer,
     ReplyReader as ReplyReader,
     RolesEnv as RolesEnv,
-    Sandbox as Sandbox,
     Scorer as Scorer,
     Session as Session,
     SingleEnv as SingleEnv,

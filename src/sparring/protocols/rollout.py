@@ -8,12 +8,9 @@ from typing import Any, Protocol
 
 from sparring.errors import LimitReached
 from sparring.generation import Constraint, GenerateRequest, Rendered
+from sparring.protocols.boxes import Boxes, Sandbox
 from sparring.reply import ReplyRequest, ReplyStream, SessionLayer
 from sparring.types import (
-    MOST_BYTES,
-    BoxSpec,
-    EntryKind,
-    ExecResult,
     Group,
     Message,
     Observation,
@@ -42,63 +39,6 @@ class TaskSource(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`."""
-
-
-class Sandbox(Protocol):
-    """Isolated box in which commands run.
-
-    Raises:
-        SandboxError: the box itself failed; not raised for anything that a program inside does.
-    """
-
-    async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
-        """Run a command until it ends or its time is up."""
-
-    async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
-        """Run a Python program as the main module."""
-
-    async def fresh(self) -> Sandbox:
-        """Open another, unused box of the same spec. The caller closes it."""
-
-    async def converse(self, code: str, other: str) -> ExecResult:
-        """Run two Python programs, each in a fresh box and connected by pipes, and return the result of `code`.
-
-        A program writes to file descriptor 201 and reads from 200. When `code` ends, the other program is ended too.
-        """
-
-    async def read(self, path: str, most_bytes: int = MOST_BYTES) -> bytes:
-        """Read a file.
-
-        Raises:
-            SpoiltFile: a command left something that is no file at the path, or more bytes than `most_bytes`.
-        """
-
-    async def entries(self, path: str = ".") -> Mapping[str, EntryKind]:
-        """List the entries of a folder with their kinds, without following links or running a program in the box.
-
-        Raises:
-            SpoiltFile: as for `read`.
-        """
-
-    async def write(self, path: str, data: bytes) -> None:
-        """Write a file.
-
-        Raises:
-            SpoiltFile: as for `read`.
-        """
-
-    async def close(self) -> None:
-        """End the box with all its processes."""
-
-
-class Boxes(Protocol):
-    """Pool of boxes, which opens every box of a run."""
-
-    async def take(self, spec: BoxSpec) -> Sandbox:
-        """Open a box of this spec, waiting until one is free."""
-
-    async def close(self) -> None:
-        """End every box."""
 
 
 class OpenedEnv(Protocol):

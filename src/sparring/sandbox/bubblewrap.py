@@ -4,31 +4,31 @@ mechanism, docs/sandbox.md what is isolated."""
 from __future__ import annotations
 
 import asyncio
-import codecs
-import errno
-import io
-import json
 import os
 import socket
-import struct
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any, Literal
 
 from sparring.errors import SandboxError, refusal
-from sparring.protocols import Sandbox
+from sparring.protocols import OnOutput, Sandbox, Snapshot
 from sparring.sandbox.config import SandboxConfig
+from sparring.sandbox.connection import BoxConnection, Call, Pump, Refused, Sink
+from sparring.sandbox.file_commands import FILE_TIMEOUT_S, FileCommands
+from sparring.sandbox.groups import BoxGroups, Hierarchy, hierarchy_of_this_process
+from sparring.sandbox.handles import BoxProcess, BoxShell, BoxTerminal
 from sparring.sandbox.off_box import OffBox
+from sparring.sandbox.results import result_of
+from sparring.sandbox.roots import LayersOf, Root, check_runs_programs, check_same_user, root_of, stored_layers
+from sparring.sandbox.screen import Screen
 from sparring.sandbox.server import Server
-from sparring.sandbox.spoilt import raise_for
-from sparring.types import MOST_BYTES, BoxSpec, EntryKind, ExecResult
+from sparring.sandbox.snapshots import LayeredSnapshot, check_judging, check_prepared, checked, still_lives
+from sparring.sandbox.spoilt import PortTaken, raise_for
+from sparring.sandbox.verifier import checked_paths, conversation, pipes_between, verifier_of
+from sparring.types import MOST_BYTES, BoxSpec, ExecResult
 
-FILES, PROGRAM_FILES = 256, 4096
-"""Maximum number of open files of a process: `PROGRAM_FILES` in a pool of boxes that run programs, `FILES` in any
-other."""
-READ_PIECE_BYTES = 4 << 20
-FILE_TIMEOUT_S = 10.0  # for read and write, which run for the caller and not for the policy
+TERMINAL_BYTES = 1 << 16  # of a terminal's output on their way
 
 
 class BubblewrapBoxes:
@@ -39,15 +39,28 @@ class BubblewrapBoxes:
         config: `[sandbox]`.
         mounts: files and folders of the host that programs need, by their path in the boxes; None: the boxes run no
             programs.
+        layers_of: finds the layers of an image by its name.
+        hierarchy: place for control groups of boxes; None makes none.
     """
 
-    def __init__(self, config: SandboxConfig, mounts: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        config: SandboxConfig,
+        mounts: Mapping[str, str] | None = None,
+        layers_of: LayersOf = stored_layers,
+        *,
+        hierarchy: Hierarchy | Literal["found"] | None = "found",
+    ) -> None:
         cpus = len(os.sched_getaffinity(0))
         self._config = config
         self.runs_programs = mounts is not None
-        self._servers = [Server(config, mounts) for _ in range(config.servers or cpus)]
+        self._mounts = mounts
+        self.layers_of = layers_of
+        self._servers: dict[tuple[object, ...], list[Server]] = {}
+        self._num_servers = config.servers or cpus
         self.slots = asyncio.Semaphore(config.concurrency or 2 * cpus)
         self.grace_s = config.grace_s
+        self.groups = BoxGroups(hierarchy_of_this_process() if hierarchy == "found" else hierarchy)
         self._num_boxes = 0
         self._open: weakref.WeakSet[BubblewrapBox] = weakref.WeakSet()
         self._closed = False
@@ -56,31 +69,40 @@ class BubblewrapBoxes:
         """Return a new box, which the caller closes. Its first command starts its processes.
 
         Raises:
-            BadInput: the spec asks for an image or a network, which these boxes lack.
+            BadInput: there is no such image, the user is no id, or the spec asks for a network, which these boxes lack.
             SandboxError: the pool is closed.
         """
-        if spec.image != "python":
-            raise refusal("box.image", "'python'", repr(spec.image), "use another kind of sandbox for images")
         if spec.network:
             raise refusal(
                 "box.network", "false", "true", "bubblewrap boxes have no network; use another kind of sandbox"
             )
+        root = root_of(spec, self.layers_of)
         if not self._config.enabled:
             return OffBox()
-        if self._closed:
-            raise SandboxError("sandbox: the pool is closed")
-        return self.made(spec)
+        return self.made(spec, root)
 
-    def made(self, spec: BoxSpec, joined: tuple[int, ...] = ()) -> BubblewrapBox:
+    def made(
+        self, spec: BoxSpec, root: Root, joined: tuple[int, ...] = (), below: LayeredSnapshot | None = None
+    ) -> BubblewrapBox:
         """Return a box of the next server.
 
         Args:
             spec: limits of the box.
+            root: root of the box.
             joined: pipe ends for its first command; the box closes them.
+            below: snapshot that the box is a fork of.
+
+        Raises:
+            SandboxError: the pool is closed.
         """
-        server = self._servers[self._num_boxes % len(self._servers)]
+        if self._closed:
+            raise SandboxError("sandbox: the pool is closed")
+        kind = (root.kind == "host", *root.folders)
+        if kind not in self._servers:
+            self._servers[kind] = [Server(self._config, self._mounts, root) for _ in range(self._num_servers)]
+        server = self._servers[kind][self._num_boxes % self._num_servers]
         self._num_boxes += 1
-        box = BubblewrapBox(self, spec, server, joined)
+        box = BubblewrapBox(self, spec, root, server, joined, below)
         self._open.add(box)
         return box
 
@@ -88,50 +110,56 @@ class BubblewrapBoxes:
         self._closed = True
         for box in list(self._open):
             await box.close()
-        for server in self._servers:
+        for server in chain.from_iterable(self._servers.values()):
             server.close()
+        await self.groups.close()
 
 
-class BubblewrapBox:
-    """Box of one fork server. Its commands run one after another; cancelling the awaiting task kills the command.
-    Implements `Sandbox`.
+class BubblewrapBox(FileCommands):
+    """Box of one fork server. Its commands run at once, but while its caller reads or writes files no new one begins;
+    cancelling the awaiting task kills the command. Implements `Sandbox`.
 
     `output_bytes` of the spec applies to stdout and stderr separately, so the kept output does not depend on how they
     interleave.
 
     Attributes:
-        queued_s: seconds that its commands have waited for their turn and a slot of the pool.
+        queued_s: seconds that its commands have waited for a slot of the pool.
     """
 
-    def __init__(self, pool: BubblewrapBoxes, spec: BoxSpec, server: Server, joined: tuple[int, ...] = ()) -> None:
-        self._pool = pool
-        self._spec = spec
-        self._server = server
-        self._joined = joined
-        self._turn = asyncio.Lock()
-        self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._sizes: tuple[int, int] | None = None
-        self._header: Mapping[str, Any] | None = None
-        self._body = io.BytesIO()
-        self._requests = 0
-        self.queued_s = 0.0
-        self._used = False
-        self._end_reason: str | None = None
-        self._ports: socket.socket | None = None
-        if pool.runs_programs and not joined:
-            self._ports, remote = socket.socketpair()
-            self._joined = (remote.detach(),)
+    _pool: BubblewrapBoxes
 
-    async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
-        """Run a program in the folder /box. The exit code is a shell's: 126, 127, or 128 + n after signal n."""
+    async def exec(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        stdin: str | bytes = "",
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        on_output: OnOutput | None = None,
+        user: int | None = None,
+    ) -> ExecResult:
+        """Run a program, or a text of sh, in /box or another folder of the box. The exit code is a shell's: 126, 127,
+        or 128 + n after signal n. What it leaves running ends with it.
+
+        Raises:
+            FileNotFoundError: there is no folder `cwd`.
+            SpoiltFile: a command of this box left something else there, or took permission away.
+            BadInput: the user is not the box's: a box has one.
+            SandboxError: the box failed.
+        """
+        check_same_user(self.spec, user)
         self._used = True
-        body = stdin.encode("utf-8", "surrogatepass")
-        return _result(*await self._command({"op": "exec", "argv": list(argv)}, body, timeout_s))
+        request = {"op": "exec", **_placed(argv, cwd, environment)}
+        return await self._turned(request, _bytes(stdin), timeout_s, output_bytes, on_output)
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
-        """Run code as `python3 -c` would, in a fork of a warm interpreter."""
+        """Run code as `python3 -c` would, in a fork of a warm interpreter; in an image, by the image's `python3`."""
+        if self._root.kind == "layers":
+            return await self.exec(["python3", "-"], stdin=code, timeout_s=timeout_s)
         self._used = True
-        return _result(*await self._command({"op": "python"}, code.encode("utf-8", "surrogatepass"), timeout_s))
+        return await self._turned({"op": "python"}, _bytes(code), timeout_s)
 
     async def program(
         self,
@@ -159,47 +187,200 @@ class BubblewrapBox:
                 has ended.
 
         Raises:
-            BadInput: the pool runs no programs.
+            BadInput: the pool runs no programs, or the box has an image of its own.
+            PortTaken: a command of this box has the port.
             SandboxError: the box failed.
         """
-        if self._ports is None:
-            raise refusal("sandbox", "boxes that run programs", "others", "make the pool with mounts")
+        check_runs_programs(self._pool.runs_programs, self.spec, self._root)
         self._used = True
         request = {"op": "program", "argv": list(argv), "environment": dict(environment), "port": port}
-        async with self._turn:
-            running = asyncio.create_task(
-                self._run_command(request, stdin.encode("utf-8", "surrogatepass"), timeout_s, output_bytes)
-            )
-            serving = asyncio.create_task(self._serve(self._ports, served))
-            try:
-                await asyncio.wait((running, serving), return_when=asyncio.FIRST_COMPLETED)
-                if serving.done():
-                    running.cancel()
-                    await asyncio.wait((running,))
-                    serving.result()
-                return _result(*await running)
-            finally:
-                for task in (running, serving):
-                    task.cancel()
-                await asyncio.gather(running, serving, return_exceptions=True)
-
-    async def _serve(self, ports: socket.socket, served: Callable[[socket.socket], Awaitable[None]]) -> None:
-        """Receive a program's listening socket, and serve it."""
-        loop = asyncio.get_running_loop()
-        arrived = asyncio.Event()
-        loop.add_reader(ports, arrived.set)
+        call, rest = await self._begin(request, _bytes(stdin), timeout_s, output_bytes)
+        running = asyncio.create_task(self._ended(call, rest, timeout_s))
+        serving = asyncio.create_task(_serve(call, served))
         try:
-            await arrived.wait()
+            await asyncio.wait((running, serving), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done() and not running.done():
+                running.cancel()
+                await asyncio.wait((running,))
+                serving.result()
+            return result_of(await running)
+        except Refused as refused:
+            raise PortTaken(refused.errno, f"port {port} of the box: {refused}") from refused
         finally:
-            loop.remove_reader(ports)
-        _, files, _, _ = socket.recv_fds(ports, 1, 1)
-        if not files:
-            raise SandboxError("sandbox: the box has ended")
-        await served(socket.socket(fileno=files[0]))
+            for task in (running, serving):
+                task.cancel()
+            await asyncio.gather(running, serving, return_exceptions=True)
+
+    async def start(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        on_output: OnOutput | None = None,
+    ) -> BoxProcess:
+        """Start a program that runs beside others until it ends or is killed, at most `timeout_s` seconds. The loopback
+        interface of the box is up from then on. It takes no slot of the pool.
+
+        Raises:
+            FileNotFoundError: there is no folder `cwd`.
+            SpoiltFile: a command of this box left something else there.
+            BadInput: `MOST_RUNS` of `inner.boxes` run already.
+            SandboxError: the box failed.
+        """
+        pump = None if on_output is None else Pump(await self._open(), on_output)
+        request = {"op": "start", **_placed(argv, cwd, environment)}
+        process = BoxProcess(self, *await self._kept(request, timeout_s, output_bytes, pump))
+        process.pump = pump
+        if pump is not None:
+            await pump.__aenter__()
+        return process
+
+    async def shell(self, *, cwd: str | None = None, environment: Mapping[str, str] | None = None) -> BoxShell:
+        """Start a shell, bash where the box has it.
+
+        Raises:
+            Exception: as `start`.
+        """
+        request = {"op": "shell", **_placed((), cwd, environment)}
+        shell = BoxShell(self, *await self._kept(request))
+        await shell.begun()
+        return shell
+
+    async def terminal(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        columns: int = 80,
+        rows: int = 24,
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> BoxTerminal:
+        """Start a program with a terminal.
+
+        Raises:
+            BadInput: a size that no terminal has, or the package pyte is missing.
+            Exception: as `start`.
+        """
+        screen = Screen(columns, rows)
+        early: list[bytes] = []
+        see: list[Callable[[bytes], None]] = [early.append]
+        size = {"columns": columns, "rows": rows, "credit": TERMINAL_BYTES}
+        request = {"op": "terminal", **size, **_placed(argv, cwd, environment)}
+        request["environment"] = {"TERM": "linux", **request.get("environment", {})}
+        kept = await self._kept(request, sink=lambda _call, _name, piece: see[0](piece))
+        terminal = BoxTerminal(self, *kept, screen)
+        see[0] = terminal.see
+        for piece in early:
+            terminal.see(piece)
+        return terminal
+
+    async def connect(self, port: int) -> socket.socket:
+        """Connect to a port that a program of the box listens at, on 127.0.0.1. The caller closes the socket.
+
+        Raises:
+            BadInput: no such port can be.
+            ConnectionRefusedError: nothing listens there.
+            OSError: the connection fails otherwise.
+            SandboxError: the box failed.
+        """
+        if not 1 <= port <= 65535:
+            raise refusal("port", "1 to 65535", repr(port), "name the port that the program listens at")
+        connection = await self._open()
+        call = connection.ask({"op": "connect", "port": port})
+        try:
+            return await self.soon(call.socket)
+        except Refused as refused:
+            raise OSError(refused.errno, f"port {port} of the box: {refused}") from refused
+        finally:
+            connection.forget(call)
+
+    async def _kept(
+        self,
+        request: dict[str, Any],
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        sink: Sink | None = None,
+    ) -> tuple[BoxConnection, Call]:
+        """Begin what lives on, once no file operation is under way."""
+        self._used = True
+        async with self._turn:
+            pass
+        call, _ = await self._begin({**request, "kept": True}, b"", timeout_s, output_bytes, sink)
+        assert self._connection is not None
+        try:
+            await self.soon(call.begun, call.told)
+        except Refused as refused:
+            raise refusal("box", "room for one more command", str(refused), "close one that runs") from refused
+        if call.told.done() and (number := call.told.result().header["folder"]):
+            raise_for({**call.told.result().header, "exit": number}, request["cwd"], self._used)
+        return self._connection, call
+
+    async def snapshot(self, *, ends: bool = False) -> LayeredSnapshot:
+        """Freeze the box's files, and return them as what other boxes are forks of. Nothing is copied: the box goes on
+        in a new layer on top. It waits for commands that run, and none begins meanwhile.
+
+        Args:
+            ends: end what lives on in the box, whose processes the snapshot then names.
+
+        Raises:
+            BadInput: processes live on in the box, or it has too many layers.
+            SandboxError: the box is closed or failed.
+        """
+        self._line.check()
+        async with self._turn, self.slot():
+            connection = await self._open()
+            late_s = max(0.0, self._busy_until - asyncio.get_running_loop().time()) + FILE_TIMEOUT_S
+            call = connection.ask({"op": "snapshot", "ends": ends})
+            try:
+                passed = await self.soon(call.layers, late_s=late_s)
+            except Refused as refused:
+                raise still_lives(refused.processes) from refused
+            finally:
+                connection.forget(call)
+            return self._line.add(passed.layers, passed.header["processes"], self._used)
+
+    async def fork(self, snapshot: Snapshot) -> BubblewrapBox:
+        """Return a new box with the files, the working folder and the environment of a snapshot. The caller closes it.
+        The snapshot's box may be closed.
+
+        Raises:
+            BadInput: the snapshot is not of these boxes.
+            SandboxError: the pool is closed.
+        """
+        state = checked(snapshot)
+        return self._pool.made(state.spec, root_of(state.spec, self._pool.layers_of), below=state)
+
+    async def verifier(self, paths: Sequence[str], most_bytes: int = MOST_BYTES) -> Sandbox:
+        """Return a box in which nothing but files of these names comes from this one: a fork of this box's first
+        snapshot, or of this one where no command has run in it. The caller closes it.
+
+        `converse` in it runs `code` without the files, and `other` with them.
+
+        Args:
+            paths: files; relative paths start at /box. One that is missing here is missing there.
+            most_bytes: maximum size of each file.
+
+        Raises:
+            BadInput: a path is none, or commands have run in this box and it has no snapshot.
+            SpoiltFile: at a path, or in a folder on the way, a command left something else, such as a link, or a larger
+                file.
+            SandboxError: a box failed.
+        """
+        names = checked_paths(paths)
+        self._check_open()
+        if self._line.prepared is None:
+            check_prepared(self._used)
+            await self.snapshot()
+        judging = self._pool.made(self.spec, self._root, below=self._line.prepared)
+        judging._line.judge = (self._line.prepared,)
+        return await verifier_of(self, judging, names, most_bytes)
 
     async def fresh(self) -> Sandbox:
         self._check_open()
-        return await self._pool.take(self._spec)
+        return await self._pool.take(self.spec)
 
     async def beside(self, spec: BoxSpec) -> Sandbox:
         """Return a box with another spec from the same pool. The caller closes it.
@@ -212,222 +393,78 @@ class BubblewrapBox:
         return await self._pool.take(spec)
 
     async def converse(self, code: str, other: str) -> ExecResult:
-        """Run two programs at once, each in a fresh box, joined by two pipes: each writes to file descriptor 201 and
-        reads from 200. `other` has the time limit of the spec, `code` twice as much; the end of `code` ends `other`.
-        Together they take one slot of the pool, since one of them usually waits.
-
-        Returns:
-            result of `code`.
+        """Return the result of `code`, which runs at once with `other`, each in a box of its own: a fresh one, or in a
+        verifier a fork, `code` without the policy's files and `other` with them. Two pipes join them: each writes to
+        file descriptor 201 and reads from 200. `other` has the time limit of the spec, `code` twice as much; the end of
+        `code` ends `other`. Together they take one slot of the pool, since one of them usually waits.
 
         Raises:
+            BadInput: the box has an image of its own, on whose programs a judge must not run.
             SandboxError: a box failed and `code` failed because of it, or this box is closed.
         """
         self._check_open()
-        (questions, ask), (answers, answer) = os.pipe(), os.pipe()
-        asking = self._pool.made(self._spec, (answers, ask))
-        answering = self._pool.made(self._spec, (questions, answer))
-        limit_s = self._spec.timeout_s
-        answer_task: asyncio.Task[ExecResult] | None = None
-        try:
-            async with self._pool.slots:
-                answer_task = asyncio.create_task(answering.run_alone(other, limit_s))
-                result = await asking.run_alone(code, 2 * limit_s)
-                if result.exit_code:  # the await below raises if the other box is the one that failed
-                    answering.cancel()
-                    await answer_task
-                return result
-        finally:
-            if answer_task is not None:
-                answer_task.cancel()
-                await asyncio.gather(answer_task, return_exceptions=True)
-            await asking.close()
-            await answering.close()
+        check_judging(self.spec.image, self._root.kind)
+        judge = self._line.judge
+        below = (*judge, await self.snapshot()) if judge else (None, None)
+        ends = zip(pipes_between(), below, strict=True)
+        asking, answering = (self._pool.made(self.spec, self._root, *end) for end in ends)
+        return await conversation((asking, code), (answering, other), self.spec.timeout_s, self._pool.slots)
 
     async def run_alone(self, code: str, limit_s: float) -> ExecResult:
         """Run Python code in an unused box for a caller that holds a slot."""
         try:
-            return _result(*await self._run_command({"op": "python"}, code.encode("utf-8", "surrogatepass"), limit_s))
+            return result_of(await self._run({"op": "python"}, _bytes(code), limit_s))
         finally:
             self._close_pipes()  # if the box did not start, the other one would wait for an answer
 
     def cancel(self) -> None:
-        """End the running command, if there is one; its result is that of a killed command."""
+        """End the commands that run, but not what was started to live on; their results are those of killed
+        commands."""
         if self._connection is not None:
-            _send(self._connection[1], {"op": "cancel"})
-
-    async def read(self, path: str, most_bytes: int = MOST_BYTES) -> bytes:
-        """Return a file of the box; relative paths start at /box. Only regular files are read, without waiting. The
-        file is transferred in pieces, so the box holds one piece at a time.
-
-        Args:
-            path: path of the file.
-            most_bytes: maximum size of the file.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            SpoiltFile: a command of this box left something else at the path (a pipe, a folder), a larger file, or one
-                that cannot be read.
-            OSError: error of open(2) in a box where no command has run.
-            SandboxError: the box failed.
-        """
-        pieces, size = io.BytesIO(), 0
-        async with self._turn_and_slot():  # no command may run between two pieces
-            while True:
-                request = {"op": "read", "path": path, "offset": size, "most": most_bytes}
-                header, piece = await self._run_command(request, b"", FILE_TIMEOUT_S, READ_PIECE_BYTES)
-                raise_for(header, path, self._used, most_bytes)
-                size += pieces.write(piece)
-                if size > most_bytes:  # such as a file of /proc, which does not report its size
-                    raise_for({**header, "exit": errno.EFBIG}, path, self._used, most_bytes)
-                if len(piece) < READ_PIECE_BYTES:
-                    return pieces.getvalue()
-
-    async def entries(self, path: str = ".") -> Mapping[str, EntryKind]:
-        """Return the kind of each entry of a folder, without following links. Names that are not UTF-8 are as in
-        `os.listdir`.
-
-        Raises:
-            FileNotFoundError: there is no such folder.
-            SpoiltFile: a command of this box left something else at the path, made it unreadable, or left more names
-                than fit into `MOST_BYTES`.
-            OSError: error of scandir(2) in a box where no command has run.
-            SandboxError: the box failed.
-        """
-        header, body = await self._command({"op": "list", "path": path}, b"", FILE_TIMEOUT_S, MOST_BYTES)
-        if header["truncated"]:
-            header = {**header, "exit": errno.EFBIG}
-        raise_for(header, path, self._used, MOST_BYTES)
-        pairs = (entry.partition(b" ") for entry in body[: header["stdout"]].split(b"\0")[:-1])
-        return {os.fsdecode(name): cast(EntryKind, kind.decode()) for kind, _, name in pairs}
-
-    async def write(self, path: str, data: bytes) -> None:
-        """Write a file of the box and create its folders. The file appears once it is complete; until then, and after a
-        failure, the old content stays.
-
-        Raises:
-            SpoiltFile: a command of this box prevents it: the path is not a file, a folder cannot be written, or the
-                disk is full.
-            OSError: error that no command can have caused: a read-only place, or no command has run.
-            SandboxError: the box failed.
-        """
-        header, _ = await self._command({"op": "write", "path": path, "size": len(data)}, data, FILE_TIMEOUT_S)
-        raise_for(header, path, self._used)
+            self._connection.send({"id": 0, "op": "end"})
 
     async def close(self) -> None:
         self._end_reason = self._end_reason or "the box is closed"
+        if self._opening is not None and self._line.layers:
+            await asyncio.wait([self._opening])  # it gives borrowed layers back
         self._close_pipes()
-        if self._ports is not None:
-            self._ports.close()
         if self._connection is not None:
-            self._connection[1].close()
-            self._connection = None
+            self._connection.end("the box is closed")
+        self._line.close()
+        self._leave_group()
 
-    async def _command(
-        self, request: dict[str, Any], body: bytes, timeout_s: float | None, output_bytes: int | None = None
-    ) -> tuple[Mapping[str, Any], bytes]:
-        limit_s = self._spec.timeout_s if timeout_s is None else timeout_s
-        async with self._turn_and_slot():
-            return await self._run_command(request, body, limit_s, output_bytes)
-
-    @asynccontextmanager
-    async def _turn_and_slot(self) -> AsyncIterator[None]:
-        """Wait for this box's turn and a slot of the pool, and hold both."""
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        async with self._turn, self._pool.slots:
-            self.queued_s += clock() - began
-            yield
-
-    async def _run_command(
-        self, request: dict[str, Any], body: bytes, limit_s: float, output_bytes: int | None = None
-    ) -> tuple[Mapping[str, Any], bytes]:
-        """Run a command whose turn it is."""
-        self._requests += 1
-        request |= {
-            "id": self._requests,
-            "timeout": limit_s,
-            "output": self._spec.output_bytes if output_bytes is None else output_bytes,
-        }
-        try:
-            writer = await self._open()
-            _send(writer, request, body)
-            async with asyncio.timeout(limit_s + self._pool.grace_s):
-                return await self._answer(request["id"])
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-        except TimeoutError as error:
-            raise await self._failure(f"no answer {self._pool.grace_s} s after the command's time limit") from error
-        except (asyncio.IncompleteReadError, OSError) as error:
-            raise await self._failure(f"its process has ended{self._server.last_words()}") from error
-
-    def _check_open(self) -> None:
-        if self._end_reason is not None:
-            raise SandboxError(f"sandbox: {self._end_reason}")
-
-    async def _open(self) -> asyncio.StreamWriter:
-        self._check_open()
-        if self._connection is None:
-            self._connection = await asyncio.open_connection(sock=await self._server.connect(self._joined))
-            self._close_pipes()
-            spec = self._spec
-            limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes}
-            limits["files"] = PROGRAM_FILES if self._pool.runs_programs else FILES
-            _send(self._connection[1], limits)
-        return self._connection[1]
-
-    def _close_pipes(self) -> None:
-        for file in self._joined:
-            os.close(file)
-        self._joined = ()
-
-    async def _answer(self, request_id: int) -> tuple[Mapping[str, Any], bytes]:
-        """Return the answer to this request, skipping answers to cancelled ones. Cancelling this call loses no data."""
-        while True:
-            assert self._connection is not None
-            reader = self._connection[0]
-            if self._sizes is None:
-                self._sizes = struct.unpack("<II", await reader.readexactly(8))
-            if self._header is None:
-                self._header = json.loads(await reader.readexactly(self._sizes[0]))
-            while (missing := self._sizes[1] - self._body.tell()) > 0:  # read into one buffer, whatever the size
-                piece = await reader.read(min(missing, READ_PIECE_BYTES))
-                if not piece:
-                    raise asyncio.IncompleteReadError(b"", missing)
-                self._body.write(piece)
-            header, body = self._header, self._body.getvalue()
-            self._sizes, self._header, self._body = None, None, io.BytesIO()
-            if "broken" in header:
-                raise await self._failure(header["broken"])
-            if header["id"] == request_id:
-                return header, body
-
-    async def _failure(self, why: str) -> SandboxError:
-        why = self._end_reason or why
-        await self.close()
-        self._end_reason = why
-        return SandboxError(f"sandbox: box failed: {why}")
+    async def _turned(
+        self,
+        request: dict[str, Any],
+        body: bytes,
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
+        """Run a command of the policy, once no file operation is under way."""
+        async with self._turn:
+            pass
+        if on_output is None:
+            told = await self._command(request, body, timeout_s, output_bytes)
+        else:
+            async with Pump(await self._open(), on_output) as pump:
+                told = await pump.beside(self._command(request, body, timeout_s, output_bytes, pump))
+        if number := told.header["folder"]:
+            raise_for({**told.header, "exit": number}, request["cwd"], self._used)
+        return result_of(told)
 
 
-def _send(writer: asyncio.StreamWriter, header: Mapping[str, Any], body: bytes = b"") -> None:
-    text = json.dumps(header).encode()
-    writer.write(struct.pack("<II", len(text), len(body)) + text)
-    writer.write(body)
+async def _serve(call: Call, served: Callable[[socket.socket], Awaitable[None]]) -> None:
+    await served(await call.socket)
 
 
-def _result(header: Mapping[str, Any], body: bytes) -> ExecResult:
-    split = header["stdout"]
-    return ExecResult(
-        exit_code=header["exit"],
-        stdout=_text(body[:split], cut=header["truncated"]),
-        stderr=_text(body[split:], cut=header["truncated"]),
-        wall_s=header["wall"],
-        timed_out=header["timed_out"],
-        out_of_memory=header["out_of_memory"],
-        truncated=header["truncated"],
-    )
+def _placed(argv: Sequence[str] | str, cwd: str | None, environment: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return what a request says of a command's line, folder and variables."""
+    placed: dict[str, Any] = {"argv": ["/bin/sh", "-c", argv] if isinstance(argv, str) else list(argv)}
+    if cwd is not None:
+        placed["cwd"] = cwd
+    return placed if environment is None else {**placed, "environment": dict(environment)}
 
 
-def _text(data: bytes, *, cut: bool) -> str:
-    """Decode UTF-8 with replacement; drop a character that the byte limit cut in two."""
-    return codecs.getincrementaldecoder("utf-8")("replace").decode(data, final=not cut)
+def _bytes(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")

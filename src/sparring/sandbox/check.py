@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sparring.errors import BadInput, SandboxError, refusal
-from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
+from sparring.sandbox.make import make_boxes
 from sparring.types import BoxSpec
 
 KERNEL_SWITCHES = (
@@ -27,20 +27,24 @@ def check_sandbox(config: SandboxConfig | None = None) -> None:
     """Start a box, run a command in it, and refuse a machine where that fails. Do nothing if the sandbox is disabled.
 
     Raises:
-        BadInput: bubblewrap or an interpreter for the boxes is missing, or the machine forbids user namespaces.
+        BadInput: bubblewrap or an interpreter for the boxes is missing, the machine forbids user namespaces, or the
+            boxes of another kind fail.
     """
     config = config or SandboxConfig()
     if not config.enabled:
         return
-    if shutil.which(config.bwrap) is None:
+    is_ours = config.kind == "bubblewrap"
+    if is_ours and shutil.which(config.bwrap) is None:
         expected = "bubblewrap (the program that isolates what the policy runs)"
         raise refusal("sandbox.bwrap", expected, f"no program {config.bwrap!r}", "do: apt-get install bubblewrap")
-    if config.python != "auto" and not Path(config.python).is_file():
+    if is_ours and config.python != "auto" and not Path(config.python).is_file():
         raise refusal(
             "sandbox.python", "an interpreter", f"no file {config.python!r}", "write 'auto' or a path that exists"
         )
     with ThreadPoolExecutor(1) as thread:  # the caller may already run an event loop
         failure = thread.submit(asyncio.run, _probe(config)).result()
+    if failure is not None and not is_ours:
+        raise refusal("sandbox.kind", "boxes that run a command", repr(failure), f"see what {config.kind} lacks")
     if failure is not None:
         raise _explain(config, failure)
 
@@ -61,7 +65,7 @@ print(6 * 7, count)
 
 async def _probe(config: SandboxConfig) -> str | None:
     """Return the failure as text, or None."""
-    boxes = BubblewrapBoxes(config)
+    boxes = make_boxes(config)
     try:
         box = await boxes.take(BoxSpec(timeout_s=20.0, processes=4))
         result = await box.python(PROBE)

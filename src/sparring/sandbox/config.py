@@ -11,6 +11,10 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     enabled: bool = True
     """Run commands of the policy. If false, every command answers with an error text and exit code 1."""
 
+    kind: str = "bubblewrap"
+    """Backend of the boxes: bubblewrap, or package.module:factory, a function of this section and of the mounts of
+    agent programs (or None) that returns a pool of your own, which passes the contract suite (docs/sandbox.md)."""
+
     bwrap: str = "bwrap"
     """Path or name on PATH of bubblewrap."""
 
@@ -35,6 +39,8 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("servers and concurrency must be 0 (by CPU count) or more")
         if self.starting < 1:
             raise ValueError("starting must be at least 1")
+        if self.kind != "bubblewrap" and not all(self.kind.partition(":")[::2]):
+            raise ValueError(f"kind must be 'bubblewrap' or package.module:factory, not {self.kind!r}")
         if self.grace_s <= 0:
             raise ValueError("grace_s must be more than 0")
         if self.python != "auto" and not self.python.startswith("/"):

@@ -9,14 +9,18 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from sparring.errors import SandboxError
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.mounts import arguments_of, box_identity, hidden_homes, mounts_of_program
+from sparring.sandbox.roots import SHOWN, Root, site_packages
 
 INNER_UID = 1000
+KILLED_FIRST = 500
+"""Score that boxes get from the out-of-memory killer beyond this process; their commands get 1000."""
 SETARCH = (
     "/usr/bin/setarch"  # with fixed addresses, code that prints `<map object at 0x...>` prints the same in every run
 )
@@ -31,14 +35,19 @@ ENVIRONMENT = {
     "PYTHONUTF8": "1",
     "PYTHONNOUSERSITE": "1",  # keeps a usercustomize.py that a program left in HOME out of the world's commands
 }
-PROGRAM_FOLDERS = ("/agent", "/dev/pts")
-"""Additional folders of boxes that run programs: their home, and terminals."""
+PROGRAM_FOLDERS = ("/agent",)
+"""Additional folders of boxes that run programs: their home."""
 ETC = {
     "/etc/passwd": f"agent:x:{INNER_UID}:{INNER_UID}:agent:/agent:/bin/sh\n",
     "/etc/group": f"agent:x:{INNER_UID}:\n",
     "/etc/hosts": "127.0.0.1 localhost box\n",
 }
 """Files that tell programs their user and host; commands of the policy need none."""
+INNER = (
+    *("filter", "calls", "root", "confine", "stand_ins", "files", "processes"),
+    *("wire", "command", "run", "shell", "boxes"),
+)
+"""Modules of the program inside, each after those that it imports."""
 # The program inside is passed as arguments, because bubblewrap's user may be unable to read our folder.
 BOOT = """
 import sys, types
@@ -60,13 +69,14 @@ def find_python(config: SandboxConfig) -> str:
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
-def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None) -> list[str]:
+def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None, root: Root = Root()) -> list[str]:
     """Return the bubblewrap command of one fork server. From the host, boxes see only /usr, its loader's tables, the
-    interpreter and the mounts.
+    interpreter and the mounts. Boxes of an image see of these only devices: the rest is for the server itself.
 
     Args:
         config: `[sandbox]`.
         mounts: files and folders of the host, by their path in the boxes.
+        root: root of the boxes.
 
     Raises:
         BadInput: the interpreter cannot be mounted (`mounts_of_program`).
@@ -82,23 +92,25 @@ def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None)
             arguments += ["--ro-bind", folder, folder]
     for path in ("/etc/alternatives", "/etc/ld.so.cache"):
         arguments += ["--ro-bind-try", path, path]
-    for home in hidden_homes():
-        arguments += ["--tmpfs", home]
+    # Python's packages of the host are the host's business; a program that is installed there needs them
+    packages = map(str, site_packages()) if root.kind == "python" and mounts is None else ()
+    for folder in (*hidden_homes(), *packages):
+        arguments += ["--tmpfs", folder, "--remount-ro", folder]
+    for number, folder in enumerate(map(str, root.folders)):
+        arguments += ["--ro-bind", folder, f"{SHOWN}/{number}"]
     arguments += arguments_of({**mounts_of_program(Path(python), "sandbox.python"), **(mounts or {})})
     for device in ("null", "zero", "full", "random", "urandom"):
         arguments += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     arguments += ["--symlink", "/proc/self/fd", "/dev/fd", "--proc", "/proc"]
-    for folder in ("/box", "/tmp", "/mnt", "/dev/shm", *(() if mounts is None else PROGRAM_FOLDERS)):
+    for folder in ("/box", "/tmp", "/mnt", "/dev/shm", "/dev/pts", *(() if mounts is None else PROGRAM_FOLDERS)):
         arguments += ["--dir", folder]
-    if mounts is not None:
-        arguments += ["--symlink", "pts/ptmx", "/dev/ptmx"]
-    arguments += ["--remount-ro", "/", "--chdir", "/"]
+    arguments += ["--symlink", "pts/ptmx", "/dev/ptmx", "--remount-ro", "/", "--chdir", "/"]
     for name, value in ENVIRONMENT.items():
         arguments += ["--setenv", name, value]
     if os.access(SETARCH, os.X_OK):
         arguments += [SETARCH, "-R"]
     arguments += [python, "-s", "-S", "-B", "-c", BOOT]
-    for name in ("filter", "confine", "stand_ins", "files", "boxes"):
+    for name in INNER:
         file = Path(__file__).parent / "inner" / f"{name}.py"
         arguments += [f"sparring.sandbox.inner.{name}", file.read_text(encoding="utf-8")]
     return arguments
@@ -112,6 +124,23 @@ def _readable(text: str) -> int:
     return reading
 
 
+@contextmanager
+def killed_first() -> Iterator[None]:
+    """Start processes in this context that the kernel's out-of-memory killer takes before this one. They inherit it;
+    where this process is root, they cannot undo it (proc_pid_oom_score_adj(5))."""
+    file = Path("/proc/self/oom_score_adj")
+    try:
+        before = file.read_text()
+        file.write_text(str(max(KILLED_FIRST, int(before))))
+    except OSError:
+        yield  # no /proc that can be written
+        return
+    try:
+        yield
+    finally:
+        file.write_text(before)
+
+
 class Server:
     """Fork server of one event loop; not thread-safe.
 
@@ -119,11 +148,13 @@ class Server:
         config: `[sandbox]`.
         mounts: files and folders of the host that programs need, by their path in the boxes; None: the boxes run no
             programs.
+        root: root of the boxes. Boxes of every image whose layers lie in the same folders can be made.
     """
 
-    def __init__(self, config: SandboxConfig, mounts: Mapping[str, str] | None = None) -> None:
+    def __init__(self, config: SandboxConfig, mounts: Mapping[str, str] | None = None, root: Root = Root()) -> None:
         self._config = config
         self._mounts = mounts
+        self._root = root
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
@@ -132,13 +163,13 @@ class Server:
         """Process id of bubblewrap; None before the first box."""
         return None if self._process is None else self._process.pid
 
-    async def connect(self, joined: Sequence[int] = ()) -> socket.socket:
+    async def connect(self, joined: Sequence[int] = (), frozen: Sequence[int] = ()) -> socket.socket:
         """Start a box and return the parent's end of its socket; start the server first if it is not running.
 
         Args:
-            joined: files to pass to the box. Two pipe ends: its first command reads from another box by the first, and
-                writes to that box by the second. One socket: the box sends the listening sockets of its programs over
-                it.
+            joined: two pipe ends to pass to the box, by the first of which its first command reads from another box,
+                and by the second writes to that box; or none.
+            frozen: layers of another box.
 
         Raises:
             SandboxError: bubblewrap could not be started.
@@ -148,10 +179,10 @@ class Server:
             if self._process is None or self._process.poll() is not None:
                 self._start()
             try:
-                await self._hand_over([remote.fileno(), *joined])
+                await self._hand_over([remote.fileno(), *joined, *frozen], len(frozen))
             except OSError:  # the server has just died
                 self._start()
-                await self._hand_over([remote.fileno(), *joined])
+                await self._hand_over([remote.fileno(), *joined, *frozen], len(frozen))
         except OSError as error:
             local.close()
             raise SandboxError(f"sandbox: the fork server takes no boxes: {error}{self.last_words()}") from error
@@ -159,11 +190,11 @@ class Server:
             remote.close()
         return local
 
-    async def _hand_over(self, files: list[int]) -> None:
+    async def _hand_over(self, files: list[int], num_frozen: int) -> None:
         assert self._control is not None
         while True:
             try:
-                socket.send_fds(self._control, [b"b"], files)
+                socket.send_fds(self._control, [bytes([num_frozen])], files)
                 return
             except BlockingIOError:  # the server is still starting, and its queue is full
                 await asyncio.sleep(0.005)
@@ -178,22 +209,23 @@ class Server:
         errors, theirs_errors = os.pipe()
         os.set_blocking(errors, False)
         texts = {} if self._mounts is None else {path: _readable(text) for path, text in ETC.items()}
-        line = command_line(self._config, self._mounts)
+        line = command_line(self._config, self._mounts, self._root)
         for path, file in texts.items():
             line[1:1] = ["--ro-bind-data", str(file), path]
         self._errors = os.fdopen(errors, "rb", buffering=0)
         try:
-            self._process = subprocess.Popen(
-                line,
-                pass_fds=tuple(texts.values()),
-                executable=program,
-                stdin=remote.fileno(),
-                stdout=theirs_errors,
-                stderr=theirs_errors,
-                cwd="/",
-                start_new_session=True,  # Ctrl-C in a terminal goes to the run, which ends its boxes when it is ready
-                **box_identity(),
-            )
+            with killed_first():
+                self._process = subprocess.Popen(
+                    line,
+                    pass_fds=tuple(texts.values()),
+                    executable=program,
+                    stdin=remote.fileno(),
+                    stdout=theirs_errors,
+                    stderr=theirs_errors,
+                    cwd="/",
+                    start_new_session=True,  # Ctrl-C in a terminal goes to the run, which ends its boxes itself
+                    **box_identity(),
+                )
         except (OSError, subprocess.SubprocessError) as error:
             raise SandboxError(f"sandbox: {program} does not start: {error}") from error
         finally:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from sparring.errors import SpoiltFile
+from sparring.errors import PolicyFailure, SpoiltFile
 
 
 class SpoiltByFolder(SpoiltFile, IsADirectoryError):
@@ -16,6 +16,10 @@ class SpoiltByFolder(SpoiltFile, IsADirectoryError):
 
 class SpoiltByMode(SpoiltFile, PermissionError):
     """A command left the file, or a folder of its path, without permission."""
+
+
+class PortTaken(PolicyFailure, OSError):
+    """A command of the box listens at a port that its caller needs."""
 
 
 SPOILT: Mapping[int, type[SpoiltFile]] = {
@@ -42,7 +46,7 @@ def raise_for(header: Mapping[str, Any], path: str, used: bool, most_bytes: int 
         OSError: no command can be the reason.
         TimeoutError: the operation took too long.
     """
-    if header["timed_out"]:
+    if header["end"] == "timed out":
         raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT), path)
     if most_bytes is not None and header["exit"] == errno.EFBIG:
         raise (SpoiltFile if used else OSError)(errno.EFBIG, f"more than {most_bytes} bytes, which is most_bytes", path)

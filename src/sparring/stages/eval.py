@@ -43,9 +43,9 @@ async def run(context: Context) -> dict[str, Any]:
             context, f"teacher/{name}", teacher_folder(context.config, name), taught, model=name
         )
     if config.no_tool_tasks and stages:
-        from sparring.sandbox.bubblewrap import BubblewrapBoxes
+        from sparring.sandbox.make import make_boxes
 
-        off = BubblewrapBoxes(msgspec.structs.replace(context.config.sandbox, enabled=False))
+        off = make_boxes(msgspec.structs.replace(context.config.sandbox, enabled=False))
         try:
             spread = _spread(tasks, config.no_tool_tasks)
             results["no_tool"] = await _evaluate_once(

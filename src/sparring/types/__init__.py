@@ -9,6 +9,7 @@ Durations are seconds (`_s`), times are seconds since the epoch. A weight versio
 
 from sparring.types.conversation import (
     BoxSpec as BoxSpec,
+    CommandEnd as CommandEnd,
     EntryKind as EntryKind,
     ExecResult as ExecResult,
     Limits as Limits,
@@ -20,6 +21,7 @@ from sparring.types.conversation import (
     Task as Task,
     ToolCall as ToolCall,
     ToolSpec as ToolSpec,
+    TreeEntry as TreeEntry,
 )
 from sparring.types.record import (
     DEFAULT_ROLES as DEFAULT_ROLES,

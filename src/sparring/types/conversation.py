@@ -69,9 +69,10 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoxSpec:
-    """Box that a task needs: image, limits, network. `timeout_s` and `output_bytes` are per command."""
+    """Box that a task needs: image, user, limits, network. `timeout_s` and `output_bytes` are per command."""
 
     image: str = "python"
+    user: int = 1000
     timeout_s: float = 2.0
     memory_bytes: int = 256 << 20
     disk_bytes: int = 16 << 20
@@ -111,9 +112,43 @@ MOST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TreeEntry:
+    """File, folder or link of a tree, by its path in it.
+
+    Attributes:
+        kind: what it is; the bytes of what is neither (a pipe, a socket) are not carried.
+        data: content of a file.
+        executable: whether its owner may run it.
+        target: where a link leads.
+    """
+
+    kind: EntryKind = "file"
+    data: bytes = b""
+    executable: bool = False
+    target: str = ""
+
+
+CommandEnd = Literal["exited", "signalled", "timed out", "out of memory", "out of disk", "killed", "lost", "running"]
+"""How a command ended. Out of disk: it failed while nothing more could be written; killed: by its caller, or with what
+holds it together; lost: its box ended; running: it has not ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ExecResult:
-    """Result of a command. `timed_out`, `out_of_memory` and `truncated` are limits of the policy's command, not
-    failures."""
+    """Result of a command. Limits are the policy's command's doing, not failures.
+
+    Attributes:
+        exit_code: the command's status; 128 + n after signal n; 137 if the box ended it; -1 while it runs.
+        stdout: standard output, of which a long one keeps head and tail, with a line between that counts what is
+            missing.
+        stderr: standard error, likewise.
+        wall_s: seconds from its start to its end.
+        timed_out: whether `end` is "timed out".
+        out_of_memory: whether `end` is "out of memory".
+        truncated: whether bytes are missing.
+        end: how the command ended, by what the box saw.
+        missing_bytes: number of bytes that are missing from both streams.
+    """
 
     exit_code: int
     stdout: str
@@ -122,6 +157,8 @@ class ExecResult:
     timed_out: bool = False
     out_of_memory: bool = False
     truncated: bool = False
+    end: CommandEnd = "exited"
+    missing_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -217,3 +217,13 @@ def test_a_tool_host_that_is_off_answers_with_errors(family: Family) -> None:
         assert family(os.getpid()) == []
 
     with_boxes(SandboxConfig(enabled=False, bwrap="no-such-program"), work)
+
+
+def test_a_disabled_sandbox_has_snapshots_and_verifiers_of_nothing() -> None:
+    async def work(boxes: BubblewrapBoxes) -> None:
+        box = await boxes.take(BoxSpec())
+        kept = await box.snapshot()
+        verifier = await box.verifier(["answer.txt"])
+        assert (await (await box.fork(kept)).entries(), await verifier.entries()) == ({}, {})
+
+    with_boxes(SandboxConfig(enabled=False, bwrap="no-such-program"), work)

@@ -162,6 +162,23 @@ class ProgramTests:
         return completion if program is None else program
 
 
+async def passes(program: str, tests: str, box: Sandbox) -> bool:
+    """Return whether assert statements hold of a program's functions. They run in a process and a box of their own,
+    which the program does not enter. In a verifier (`box.verifier`), the program finds the files that came with it.
+
+    Args:
+        program: Python program.
+        tests: assert statements and test functions, which call the program's functions by name.
+        box: box whose kind the two boxes have, and where nothing runs.
+
+    Raises:
+        BadInput: the tests are not Python, or call no function of the program.
+        SandboxError: a box failed.
+    """
+    _check_asserts(tests, "tests", False)
+    return not await _failure(program, tests, False, box)
+
+
 def _tests(value: Any) -> list[Any]:
     """Return the tests of a row; empty if the value is not a list of tests."""
     tests = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else []

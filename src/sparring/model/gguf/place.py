@@ -17,6 +17,7 @@ from pathlib import Path
 
 from sparring.errors import refusal
 from sparring.observe.terminal import say
+from sparring.user_cache import user_cache
 
 SUFFIX = ".gguf"
 PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
@@ -60,7 +61,7 @@ def converted(file: Path) -> Path:
     digest = _digest(file, seen.st_size, seen.st_mtime_ns)
     if other is not None:
         digest += _digest(other, other.stat().st_size, other.stat().st_mtime_ns)[:8]
-    folder = cache("gguf") / f"{file.stem}-{digest}-{FORM}"
+    folder = user_cache("gguf") / f"{file.stem}-{digest}-{FORM}"
     if not (folder / "config.json").is_file():
         say(f"converting {file} once, into {folder}", stream=sys.stderr)
         write(file, folder, seen)
@@ -142,22 +143,6 @@ def _remove_unfinished(folder: Path) -> None:
                 pass  # its process lives
             finally:
                 os.close(lock)
-
-
-def cache(kind: str) -> Path:
-    """Return the user's cache folder of one kind: `$XDG_CACHE_HOME/sparring/KIND` if that variable is an absolute path
-    (XDG Base Directory Specification), otherwise `~/.cache/sparring/KIND`.
-
-    Raises:
-        BadInput: neither that variable nor a home folder is known.
-    """
-    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not root.is_absolute():
-        try:
-            root = Path.home() / ".cache"
-        except RuntimeError as error:
-            raise refusal("the user's cache", "a home folder", str(error), "set XDG_CACHE_HOME to a place") from error
-    return root / "sparring" / kind
 
 
 @lru_cache(maxsize=64)

@@ -2,380 +2,399 @@
 
     server    pid 1 of bubblewrap's namespaces; holds a warm interpreter; sees no code and no output
       box     pid 1 of its own user, mount, pid, ipc and network namespaces; talks to the parent over its own socket
-        command    a fork of the box without capabilities and without the socket; its child processes end with it
+        reaper, command    `command`; many at once
 
-An idle box blocks in one read. Nothing here outlives the parent: end of file on a socket ends its reader, and the
-kernel kills the rest of a pid namespace with its pid 1.
-
-Wire form, both ways: two little-endian uint32 (bytes of header, bytes of body), a JSON header, a body of raw bytes.
+A box is a loop over what its commands and its parent say; idle, it blocks in one poll. Nothing here outlives the
+parent: end of file on a socket ends its reader, and the kernel kills the rest of a pid namespace with its pid 1.
 """
 
 from __future__ import annotations
 
-import atexit
+import errno
 import gc
-import json
-import math
 import os
-import resource
 import select
 import signal
 import site
 import socket
-import struct
 import sys
-import threading
 import time
-import traceback
-import types
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-from sparring.sandbox.inner.confine import address_space_bytes, fork_isolated, furnish, narrow, raise_loopback
-from sparring.sandbox.inner.files import run_on_files
+from sparring.sandbox.inner.command import ANSWERED, ASKED
+from sparring.sandbox.inner.confine import address_space_bytes, fork_isolated, furnish, raise_loopback
+from sparring.sandbox.inner.processes import below, command_lines, end_all, parents, reap_orphans, resident_bytes
+from sparring.sandbox.inner.run import Run
+from sparring.sandbox.inner.shell import ShellRun
+from sparring.sandbox.inner.wire import CROWDED_BYTES, Wire
 
-ASKED, ANSWERED = 200, 201  # descriptors of a joined box's first command: to read from the other box, to write to it
-OUT_OF_MEMORY = signal.SIGRTMAX  # sent to itself by Python code after an uncaught MemoryError. The box believes it if
-NO_MEMORY = -1  #                      that code held more than 1 / GOOD_PART of its memory limit.
-GOOD_PART = 4
-POLL_S = 0.02
-PROGRAM_POLL_S = 0.2  # a program runs for minutes with many threads: a poll costs more and may be rarer
-CPUS = len(os.sched_getaffinity(0))
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+MOST_RUNS = 64
+"""Commands of a box at once."""
+OWN_FILES = 4096
+CONNECT_S = 5.0
+DRAIN_PIECES = 64
+"""Pieces of a stream that are read once its command has ended: what is in a pipe. Another process may have it too."""
+LATER = ("end", "credit", "input", "interrupt", "resize", "look", "say")
+"""What is said of a command that runs."""
+NETWORKED = ("program", "start", "shell", "terminal", "connect")
 WARM = (
     "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator re string "
     "typing"
 ).split()  # without random and statistics: they load OpenSSL, and every fork would pay for its pages
 
 
-def send(connection: socket.socket, header: dict[str, Any], *bodies: bytes | bytearray) -> None:
-    """Write one frame; its body in parts, to avoid a copy."""
-    text = json.dumps(header).encode()
-    connection.sendall(struct.pack("<II", len(text), sum(map(len, bodies))) + text)
-    for body in bodies:
-        connection.sendall(body)
+class Box:
+    """Pid 1 of a box.
 
+    Args:
+        wire: its socket.
+        joined: two pipe ends for its first command, to which they are `ASKED` and `ANSWERED`; or none.
+        frozen: layers of another box.
+        doors: files by which commands enter the box's control group; none without one. This process stays outside:
+            what commands hold cannot end it.
+    """
 
-def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
-    """Read one frame. End of file ends the process: the parent is gone or has closed the box."""
-    sizes = struct.unpack("<II", _exactly(connection, 8))
-    header = json.loads(_exactly(connection, sizes[0]))
-    return header, _exactly(connection, sizes[1])
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:  # usually one call: pieces of varying size would leave their mark on the heap
-        piece = connection.recv(count - len(data), socket.MSG_WAITALL)
-        if not piece:
-            os._exit(0)
-        data = data + piece if data else piece
-    return data
-
-
-# ---- a command, in its own process ----
-
-
-class TopLevel:
-    """Handler of a program's uncaught exception: reports it and turns it into an exit status, as the interpreter
-    does."""
-
-    def __init__(self) -> None:
-        self.status = 0
-
-    def __enter__(self) -> TopLevel:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> bool:
-        if isinstance(error, SystemExit):
-            self.status = _exit_status(error.code)
-        elif kind is not None and error is not None:
-            self.status = {KeyboardInterrupt: 130, MemoryError: NO_MEMORY}.get(kind, 1)
-            trace = None if trace is None else trace.tb_next  # skip our own frame
-            if kind is MemoryError:
-                traceback.clear_frames(trace)  # free the memory before the report needs some
-            sys.excepthook(kind, error.with_traceback(trace), trace)
-        return True
-
-
-def _run_python(code: bytes) -> int:
-    """Run code as `python3 -c` would, and return its exit status."""
-    main = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = __builtins__
-    sys.modules["__main__"] = main
-    sys.argv = ["-c"]
-    sys.setrecursionlimit(sys.getrecursionlimit() + _depth(sys._getframe()))  # our frames do not count
-    with TopLevel() as top:
-        exec(compile(code.decode("utf-8", "surrogatepass"), "<string>", "exec"), main.__dict__)
-    with TopLevel():
-        threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter calls at its end; no stub names it
-        atexit._run_exitfuncs()
-    return top.status
-
-
-def _depth(frame: types.FrameType | None) -> int:
-    return 0 if frame is None else 1 + _depth(frame.f_back)
-
-
-def _exit_status(code: object) -> int:
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code & 0xFF
-    print(code, file=sys.stderr)
-    return 1
-
-
-def _run_program(argv: list[str]) -> int:
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-    name = argv[0] if argv else "(no program)"
-    try:
-        os.execvp(name, argv)
-    except (OSError, ValueError) as error:
-        print(f"{name}: {getattr(error, 'strerror', error)}", file=sys.stderr)
-        return 126 if isinstance(error, (PermissionError, ValueError)) else 127
-
-
-def command(
-    request: dict[str, Any], body: bytes, limits: dict[str, Any], pipes: tuple[int, ...], armed: int
-) -> NoReturn:
-    """Turn this process into a restricted command, run it and exit. Never returns. Writes a byte to `armed` once the
-    restrictions hold."""
-    status = 1
-    try:
-        for target, pipe in enumerate(pipes):
-            os.dup2(pipe, target)
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        address = resource.RLIM_INFINITY if request["op"] == "program" else limits["address"]
-        narrow(address, math.ceil(request["timeout"] * CPUS) + 2)
-        os.write(armed, b"!")
-        os.closerange(3, ASKED)
-        os.closerange(ANSWERED + 1, 1 << 16)
-        gc.enable()
-        if request["op"] == "python":
-            status = _run_python(body)
-        elif request["op"] in ("exec", "program"):
-            if request["op"] == "program":
-                os.environ.clear()
-                os.environ.update(request["environment"])
-            status = _run_program(request["argv"])
-        else:
-            status = run_on_files(request)
-    except BaseException:
-        traceback.print_exc()
-        raise
-    finally:
-        _flush()
-        if status == NO_MEMORY:
-            os.kill(os.getpid(), OUT_OF_MEMORY)
-        os._exit(status)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):
-            pass
-
-
-# ---- a box: pid 1 of its namespaces ----
-
-
-class Run:
-    """Running command: its pipes, its clock, its output so far."""
-
-    def __init__(self, request: dict[str, Any], body: bytes, limits: dict[str, Any]) -> None:
-        self.request_id = request["id"]
-        self.limits = limits
-        self.output_bytes = request["output"]
-        self.stdin = memoryview(b"" if request["op"] == "python" else body)
-        self.is_python = request["op"] == "python"
-        self.started = time.monotonic()
-        self.deadline = self.started + request["timeout"]
-        self.poll_s = PROGRAM_POLL_S if request["op"] == "program" else POLL_S
-        self.truncated = self.timed_out = self.out_of_memory = False
-        inner, outer = zip(os.pipe(), os.pipe()[::-1], os.pipe()[::-1], os.pipe()[::-1], strict=False)
-        self.pid = os.fork()
-        if self.pid == 0:
-            command(request, body, limits, inner[:3], inner[3])
-        for pipe in inner:
-            os.close(pipe)
-        for pipe in outer:
-            os.set_blocking(pipe, False)
-        self.feed, self.stdout, self.stderr, self.armed = outer
-        self.output = {self.stdout: bytearray(), self.stderr: bytearray()}
-        self.exited = os.pidfd_open(self.pid)
-        self.status = self.peak_bytes = 0
-
-    def watch(self, connection: socket.socket) -> None:
-        """Serve the pipes until the command ends or exceeds a limit, then end its processes."""
-        poll = select.poll()
-        for file in (connection.fileno(), self.exited, self.stdout, self.stderr):
-            poll.register(file, select.POLLIN)
-        poll.register(self.feed, select.POLLOUT)
-        self._write_stdin(poll)
-        running, by_itself, look = True, False, self.started + self.poll_s
-        while running:
-            remaining_s = self.deadline - time.monotonic()
-            ready = poll.poll(1000 * max(0.0, min(remaining_s, self.poll_s)))
-            for file, _ in ready:
-                if file == connection.fileno():
-                    receive(connection)  # the parent sends only "cancel" while a command runs
-                    running = False
-                elif file == self.exited:
-                    running, by_itself = False, True
-                elif file == self.feed:
-                    self._write_stdin(poll)
-                elif self._read_output(file) is False:
-                    poll.unregister(file)
-            if running and remaining_s <= 0:
-                self.timed_out, running = True, False
-            elif running and time.monotonic() >= look:
-                look = time.monotonic() + self.poll_s
-                self._reap(os.WNOHANG)
-                if resident_bytes() > self.limits["memory"]:
-                    self.out_of_memory, running = True, False
-        self._end(by_itself=by_itself)
-
-    def _write_stdin(self, poll: select.poll) -> None:
-        try:
-            self.stdin = self.stdin[os.write(self.feed, self.stdin[: 1 << 16]) :]
-        except BlockingIOError:
-            return
-        except OSError:
-            self.stdin = self.stdin[:0]
-        if not self.stdin:
-            poll.unregister(self.feed)
-            os.close(self.feed)
-            self.feed = -1
-
-    def _read_output(self, file: int) -> bool | None:
-        """Store the next piece of output. Return False at the end of the pipe, None if it is empty."""
-        try:
-            piece = os.read(file, 1 << 16)
-        except BlockingIOError:
-            return None
-        output = self.output[file]
-        room = self.output_bytes - len(output)
-        output += piece[:room]
-        self.truncated |= len(piece) > room
-        return bool(piece)
-
-    def _reap(self, options: int) -> bool:
-        """Reap one dead process of the command or an orphan. Return False if there is none to wait for."""
-        try:
-            pid, status, used = os.wait4(-1, options)
-        except ChildProcessError:
-            return False
-        if pid == self.pid:
-            self.status, self.peak_bytes = status, used.ru_maxrss << 10
-        return True
-
-    def _end(self, *, by_itself: bool) -> None:
-        """Kill and reap every process of the box but its pid 1. kill(-1) reaches all of them at once, even while one
-        forks."""
-        while True:
-            try:
-                os.kill(-1, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            if not self._reap(0):
-                break
-        for file in (self.stdout, self.stderr):
-            while self._read_output(file):
-                # only what is there: a pipe that the command sent over a socket may stay open for long
-                pass
-        if by_itself and not os.read(self.armed, 1):
-            raise RuntimeError(
-                "the command could not be confined: " + self.output[self.stderr].decode("utf-8", "replace")
-            )
-        for file in (self.feed, self.stdout, self.stderr, self.armed, self.exited):
-            if file >= 0:
-                os.close(file)
-
-    def result(self) -> dict[str, Any]:
-        """Return the header of the answer. A command can end by any signal and with any status, so these alone do not
-        prove that a limit was hit."""
-        code = os.waitstatus_to_exitcode(self.status)
-        if self.is_python and code == -OUT_OF_MEMORY:
-            self.out_of_memory |= self.peak_bytes - own_bytes() > self.limits["memory"] // GOOD_PART
-            code = 1
-        return {
-            "id": self.request_id,
-            "exit": 128 - code if code < 0 else code,
-            "wall": time.monotonic() - self.started,
-            "timed_out": self.timed_out,
-            "out_of_memory": self.out_of_memory,
-            "truncated": self.truncated,
-            "stdout": len(self.output[self.stdout]),
-        }
-
-
-def resident_bytes() -> int:
-    """Return the bytes that the box's commands hold, without what each shares with the warm interpreter (pid 1)."""
-    resident = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/statm", "rb") as file:
-                    resident[entry] = int(file.read().split()[1]) * PAGE_BYTES
-            except OSError:
-                pass  # it has just ended
-    base = resident.pop("1", 0)
-    return sum(max(0, value - base) for value in resident.values())
-
-
-def own_bytes() -> int:
-    """Return the bytes that this process holds, which each command shares when it starts."""
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * PAGE_BYTES
-
-
-def box(connection: socket.socket, joined: list[int]) -> NoReturn:
-    """Serve one box until its socket closes. Never returns. `joined` are two pipe ends for its first command, or one
-    socket over which the parent receives the listening sockets of programs."""
-    try:
-        ports = socket.socket(fileno=joined.pop()) if len(joined) == 1 else None
-        for target, file in zip((ASKED, ANSWERED), joined, strict=False):
-            os.dup2(file, target)
+    def __init__(self, wire: Wire, joined: list[int], frozen: list[int], doors: list[int]) -> None:
+        for number, file in enumerate(joined):
+            os.dup2(file, (ASKED, ANSWERED)[number])
             os.close(file)
+        self._joined = bool(joined)
+        self._wire = wire
+        self._poll = select.poll()
+        self._poll.register(self._wire.fileno(), select.POLLIN)
+        self._asked: dict[int, int] = {self._wire.fileno(): select.POLLIN}
+        self._runs: dict[int, Run] = {}
+        self._connecting: dict[int, tuple[int, socket.socket, float]] = {}
+        self._look, self._loopback = 0.0, False
+        self._snapshot: dict[str, Any] | None = None
+        self._limits = limits = self._first()
+        limits |= {"own_processes": limits["processes"] + 1 + MOST_RUNS, "own_files": max(OWN_FILES, limits["files"])}
+        limits["doors"] = doors
+        limits["furnished"] = self._furnished = furnish(limits, frozen)
+        returned = self._furnished.tree.returned
+        if returned:
+            self._wire.send({"id": limits["id"], "layers": len(returned), "closed": True}, files=returned)
+        limits["address"] = address_space_bytes() + limits["memory"]  # on top of the warm interpreter
+
+    def _first(self) -> dict[str, Any]:
+        while (frame := self._wire.receive()) is None:
+            self._poll.poll()
+        return frame[0]
+
+    def serve(self) -> NoReturn:
+        """Serve until the socket closes."""
+        while True:
+            self._watch()
+            for file, _ in self._poll.poll(self._wait_ms()):
+                if file == self._wire.fileno():
+                    self._wire.flush()
+                    while (frame := self._wire.receive()) is not None:
+                        self._obey(*frame)
+                elif file in self._connecting:
+                    self._connected(file)
+                else:
+                    self._hear(file)
+            self._look_at_limits()
+            if self._snapshot is not None and not self._runs.keys() - self._idle():
+                self._freeze(self._snapshot)
+
+    def _watch(self) -> None:
+        """Poll what there is to read and to write now."""
+        wanted = {self._wire.fileno(): select.POLLIN | (select.POLLOUT if self._wire.waiting else 0)}
+        wanted.update(dict.fromkeys(self._connecting, select.POLLOUT))
+        crowded = self._wire.waiting >= CROWDED_BYTES
+        for run in self._runs.values():
+            if run.ending >= 0:
+                wanted[run.ending] = select.POLLIN
+            if isinstance(run, ShellRun) and run.heard >= 0:
+                wanted[run.heard] = select.POLLIN
+            if run.input and run.feed >= 0:
+                wanted[run.feed] = select.POLLOUT
+            if run.credit is None or run.credit > 0 and not crowded:
+                wanted.update(dict.fromkeys(run.streams, select.POLLIN))
+        if wanted != self._asked:
+            for file in self._asked.keys() - wanted.keys():
+                self._poll.unregister(file)
+            for file, events in wanted.items():
+                self._poll.register(file, events)
+            self._asked = wanted
+
+    def _wait_ms(self) -> float | None:
+        """Return the time until something has to be looked at, or None."""
+        times = [run.deadline for run in self._runs.values() if run.deadline is not None and not run.result]
+        times += [until for _, _, until in self._connecting.values()]
+        times += [self._look] if self._runs else []
+        return max(0.0, 1000 * (min(times) - time.monotonic())) if times else None
+
+    # ---- what the parent asks ----
+
+    def _obey(self, request: dict[str, Any], body: bytes) -> None:
+        op, run = request["op"], self._runs.get(request["id"])
+        if op == "connect":
+            self._connect(request["id"], request["port"])
+        elif op == "snapshot":
+            self._prepare_snapshot(request)
+        elif op == "end" and run is not None:
+            if run.result is None:
+                run.limit = "killed"
+            self._finish(run)
+        elif op == "end" and request["id"] == 0:
+            for other in [other for other in self._runs.values() if not other.kept]:
+                other.limit = "killed"
+                self._finish(other)
+        elif op == "credit" and run is not None and run.credit is not None:
+            run.credit += request["bytes"]
+        elif op == "input" and run is not None:
+            run.feed_more(body, request["ends"])
+            self._feed(run)
+        elif op == "resize" and run is not None:
+            run.resize(request["columns"], request["rows"])
+        elif op == "interrupt" and isinstance(run, ShellRun):
+            if run.call and run.deadline is not None:
+                run.limit, run.deadline = "killed", 0.0
+        elif op == "look" and run is not None:
+            header, parts = run.told()
+            self._wire.send({**header, "look": True}, *parts)
+        elif op == "say" and isinstance(run, ShellRun):
+            run.say(request, body)
+            self._feed(run)
+        elif op in LATER:
+            self._wire.send({"id": request["id"], "closed": True})  # it arrived after the end
+        else:
+            self._start(request, body)
+
+    def _prepare_snapshot(self, request: dict[str, Any]) -> None:
+        """Note that a snapshot is wanted as soon as no command runs. Beside processes that live on, it is refused, or
+        ends them."""
+        live = [run for run in self._runs.values() if run.kept or run.op == "program"]
+        live = [run for run in live if run.id not in self._idle()]
+        request["processes"] = command_lines(self._reapers()) if live else []
+        if live and not request["ends"]:
+            self._wire.send({"id": request["id"], "refused": errno.EBUSY, "processes": request["processes"]})
+            return
+        for run in live:
+            run.limit = run.limit or "killed"
+            self._finish(run)
+        self._snapshot = request
+
+    def _idle(self) -> set[int]:
+        """Return the commands that live on without any process."""
+        ended = {run for run in self._runs.values() if run.kept and run.result is not None}
+        tree = parents() if ended else {}
+        return {run.id for run in ended if not below({run.pid}, tree)}
+
+    def _freeze(self, request: dict[str, Any]) -> None:
+        """Freeze the box's files, and pass the frozen layer to the parent."""
+        self._snapshot = None
+        layer = self._furnished.tree.snapshot()
+        told = {"id": request["id"], "layers": 1, "processes": request["processes"], "closed": True}
+        self._wire.send(told, files=[layer])
+
+    def _start(self, request: dict[str, Any], body: bytes) -> None:
+        if len(self._runs) >= MOST_RUNS:
+            self._wire.send({"id": request["id"], "refused": errno.EAGAIN})
+            return
+        if request["op"] in NETWORKED:
+            self._raise_loopback()
+        if request["op"] == "program" and not self._open_port(request["id"], request["port"]):
+            return
+        reaped = bool(request.get("kept")) or self._direct() is not None
+        request["joined"], request["reapers"] = self._joined, len(self._reapers()) + reaped
+        if request["op"] == "shell":
+            run: Run = ShellRun(request, self._limits)
+        else:
+            run = Run(request, body, self._limits, reaped)
+        self._runs[run.id] = run
+        if self._joined:
+            os.close(ASKED)
+            os.close(ANSWERED)
+            self._joined = False
+        look = time.monotonic() + run.poll_s
+        self._look = look if len(self._runs) == 1 else min(look, self._look)
+        self._feed(run)
+
+    def _feed(self, run: Run) -> None:
+        taken = run.feed_on()
+        if taken > 0:
+            self._wire.send({"id": run.id, "taken": taken})
+
+    def _raise_loopback(self) -> None:
+        if not self._loopback:
+            raise_loopback()
+            self._loopback = True
+
+    def _open_port(self, number: int, port: int) -> bool:
+        """Listen on the box's own loopback interface, and send the listening socket to the parent, which then accepts
+        this box's connections."""
+        try:
+            listening = socket.create_server(("127.0.0.1", port), backlog=128)
+        except OSError as error:
+            self._wire.send({"id": number, "refused": error.errno})
+            return False
+        self._wire.send({"id": number, "socket": True}, files=[listening.detach()])
+        return True
+
+    def _connect(self, number: int, port: int) -> None:
+        """Begin a connection to a port of the box, whose socket the parent gets."""
+        self._raise_loopback()
+        link = socket.socket()
+        link.setblocking(False)
+        link.connect_ex(("127.0.0.1", port))
+        self._connecting[link.fileno()] = (number, link, time.monotonic() + CONNECT_S)
+
+    def _connected(self, file: int, error: int | None = None) -> None:
+        number, link, _ = self._connecting.pop(file)
+        error = link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if error is None else error
+        if error:
+            link.close()
+            self._wire.send({"id": number, "refused": error})
+        else:
+            link.setblocking(True)
+            self._wire.send({"id": number, "socket": True}, files=[link.detach()])
+
+    # ---- what the commands say ----
+
+    def _hear(self, file: int) -> None:
+        """Read what a command, or its reaper, has said."""
+        for run in list(self._runs.values()):
+            if file in run.streams:
+                if run.read_on(file, self._teller(run)) is False:
+                    del run.streams[file]
+                    os.close(file)
+                return
+            if file == run.ending:
+                self._hear_end(run)
+                return
+            if file == run.feed:
+                self._feed(run)
+                return
+            if isinstance(run, ShellRun) and file == run.heard:
+                status = run.hear_status()
+                if status is not None:
+                    self._end_call(run, status)
+                return
+
+    def _teller(self, run: Run) -> Callable[[str, bytes], None]:
+        return lambda name, piece: self._wire.send({"id": run.id, "stream": name}, piece)
+
+    def _drain(self, run: Run) -> None:
+        for file in list(run.streams):
+            for _ in range(DRAIN_PIECES):
+                if not run.read_on(file, self._teller(run)):
+                    break
+
+    def _hear_end(self, run: Run) -> None:
+        if not run.reaped:
+            run.hear_end()
+        elif not self._hear_reaper(run):
+            os.close(run.report)
+            run.report = run.ending = -1
+            if run.code is None:
+                run.limit = run.limit or "killed"
+            if self._direct() is None:
+                end_all(self._reapers())
+        if run.result is None and (run.code is not None or run.limit):
+            self._tell(run) if run.kept else self._finish(run)
+
+    def _hear_reaper(self, run: Run) -> bool:
+        armed, more = run.armed, run.hear()
+        if run.kept and run.armed and not armed and not run.folder_error:
+            self._wire.send({"id": run.id, "begun": True})
+        return more
+
+    def _direct(self) -> Run | None:
+        """Return the command that has no reaper: what is below no reaper is its."""
+        return next((run for run in self._runs.values() if not run.reaped), None)
+
+    def _reapers(self, but: Run | None = None) -> set[int]:
+        return {run.pid for run in self._runs.values() if run.reaped and run.report >= 0 and run is not but}
+
+    def _end_call(self, run: ShellRun, status: int) -> None:
+        self._drain(run)
+        header, parts = run.told_call(status)
+        self._wire.send(header, *parts)
+
+    def _tell(self, run: Run) -> None:
+        """Tell how a command ended."""
+        self._drain(run)
+        run.check_confined()
+        call = run.told_call(None) if isinstance(run, ShellRun) and run.call else None
+        run.result, parts = run.told()
+        self._wire.send({**run.result, "closed": not run.kept}, *parts)
+        if call is not None:  # after its shell's end, which whoever waits for the text then knows
+            self._wire.send(call[0], *call[1])
+
+    def _finish(self, run: Run) -> None:
+        """End a command with all that it left behind."""
+        if self._direct() in (None, run):
+            end_all(self._reapers(run))
+        elif run.report >= 0:
+            end_all(only=run.pid)
+        if run.result is None:
+            self._tell(run)
+        if run.kept:
+            self._wire.send({"id": run.id, "closed": True})
+        run.close()
+        del self._runs[run.id]
+
+    # ---- limits ----
+
+    def _look_at_limits(self) -> None:
+        now = time.monotonic()
+        for file, (_, _, until) in list(self._connecting.items()):
+            if now >= until:
+                self._connected(file, errno.ETIMEDOUT)
+        for run in list(self._runs.values()):
+            if run.deadline is not None and now >= run.deadline and run.result is None:
+                self._hit(run, "timed out")
+        if not self._runs or now < self._look:
+            return
+        self._look = now + min(run.poll_s for run in self._runs.values())
+        direct = self._direct()
+        if direct is not None:
+            reap_orphans(direct.pid)
+        held = resident_bytes()
+        if sum(held.values()) > self._limits["memory"]:
+            tree = parents()
+            shares = {
+                run.id: sum(held.get(pid, 0) for pid in below({run.pid}, tree) | {run.pid})
+                for run in self._runs.values()
+            }
+            self._hit(self._runs[max(shares, key=shares.__getitem__)], "out of memory")
+
+    def _hit(self, run: Run, limit: str) -> None:
+        """End a command at a limit; of a shell the text that runs, where that is possible."""
+        if isinstance(run, ShellRun) and run.call and run.result is None and run.interrupt(limit):
+            return
+        if run.result is None:
+            run.limit = run.limit or limit
+        self._finish(run)
+
+
+def box(connection: socket.socket, joined: list[int], frozen: list[int]) -> NoReturn:
+    """Serve one box until its socket closes. Never returns."""
+    byte, doors, _, _ = socket.recv_fds(connection, 1, 3)
+    if not byte:
+        os._exit(0)
+    wire = Wire(connection)
+    try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(
             signal.SIGINT, signal.SIG_DFL
         )  # the kernel shields pid 1 from signals of its namespace only if it has no handler
-        limits, _ = receive(connection)
-        furnish(limits["disk"], limits["processes"], limits["files"])
-        limits["address"] = address_space_bytes() + limits["memory"]  # memory limit on top of the warm interpreter
-        while True:
-            request, body = receive(connection)
-            if request["op"] == "cancel":
-                continue  # it arrived after the end of the command
-            if request["op"] == "program":
-                assert ports is not None  # a pool that runs programs joins a socket to each box
-                open_port(ports, request["port"])
-            run = Run(request, body, limits)
-            while joined:
-                joined.pop()
-                os.close(ASKED + len(joined))
-            run.watch(connection)
-            send(connection, run.result(), run.output[run.stdout], run.output[run.stderr])
+        Box(wire, joined, frozen, list(doors)).serve()
     except BaseException as error:
-        send(connection, {"broken": f"{type(error).__name__}: {error}"})
+        connection.setblocking(True)
+        wire.send(_broken(error))
         raise
     finally:
         os._exit(1)
 
 
-def open_port(ports: socket.socket, port: int) -> None:
-    """Listen on the box's own loopback interface, and send the listening socket to the parent, which then accepts this
-    box's connections."""
-    raise_loopback()
-    with socket.create_server(("127.0.0.1", port), backlog=128) as listening:
-        socket.send_fds(ports, [b"p"], [listening.fileno()])
+def _broken(error: BaseException) -> dict[str, Any]:
+    """Return what tells the parent why its box does not serve."""
+    return {"id": 0, "broken": f"{type(error).__name__}: {error}"}
 
 
 def warm_up() -> None:
@@ -401,18 +420,19 @@ def serve() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps boxes
     warm_up()
     while True:
-        byte, files, _, _ = socket.recv_fds(control, 1, 3)
+        byte, files, _, _ = socket.recv_fds(control, 1, 253)
         if not byte:
             os._exit(0)
-        connection, joined = socket.socket(fileno=files[0]), files[1:]
+        num_joined = len(files) - byte[0]
+        connection, joined, frozen = socket.socket(fileno=files[0]), files[1:num_joined], files[num_joined:]
         try:
             pid = fork_isolated()
         except OSError as error:
-            send(connection, {"broken": f"{error.filename}: {error.strerror}"})
+            Wire(connection).send(_broken(error))
         else:
             if pid == 0:
                 control.close()
-                box(connection, joined)
-        for file in joined:
+                box(connection, joined, frozen)
+        for file in joined + frozen:
             os.close(file)
         connection.close()

@@ -7,54 +7,59 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import itertools
 import os
-import platform
 import resource
 import signal
 import socket
 import struct
+from typing import Any, NamedTuple
 
-from sparring.sandbox.inner.filter import MACHINES, filter_program
+from sparring.sandbox.inner.calls import (
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_NOSUID_NODEV,
+    MS_REC_PRIVATE,
+    check_result,
+    libc,
+    mount,
+)
+from sparring.sandbox.inner.filter import CHECKED, Rules, filter_program, numbers
+from sparring.sandbox.inner.root import BoxFiles
 
 NEW_NAMESPACES = 0x00020000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000  # mount, ipc, user, pid, net
-MS_NOSUID, MS_NOSUID_NODEV, MS_NOEXEC, MS_BIND, MS_REC_PRIVATE = 0x2, 0x2 | 0x4, 0x8, 0x1000, 0x4000 | 0x40000
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1
-PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
+RLIMIT_SIGPENDING = 11
+PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 22, 24, 36, 38
 UID = 1000
+"""The one id of the boxes in bubblewrap's namespace. A box shows it as the user of its spec."""
+COUNTS = {
+    "max_user_namespaces": 0,  # a command cannot enter a namespace where it is root
+    "max_inotify_instances": 8,
+    "max_inotify_watches": 8192,
+}
+"""Counts of a user that all boxes share, with the most that one box may have."""
+SIGNALS = 1024
+"""Maximum number of queued signals and timers of a box; the kernel counts those of all boxes together, too."""
 
-# PyDLL keeps the interpreter's lock: no other Python code may run between a fork and its bookkeeping.
-_libc = ctypes.PyDLL(None, use_errno=True)
 _python = ctypes.pythonapi
-
-
-def _check_result(result: int, what: str) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), what)
-    return result
 
 
 def fork_isolated() -> int:
     """Fork into new user, mount, pid, ipc and network namespaces. Return 0 in the child, which is pid 1 of the new pid
     namespace."""
-    number = MACHINES[platform.machine()].clone
+    number = numbers(CHECKED)["clone"]
     _python.PyOS_BeforeFork()
-    pid = _libc.syscall(ctypes.c_long(number), ctypes.c_ulong(NEW_NAMESPACES | signal.SIGCHLD), None, None, None, None)
+    pid = libc.syscall(ctypes.c_long(number), ctypes.c_ulong(NEW_NAMESPACES | signal.SIGCHLD), None, None, None, None)
     if pid == 0:
         _python.PyOS_AfterFork_Child()
     else:
         _python.PyOS_AfterFork_Parent()
-    return _check_result(pid, "new namespaces for a box")
-
-
-def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    arguments = [None if text is None else text.encode() for text in (source, target, kind)]
-    data = None if options is None else options.encode()
-    _check_result(_libc.mount(*arguments, ctypes.c_ulong(flags), data), f"mount {target}")
+    return check_result(pid, "new namespaces for a box")
 
 
 def _prctl(option: int, *arguments: object) -> None:
-    _check_result(_libc.prctl(option, *arguments, *(0,) * (4 - len(arguments))), f"prctl {option}")
+    check_result(libc.prctl(option, *arguments, *(0,) * (4 - len(arguments))), f"prctl {option}")
 
 
 def _write(path: str, text: str) -> None:
@@ -65,56 +70,68 @@ def _write(path: str, text: str) -> None:
         os.close(file)
 
 
-_FILTER = filter_program()
+class Furnished(NamedTuple):
+    """A box that is set up: its files, the working folder of its commands, and what its filter of system calls
+    allows."""
+
+    tree: BoxFiles
+    folder: str
+    rules: Rules
+
+
+_FILTERS = {rules: filter_program(rules) for rules in map(Rules._make, itertools.product((False, True), repeat=3))}
 _HEADER, _NONE = (
     struct.pack("<Ii", 0x20080522, 0),
     bytes(24),
 )  # _LINUX_CAPABILITY_VERSION_3, this process; no capability
 
 
-def furnish(disk_bytes: int, processes: int, files: int) -> None:
-    """Set up new namespaces: the user, private folders, a /proc of the box, and limits. Called once, as pid 1 of the
-    box.
+def furnish(limits: dict[str, Any], frozen: list[int]) -> Furnished:
+    """Set up new namespaces: the user, a /proc of the box, its files, and limits. Called once, as pid 1 of the box.
 
     The box keeps its capabilities over its own namespaces: commands without capabilities may then neither trace nor
-    slow the box (capabilities(7), sched_setscheduler(2)). Commands inherit these settings and cannot undo them. One
-    tmpfs holds /box, /tmp and /dev/shm, so that `disk_bytes` limits everything that a box writes; it stays visible
-    under /mnt, because an unmount waits milliseconds for the kernel.
+    slow the box (capabilities(7), sched_setscheduler(2)). Commands inherit the limits and cannot undo them.
+
+    Args:
+        limits: limits and files of the box (`BoxFiles`), its `user`, `folder` and `environment` of its commands,
+            whether they may begin `sessions`, `doors` into its control group, and how many processes and open files it
+            has itself (`own_processes`, `own_files`).
+        frozen: descriptors of frozen layers (`BoxFiles`).
     """
+    user = limits["user"]
     _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"{UID} {UID} 1")
-    _write("/proc/self/gid_map", f"{UID} {UID} 1")
-    _write("/proc/sys/user/max_user_namespaces", "0")  # a command cannot enter a namespace where it is root
-    _mount(None, "/", None, MS_REC_PRIVATE)
-    _mount(
-        "box", "/mnt", "tmpfs", MS_NOSUID_NODEV, f"size={disk_bytes},nr_inodes={max(256, disk_bytes >> 12)},mode=0700"
-    )
-    homes = [("agent", "/agent")] if os.path.isdir("/agent") else []  # home of programs
-    for inner, target in (*homes, ("box", "/box"), ("tmp", "/tmp"), ("shm", "/dev/shm")):
-        os.mkdir(f"/mnt/{inner}", 0o700)
-        _mount(f"/mnt/{inner}", target, None, MS_BIND)
+    _write("/proc/self/uid_map", f"{user} {UID} 1")
+    _write("/proc/self/gid_map", f"{user} {UID} 1")
+    for name, most in COUNTS.items():
+        _write(f"/proc/sys/user/{name}", str(most))
+    mount(None, "/", None, MS_REC_PRIVATE)
     if os.path.isdir("/dev/pts"):
-        _mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
-    _mount("proc", "/proc", "proc", MS_NOSUID_NODEV | MS_NOEXEC, "subset=pid")
-    os.chdir("/box")
+        mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
+    mount("proc", "/proc", "proc", MS_NOSUID_NODEV | MS_NOEXEC, "subset=pid")
+    tree = BoxFiles(limits, frozen)
     for which, value in (
-        (resource.RLIMIT_FSIZE, disk_bytes),
+        (resource.RLIMIT_FSIZE, limits["disk"]),
         (
             resource.RLIMIT_NPROC,
-            processes + 1,
-        ),  # counts processes and threads of this user namespace: the command's and the box's pid 1
-        (resource.RLIMIT_NOFILE, files),
+            limits["own_processes"],
+        ),  # counts processes and threads of this user namespace: those of commands, their reapers and the box's pid 1
+        (resource.RLIMIT_NOFILE, limits["own_files"]),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
+        (RLIMIT_SIGPENDING, SIGNALS),
     ):
         resource.setrlimit(which, (value, value))
     _prctl(PR_SET_DUMPABLE, 0)
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
     capability = 0
-    while _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
+    while libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
         capability += 1
-    _prctl(PR_SET_SECCOMP, 2, _FILTER[1])
+    if limits["environment"] is not None:
+        os.environ.clear()
+        os.environ.update(limits["environment"])
+    rules = Rules(owners=user == 0, sizes=bool(limits["doors"]), sessions=limits["sessions"])
+    return Furnished(tree, limits["folder"], rules)
 
 
 def raise_loopback() -> None:
@@ -131,9 +148,21 @@ def address_space_bytes() -> int:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
-def narrow(address_bytes: int, cpu_s: int) -> None:
-    """Turn this fork of the box into a command, irrevocably. A command has limits of its own and no capabilities."""
+def become_subreaper() -> None:
+    """Keep what a descendant of this process leaves behind below this process."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def narrow(address_bytes: int, cpu_s: int, processes: int, files: int, furnished: Furnished) -> None:
+    """Turn this fork of the box into a command, irrevocably. A command has the box's root, limits of its own, no
+    capabilities, and a filter of system calls; the kernel's out-of-memory killer takes it before the box's own
+    process."""
+    furnished.tree.enter(furnished.folder)
+    resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
     resource.setrlimit(resource.RLIMIT_AS, (address_bytes, address_bytes))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
-    _check_result(_libc.capset(_HEADER, _NONE), "drop capabilities")
+    check_result(libc.capset(_HEADER, _NONE), "drop capabilities")
+    _prctl(PR_SET_SECCOMP, 2, _FILTERS[furnished.rules][1])
     _prctl(PR_SET_DUMPABLE, 1)  # without it, /proc/self would be closed to the command
+    _write("/proc/self/oom_score_adj", "1000")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # last: a fork of a busy box has more open

@@ -7,9 +7,11 @@ a device, a folder) is refused at once. Standard library only, for Python >= 3.9
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 import sys
+from io import FileIO
 from typing import Any
 
 PIECE_BYTES = 1 << 18
@@ -30,26 +32,33 @@ KINDS = ((stat.S_ISREG, b"file"), (stat.S_ISDIR, b"folder"), (stat.S_ISLNK, b"li
 
 
 def run_on_files(request: dict[str, Any]) -> int:
-    """Read, write or list, according to `op` of the request."""
+    """Read, write, remove, list or pack, according to `op` of the request."""
     try:
         if request["op"] == "read":
-            _read(request["path"], request["offset"], request["output"], request["most"])
+            with open(_readable(request["path"], request.get("plain", False)), "rb", buffering=0) as file:
+                _read(file, request["most"])
         elif request["op"] == "write":
             _write(request["path"], request["size"])
+        elif request["op"] == "remove":
+            os.unlink(request["path"])
+        elif request["op"] == "pack":
+            pack(request["path"], request["most"])
+        elif request["op"] == "unpack":
+            unpack(request["path"])
         else:
             _list(request["path"])
     except OSError as error:
         number = error.errno or errno.EIO
         path = request["path"]
-        if number not in TOLD and os.path.realpath(path) != os.path.abspath(path):
+        if number not in TOLD and not request.get("plain") and os.path.realpath(path) != os.path.abspath(path):
             return errno.ELOOP  # a link led to a path with this error
         return number
     return 0
 
 
-def _plain(path: str, flags: int) -> int:
+def _plain(path: str, flags: int, within: int | None = None) -> int:
     """Open a regular file without waiting."""
-    file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=within)
     kind = os.fstat(file).st_mode
     if not stat.S_ISREG(kind):
         os.close(file)
@@ -61,38 +70,48 @@ def _error_of(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
-def _read(path: str, offset: int, count: int, most: int) -> None:
-    """Copy at most `count` bytes from `offset` to stdout. A file of more than `most` bytes is refused unread."""
-    with open(_plain(path, os.O_RDONLY), "rb", buffering=0) as file:
-        if os.fstat(file.fileno()).st_size > most:
+def _readable(path: str, plain: bool) -> int:
+    """Open a regular file to read it; `plain`: refuse links, also in the folders on its way."""
+    if not plain:
+        return _plain(path, os.O_RDONLY)
+    *folders, name = [part for part in path.split("/") if part]
+    within = os.open("/" if path.startswith("/") else ".", os.O_PATH)
+    for folder in folders:
+        within, outer = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=within), within
+        os.close(outer)
+    return _plain(name, os.O_RDONLY | os.O_NOFOLLOW, within)
+
+
+def _read(file: FileIO, most: int) -> None:
+    """Copy a file to stdout. A file of more than `most` bytes is refused, unread if its size tells."""
+    if os.fstat(file.fileno()).st_size > most:
+        raise _error_of(errno.EFBIG)
+    left = most
+    while piece := file.read(PIECE_BYTES):
+        left -= len(piece)
+        if left < 0:  # such as a file of /proc, which does not report its size
             raise _error_of(errno.EFBIG)
-        file.seek(offset)
-        while count:
-            piece = file.read(min(count, PIECE_BYTES))
-            if not piece:
-                return
-            sys.stdout.buffer.write(piece)
-            count -= len(piece)
+        sys.stdout.buffer.write(piece)
 
 
-def _write(path: str, size: int) -> None:
+def _write(path: str, size: int, mode: int | None = None) -> None:
     """Copy `size` bytes of stdin to a file, creating its folders. Until it is complete the file has no name, so a
-    failed or killed write leaves the old content and no trace."""
+    failed or killed write leaves the old content and no trace. It has `mode`, or that of the file before."""
     path = os.path.realpath(path) if os.path.islink(path) else path
     folder = os.path.dirname(path) or "."
     os.makedirs(folder, exist_ok=True)
-    within, mode = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), None
+    within = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         earlier = _plain(path, os.O_WRONLY)
     except FileNotFoundError:
         pass
     else:
-        mode = stat.S_IMODE(os.fstat(earlier).st_mode)
+        mode = stat.S_IMODE(os.fstat(earlier).st_mode) if mode is None else mode
         os.close(earlier)
     with open(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666), "wb", buffering=0) as file:
         if mode is not None:
             os.fchmod(file.fileno(), mode)
-        for piece in iter(lambda: sys.stdin.buffer.read(PIECE_BYTES), b""):
+        while piece := sys.stdin.buffer.read(min(size, PIECE_BYTES)):
             while piece:  # a signal may interrupt a write
                 count = file.write(piece)
                 piece, size = piece[count:], size - count
@@ -105,6 +124,7 @@ def _write(path: str, size: int) -> None:
         except OSError:
             os.unlink(name, dir_fd=within)
             raise
+    os.close(within)
 
 
 def _list(path: str) -> None:
@@ -114,3 +134,55 @@ def _list(path: str) -> None:
             mode = entry.stat(follow_symlinks=False).st_mode
             kind = next((word for is_kind, word in KINDS if is_kind(mode)), b"other")
             sys.stdout.buffer.write(kind + b" " + entry.name + b"\0")
+
+
+# ---- trees: for each entry a line of JSON (path, kind, size, executable, target of a link), then its bytes ----
+
+
+def unpack(path: str) -> None:
+    """Write a tree from stdin below a folder."""
+    os.makedirs(path, exist_ok=True)
+    while line := sys.stdin.buffer.readline():
+        entry = json.loads(line)
+        target = os.path.join(path, entry["path"])
+        if entry["kind"] == "folder":
+            os.makedirs(target, exist_ok=True)
+        elif entry["kind"] == "file":
+            _write(target, entry["size"], 0o755 if entry["executable"] else None)
+        else:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            if os.path.islink(target):
+                os.unlink(target)
+            os.symlink(entry["target"], target)
+
+
+def pack(path: str, most: int) -> None:
+    """Write the tree below a folder to stdout, without following links. More than `most` bytes, with names, are
+    refused."""
+    out = sys.stdout.buffer
+    waiting = [""]
+    while waiting:
+        inner = waiting.pop()
+        with os.scandir(os.path.join(path, inner) if inner else path) as entries:
+            for entry in sorted(entries, key=lambda one: one.name):
+                mode = entry.stat(follow_symlinks=False).st_mode
+                name = os.path.join(inner, entry.name)
+                kind = next((word.decode() for is_kind, word in KINDS if is_kind(mode)), "other")
+                target = os.readlink(entry.path) if kind == "link" else ""
+                data = _content(entry.path, most) if kind == "file" else b""
+                if kind == "folder":
+                    waiting.append(name)
+                told = {"path": name, "kind": kind, "size": len(data), "executable": bool(mode & 0o100)}
+                line = json.dumps({**told, "target": target}).encode() + b"\n"
+                most -= len(line) + len(data)
+                if most < 0:
+                    raise _error_of(errno.EFBIG)
+                out.write(line)
+                out.write(data)
+
+
+def _content(path: str, most: int) -> bytes:
+    with open(_plain(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise _error_of(errno.EFBIG)
+        return file.read(most + 1)

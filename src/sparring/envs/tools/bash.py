@@ -1,0 +1,46 @@
+"""The `bash` tool: a shell in the task's box that lives on from call to call."""
+
+from __future__ import annotations
+
+from sparring.envs.base import tool
+from sparring.envs.executor import cooperative
+from sparring.protocols import Sandbox, Shell
+from sparring.types import BoxSpec, ExecResult, Task
+
+
+class BashTool:
+    """Mixin that gives an `Env` the tool: `class MyWorld(BashTool, Env)`. Time and output of a call are limited by the
+    task's box."""
+
+    needs_box = True
+    box: Sandbox | None
+    task: Task
+    _shell: Shell | None = None
+
+    @tool
+    @cooperative
+    async def bash(self, command: str) -> str:
+        """Run a command in a shell, which keeps its folder, variables and background jobs."""
+        assert self.box is not None, "a world with needs_box is opened with a box"
+        if self._shell is None or self._shell.ended:
+            self._shell = await self.box.shell()
+        result = await self._shell.run(command)
+        text = shell_text(result, limit_s=(self.task.box or BoxSpec()).timeout_s)
+        return f"{text}\nthe shell has ended; the next command starts another" if self._shell.ended else text
+
+
+def shell_text(result: ExecResult, *, limit_s: float) -> str:
+    """Return a command's result as text for the model: what it wrote, and how it ended unless that was well.
+
+    Args:
+        result: result of the command in the box.
+        limit_s: wall-clock limit of the command, for the message.
+    """
+    lines = [text.rstrip() for text in (result.stdout, result.stderr) if text.strip()]
+    if result.end == "timed out":
+        lines.append(f"timed out after {limit_s:g} s")
+    elif result.end not in ("exited", "signalled"):
+        lines.append(result.end)
+    elif result.exit_code:
+        lines.append(f"exit code {result.exit_code}")
+    return "\n".join(lines) or "no output"

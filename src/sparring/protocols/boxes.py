@@ -1,0 +1,281 @@
+"""Protocols of boxes: commands, what lives on in a box, and the pool."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+from sparring.types import MOST_BYTES, BoxSpec, EntryKind, ExecResult, TreeEntry
+
+OnOutput = Callable[[str, bytes], Awaitable[None]]
+"""Taker of a command's output while it runs: "stdout" or "stderr", and a piece. The command waits for a slow one."""
+
+
+class LiveProcess(Protocol):
+    """Program that runs beside others in a box, until it ends or is killed.
+
+    Raises:
+        SandboxError: the box itself failed.
+    """
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+
+    async def output(self) -> ExecResult:
+        """Return head and tail of what it has written so far; `end` is "running" while it runs."""
+
+    async def write(self, data: bytes | str, *, ends: bool = False) -> None:
+        """Write to its standard input as fast as it reads; `ends` closes it."""
+
+    async def wait(self, timeout_s: float | None = None) -> ExecResult:
+        """Return its result when it has ended, or its output so far after `timeout_s` seconds."""
+
+    async def kill(self) -> ExecResult:
+        """End it with all that it started, and return its result."""
+
+    async def close(self) -> None:
+        """End it with all that it started."""
+
+
+class Shell(Protocol):
+    """Shell whose folder, variables, functions and jobs live on from text to text.
+
+    Raises:
+        SandboxError: the box itself failed.
+    """
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended: a text said exit, or did not let itself be interrupted."""
+
+    async def run(self, text: str, *, timeout_s: float | None = None, output_bytes: int | None = None) -> ExecResult:
+        """Run a text. At its time limit it is interrupted, with all that it started.
+
+        Raises:
+            PolicyFailure: the shell has ended before.
+        """
+
+    async def close(self) -> None:
+        """End it with its jobs."""
+
+
+class Terminal(Protocol):
+    """Program with a terminal.
+
+    Raises:
+        SandboxError: the box itself failed.
+    """
+
+    @property
+    def ended(self) -> bool:
+        """Whether the program has ended."""
+
+    def screen(self) -> str:
+        """Return the text of the screen, without spaces at the ends of lines and without empty lines at its end."""
+
+    async def type(self, data: str | bytes) -> None:
+        """Type on the keyboard; "\\r" is the enter key, "\\x03" control and C."""
+
+    async def shows(self, text: str, timeout_s: float) -> bool:
+        """Wait until the screen shows a text, at most `timeout_s` seconds or until the program ends; return whether it
+        does."""
+
+    async def quiet(self, quiet_s: float, timeout_s: float) -> None:
+        """Wait until nothing has changed for `quiet_s` seconds, at most `timeout_s` seconds or until the program
+        ends."""
+
+    async def resize(self, columns: int, rows: int) -> None:
+        """Change the size.
+
+        Raises:
+            BadInput: a size that no terminal has.
+        """
+
+    async def wait(self, timeout_s: float | None = None) -> ExecResult | None:
+        """Return the program's result when it has ended, or None after `timeout_s` seconds."""
+
+    async def close(self) -> None:
+        """End the program with all that it started."""
+
+
+class Snapshot(Protocol):
+    """State of a box, of which boxes can be forked. It is held as long as something refers to it."""
+
+    @property
+    def folder(self) -> str:
+        """Working folder of commands."""
+
+    @property
+    def environment(self) -> Mapping[str, str] | None:
+        """Environment of commands; None: that of every box."""
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """Command lines of the processes that ran, which are not part of the state."""
+
+
+class Sandbox(Protocol):
+    """Isolated box in which commands run.
+
+    Raises:
+        SandboxError: the box itself failed; not raised for anything that a program inside does.
+    """
+
+    async def exec(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        stdin: str | bytes = "",
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
+        """Run a command until it ends or its time is up, and end with it all that it left running.
+
+        Args:
+            argv: program and arguments, or a text of sh.
+            stdin: standard input.
+            cwd: folder of the box to run in; by default the box's own.
+            environment: variables besides the box's own.
+            timeout_s: seconds; by default the box's limit.
+            output_bytes: most bytes that are kept of each stream; by default the box's limit.
+            on_output: gets all output while the command runs.
+
+        Raises:
+            FileNotFoundError: there is no folder `cwd`.
+            SpoiltFile: a command left something that is no folder at `cwd`.
+        """
+
+    async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
+        """Run a Python program as the main module."""
+
+    async def start(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        on_output: OnOutput | None = None,
+    ) -> LiveProcess:
+        """Start a command that runs beside others, at most `timeout_s` seconds; the rest as `exec`."""
+
+    async def shell(self, *, cwd: str | None = None, environment: Mapping[str, str] | None = None) -> Shell:
+        """Start a shell that lives on."""
+
+    async def terminal(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        columns: int = 80,
+        rows: int = 24,
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Terminal:
+        """Start a command with a terminal.
+
+        Raises:
+            BadInput: a size that no terminal has.
+        """
+
+    async def connect(self, port: int) -> socket.socket:
+        """Connect to a port of the box that a command listens at, on 127.0.0.1.
+
+        Raises:
+            BadInput: no such port can be.
+            ConnectionRefusedError: nothing listens there.
+        """
+
+    async def upload(self, tree: Mapping[str, TreeEntry | bytes], path: str = ".") -> None:
+        """Write a tree, by the paths in it, below a folder.
+
+        Raises:
+            BadInput: a path that leads out of the tree.
+            SpoiltFile: as for `read`.
+        """
+
+    async def download(self, path: str = ".", most_bytes: int = MOST_BYTES) -> Mapping[str, TreeEntry]:
+        """Read the tree below a folder, without following links.
+
+        Raises:
+            SpoiltFile: as for `read`.
+        """
+
+    async def fresh(self) -> Sandbox:
+        """Open another, unused box of the same spec. The caller closes it."""
+
+    async def converse(self, code: str, other: str) -> ExecResult:
+        """Run two Python programs, each in a fresh box and connected by pipes, and return the result of `code`.
+
+        A program writes to file descriptor 201 and reads from 200. When `code` ends, the other program is ended too.
+        """
+
+    async def read(self, path: str, most_bytes: int = MOST_BYTES) -> bytes:
+        """Read a file.
+
+        Raises:
+            SpoiltFile: a command left something that is no file at the path, or more bytes than `most_bytes`.
+        """
+
+    async def entries(self, path: str = ".") -> Mapping[str, EntryKind]:
+        """List the entries of a folder with their kinds, without following links or running a program in the box.
+
+        Raises:
+            SpoiltFile: as for `read`.
+        """
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Write a file.
+
+        Raises:
+            SpoiltFile: as for `read`.
+        """
+
+    async def snapshot(self, *, ends: bool = False) -> Snapshot:
+        """Keep the box's files, working folder and environment as they are now, at no cost that grows with them.
+
+        It waits for commands that run. The first snapshot of a box is what its verifiers are forks of: a world makes it
+        when it has prepared the box, before the policy's first command.
+
+        Args:
+            ends: end the processes that live on in the box. They are not part of the state, which names them.
+
+        Raises:
+            BadInput: processes live on, which a program, `start`, a shell or a terminal left.
+        """
+
+    async def fork(self, snapshot: Snapshot) -> Sandbox:
+        """Open another box in the state of a snapshot, whose box may be closed. The caller closes it."""
+
+    async def verifier(self, paths: Sequence[str], most_bytes: int = MOST_BYTES) -> Sandbox:
+        """Open a box in which the policy's work can be judged: a fork of the first snapshot, into which only files of
+        these names come. The caller closes it.
+
+        In it, `converse` runs `code` without these files and `other` with them.
+
+        Args:
+            paths: regular files. One that is missing in this box is missing there.
+            most_bytes: maximum size of each.
+
+        Raises:
+            SpoiltFile: a command left something else at a path, a link on the way to it, or a larger file.
+            BadInput: commands have run, and no snapshot was made before.
+        """
+
+    async def close(self) -> None:
+        """End the box with all its processes."""
+
+
+class Boxes(Protocol):
+    """Pool of boxes, which opens every box of a run."""
+
+    async def take(self, spec: BoxSpec) -> Sandbox:
+        """Open a box of this spec, waiting until one is free."""
+
+    async def close(self) -> None:
+        """End every box."""

@@ -1,0 +1,227 @@
+"""Commands of one box over its connection: begun, fed, waited for, given up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar
+
+from sparring.errors import SandboxError
+from sparring.sandbox.connection import WINDOW_BYTES, BoxConnection, Call, Refused, Sink, Told
+from sparring.sandbox.groups import BoxGroup, BoxGroups, pass_doors
+from sparring.sandbox.roots import Root
+from sparring.sandbox.server import Server
+from sparring.sandbox.snapshots import LayeredSnapshot, Line, lent
+from sparring.types import BoxSpec
+
+FILES, PROGRAM_FILES = 256, 4096
+"""Maximum number of open files of a process: `PROGRAM_FILES` in a pool of boxes that run programs, `FILES` in any
+other."""
+INLINE_BYTES = 1 << 16  # of standard input, in the request itself
+
+
+T = TypeVar("T")
+
+
+class Pool(Protocol):
+    """Pool as its boxes see it: a slot for each command, and the seconds that an answer may be late."""
+
+    runs_programs: bool
+    slots: asyncio.Semaphore
+    groups: BoxGroups
+    grace_s: float
+
+
+class BoxCommands:
+    """Box as a runner of commands, over one connection that opens with the first.
+
+    Args:
+        pool: its pool.
+        spec: its spec.
+        root: its root.
+        server: fork server that starts it.
+        joined: pipe ends for its first command, which it closes.
+        below: snapshot that it is a fork of.
+
+    Attributes:
+        spec: its spec.
+        group: control group of its commands; None without control groups or before the first command.
+        queued_s: seconds that its commands have waited for a slot of the pool.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        spec: BoxSpec,
+        root: Root,
+        server: Server,
+        joined: tuple[int, ...],
+        below: LayeredSnapshot | None,
+    ) -> None:
+        self._pool = pool
+        self.spec = spec
+        self._root = root
+        self._server = server
+        self._joined = joined
+        self._line = Line(spec, below)
+        self._turn = asyncio.Lock()
+        self._opening: asyncio.Task[BoxConnection] | None = None
+        self._connection: BoxConnection | None = None
+        self._busy_until = 0.0
+        self.group: BoxGroup | None = None
+        self.queued_s = 0.0
+        self._used = self._line.used
+        self._end_reason: str | None = None
+
+    def limit_s(self, timeout_s: float | None) -> float:
+        """Return a command's time limit in seconds."""
+        return self.spec.timeout_s if timeout_s is None else timeout_s
+
+    def most_output(self, output_bytes: int | None) -> int:
+        """Return how many bytes are kept of each stream of a command."""
+        return self.spec.output_bytes if output_bytes is None else output_bytes
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Hold a slot of the pool."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        async with self._pool.slots:
+            self.queued_s += clock() - began
+            yield
+
+    async def soon(self, *answers: asyncio.Future[T], late_s: float = 0.0) -> T:
+        """Return the first of the box's answers, which comes at once or after `late_s` seconds.
+
+        Raises:
+            SandboxError: the box failed: it does not answer, or has ended.
+        """
+        done, _ = await asyncio.wait(answers, timeout=late_s + self._pool.grace_s, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            assert self._connection is not None
+            why = f"no answer {self._pool.grace_s} s after it was due"
+            self._connection.end(why)
+            raise SandboxError(f"sandbox: box failed: {why}")
+        return done.pop().result()
+
+    async def _command(
+        self,
+        request: dict[str, Any],
+        body: bytes,
+        timeout_s: float | None,
+        output_bytes: int | None = None,
+        sink: Sink | None = None,
+    ) -> Told:
+        """Run a command in a slot of the pool."""
+        async with self.slot():
+            return await self._run(request, body, self.limit_s(timeout_s), output_bytes, sink)
+
+    async def _run(
+        self,
+        request: dict[str, Any],
+        body: bytes,
+        limit_s: float,
+        output_bytes: int | None = None,
+        sink: Sink | None = None,
+    ) -> Told:
+        """Run a command to its end."""
+        call, rest = await self._begin(request, body, limit_s, output_bytes, sink)
+        try:
+            return await self._ended(call, rest, limit_s)
+        except Refused as refused:
+            raise SandboxError(f"sandbox: the box begins no more commands: {refused}") from refused
+
+    async def _begin(
+        self,
+        request: dict[str, Any],
+        body: bytes,
+        limit_s: float | None,
+        output_bytes: int | None = None,
+        sink: Sink | None = None,
+    ) -> tuple[Call, bytes]:
+        """Ask for a command; return it with what is left of its standard input."""
+        connection = await self._open()
+        inline = len(body) if request["op"] == "python" else INLINE_BYTES
+        request |= {
+            "timeout": limit_s,
+            "output": self.most_output(output_bytes),
+            "input_ends": len(body) <= inline and not request.get("kept"),
+            "credit": None if sink is None else request.get("credit", WINDOW_BYTES),
+        }
+        return connection.ask(request, body[:inline], sink), body[inline:]
+
+    async def _ended(self, call: Call, rest: bytes, limit_s: float) -> Told:
+        """Return the end of a command, which is fed the `rest` of its standard input."""
+        assert self._connection is not None
+        self._busy_until = max(self._busy_until, asyncio.get_running_loop().time() + limit_s)
+        feeding = asyncio.create_task(self._connection.feed(call, rest, ends=True)) if rest else None
+        try:
+            return await self.soon(call.told, late_s=limit_s)
+        except asyncio.CancelledError:
+            self._connection.tell(call, "end")
+            self._connection.forget(call)
+            raise
+        finally:
+            if feeding is not None:
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
+
+    def _check_open(self) -> None:
+        if self._end_reason is not None:
+            raise SandboxError(f"sandbox: {self._end_reason}")
+
+    async def _open(self) -> BoxConnection:
+        """Return the box's connection; start the box first if it has none."""
+        self._check_open()
+        if self._opening is None or self._opening.done() and self._connection is None:
+            self._opening = asyncio.create_task(self._connect())
+            self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody asks
+        # whoever opens a fork has borrowed its layers and gives them back, even if the caller is cancelled
+        return await asyncio.shield(self._opening)
+
+    async def _connect(self) -> BoxConnection:
+        layers = self._line.layers
+        async with lent(layers) as frozen:
+            link = await self._server.connect(self._joined, frozen)
+            self.group = self._pool.groups.make(self.spec.memory_bytes, self.spec.disk_bytes, self.spec.processes)
+            pass_doors(link, self.group)
+            connection = BoxConnection(link, self._note_end, self._with_group)
+            self._connection = connection
+            self._close_pipes()
+            if not layers:
+                connection.send(self._limits())
+                return connection
+            returned = await self.soon(connection.ask(self._limits()).layers)
+            for layer, new in zip(layers, returned.layers, strict=True):
+                layer.replace(new)
+            return connection
+
+    def _limits(self) -> dict[str, Any]:
+        """Return what the box is told when it starts."""
+        spec = self.spec
+        limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes, "user": spec.user}
+        limits["files"] = PROGRAM_FILES if self._pool.runs_programs else FILES
+        limits["sessions"] = self.group is not None or self._pool.runs_programs
+        return {**limits, **self._root.limits(), **self._line.limits()}
+
+    def _with_group(self, header: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what is told of a command's end, with what the kernel did for the memory of the box's group."""
+        if self.group is not None and self.group.killed() and header["end"] in ("exited", "signalled"):
+            return {**header, "end": "out of memory"}
+        return header
+
+    def _leave_group(self) -> None:
+        if self.group is not None:
+            self._pool.groups.leave(self.group)
+            self.group = None
+
+    def _note_end(self, why: str) -> str:
+        self._end_reason = self._end_reason or f"{why}{self._server.last_words()}"
+        return self._end_reason
+
+    def _close_pipes(self) -> None:
+        for file in self._joined:
+            os.close(file)
+        self._joined = ()

@@ -1,0 +1,122 @@
+"""Files of a box, read and written for its caller."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from collections.abc import Mapping
+from typing import Any, cast
+
+from sparring.sandbox.commands import BoxCommands
+from sparring.sandbox.connection import Call
+from sparring.sandbox.spoilt import raise_for
+from sparring.sandbox.trees import packed, unpacked
+from sparring.types import MOST_BYTES, EntryKind, TreeEntry
+
+FILE_TIMEOUT_S = 10.0  # these run for the caller and not for the policy
+
+
+class FileCommands(BoxCommands):
+    """Box as a holder of files. No new command begins while its caller reads or writes one."""
+
+    async def read(self, path: str, most_bytes: int = MOST_BYTES) -> bytes:
+        """Return a file of the box; relative paths start at /box. Only regular files are read, without waiting. No new
+        command begins meanwhile.
+
+        Args:
+            path: path of the file.
+            most_bytes: maximum size of the file.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            SpoiltFile: a command of this box left something else at the path (a pipe, a folder), a larger file, or one
+                that cannot be read.
+            OSError: error of open(2) in a box where no command has run.
+            SandboxError: the box failed.
+        """
+        return await self._gather({"op": "read", "path": path, "most": most_bytes}, most_bytes, self._used)
+
+    async def read_plain(self, path: str, most_bytes: int) -> bytes:
+        """Return a file as `read` does, but refuse links, also in its folders, and take every error for a command's
+        doing."""
+        return await self._gather({"op": "read", "path": path, "most": most_bytes, "plain": True}, most_bytes, True)
+
+    async def remove(self, path: str) -> None:
+        """Remove a file, if it is there."""
+        async with self._turn:
+            await self._command({"op": "remove", "path": path}, b"", FILE_TIMEOUT_S)
+
+    async def entries(self, path: str = ".") -> Mapping[str, EntryKind]:
+        """Return the kind of each entry of a folder, without following links. Names that are not UTF-8 are as in
+        `os.listdir`.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+            SpoiltFile: a command of this box left something else at the path, made it unreadable, or left more names
+                than fit into `MOST_BYTES`.
+            OSError: error of scandir(2) in a box where no command has run.
+            SandboxError: the box failed.
+        """
+        body = await self._gather({"op": "list", "path": path}, MOST_BYTES, self._used)
+        pairs = (entry.partition(b" ") for entry in body.split(b"\0")[:-1])
+        return {os.fsdecode(name): cast(EntryKind, kind.decode()) for kind, _, name in pairs}
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Write a file of the box and create its folders. The file appears once it is complete; until then, and after a
+        failure, the old content stays.
+
+        Raises:
+            SpoiltFile: a command of this box prevents it: the path is not a file, a folder cannot be written, or the
+                disk is full.
+            OSError: error that no command can have caused: a read-only place, or no command has run.
+            SandboxError: the box failed.
+        """
+        async with self._turn:
+            header, _ = await self._command({"op": "write", "path": path, "size": len(data)}, data, FILE_TIMEOUT_S)
+        raise_for(header, path, self._used)
+
+    async def upload(self, tree: Mapping[str, TreeEntry | bytes], path: str = ".") -> None:
+        """Write a tree below a folder, which is made. A file that was there keeps its mode if the new one is not
+        executable; each file appears whole.
+
+        Raises:
+            BadInput: a path that leads out of the tree.
+            SpoiltFile: a command of this box is in the way.
+            OSError: as for `write`.
+            SandboxError: the box failed.
+        """
+        data = packed(tree)
+        async with self._turn:
+            header, _ = await self._command({"op": "unpack", "path": path}, data, FILE_TIMEOUT_S)
+        raise_for(header, path, self._used)
+
+    async def download(self, path: str = ".", most_bytes: int = MOST_BYTES) -> Mapping[str, TreeEntry]:
+        """Return the tree below a folder, by the paths in it; links are not followed.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+            SpoiltFile: a command of this box left more than `most_bytes`, with names, or made something unreadable.
+            OSError: error in a box where no command has run.
+            SandboxError: the box failed.
+        """
+        request = {"op": "pack", "path": path, "most": most_bytes}
+        return unpacked(await self._gather(request, most_bytes, self._used))
+
+    async def _gather(self, request: dict[str, Any], most_bytes: int, used: bool) -> bytes:
+        """Return what a file operation writes, at most `most_bytes`. `used`: whether a command may have caused its
+        error."""
+        data = io.BytesIO()
+
+        def sink(call: Call, _: str, piece: bytes) -> None:
+            if data.tell() <= most_bytes:
+                data.write(piece)
+            connection.tell(call, "credit", bytes=len(piece))
+
+        async with self._turn:
+            connection = await self._open()
+            header, _ = await self._command(request, b"", FILE_TIMEOUT_S, 0, sink)
+        if data.tell() > most_bytes:
+            header = {**header, "exit": errno.EFBIG}
+        raise_for(header, request["path"], used, most_bytes)
+        return data.getvalue()

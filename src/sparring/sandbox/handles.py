@@ -1,0 +1,231 @@
+"""What lives on in a box until its caller closes it: processes, shells, terminals."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from sparring.errors import PolicyFailure, SandboxError
+from sparring.sandbox.commands import BoxCommands
+from sparring.sandbox.connection import BoxConnection, Call, Pump
+from sparring.sandbox.results import result_of
+from sparring.sandbox.screen import Screen
+from sparring.types import ExecResult
+
+SHELL_GRACE_S = 1.5
+"""Seconds that the box takes to interrupt a text that is out of time, or to give the shell up."""
+
+BITE_BYTES, PAUSES = 4096, 4
+"""Bytes of a terminal's output that are read at a time; a pause is so many times as long as the reading."""
+
+
+class ShellEnded(PolicyFailure):
+    """A shell has ended: a text of it said exit, or did not let itself be interrupted."""
+
+
+class BoxHandle:
+    """Command of a box that lives on.
+
+    Args:
+        box: its box.
+        connection: connection of the box.
+        call: the command.
+    """
+
+    def __init__(self, box: BoxCommands, connection: BoxConnection, call: Call) -> None:
+        self._box, self._connection, self._call = box, connection, call
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended by itself, by a limit or with its box."""
+        return self._call.told.done()
+
+    async def close(self) -> None:
+        """End it with all that it started. A box that has failed has ended it too."""
+        if not self._call.closed.done():
+            self._connection.tell(self._call, "end")
+            try:
+                await self._box.soon(self._call.closed)
+            except SandboxError:
+                pass
+
+
+class BoxProcess(BoxHandle):
+    """Program that runs beside others. Implements `protocols.LiveProcess`."""
+
+    pump: Pump | None = None
+
+    async def output(self) -> ExecResult:
+        """Return head and tail of what it has written so far; `end` is "running" while it runs."""
+        if self._call.told.done():
+            return result_of(self._call.told.result())
+        look = asyncio.get_running_loop().create_future()
+        self._call.looks.append(look)
+        self._connection.tell(self._call, "look")
+        return result_of(await self._box.soon(look))
+
+    async def write(self, data: bytes | str, *, ends: bool = False) -> None:
+        """Write to its standard input as fast as it reads; `ends` closes it."""
+        data = data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")
+        await self._connection.feed(self._call, data, ends=ends)
+
+    async def wait(self, timeout_s: float | None = None) -> ExecResult:
+        """Return its result when it has ended, or its output so far after `timeout_s` seconds.
+
+        Raises:
+            SandboxError: the box failed.
+            Exception: exception of `on_output`, which has ended the process.
+        """
+        waits: list[asyncio.Future[Any]] = [self._call.told]
+        if self.pump is not None:
+            waits.append(self.pump.task)
+        done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            return await self.output()
+        if self.pump is not None:
+            if not self._call.told.done():
+                await self.close()
+            await self.pump.end()
+        return result_of(self._call.told.result())
+
+    async def kill(self) -> ExecResult:
+        """End it with all that it started, and return its result."""
+        await self.close()
+        return result_of(self._call.told.result())
+
+
+class BoxShell(BoxHandle):
+    """Shell whose folder, variables, functions and jobs live on from text to text. Implements `protocols.Shell`."""
+
+    _number = 0
+
+    def __init__(self, box: BoxCommands, connection: BoxConnection, call: Call) -> None:
+        super().__init__(box, connection, call)
+        self._one = asyncio.Lock()
+
+    async def begun(self) -> None:
+        """Wait until it reads.
+
+        Raises:
+            SandboxError: the box failed, or has no shell.
+        """
+        if 0 not in self._call.answers:
+            return
+        answer = self._call.answers[0]
+        await self._box.soon(answer, self._call.told)
+        if not answer.done():
+            told = result_of(self._call.told.result())
+            raise SandboxError(f"sandbox: the shell ended at once: {told.stderr.strip()}")
+
+    async def run(self, text: str, *, timeout_s: float | None = None, output_bytes: int | None = None) -> ExecResult:
+        """Run a text. At its time limit it is interrupted, with what it started; the shell and what ran before live on
+        if it lets itself be interrupted within a second, else the shell has ended.
+
+        Raises:
+            ShellEnded: the shell has ended before.
+            SandboxError: the box failed.
+        """
+        if "\0" in text:
+            return ExecResult(exit_code=126, stdout="", stderr="a shell's text holds no NUL\n", wall_s=0.0)
+        async with self._one, self._box.slot():
+            if self._call.told.done():
+                raise ShellEnded(f"the shell has ended: {self._call.told.result().header['end']}")
+            self._number += 1
+            answer = self._call.answers[self._number] = asyncio.get_running_loop().create_future()
+            limit_s = self._box.limit_s(timeout_s)
+            more = {"timeout": limit_s, "output": self._box.most_output(output_bytes)}
+            body = text.encode("utf-8", "surrogateescape")
+            self._connection.tell(self._call, "say", body, call=self._number, **more)
+            try:
+                return result_of(await self._box.soon(answer, late_s=limit_s + SHELL_GRACE_S))
+            except asyncio.CancelledError:
+                self._connection.tell(self._call, "interrupt")
+                raise
+
+
+class BoxTerminal(BoxHandle):
+    """Program with a terminal. Implements `protocols.Terminal`.
+
+    Reading a screen takes processor time of the run, so a flood is read in bites, with pauses between them: the program
+    waits.
+    """
+
+    def __init__(self, box: BoxCommands, connection: BoxConnection, call: Call, screen: Screen) -> None:
+        super().__init__(box, connection, call)
+        self._screen = screen
+        self._unread = bytearray()
+        self._reading: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        call.told.add_done_callback(lambda _: self._changed.set())
+
+    def see(self, piece: bytes) -> None:
+        """Take a piece of the program's output."""
+        self._unread += piece
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        """Show what has come, and answer what the program asks the terminal."""
+        clock = asyncio.get_running_loop().time
+        while self._unread:
+            began = clock()
+            bite = bytes(self._unread[:BITE_BYTES])
+            del self._unread[:BITE_BYTES]
+            answer = self._screen.feed(bite)
+            self._connection.tell(self._call, "credit", bytes=len(bite))
+            if answer:
+                self._connection.tell(self._call, "input", answer, ends=False)
+            self._changed.set()
+            await asyncio.sleep(PAUSES * (clock() - began))
+
+    def _is_over(self) -> bool:
+        return self.ended and (self._reading is None or self._reading.done())
+
+    def screen(self) -> str:
+        """Return the text of the screen, without spaces at the ends of lines and without empty lines at its end."""
+        return self._screen.text()
+
+    async def type(self, data: str | bytes) -> None:
+        """Type on the keyboard; "\\r" is the enter key, "\\x03" control and C."""
+        data = data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")
+        await self._connection.feed(self._call, data, ends=False)
+
+    async def shows(self, text: str, timeout_s: float) -> bool:
+        """Wait until the screen shows a text, at most `timeout_s` seconds or until the program ends; return whether it
+        does."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while text not in self.screen() and not self._is_over():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        return text in self.screen()
+
+    async def quiet(self, quiet_s: float, timeout_s: float) -> None:
+        """Wait until nothing has changed for `quiet_s` seconds, at most `timeout_s` seconds or until the program
+        ends."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._is_over():
+                    self._changed.clear()
+                    async with asyncio.timeout(quiet_s):
+                        await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def resize(self, columns: int, rows: int) -> None:
+        """Change the size; the program gets SIGWINCH.
+
+        Raises:
+            BadInput: a size that no terminal has.
+        """
+        self._screen.resize(columns, rows)
+        self._connection.tell(self._call, "resize", columns=columns, rows=rows)
+
+    async def wait(self, timeout_s: float | None = None) -> ExecResult | None:
+        """Return the program's result when it has ended, or None after `timeout_s` seconds."""
+        done, _ = await asyncio.wait([self._call.told], timeout=timeout_s)
+        if done and self._reading is not None:
+            await self._reading
+        return result_of(self._call.told.result()) if done else None

@@ -1,0 +1,296 @@
+"""Store of pulled images: layers by the digest of their content and of all below them, unpacked once and shared.
+
+    images/NAME.json       an image: its layers' names and what it says about its programs
+    layers/DIGEST          an unpacked layer; never changed
+    counts/DIGEST          what it holds
+    making/XXXX            what a pull is unpacking, or a removal deletes; locked by its process
+    lock                   held while images are written or removed
+
+What is complete is renamed into its place, so a killed pull leaves nothing but a folder in `making`, which the next
+pull or removal deletes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+from urllib.parse import quote
+
+import msgspec
+
+from sparring.errors import refusal
+from sparring.sandbox.images.image import Bounds, Image
+from sparring.sandbox.images.source import Archive, opened
+from sparring.sandbox.images.streams import TarStream
+from sparring.sandbox.images.unpack import LayerTree, is_base
+from sparring.sandbox.mounts import NOBODY, box_identity
+from sparring.user_cache import user_cache
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}")
+FOLDERS = ("images", "layers", "counts", "making")
+RESERVED = ("python", "host")
+"""Names of the roots that need no archive."""
+SYSTEM_FOLDER = Path("/var/cache/sparring/images")
+"""Place of the store where Sparring is root: boxes run as another user, who cannot enter root's home."""
+DIGITS = 32
+"""Hexadecimal digits of a layer's digest in the name of its folder: the options of a mount are short."""
+
+Counts = tuple[int, int, int]
+"""Bytes, entries and devices of a layer, as its folder has them."""
+
+
+def layers_of(name: str) -> tuple[Path, ...]:
+    """Return the folders of an image's layers, lowest first, as overlayfs stacks them.
+
+    Raises:
+        BadInput: there is no image by this name.
+    """
+    return ImageStore().layers(ImageStore().image(name))
+
+
+def store_folder() -> Path:
+    """Return the folder of this user's images: `images` in the user's cache, or for root `SYSTEM_FOLDER`, unless
+    XDG_CACHE_HOME says where."""
+    if box_identity() and not Path(os.environ.get("XDG_CACHE_HOME", "")).is_absolute():
+        return SYSTEM_FOLDER
+    return user_cache("images")
+
+
+class ImageStore:
+    """Images in a folder.
+
+    Args:
+        folder: by default that of this user.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = store_folder() if folder is None else folder
+        self._images, self._layers, self._counts, self._making = (self.folder / name for name in FOLDERS)
+
+    def image(self, name: str) -> Image:
+        """Return a pulled image.
+
+        Raises:
+            BadInput: there is none by this name.
+        """
+        try:
+            return msgspec.json.decode(self._file(name).read_bytes(), type=Image)
+        except FileNotFoundError:
+            known = ", ".join(image.name for image in self.images()) or "none"
+            do = f"do: sparring image pull FILE --as {name}"
+            raise refusal(f"image {name!r}", f"one that was pulled ({known})", "no such image", do) from None
+
+    def images(self) -> list[Image]:
+        """Return every image, by name."""
+        images = []
+        for file in sorted(self._images.glob("*.json")):
+            try:
+                images.append(msgspec.json.decode(file.read_bytes(), type=Image))
+            except FileNotFoundError:
+                pass  # it has just been removed
+        return images
+
+    def layers(self, image: Image) -> tuple[Path, ...]:
+        """Return the folders of an image's layers, lowest first."""
+        return tuple(self._layers / layer for layer in image.layers)
+
+    @contextmanager
+    def held(self, image: Image) -> Iterator[tuple[Path, ...]]:
+        """Keep an image's layers from being deleted while boxes stand on them, and give their folders, lowest first.
+
+        Raises:
+            BadInput: they are deleted already.
+        """
+        with ExitStack() as locks:
+            for layer in image.layers:
+                if not self._hold(layer, locks):
+                    do = f"do: sparring image pull FILE --as {image.name}"
+                    raise refusal(f"image {image.name!r}", "its layers", f"no layer {layer}", do)
+            yield self.layers(image)
+
+    def _hold(self, layer: str, locks: ExitStack) -> bool:
+        """Lock a layer against deletion until `locks` closes. Return False if there is no such layer."""
+        folder = self._layers / layer
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            locks.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_SH)  # a removal holds it for one rename
+            return os.path.samestat(os.fstat(lock), os.stat(folder))
+        except FileNotFoundError:
+            return False
+
+    def pull(
+        self, archive: Path, name: str, bounds: Bounds | None = None, told: Callable[[str], None] = lambda text: None
+    ) -> Image:
+        """Unpack the layers of an archive that are not here yet, and name the image.
+
+        Args:
+            archive: folder of an OCI layout, or a tar of one or of `docker save`.
+            name: name in this store.
+            bounds: most that the image may hold.
+            told: called with a line for every layer.
+
+        Raises:
+            BadInput: the name is not one, or another image has it; the archive is bad or holds too much; or the boxes'
+                user cannot enter the store.
+        """
+        bounds = bounds or Bounds()
+        file = self._file(name)
+        self._make_folders()
+        with self._folder_in_making() as scratch, opened(archive, bounds, scratch) as source, ExitStack() as locks:
+            layers, counts = self._unpacked(source, bounds, told, locks)
+            image = Image(
+                name=name,
+                digest=source.digest,
+                layers=layers,
+                config=source.config,
+                num_bytes=counts[0],
+                num_entries=counts[1],
+                left_out=counts[2],
+            )
+            with self._locked():
+                earlier = self.image(name) if file.exists() else image
+                if earlier.digest != image.digest:
+                    do = f"do: choose another name, or sparring image remove {name}"
+                    raise refusal(f"image {name!r}", "a name that is free", f"that of {earlier.digest}", do)
+                part = scratch / "image"
+                part.write_bytes(msgspec.json.encode(image))
+                part.chmod(0o644)
+                os.replace(part, file)
+            return image
+
+    def remove(self, name: str) -> int:
+        """Remove an image, and the layers that no other image and no box uses. Return their number.
+
+        Raises:
+            BadInput: there is none by this name.
+        """
+        self.image(name)
+        with self._folder_in_making() as scratch, self._locked():
+            self._file(name).unlink(missing_ok=True)  # another removal may have been faster
+            used = {layer for image in self.images() for layer in image.layers}
+            count = 0
+            for layer in [path for path in self._layers.iterdir() if path.name not in used]:
+                lock = os.open(layer, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    layer.rename(scratch / layer.name)
+                    (self._counts / layer.name).unlink(missing_ok=True)
+                    count += 1
+                except BlockingIOError:
+                    pass  # a box stands on it; a later removal takes it
+                finally:
+                    os.close(lock)
+            return count
+
+    def _unpacked(
+        self, source: Archive, bounds: Bounds, told: Callable[[str], None], locks: ExitStack
+    ) -> tuple[tuple[str, ...], Counts]:
+        """Return the names of an archive's layers, unpacked and held, and their bytes, entries and devices together."""
+        names: list[str] = []
+        chain, counts = "", (0, 0, 0)
+        for at, diff_id in enumerate(source.diff_ids):
+            chain = f"sha256:{hashlib.sha256(f'{chain} {diff_id}'.encode()).hexdigest()}" if chain else diff_id
+            name, done = chain.partition(":")[2][:DIGITS], "here already"
+            left = Bounds(num_bytes=bounds.num_bytes - counts[0], num_entries=bounds.num_entries - counts[1])
+            while not self._hold(name, locks):
+                self._unpack(source, at, name, names, left)
+                done = "unpacked"
+            size, entries, devices = msgspec.json.decode((self._counts / name).read_bytes(), type=Counts)
+            counts = (counts[0] + size, counts[1] + entries, counts[2] + devices)
+            if counts[0] > bounds.num_bytes or counts[1] > bounds.num_entries:
+                got = f"{counts[0]} bytes in {counts[1]}"
+                expected = f"at most {bounds.num_bytes} bytes in {bounds.num_entries} files"
+                do = "if you trust it, allow more (--most-bytes, --most-files)"
+                raise refusal(f"layer {at + 1}", expected, got, do)
+            names = [name] if is_base(self._layers / name) else [*names, name]
+            told(f"layer {at + 1} of {len(source.diff_ids)}: {done}: {entries:,} files, {size / 1e6:,.1f} MB")
+        return tuple(names), counts
+
+    def _unpack(self, source: Archive, at: int, name: str, below: Sequence[str], bounds: Bounds) -> None:
+        """Unpack one layer and rename it into its place, unless another pull was faster."""
+        identity = box_identity()
+        where, stream = source.layer(at)
+        with stream, self._folder_in_making() as scratch:
+            tree, counts = scratch / "layer", scratch / "counts"
+            tree.mkdir()
+            lower = [self._layers / layer for layer in reversed(below)]
+            layer = LayerTree(tree, lower, (identity["user"], identity["group"]) if identity else None, bounds)
+            layer.unpack(TarStream(cast(BinaryIO, stream), where))
+            stream.finish()
+            counts.write_bytes(msgspec.json.encode((layer.num_bytes, layer.num_entries, layer.left_out)))
+            counts.rename(self._counts / name)
+            try:
+                tree.rename(self._layers / name)
+            except OSError:
+                if not (self._layers / name).is_dir():
+                    raise
+
+    def _file(self, name: str) -> Path:
+        if not NAME.fullmatch(name) or name in RESERVED:
+            do = "do: choose one such as debian:12"
+            raise refusal("an image's name", "letters, digits and . _ : / @ -", repr(name), do)
+        return self._images / f"{quote(name, safe=':@')}.json"
+
+    def _make_folders(self) -> None:
+        """Make the store, and check that the boxes' user can enter it."""
+        try:
+            for folder in (self.folder.parent, self.folder, *(self.folder / name for name in FOLDERS)):
+                if not folder.is_dir():
+                    folder.mkdir(parents=True, exist_ok=True)
+                    folder.chmod(0o755)
+        except OSError as error:
+            do = "do: set XDG_CACHE_HOME to a folder of yours"
+            raise refusal(str(self.folder), "a folder for images", error.strerror or str(error), do) from error
+        for parent in (self._layers, *self._layers.parents) if box_identity() else ():
+            kind = parent.stat()
+            if not kind.st_mode & stat.S_IXOTH and kind.st_uid != NOBODY:
+                expected = f"a folder that user {NOBODY} (nobody), whom boxes run as, can enter"
+                do = f"do: chmod o+x {parent}, or set XDG_CACHE_HOME to another folder"
+                raise refusal(str(self.folder), expected, f"mode {kind.st_mode & 0o7777:04o} of {parent}", do)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with open(self.folder / "lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def _folder_in_making(self) -> Iterator[Path]:
+        """Make a folder for what is not complete; delete it, and those of killed processes."""
+        with self._locked():
+            folder = Path(tempfile.mkdtemp(dir=self._making))
+            lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            left = [path for path in self._making.iterdir() if path != folder]
+        try:
+            for path in left:
+                _delete(path)
+            yield folder
+        finally:
+            os.close(lock)
+            _delete(folder)
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder of `making` unless its process lives."""
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(lock)

@@ -1,0 +1,308 @@
+"""Unpacking of one layer: entries of a tar become a folder that overlayfs can stack on the layers below it.
+
+What was deleted is a character device 0/0, and a folder that hides what is below it has the attribute
+`user.overlay.opaque` (overlayfs.rst; mounted with `userxattr`). Owners, setuid bits and extended attributes are
+dropped: in a box, one user owns every file. That user may read and write what root could: owners' bits are added.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sparring.errors import refusal
+from sparring.sandbox.images.image import Bounds
+from sparring.sandbox.images.streams import PIECE_BYTES, SAVE, TarStream, members
+
+HIDING, OPAQUE = ".wh.", ".wh..wh..opq"
+"""Beginning of the name of an entry that deletes another, and the entry that hides all that is below its folder."""
+ATTRIBUTE = "user.overlay.opaque"
+MOST_LINKS = 40
+MOST_DEPTH = 256
+"""Maximum number of folders above an entry."""
+LATEST_S = 1 << 33
+"""Latest time of change that is kept, in seconds since 1970."""
+
+
+class LayerTree:
+    """Layer that is being unpacked.
+
+    Args:
+        tree: its empty folder.
+        lower: the layers below it, topmost first, whose links and folders its paths lead through.
+        owner: arguments of chown for everything in it; None leaves the owner.
+        bounds: most that it may hold.
+
+    Attributes:
+        num_bytes: bytes of its files.
+        num_entries: number of its files, folders and links.
+        left_out: number of devices.
+    """
+
+    def __init__(self, tree: Path, lower: Sequence[Path], owner: tuple[int, int] | None, bounds: Bounds) -> None:
+        self._tree = str(tree)
+        self._stack = [self._tree, *map(str, lower)]
+        self._owner = owner
+        self._bounds = bounds
+        self._known: dict[str, str] = {}
+        """Folders of this layer by path in the image."""
+        self._followed: set[str] = set()
+        """Places of the links that these paths lead through."""
+        self._times: dict[str, float] = {}
+        self.num_bytes = self.num_entries = self.left_out = 0
+
+    def unpack(self, stream: TarStream) -> None:
+        """Unpack every entry.
+
+        Raises:
+            BadInput: an entry leads out of the image, is of an unknown kind, has a file or a loop of links among its
+                parents, or is more than the bounds allow; or the layer is cut.
+        """
+        self._own(self._tree, 0o755)
+        for member in members(stream):
+            self.num_entries += 1
+            where = f"{stream.where}: {member.name!r}"
+            if self.num_entries > self._bounds.num_entries:
+                do = "if you trust it, allow more (--most-files)"
+                raise refusal(stream.where, f"at most {self._bounds.num_entries} files in an image", "more", do)
+            try:
+                self._add(member, stream, where)
+            except (OSError, ValueError) as error:
+                words = error.strerror if isinstance(error, OSError) else None
+                do = f"{SAVE}; or use a disk with devices of overlayfs and user attributes (XDG_CACHE_HOME)"
+                raise refusal(where, "an entry that can be unpacked", words or str(error), do) from error
+        for folder, time in self._times.items():
+            if os.path.isdir(folder) and not os.path.islink(folder):
+                os.utime(folder, (time, time))
+
+    def _add(self, member: tarfile.TarInfo, stream: TarStream, where: str) -> None:
+        parts = _parts(member.name, where)
+        if not parts:
+            if member.isdir():
+                os.chmod(self._tree, _mode(member))
+            return
+        name = parts[-1]
+        if name.startswith(HIDING):
+            self._hide(parts[:-1], name, where)
+            return
+        if not (member.isreg() or member.isdir() or member.issym() or member.islnk() or member.isfifo()):
+            if not member.isdev():
+                raise refusal(where, "a file, folder, link or pipe", f"an entry of type {member.type!r}", SAVE)
+            self.left_out += 1
+            return
+        source = self._linked(member, where) if member.islnk() else ""
+        parent = self._folder(parts[:-1], where)
+        path = f"{parent}/{name}"
+        if source and os.path.lexists(path) and os.path.samestat(os.lstat(source), os.lstat(path)):
+            return
+        hid_folder = self._make_room(path, member)
+        if member.isdir():
+            if not os.path.isdir(path):
+                os.mkdir(path)
+            self._own(path, _mode(member))
+            if hid_folder:
+                self._make_opaque(path)
+            self._times[path] = _time(member)
+            return
+        if member.isreg():
+            self._write(path, member, stream, where)
+        elif member.issym():
+            os.symlink(member.linkname, path)
+            self._own(path, None)
+        elif member.islnk():
+            os.link(source, path, follow_symlinks=False)
+        else:
+            os.mkfifo(path)
+            self._own(path, _mode(member))
+        if not member.islnk():
+            os.utime(path, (_time(member),) * 2, follow_symlinks=False)
+
+    def _make_room(self, path: str, member: tarfile.TarInfo) -> bool:
+        """Remove what this layer has at a path. Return True if that was a deletion of what is below."""
+        try:
+            kind = os.lstat(path)
+        except FileNotFoundError:
+            if path in self._followed:
+                self._known.clear()
+            return False
+        if stat.S_ISDIR(kind.st_mode):
+            if not member.isdir():
+                shutil.rmtree(path)
+                self._known.clear()
+            return False
+        os.unlink(path)
+        self._known.clear()
+        return _is_hidden(kind)
+
+    def _write(self, path: str, member: tarfile.TarInfo, stream: TarStream, where: str) -> None:
+        if self.num_bytes + member.size > self._bounds.num_bytes:
+            do = "if you trust it, allow more (--most-bytes)"
+            got = f"{self.num_bytes + member.size} or more"
+            raise refusal(where, f"at most {self._bounds.num_bytes} bytes in an image", got, do)
+        self.num_bytes += member.size
+        with open(path, "xb", buffering=0) as file:
+            missing = member.size
+            while missing:
+                piece = stream.take(min(PIECE_BYTES, missing))
+                if not piece:
+                    raise EOFError("it ends within this file")
+                missing -= len(piece)
+                while piece:
+                    piece = piece[file.write(piece) :]
+        self._own(path, _mode(member))
+
+    def _own(self, path: str, mode: int | None) -> None:
+        """Give a new entry its owner and its mode; None for a link, which has none."""
+        if self._owner is not None:
+            os.chown(path, *self._owner, follow_symlinks=False)
+        if mode is not None:
+            os.chmod(path, mode)
+
+    def _make_opaque(self, path: str) -> None:
+        if len(self._stack) > 1:
+            os.setxattr(path, ATTRIBUTE, b"y", follow_symlinks=False)
+
+    def _hide(self, parents: list[str], name: str, where: str) -> None:
+        """Delete, for the layers above, what is below; entries of this layer itself stay."""
+        hidden = name.removeprefix(HIDING)
+        if name == OPAQUE:
+            self._make_opaque(self._folder(parents, where))
+            self._known.clear()
+            return
+        if hidden.startswith(HIDING):  # bookkeeping of aufs
+            return
+        if hidden in ("", ".", ".."):
+            raise refusal(where, "the name of a deleted entry", repr(hidden), SAVE)
+        parent = self._folder(parents, where)
+        path = f"{parent}/{hidden}"
+        if os.path.lexists(path):
+            if os.path.isdir(path) and not os.path.islink(path):
+                self._make_opaque(path)
+        elif self._find(self._stacked(parent), hidden) is not None:
+            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(0, 0))  # needs no privilege since Linux 5.8
+            self._own(path, None)
+        self._known.clear()
+
+    # ---- paths, as the box will see them: this layer over those below ----
+
+    def _linked(self, member: tarfile.TarInfo, where: str) -> str:
+        """Return the file that a hard link names, in this layer or below."""
+        parts = _parts(member.linkname, where)
+        found = parts and self._find(self._stacked(self._folder(parts[:-1], where)), parts[-1])
+        if not found or stat.S_ISDIR(os.lstat(found[0]).st_mode):
+            got = f"a link to {member.linkname!r}, which is {'a folder' if found else 'not there'}"
+            raise refusal(where, "a link to a file of the image", got, SAVE)
+        return str(found[0])
+
+    def _stacked(self, folder: str) -> list[str]:
+        """Return the folders that the box will see as one, for a folder of this layer, topmost first."""
+        inner = folder[len(self._tree) :].split("/")[1:]
+        stack = list(self._stack)
+        for name in inner:
+            stack = self._find(stack, name) or []
+        return stack
+
+    def _find(self, stack: Sequence[str], name: str) -> list[str] | None:
+        """Return what a box sees by a name in stacked folders: one path that is no folder, or folders, topmost first;
+        None for nothing."""
+        found: list[str] = []
+        for at, folder in enumerate(stack):
+            if at and _is_opaque(stack[at - 1]):
+                break
+            path = f"{folder}/{name}"
+            try:
+                kind = os.lstat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            if not stat.S_ISDIR(kind.st_mode):
+                return found or (None if _is_hidden(kind) else [path])
+            found.append(path)
+        return found or None
+
+    def _folder(self, parts: list[str], where: str) -> str:
+        """Return the path in this layer of a folder, made where it is missing. Links are followed within the image.
+
+        Raises:
+            BadInput: a file, or a loop of links.
+        """
+        key = "/".join(parts)
+        if (known := self._known.get(key)) is not None:
+            return known
+        path, left, links = [self._tree], list(reversed(parts)), 0
+        while left:
+            name = left.pop()
+            if name in ("", ".", ".."):
+                if name == ".." and len(path) > 1:
+                    path.pop()
+                continue
+            inner = f"{path[-1]}/{name}"
+            found = self._find(self._stacked(path[-1]), name)
+            if found is None or os.path.isdir(found[0]) and not os.path.islink(found[0]):
+                self._make_folder(inner, found)
+                path.append(inner)
+            elif os.path.islink(found[0]):
+                links += 1
+                self._followed.add(inner)
+                if links > MOST_LINKS or len(path) + len(left) > MOST_DEPTH:
+                    raise refusal(where, "a folder as parent", f"a loop of links at {name!r}", SAVE)
+                target = os.readlink(found[0])
+                path = [self._tree] if target.startswith("/") else path
+                left += reversed(target.split("/"))
+            else:
+                raise refusal(where, "a folder as parent", f"{name!r}, which is not one", SAVE)
+        self._known[key] = path[-1]
+        return path[-1]
+
+    def _make_folder(self, path: str, found: list[str] | None) -> None:
+        if found and found[0] == path:
+            return
+        is_hidden = os.path.lexists(path)
+        if is_hidden:
+            os.unlink(path)
+        os.mkdir(path)
+        self.num_entries += 1
+        below = os.stat(found[0]) if found else None
+        self._own(path, 0o755 if below is None else stat.S_IMODE(below.st_mode))
+        if below is not None:
+            self._times[path] = below.st_mtime
+        if is_hidden:
+            self._make_opaque(path)
+
+
+def is_base(tree: Path) -> bool:
+    """Return True if a layer hides all layers below it."""
+    return _is_opaque(str(tree))
+
+
+def _parts(name: str, where: str) -> list[str]:
+    """Return the parts of a path in the image, whose root is its `/`."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise refusal(where, "a path inside the image", repr(name), SAVE)
+    if len(parts) > MOST_DEPTH:
+        raise refusal(where, f"at most {MOST_DEPTH} folders above an entry", str(len(parts)), SAVE)
+    return parts
+
+
+def _mode(member: tarfile.TarInfo) -> int:
+    return member.mode & 0o1777 | (0o700 if member.isdir() else 0o600)
+
+
+def _time(member: tarfile.TarInfo) -> float:
+    return member.mtime if 0 <= member.mtime <= LATEST_S else 0
+
+
+def _is_hidden(kind: Any) -> bool:
+    return stat.S_ISCHR(kind.st_mode) and kind.st_rdev == 0
+
+
+def _is_opaque(folder: str) -> bool:
+    try:
+        return os.getxattr(folder, ATTRIBUTE, follow_symlinks=False) == b"y"
+    except OSError:
+        return False

@@ -1,0 +1,125 @@
+"""What lies below the files that a box writes: the host's programs, or the layers of an image."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparring.errors import BadInput, refusal
+from sparring.sandbox.mounts import check_mounts
+from sparring.types import BoxSpec
+
+LayersOf = Callable[[str], tuple[Path, ...]]
+"""Unpacked layers of an image by its name, lowest first. Raises BadInput for a name that is not there."""
+
+MOST_USER = 65535
+SHOWN = "/layers"
+"""Folder of a fork server that shows the folders in which layers lie. No command sees it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Root:
+    """Root of a box.
+
+    Attributes:
+        kind: "python": the host's programs, and nothing but the box's own folders can be written. "host": the same as
+            an overlay. "layers": an image.
+        layers: unpacked layers of the image, lowest first.
+    """
+
+    kind: str = "python"
+    layers: tuple[Path, ...] = ()
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Folders in which the layers lie. A fork server shows some of these, and makes boxes of every image there."""
+        return tuple(sorted({layer.parent for layer in self.layers}))
+
+    def limits(self) -> dict[str, Any]:
+        """Return what a box is told of its root, which `inner.root` reads."""
+        places = {folder: f"{SHOWN}/{number}" for number, folder in enumerate(self.folders)}
+        return {"image": self.kind, "layers": [f"{places[layer.parent]}/{layer.name}" for layer in self.layers]}
+
+
+def root_of(spec: BoxSpec, layers_of: LayersOf) -> Root:
+    """Return the root that a box of this spec has.
+
+    Raises:
+        BadInput: there is no such image, its layers cannot be shown, or the user is no id.
+    """
+    check_user(spec.user)
+    if spec.image in ("python", "host"):
+        return Root(kind=spec.image)
+    layers = layers_of(spec.image)
+    if not layers:
+        raise refusal("box.image", "an image with layers", f"{spec.image!r} without any", "do: pull it again")
+    root = Root(kind="layers", layers=tuple(Path(os.path.realpath(layer)) for layer in layers))
+    for layer in root.layers:
+        if not layer.is_dir():
+            raise refusal("box.image", "unpacked layers", f"no folder {layer}", "do: pull the image again")
+    check_mounts({f"{SHOWN}/{number}": str(folder) for number, folder in enumerate(root.folders)}, "box.image")
+    return root
+
+
+def stored_layers(name: str) -> tuple[Path, ...]:
+    """Return the unpacked layers of a pulled image, lowest first.
+
+    Raises:
+        BadInput: there is no image of that name.
+    """
+    from sparring.sandbox.images.store import layers_of
+
+    try:
+        return layers_of(name)
+    except BadInput as error:
+        expected = "'python', 'host' or the name of an image that was pulled"
+        raise refusal("box.image", expected, repr(name), str(error)) from error
+
+
+def check_user(user: object) -> None:
+    """Refuse a user that is no id.
+
+    Raises:
+        BadInput: it is not a number from 0 to 65535.
+    """
+    if type(user) is not int or not 0 <= user <= MOST_USER:
+        do = "write a number: 0 for images whose programs install things, else 1000"
+        raise refusal("box.user", f"a number from 0 to {MOST_USER}", repr(user), do)
+
+
+def check_same_user(spec: BoxSpec, user: int | None) -> None:
+    """Refuse a command as another user than the box's.
+
+    Raises:
+        BadInput: the ids differ, or the user is no id.
+    """
+    if user is None:
+        return
+    check_user(user)
+    if user != spec.user:
+        expected, got = f"user {spec.user}, the only one of this box", f"a command as user {user}"
+        raise refusal("box.user", expected, got, "use one user a box: set box.user, or take another box for the other")
+
+
+def check_runs_programs(runs_programs: bool, spec: BoxSpec, root: Root) -> None:
+    """Refuse an agent program where it is not mounted.
+
+    Raises:
+        BadInput: the pool has no mounts, or the box has an image of its own.
+    """
+    if not runs_programs:
+        raise refusal("sandbox", "boxes that run programs", "others", "make the pool with mounts")
+    if root.kind == "layers":
+        do = "use one of them; a world with tools may have an image, for the program then has another box"
+        raise refusal("box.image", "'python' or 'host' for a box that runs an agent program", repr(spec.image), do)
+
+
+def site_packages() -> Iterator[Path]:
+    """Yield the folders of the host's Python packages below /usr, which boxes do not see."""
+    for folder in (Path("/usr/lib"), Path("/usr/local/lib")):
+        for packages in (*folder.glob("python3*/dist-packages"), *folder.glob("python3*/site-packages")):
+            if packages.is_dir() and not packages.is_symlink():
+                yield packages

@@ -1,0 +1,187 @@
+"""Snapshots of boxes: frozen layers of files, held by descriptors alone. `inner.root` describes the mechanism."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from sparring.errors import SandboxError, refusal
+from sparring.types import BoxSpec
+
+MOST_LAYERS = 200
+"""Maximum number of snapshots on top of each other. The kernel passes 253 descriptors at once."""
+
+
+class FrozenLayer:
+    """Frozen layer of a box, as long as something refers to it.
+
+    A box that is made over it uses its descriptor up and gives a new one back, so one box at a time is made.
+
+    Args:
+        file: descriptor of its mount, which this object closes.
+    """
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._turn = asyncio.Lock()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the files go, unless a box lies over them."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    @asynccontextmanager
+    async def lent(self) -> AsyncIterator[int]:
+        """Lend the descriptor to one box."""
+        async with self._turn:
+            if self._file < 0:
+                raise SandboxError("sandbox: the snapshot's pool is closed")
+            yield self._file
+
+    def replace(self, returned: FrozenLayer) -> None:
+        """Take the descriptor that a box gave back."""
+        self.close()
+        self._file, returned._file = returned._file, -1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayeredSnapshot:
+    """State of a box's files, over which other boxes can be made. Implements `protocols.Snapshot`.
+
+    Attributes:
+        spec: spec of the box.
+        layers: frozen layers, lowest first.
+        folder: working folder of commands.
+        environment: environment of commands; None: that of every box.
+        processes: command lines of the processes that ran. They are not part of the snapshot.
+        used: whether commands had run in the box.
+        prepared: first snapshot of this line of boxes, of which verifiers are forks; None: this one is it.
+    """
+
+    spec: BoxSpec
+    layers: tuple[FrozenLayer, ...]
+    folder: str = "/box"
+    environment: Mapping[str, str] | None = None
+    processes: tuple[str, ...] = ()
+    used: bool = False
+    prepared: LayeredSnapshot | None = None
+
+
+class Line:
+    """Snapshots of one box, and what it inherited from the one that it is a fork of.
+
+    Args:
+        spec: spec of the box.
+        below: snapshot that the box is a fork of.
+
+    Attributes:
+        layers: frozen layers below the files that the box writes, lowest first.
+        prepared: snapshot that verifiers of the box are forks of.
+        judge: in a verifier, the same snapshot, or None of a fresh box; () in any other box.
+    """
+
+    def __init__(self, spec: BoxSpec, below: LayeredSnapshot | None) -> None:
+        self._state = below or LayeredSnapshot(spec=spec, layers=())
+        self._spec = spec
+        self.layers = self._state.layers
+        self.prepared = None if below is None else below.prepared or below
+        self.judge: tuple[LayeredSnapshot | None, ...] = ()
+
+    @property
+    def used(self) -> bool:
+        """Whether commands had run in the box that this one is a fork of."""
+        return self._state.used
+
+    def close(self) -> None:
+        """Let go of every layer, once the box is closed."""
+        self._state = LayeredSnapshot(spec=self._spec, layers=())
+        self.layers, self.prepared, self.judge = (), None, ()
+
+    def limits(self) -> Mapping[str, object]:
+        """Return what a box is told of its commands."""
+        return {"folder": self._state.folder, "environment": self._state.environment}
+
+    def check(self) -> None:
+        """Refuse a snapshot on top of too many.
+
+        Raises:
+            BadInput: there are `MOST_LAYERS` layers.
+        """
+        if len(self.layers) >= MOST_LAYERS:
+            expected, got = f"at most {MOST_LAYERS} snapshots on top of each other", f"{MOST_LAYERS + 1}"
+            raise refusal("snapshot", expected, got, "fork an earlier one")
+
+    def add(self, layers: Sequence[FrozenLayer], processes: Sequence[str], used: bool) -> LayeredSnapshot:
+        """Return a new snapshot, with these layers on top."""
+        self.layers += tuple(layers)
+        state = self._state
+        made = LayeredSnapshot(
+            spec=self._spec,
+            layers=self.layers,
+            folder=state.folder,
+            environment=state.environment,
+            processes=tuple(processes),
+            used=used,
+            prepared=self.prepared,
+        )
+        self.prepared = self.prepared or made
+        return made
+
+
+def check_judging(image: str, kind: str) -> None:
+    """Refuse two programs in boxes of an image.
+
+    Raises:
+        BadInput: the box has an image of its own, whose programs a judge must not run on.
+    """
+    if kind == "layers":
+        do = "do: take the judge's box with image 'python' (`beside`), and write into it what it judges"
+        raise refusal("converse", "a box of the image 'python' or 'host'", repr(image), do)
+
+
+def check_prepared(used: bool) -> None:
+    """Refuse a verifier of a box that was never snapshot.
+
+    Raises:
+        BadInput: commands have run in it.
+    """
+    if used:
+        expected = "a box with a snapshot from before the policy's first command"
+        do = "do: await box.snapshot() at the end of Env.open"
+        raise refusal("verifier", expected, "one without, in which commands have run", do)
+
+
+def still_lives(processes: Sequence[str]) -> Exception:
+    """Return the refusal of a snapshot beside processes that live on."""
+    expected, do = (
+        "a box in which no process lives on",
+        "close them first, or write snapshot(ends=True), which ends them",
+    )
+    return refusal("snapshot", expected, repr(list(processes)), do)
+
+
+def checked(snapshot: object) -> LayeredSnapshot:
+    """Return a snapshot of these boxes.
+
+    Raises:
+        BadInput: it is something else.
+    """
+    if not isinstance(snapshot, LayeredSnapshot):
+        got = f"a {type(snapshot).__name__}"
+        raise refusal("fork", "a snapshot of a box of this pool", got, "pass what `await box.snapshot()` returned")
+    return snapshot
+
+
+@asynccontextmanager
+async def lent(layers: Sequence[FrozenLayer]) -> AsyncIterator[list[int]]:
+    """Lend the descriptors of layers to one box. Layers are always taken in their order, so no two wait for each
+    other."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(layer.lent()) for layer in layers]
