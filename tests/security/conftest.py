@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,9 +11,25 @@ import pytest
 
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
+from sparring.sandbox.groups import hierarchy_of_this_process
 from sparring.types import BoxSpec
 
 InBox = Callable[..., Any]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what this machine cannot show, as the marks say."""
+    makes_groups = hierarchy_of_this_process() is not None
+
+    def is_possible(item: pytest.Item) -> bool:
+        program = item.get_closest_marker("program")
+        has_program = program is None or shutil.which(program.args[0], path="/usr/bin:/bin") is not None
+        return has_program and (makes_groups or item.get_closest_marker("groups") is None)
+
+    left_out = [item for item in items if not is_possible(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if is_possible(item)]
 
 
 @pytest.fixture(scope="module")

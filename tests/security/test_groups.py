@@ -23,7 +23,6 @@ from sparring.types import BoxSpec
 
 MB = 1 << 20
 HIERARCHY = hierarchy_of_this_process()
-grouped = pytest.mark.skipif(HIERARCHY is None, reason="this user may make no control groups here")
 LEADERS = hogs.LEADERS.replace("EXIT", str(numbers(ALLOWED)["exit"]))
 HOGS = {
     "sockets": hogs.SOCKETS.replace("PAIRS", "100"),
@@ -66,7 +65,7 @@ async def held(code: str, *, is_grouped: bool, **spec: Any) -> tuple[Any, int]:
 FAMILIES = ["sockets", *(pytest.param(name, marks=pytest.mark.full) for name in HOGS if name != "sockets")]
 
 
-@grouped
+@pytest.mark.groups
 @pytest.mark.parametrize("hog", FAMILIES)
 def test_a_group_holds_what_no_count_of_pages_shows(hog: str) -> None:
     result, most = asyncio.run(held(HOGS[hog], is_grouped=True))
@@ -119,7 +118,7 @@ def test_sizes_and_sessions_are_refused_without_a_group() -> None:
         assert result.stdout.split() == ["None", "None", "1", "1", "1", "0"]  # FORCE needs a privilege
 
 
-@grouped
+@pytest.mark.groups
 def test_commands_cannot_starve_their_box() -> None:
     """Commands that make themselves less likely to be killed than the box's own process do not end it."""
     code = "open('/proc/self/oom_score_adj', 'w').write('500')\n" + HOGS["sockets"]
@@ -170,7 +169,7 @@ asyncio.run(main())
 """
 
 
-@grouped
+@pytest.mark.groups
 def test_a_later_pool_sweeps_the_groups_of_a_killed_run(groups: list[BoxGroups]) -> None:
     done = subprocess.run([sys.executable, "-c", SPREAD], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL
@@ -192,7 +191,7 @@ def test_a_later_pool_sweeps_the_groups_of_a_killed_run(groups: list[BoxGroups])
     assert not [folder for folder in left if folder.exists()]
 
 
-@grouped
+@pytest.mark.groups
 def test_nothing_is_left_of_closed_boxes(groups: list[BoxGroups]) -> None:
     async def work() -> None:
         boxes = BubblewrapBoxes(SandboxConfig(servers=1))
@@ -209,7 +208,7 @@ def test_nothing_is_left_of_closed_boxes(groups: list[BoxGroups]) -> None:
     asyncio.run(work())
 
 
-@grouped
+@pytest.mark.groups
 def test_each_box_has_a_share_of_the_processors() -> None:
     """All processes of a box's commands, in whatever session, are in its own group of the scheduler."""
 
