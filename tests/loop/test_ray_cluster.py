@@ -67,7 +67,7 @@ def servers() -> list[int]:
 
 def test_a_node_that_dies_costs_the_run_nothing(given: Path, nodes: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Its engine is placed on another one, and comes back there."""
-    longer = (STAGES, QUIET, "rl.steps=1200")
+    longer = (STAGES, QUIET, "rl.steps=600")
     assert main(words(given, "own", *longer)) == 0
     with started(given, "ray", *longer, *on_ray(nodes)) as run:
         assert run.stdout is not None
@@ -132,14 +132,15 @@ def test_a_cluster_that_takes_connections_and_never_answers_is_refused(given: Pa
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_ends_leaves_no_engine(how: signal.Signals, given: Path, nodes: Any) -> None:
-    before = set(servers())
+    before, there, output = set(servers()), set[int](), list[str]()
     with started(given, "ended", STAGES, QUIET, "rl.steps=5000", *on_ray(nodes)) as run:
         assert run.stdout is not None
         for line in run.stdout:
+            output.append(line)
             if line.startswith("rl "):
                 there = set(servers()) - before
                 run.send_signal(how)
                 break
         run.stdout.read()
-    assert len(there) == 2
+    assert len(there) == 2, "".join(output)
     check_ended(there)
