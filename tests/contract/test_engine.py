@@ -136,7 +136,7 @@ def engines(names=tuple(ENGINES)):
     others = {name: [pytest.mark.kernel_paths("best")] for name in ENGINES if name != "native"}
     for name in ("vllm", "served vllm"):
         others[name].append(pytest.mark.vllm)
-    for name in ("remote", "openai"):  # a fleet is made of remote engines; tests/unit/engine has much of the other's
+    for name in ("remote", "openai", "fleet"):  # tests/unit/engine has much of theirs
         others[name].append(pytest.mark.full)
     return [pytest.param(ENGINES[name], id=name, marks=others.get(name, ())) for name in names]
 

@@ -92,6 +92,7 @@ def test_what_fails_in_one_rank_again_is_raised_and_the_next_call_finds_ranks(qw
     assert use(trainer, work)
 
 
+@pytest.mark.full
 def test_fewer_ranks_take_the_place_of_those_that_end_again(qwen3: Path, caplog: pytest.LogCaptureFixture) -> None:
     counts, left = list[int](), [(LATER, "push"), (LOST, "push")]
 

@@ -105,7 +105,8 @@ def test_states_and_the_librarys_forward_go_on_too(family, tmp_path):
 
 
 def test_a_sleep_refuses_an_update_that_waits(serve, references, model_path):
-    """The request that the update waits for goes on after the sleep, with the weights that came then."""
+    """The request that the update waits for goes on after the sleep, with the weights that came then. A request that
+    ends before the update has to wait is no case of this, so it is tried again."""
     one, two = references(model_path)
 
     async def scenario(engine):
@@ -113,6 +114,8 @@ def test_a_sleep_refuses_an_update_that_waits(serve, references, model_path):
         pieces = [await anext(stream)]
         update = asyncio.create_task(engine.pull(one))
         while not engine._worker.scheduler.draining:
+            if update.done():
+                return None
             await asyncio.sleep(0)
         await engine.sleep()
         with pytest.raises(WeightsError, match="expected an engine that is awake"):
@@ -121,7 +124,8 @@ def test_a_sleep_refuses_an_update_that_waits(serve, references, model_path):
         await engine.wake(two)
         return [*pieces, *[piece async for piece in stream]][-1]
 
-    versions = serve(scenario, live_kv="drain").versions
+    completion = next(filter(None, (serve(scenario, live_kv="drain") for _ in range(20))))
+    versions = completion.versions
     assert versions.values == (0, 2) and sum(versions.lengths) == 200
 
 

@@ -19,10 +19,10 @@ from tokenizers import Tokenizer
 from unit.model.gguf import written
 
 from sparring.errors import BadInput
-from sparring.model.gguf import place
 from sparring.model.gguf.place import converted, gguf_file, write
 from sparring.model.hub import local_folder, with_template
 from sparring.model.load import load
+from sparring.user_cache import user_cache
 
 
 @pytest.fixture(autouse=True)
@@ -241,9 +241,9 @@ def test_a_folder_is_read_by_its_only_file_and_converted_once(tmp_path, capsys):
 
 def test_the_cache_does_not_move_with_the_working_directory(tmp_path):
     os.environ["XDG_CACHE_HOME"] = "relative"
-    assert place.cache("gguf") == Path.home() / ".cache/sparring/gguf"
+    assert user_cache("gguf") == Path.home() / ".cache/sparring/gguf"
     os.environ["XDG_CACHE_HOME"] = str(tmp_path)
-    assert place.cache("gguf") == tmp_path / "sparring/gguf"
+    assert user_cache("gguf") == tmp_path / "sparring/gguf"
 
 
 def test_a_suffix_in_capitals_is_one(tmp_path):
