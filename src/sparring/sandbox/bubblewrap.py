@@ -18,6 +18,7 @@ from sparring.sandbox.connection import BoxConnection, Call, Pump, Refused, Sink
 from sparring.sandbox.file_commands import FILE_TIMEOUT_S, FileCommands
 from sparring.sandbox.groups import BoxGroups, Hierarchy, hierarchy_of_this_process
 from sparring.sandbox.handles import BoxProcess, BoxShell, BoxTerminal
+from sparring.sandbox.images.held import HeldLayers
 from sparring.sandbox.off_box import OffBox
 from sparring.sandbox.results import result_of
 from sparring.sandbox.roots import LayersOf, Root, check_runs_programs, check_same_user, root_of, stored_layers
@@ -61,6 +62,7 @@ class BubblewrapBoxes:
         self.slots = asyncio.Semaphore(config.concurrency or 2 * cpus)
         self.grace_s = config.grace_s
         self.groups = BoxGroups(hierarchy_of_this_process() if hierarchy == "found" else hierarchy)
+        self._held = HeldLayers()
         self._num_boxes = 0
         self._open: weakref.WeakSet[BubblewrapBox] = weakref.WeakSet()
         self._closed = False
@@ -76,7 +78,7 @@ class BubblewrapBoxes:
             raise refusal(
                 "box.network", "false", "true", "bubblewrap boxes have no network; use another kind of sandbox"
             )
-        root = root_of(spec, self.layers_of)
+        root = root_of(spec, self.layers_of, self._held)
         if not self._config.enabled:
             return OffBox()
         return self.made(spec, root)
@@ -113,6 +115,7 @@ class BubblewrapBoxes:
         for server in chain.from_iterable(self._servers.values()):
             server.close()
         await self.groups.close()
+        self._held.close()
 
 
 class BubblewrapBox(FileCommands):
@@ -351,7 +354,7 @@ class BubblewrapBox(FileCommands):
             SandboxError: the pool is closed.
         """
         state = checked(snapshot)
-        return self._pool.made(state.spec, root_of(state.spec, self._pool.layers_of), below=state)
+        return self._pool.made(state.spec, state.root, below=state)
 
     async def verifier(self, paths: Sequence[str], most_bytes: int = MOST_BYTES) -> Sandbox:
         """Return a box in which nothing but files of these names comes from this one: a fork of this box's first
@@ -380,7 +383,7 @@ class BubblewrapBox(FileCommands):
 
     async def fresh(self) -> Sandbox:
         self._check_open()
-        return await self._pool.take(self.spec)
+        return self._pool.made(self.spec, self._root)
 
     async def beside(self, spec: BoxSpec) -> Sandbox:
         """Return a box with another spec from the same pool. The caller closes it.

@@ -65,7 +65,7 @@ class BoxCommands:
         self._root = root
         self._server = server
         self._joined = joined
-        self._line = Line(spec, below)
+        self._line = Line(spec, root, below)
         self._turn = asyncio.Lock()
         self._opening: asyncio.Task[BoxConnection] | None = None
         self._connection: BoxConnection | None = None

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from sparring.protocols import LiveProcess, OnOutput, Sandbox, Shell, Snapshot, Terminal
+from sparring.sandbox.roots import Root
 from sparring.sandbox.snapshots import LayeredSnapshot
 from sparring.types import MOST_BYTES, BoxSpec, EntryKind, ExecResult, TreeEntry
 
@@ -107,7 +108,7 @@ class OffBox:
         """Drop the data."""
 
     async def snapshot(self, *, ends: bool = False) -> Snapshot:
-        return LayeredSnapshot(spec=BoxSpec(), layers=())
+        return LayeredSnapshot(spec=BoxSpec(), root=Root())
 
     async def fork(self, snapshot: Snapshot) -> Sandbox:
         return OffBox()

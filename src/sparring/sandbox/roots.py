@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sparring.errors import BadInput, refusal
+from sparring.sandbox.images.held import HeldLayers
 from sparring.sandbox.mounts import check_mounts
 from sparring.types import BoxSpec
 
@@ -44,11 +45,14 @@ class Root:
         return {"image": self.kind, "layers": [f"{places[layer.parent]}/{layer.name}" for layer in self.layers]}
 
 
-def root_of(spec: BoxSpec, layers_of: LayersOf) -> Root:
+def root_of(spec: BoxSpec, layers_of: LayersOf, held: HeldLayers) -> Root:
     """Return the root that a box of this spec has.
 
+    Args:
+        held: holds the layers.
+
     Raises:
-        BadInput: there is no such image, its layers cannot be shown, or the user is no id.
+        BadInput: there is no such image, its layers are gone or cannot be shown, or the user is no id.
     """
     check_user(spec.user)
     if spec.image in ("python", "host"):
@@ -57,9 +61,7 @@ def root_of(spec: BoxSpec, layers_of: LayersOf) -> Root:
     if not layers:
         raise refusal("box.image", "an image with layers", f"{spec.image!r} without any", "do: pull it again")
     root = Root(kind="layers", layers=tuple(Path(os.path.realpath(layer)) for layer in layers))
-    for layer in root.layers:
-        if not layer.is_dir():
-            raise refusal("box.image", "unpacked layers", f"no folder {layer}", "do: pull the image again")
+    held.add(root.layers)
     check_mounts({f"{SHOWN}/{number}": str(folder) for number, folder in enumerate(root.folders)}, "box.image")
     return root
 

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from sparring.errors import SandboxError, refusal
+from sparring.sandbox.roots import Root
 from sparring.types import BoxSpec
 
 MOST_LAYERS = 200
@@ -57,6 +58,7 @@ class LayeredSnapshot:
 
     Attributes:
         spec: spec of the box.
+        root: root of the box.
         layers: frozen layers, lowest first.
         folder: working folder of commands.
         environment: environment of commands; None: that of every box.
@@ -66,7 +68,8 @@ class LayeredSnapshot:
     """
 
     spec: BoxSpec
-    layers: tuple[FrozenLayer, ...]
+    root: Root
+    layers: tuple[FrozenLayer, ...] = ()
     folder: str = "/box"
     environment: Mapping[str, str] | None = None
     processes: tuple[str, ...] = ()
@@ -79,6 +82,7 @@ class Line:
 
     Args:
         spec: spec of the box.
+        root: root of the box.
         below: snapshot that the box is a fork of.
 
     Attributes:
@@ -87,9 +91,9 @@ class Line:
         judge: in a verifier, the same snapshot, or None of a fresh box; () in any other box.
     """
 
-    def __init__(self, spec: BoxSpec, below: LayeredSnapshot | None) -> None:
-        self._state = below or LayeredSnapshot(spec=spec, layers=())
-        self._spec = spec
+    def __init__(self, spec: BoxSpec, root: Root, below: LayeredSnapshot | None) -> None:
+        self._state = below or LayeredSnapshot(spec=spec, root=root)
+        self._spec, self._root = spec, root
         self.layers = self._state.layers
         self.prepared = None if below is None else below.prepared or below
         self.judge: tuple[LayeredSnapshot | None, ...] = ()
@@ -101,7 +105,7 @@ class Line:
 
     def close(self) -> None:
         """Let go of every layer, once the box is closed."""
-        self._state = LayeredSnapshot(spec=self._spec, layers=())
+        self._state = LayeredSnapshot(spec=self._spec, root=self._root)
         self.layers, self.prepared, self.judge = (), None, ()
 
     def limits(self) -> Mapping[str, object]:
@@ -124,6 +128,7 @@ class Line:
         state = self._state
         made = LayeredSnapshot(
             spec=self._spec,
+            root=self._root,
             layers=self.layers,
             folder=state.folder,
             environment=state.environment,

@@ -28,6 +28,7 @@ from urllib.parse import quote
 import msgspec
 
 from sparring.errors import refusal
+from sparring.sandbox.images.held import hold
 from sparring.sandbox.images.image import Bounds, Image
 from sparring.sandbox.images.source import Archive, opened
 from sparring.sandbox.images.streams import TarStream
@@ -103,31 +104,6 @@ class ImageStore:
         """Return the folders of an image's layers, lowest first."""
         return tuple(self._layers / layer for layer in image.layers)
 
-    @contextmanager
-    def held(self, image: Image) -> Iterator[tuple[Path, ...]]:
-        """Keep an image's layers from being deleted while boxes stand on them, and give their folders, lowest first.
-
-        Raises:
-            BadInput: they are deleted already.
-        """
-        with ExitStack() as locks:
-            for layer in image.layers:
-                if not self._hold(layer, locks):
-                    do = f"do: sparring image pull FILE --as {image.name}"
-                    raise refusal(f"image {image.name!r}", "its layers", f"no layer {layer}", do)
-            yield self.layers(image)
-
-    def _hold(self, layer: str, locks: ExitStack) -> bool:
-        """Lock a layer against deletion until `locks` closes. Return False if there is no such layer."""
-        folder = self._layers / layer
-        try:
-            lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            locks.callback(os.close, lock)
-            fcntl.flock(lock, fcntl.LOCK_SH)  # a removal holds it for one rename
-            return os.path.samestat(os.fstat(lock), os.stat(folder))
-        except FileNotFoundError:
-            return False
-
     def pull(
         self, archive: Path, name: str, bounds: Bounds | None = None, told: Callable[[str], None] = lambda text: None
     ) -> Image:
@@ -202,7 +178,7 @@ class ImageStore:
             chain = f"sha256:{hashlib.sha256(f'{chain} {diff_id}'.encode()).hexdigest()}" if chain else diff_id
             name, done = chain.partition(":")[2][:DIGITS], "here already"
             left = Bounds(num_bytes=bounds.num_bytes - counts[0], num_entries=bounds.num_entries - counts[1])
-            while not self._hold(name, locks):
+            while not hold(self._layers / name, locks):
                 self._unpack(source, at, name, names, left)
                 done = "unpacked"
             size, entries, devices = msgspec.json.decode((self._counts / name).read_bytes(), type=Counts)

@@ -42,6 +42,19 @@ def tar_of(entries: Iterable[Entry]) -> bytes:
     return buffer.getvalue()
 
 
+def tar_of_folder(folder: Path) -> bytes:
+    """A layer of what a folder has; overlayfs's mark of a removed file becomes OCI's."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for path in sorted(folder.rglob("*")):
+            name = path.relative_to(folder)
+            if path.is_char_device():
+                tar.addfile(tarfile.TarInfo(str(name.with_name(f".wh.{name.name}"))))
+            else:
+                tar.add(path, str(name), recursive=False)
+    return buffer.getvalue()
+
+
 def digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 

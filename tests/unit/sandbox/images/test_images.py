@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import bz2
 import fcntl
 import gzip
@@ -15,12 +16,16 @@ import threading
 from pathlib import Path
 
 import pytest
-from archives import config_of, docker_saved, entry, layout, packed, tar_of
+from archives import config_of, docker_saved, entry, layout, packed, tar_of, tar_of_folder
+from image import build
 
 from sparring.cli.main import main
 from sparring.errors import BadInput
+from sparring.sandbox.bubblewrap import BubblewrapBoxes
+from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.images.image import ImageConfig
 from sparring.sandbox.images.store import ImageStore, layers_of
+from sparring.types import BoxSpec
 
 LOWER = tar_of([entry("etc/name", b"lower"), entry("bin/tool", b"x", mode=0o755)])
 UPPER = tar_of([entry("etc/name", b"upper")])
@@ -82,15 +87,26 @@ def test_the_same_layer_over_another_is_another(store: ImageStore, tmp_path: Pat
     assert (store.layers(plain)[1] / "lib/file").exists()
 
 
-def test_a_layer_in_use_stays(store: ImageStore, tmp_path: Path) -> None:
-    image = store.pull(layout(tmp_path / "one", LOWER), "one")
-    with store.held(image) as layers:
-        assert store.remove("one") == 0
-        assert (layers[0] / "etc/name").exists()
-    store.pull(layout(tmp_path / "two", UPPER), "two")
-    assert store.remove("two") == 2
-    with pytest.raises(BadInput, match="its layers"), store.held(image):
-        pass
+def test_a_box_runs_in_a_pulled_image_whose_layers_stay_as_long(store: ImageStore, tmp_path: Path) -> None:
+    parts = [tar_of_folder(folder) for folder in build(tmp_path / "parts")]
+    store.pull(layout(tmp_path / "oci", *parts), "small")
+
+    async def work() -> None:
+        boxes = BubblewrapBoxes(SandboxConfig(servers=1), layers_of=lambda name: store.layers(store.image(name)))
+        try:
+            box = await boxes.take(BoxSpec(image="small", user=0, timeout_s=20.0))
+            assert (await box.exec("cat /etc/motd; ls /etc; id -u")).stdout == "upper\nmotd\npasswd\n0\n"
+            assert store.remove("small") == 0
+            fork, fresh = await box.fork(await box.snapshot()), await box.fresh()  # by the layers, not by the name
+            for one in (box, fork, fresh):
+                assert (await one.exec("cat /etc/motd")).stdout == "upper\n"
+                await one.close()
+        finally:
+            await boxes.close()
+
+    asyncio.run(work())
+    store.pull(layout(tmp_path / "other", UPPER), "other")
+    assert store.remove("other") == 3
 
 
 def test_docker_writes_links_for_equal_layers(store: ImageStore, tmp_path: Path) -> None:
