@@ -21,7 +21,7 @@ from sparring.sandbox.handles import BoxProcess, BoxShell, BoxTerminal
 from sparring.sandbox.images.held import HeldLayers
 from sparring.sandbox.off_box import OffBox
 from sparring.sandbox.results import result_of
-from sparring.sandbox.roots import LayersOf, Root, check_runs_programs, check_same_user, root_of, stored_layers
+from sparring.sandbox.roots import ImageOf, Root, check_runs_programs, check_same_user, root_of, stored_image
 from sparring.sandbox.screen import Screen
 from sparring.sandbox.server import Server
 from sparring.sandbox.snapshots import LayeredSnapshot, check_judging, check_prepared, checked, still_lives
@@ -40,7 +40,7 @@ class BubblewrapBoxes:
         config: `[sandbox]`.
         mounts: files and folders of the host that programs need, by their path in the boxes; None: the boxes run no
             programs.
-        layers_of: finds the layers of an image by its name.
+        image_of: finds an unpacked image by its name.
         hierarchy: place for control groups of boxes; None makes none.
     """
 
@@ -48,7 +48,7 @@ class BubblewrapBoxes:
         self,
         config: SandboxConfig,
         mounts: Mapping[str, str] | None = None,
-        layers_of: LayersOf = stored_layers,
+        image_of: ImageOf = stored_image,
         *,
         hierarchy: Hierarchy | Literal["found"] | None = "found",
     ) -> None:
@@ -56,7 +56,7 @@ class BubblewrapBoxes:
         self._config = config
         self.runs_programs = mounts is not None
         self._mounts = mounts
-        self.layers_of = layers_of
+        self.image_of = image_of
         self._servers: dict[tuple[object, ...], list[Server]] = {}
         self._num_servers = config.servers or cpus
         self.slots = asyncio.Semaphore(config.concurrency or 2 * cpus)
@@ -78,7 +78,7 @@ class BubblewrapBoxes:
             raise refusal(
                 "box.network", "false", "true", "bubblewrap boxes have no network; use another kind of sandbox"
             )
-        root = root_of(spec, self.layers_of, self._held)
+        root = root_of(spec, self.image_of, self._held)
         if not self._config.enabled:
             return OffBox()
         return self.made(spec, root)

@@ -10,11 +10,12 @@ from typing import Any
 
 from sparring.errors import BadInput, refusal
 from sparring.sandbox.images.held import HeldLayers
+from sparring.sandbox.images.image import UnpackedImage
 from sparring.sandbox.mounts import check_mounts
 from sparring.types import BoxSpec
 
-LayersOf = Callable[[str], tuple[Path, ...]]
-"""Unpacked layers of an image by its name, lowest first. Raises BadInput for a name that is not there."""
+ImageOf = Callable[[str], UnpackedImage]
+"""Unpacked image by its name. Raises BadInput for a name that is not there."""
 
 MOST_USER = 65535
 SHOWN = "/layers"
@@ -29,10 +30,14 @@ class Root:
         kind: "python": the host's programs, and nothing but the box's own folders can be written. "host": the same as
             an overlay. "layers": an image.
         layers: unpacked layers of the image, lowest first.
+        folder: working folder of commands.
+        variables: variables of commands besides those of every box, by name.
     """
 
     kind: str = "python"
     layers: tuple[Path, ...] = ()
+    folder: str = "/box"
+    variables: tuple[tuple[str, str], ...] = ()
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -42,10 +47,11 @@ class Root:
     def limits(self) -> dict[str, Any]:
         """Return what a box is told of its root, which `inner.root` reads."""
         places = {folder: f"{SHOWN}/{number}" for number, folder in enumerate(self.folders)}
-        return {"image": self.kind, "layers": [f"{places[layer.parent]}/{layer.name}" for layer in self.layers]}
+        layers = [f"{places[layer.parent]}/{layer.name}" for layer in self.layers]
+        return {"image": self.kind, "layers": layers, "variables": dict(self.variables)}
 
 
-def root_of(spec: BoxSpec, layers_of: LayersOf, held: HeldLayers) -> Root:
+def root_of(spec: BoxSpec, image_of: ImageOf, held: HeldLayers) -> Root:
     """Return the root that a box of this spec has.
 
     Args:
@@ -57,25 +63,30 @@ def root_of(spec: BoxSpec, layers_of: LayersOf, held: HeldLayers) -> Root:
     check_user(spec.user)
     if spec.image in ("python", "host"):
         return Root(kind=spec.image)
-    layers = layers_of(spec.image)
+    layers, config = image_of(spec.image)
     if not layers:
         raise refusal("box.image", "an image with layers", f"{spec.image!r} without any", "do: pull it again")
-    root = Root(kind="layers", layers=tuple(Path(os.path.realpath(layer)) for layer in layers))
+    root = Root(
+        kind="layers",
+        layers=tuple(Path(os.path.realpath(layer)) for layer in layers),
+        folder=config.folder or "/box",
+        variables=tuple(config.environment.items()),
+    )
     held.add(root.layers)
     check_mounts({f"{SHOWN}/{number}": str(folder) for number, folder in enumerate(root.folders)}, "box.image")
     return root
 
 
-def stored_layers(name: str) -> tuple[Path, ...]:
-    """Return the unpacked layers of a pulled image, lowest first.
+def stored_image(name: str) -> UnpackedImage:
+    """Return a pulled image.
 
     Raises:
         BadInput: there is no image of that name.
     """
-    from sparring.sandbox.images.store import layers_of
+    from sparring.sandbox.images.store import unpacked_image
 
     try:
-        return layers_of(name)
+        return unpacked_image(name)
     except BadInput as error:
         expected = "'python', 'host' or the name of an image that was pulled"
         raise refusal("box.image", expected, repr(name), str(error)) from error

@@ -92,7 +92,7 @@ class Line:
     """
 
     def __init__(self, spec: BoxSpec, root: Root, below: LayeredSnapshot | None) -> None:
-        self._state = below or LayeredSnapshot(spec=spec, root=root)
+        self._state = below or LayeredSnapshot(spec=spec, root=root, folder=root.folder)
         self._spec, self._root = spec, root
         self.layers = self._state.layers
         self.prepared = None if below is None else below.prepared or below

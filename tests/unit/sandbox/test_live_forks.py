@@ -14,6 +14,7 @@ from image import build
 from sparring.errors import BadInput
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
+from sparring.sandbox.images.image import UnpackedImage
 from sparring.types import BoxSpec, TreeEntry
 
 SPEC = BoxSpec(timeout_s=20.0, processes=32)
@@ -70,7 +71,7 @@ async def lives(box: Any, *, has_python: bool) -> None:
 def test_everything_lives_on_in_every_root(image: str, make: Callable[[Any], Awaitable[Any]], tmp_path: Path) -> None:
     async def main() -> None:
         layers = build(tmp_path / "image") if image == "small" else ()
-        boxes = BubblewrapBoxes(SandboxConfig(servers=1), layers_of=lambda name: layers)
+        boxes = BubblewrapBoxes(SandboxConfig(servers=1), image_of=lambda name: UnpackedImage(layers))
         try:
             box = await boxes.take(replace(SPEC, image=image, user=0))
             await lives(await make(box), has_python=image != "small")

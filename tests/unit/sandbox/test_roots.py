@@ -16,6 +16,7 @@ from image import build
 from sparring.errors import BadInput
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
+from sparring.sandbox.images.image import UnpackedImage
 from sparring.types import BoxSpec
 
 ORDINARY = 12345
@@ -54,7 +55,7 @@ def is_ours(folder: str) -> bool:
 async def checks(folder: Path) -> dict[str, Any]:
     """Run every command in a box of its own, and the file operations of the host."""
     layers = build(folder)
-    boxes = BubblewrapBoxes(SandboxConfig(servers=1), layers_of=lambda name: layers)
+    boxes = BubblewrapBoxes(SandboxConfig(servers=1), image_of=lambda name: UnpackedImage(layers))
     spec = BoxSpec(timeout_s=20.0, image="small", user=0)
     said: dict[str, Any] = {}
     try:
@@ -135,7 +136,7 @@ def test_what_no_box_can_have_is_refused_by_name(bench: Any, tmp_path: Path) -> 
             await boxes.take(BoxSpec(image="absent"))
 
     bench.run(work)
-    gone = BubblewrapBoxes(SandboxConfig(), layers_of=lambda name: (tmp_path / "gone",))
+    gone = BubblewrapBoxes(SandboxConfig(), image_of=lambda name: UnpackedImage((tmp_path / "gone",)))
     with pytest.raises(BadInput, match="box.image: expected unpacked layers, got no folder"):
         asyncio.run(gone.take(BoxSpec(image="small")))
 

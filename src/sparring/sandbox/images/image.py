@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -45,6 +47,18 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
     num_entries: int
     left_out: int
+
+
+class UnpackedImage(NamedTuple):
+    """What a box needs of an image.
+
+    Attributes:
+        layers: folders of its layers, lowest first, as overlayfs stacks them.
+        config: what it says about its programs.
+    """
+
+    layers: tuple[Path, ...]
+    config: ImageConfig = ImageConfig()
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):

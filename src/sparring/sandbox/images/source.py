@@ -245,6 +245,7 @@ class Archive:
                 entrypoint=tuple(map(str, inner.get("Entrypoint") or ())),
                 command=tuple(map(str, inner.get("Cmd") or ())),
             )
+            _check_config(self.config)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise refusal(where, "an image's configuration", f"{type(error).__name__}: {error}", SAVE) from error
         ours = MACHINES.get(platform.machine(), platform.machine())
@@ -256,6 +257,21 @@ class Archive:
         if not all(map(DIGEST.fullmatch, self.diff_ids)):
             raise refusal(where, "digests of layers", repr(self.diff_ids)[:100], SAVE)
         self.digest = f"sha256:{hashlib.sha256(text).hexdigest()}"
+
+
+def _check_config(config: ImageConfig) -> None:
+    """Check that a process can have these variables and this folder.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    for text in (*config.environment, *config.environment.values(), config.folder):
+        if b"\0" in text.encode():
+            raise ValueError("a NUL")
+    if "" in config.environment:
+        raise ValueError("a variable without a name")
+    if config.folder and not config.folder.startswith("/"):
+        raise ValueError(f"a working directory that is not absolute: {config.folder!r}")
 
 
 class LayerStream(io.RawIOBase):

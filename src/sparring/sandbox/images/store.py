@@ -29,7 +29,7 @@ import msgspec
 
 from sparring.errors import refusal
 from sparring.sandbox.images.held import hold
-from sparring.sandbox.images.image import Bounds, Image
+from sparring.sandbox.images.image import Bounds, Image, UnpackedImage
 from sparring.sandbox.images.source import Archive, opened
 from sparring.sandbox.images.streams import TarStream
 from sparring.sandbox.images.unpack import LayerTree, is_base
@@ -49,13 +49,13 @@ Counts = tuple[int, int, int]
 """Bytes, entries and devices of a layer, as its folder has them."""
 
 
-def layers_of(name: str) -> tuple[Path, ...]:
-    """Return the folders of an image's layers, lowest first, as overlayfs stacks them.
+def unpacked_image(name: str) -> UnpackedImage:
+    """Return a pulled image of this user.
 
     Raises:
-        BadInput: there is no image by this name.
+        BadInput: there is none by this name.
     """
-    return ImageStore().layers(ImageStore().image(name))
+    return ImageStore().unpacked(name)
 
 
 def store_folder() -> Path:
@@ -89,6 +89,15 @@ class ImageStore:
             known = ", ".join(image.name for image in self.images()) or "none"
             do = f"do: sparring image pull FILE --as {name}"
             raise refusal(f"image {name!r}", f"one that was pulled ({known})", "no such image", do) from None
+
+    def unpacked(self, name: str) -> UnpackedImage:
+        """Return what a box needs of a pulled image.
+
+        Raises:
+            BadInput: there is none by this name.
+        """
+        image = self.image(name)
+        return UnpackedImage(self.layers(image), image.config)
 
     def images(self) -> list[Image]:
         """Return every image, by name."""

@@ -93,7 +93,8 @@ def furnish(limits: dict[str, Any], frozen: list[int]) -> Furnished:
     slow the box (capabilities(7), sched_setscheduler(2)). Commands inherit the limits and cannot undo them.
 
     Args:
-        limits: limits and files of the box (`BoxFiles`), its `user`, `folder` and `environment` of its commands,
+        limits: limits and files of the box (`BoxFiles`), its `user`, the `folder` of its commands, their
+            `variables` besides those of every box, or their whole `environment`,
             whether they may begin `sessions`, `doors` into its control group, and how many processes and open files it
             has itself (`own_processes`, `own_files`).
         frozen: descriptors of frozen layers (`BoxFiles`).
@@ -127,6 +128,7 @@ def furnish(limits: dict[str, Any], frozen: list[int]) -> Furnished:
     capability = 0
     while libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
         capability += 1
+    os.environ.update(limits["variables"])
     if limits["environment"] is not None:
         os.environ.clear()
         os.environ.update(limits["environment"])

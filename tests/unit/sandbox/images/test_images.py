@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from archives import config_of, docker_saved, entry, layout, packed, tar_of, tar_of_folder
@@ -24,7 +25,7 @@ from sparring.errors import BadInput
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.images.image import ImageConfig
-from sparring.sandbox.images.store import ImageStore, layers_of
+from sparring.sandbox.images.store import ImageStore, unpacked_image
 from sparring.types import BoxSpec
 
 LOWER = tar_of([entry("etc/name", b"lower"), entry("bin/tool", b"x", mode=0o755)])
@@ -89,15 +90,21 @@ def test_the_same_layer_over_another_is_another(store: ImageStore, tmp_path: Pat
 
 def test_a_box_runs_in_a_pulled_image_whose_layers_stay_as_long(store: ImageStore, tmp_path: Path) -> None:
     parts = [tar_of_folder(folder) for folder in build(tmp_path / "parts")]
-    store.pull(layout(tmp_path / "oci", *parts), "small")
+    store.pull(layout(tmp_path / "oci", *parts, Env=["GREETING=a=b", "LANG=C"], WorkingDir="/etc"), "small")
 
     async def work() -> None:
-        boxes = BubblewrapBoxes(SandboxConfig(servers=1), layers_of=lambda name: store.layers(store.image(name)))
+        boxes = BubblewrapBoxes(SandboxConfig(servers=1), image_of=store.unpacked)
         try:
             box = await boxes.take(BoxSpec(image="small", user=0, timeout_s=20.0))
             assert (await box.exec("cat /etc/motd; ls /etc; id -u")).stdout == "upper\nmotd\npasswd\n0\n"
             assert store.remove("small") == 0
-            fork, fresh = await box.fork(await box.snapshot()), await box.fresh()  # by the layers, not by the name
+            assert (await box.exec("pwd; echo $GREETING $LANG $TZ")).stdout == "/etc\na=b C UTC\n"
+            assert await box.read("motd") == b"upper\n"
+            assert (await (await box.shell()).run("pwd; echo $GREETING")).stdout == "/etc\na=b\n"
+            fork, fresh = (
+                await box.fork(await box.snapshot(ends=True)),
+                await box.fresh(),
+            )  # by the layers, not by the name
             for one in (box, fork, fresh):
                 assert (await one.exec("cat /etc/motd")).stdout == "upper\n"
                 await one.close()
@@ -107,6 +114,23 @@ def test_a_box_runs_in_a_pulled_image_whose_layers_stay_as_long(store: ImageStor
     asyncio.run(work())
     store.pull(layout(tmp_path / "other", UPPER), "other")
     assert store.remove("other") == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"Env": ["A=b\0c"]}, "a NUL"),
+        ({"Env": ["=x"]}, "a variable without a name"),
+        ({"Env": ["A=\ud800"]}, "surrogates not allowed"),
+        ({"WorkingDir": "etc"}, "a working directory that is not absolute: 'etc'"),
+    ],
+)
+def test_what_no_process_can_have_is_refused(
+    config: dict[str, Any], said: str, store: ImageStore, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        store.pull(layout(tmp_path / "oci", LOWER, **config), "one")
+    assert store.images() == []
 
 
 def test_docker_writes_links_for_equal_layers(store: ImageStore, tmp_path: Path) -> None:
@@ -235,6 +259,7 @@ def test_two_pulls_at_once_make_one_image(store: ImageStore, tmp_path: Path) -> 
 PULL = """
 import os, signal, sys
 from pathlib import Path
+from typing import Any
 from sparring.sandbox.images.store import ImageStore
 from sparring.sandbox.images.unpack import LayerTree
 count, at, add = 0, int(sys.argv[3]), LayerTree._add
@@ -284,7 +309,9 @@ def test_the_command_line(store: ImageStore, tmp_path: Path, capsys: pytest.Capt
     try:
         assert main(["image", "pull", str(archive), "--as", "app:1"]) == 0
         assert main(["image", "list"]) == 0
-        assert [layer.parent for layer in layers_of("app:1")] == [store.folder.parent / "sparring/images/layers"]
+        assert [layer.parent for layer in unpacked_image("app:1").layers] == [
+            store.folder.parent / "sparring/images/layers"
+        ]
         assert main(["image", "pull", str(archive), "--as", "b", "--most-files", "1"]) == 2
         assert main(["image", "pull", str(archive), "--as", "b", "--most-bytes", "0"]) == 2
         assert main(["image", "pull", str(tmp_path / "absent"), "--as", "b"]) == 2
