@@ -363,7 +363,7 @@ class BubblewrapBox(FileCommands):
         `converse` in it runs `code` without the files, and `other` with them.
 
         Args:
-            paths: files; relative paths start at /box. One that is missing here is missing there.
+            paths: files; relative paths start at the working folder. One that is missing here is missing there.
             most_bytes: maximum size of each file.
 
         Raises:

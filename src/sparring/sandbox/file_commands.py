@@ -21,8 +21,8 @@ class FileCommands(BoxCommands):
     """Box as a holder of files. No new command begins while its caller reads or writes one."""
 
     async def read(self, path: str, most_bytes: int = MOST_BYTES) -> bytes:
-        """Return a file of the box; relative paths start at /box. Only regular files are read, without waiting. No new
-        command begins meanwhile.
+        """Return a file of the box; relative paths start at the working folder. Only regular files are read, without
+        waiting. No new command begins meanwhile.
 
         Args:
             path: path of the file.
