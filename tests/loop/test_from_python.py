@@ -34,6 +34,7 @@ def weights(folder: Path) -> bytes:
     return (folder / "tiny/rl/model/model.safetensors").read_bytes()
 
 
+@pytest.mark.full
 def test_a_run_from_python_is_the_command_lines_to_the_bit(tmp_path: Path) -> None:
     overrides = (f"run.directory={tmp_path / 'command'}", f"env.name={WORLD}", "observe.progress=off", *SHORT)
     assert main(["run", str(TINY), *(word for override in overrides for word in ("--set", override))]) == 0

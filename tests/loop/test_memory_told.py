@@ -53,6 +53,7 @@ def test_a_run_that_is_out_of_memory_repeats_its_warning(given: Path) -> None:
     assert re.search(r"memory ran out: .*memory: warning: expected \d{5}\.\d GiB", done.stderr)
 
 
+@pytest.mark.full
 def test_a_resumed_run_repeats_the_memory_estimate(
     given: Path, wait_for: Callable[[subprocess.Popen[str], str], None]
 ) -> None:

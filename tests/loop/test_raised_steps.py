@@ -27,6 +27,7 @@ def bits(folder: Path) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in load_file(folder / "model.safetensors").items()}
 
 
+@pytest.mark.full
 def test_a_finished_run_goes_on(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = tmp_path / "runs"
     assert run(given, "short", 2) == 0

@@ -33,6 +33,7 @@ def words(recipe: Path, path: Path, *settings: str) -> list[str]:
     return [str(recipe), *(word for setting in every for word in ("--set", setting))]
 
 
+@pytest.mark.full
 @families
 def test_a_run_from_imitation_to_export(given: Path, checkpoint: Path, tmp_path: Path, family: str) -> None:
     path = policy(checkpoint, tmp_path, family)

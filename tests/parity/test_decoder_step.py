@@ -218,6 +218,7 @@ def test_steps_without_pages_or_positions_are_refused(path):
         play.at_once(rows)
 
 
+@pytest.mark.full
 @of_best
 @of_threads
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

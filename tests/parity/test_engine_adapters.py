@@ -115,6 +115,7 @@ def test_every_adapter_of_a_crowd_equals_its_trainer(folders, dtype):
                 assert found.tolist() == list(answer.logprobs)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", short_of(["float32", "bfloat16"], ["bfloat16"]))
 def test_a_request_in_a_crowd_is_as_alone(folders, dtype):
     asked = list(requests())

@@ -382,6 +382,7 @@ def trained(model: CausalModel) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "budget"),
     short_of(

@@ -239,6 +239,7 @@ def test_turns_go_on_from_the_state_of_the_last(family, path_of):
     assert all(answer.cached_tokens == 0 and agrees(model, asked, answer) for asked, answer in dropped)
 
 
+@pytest.mark.full
 @one_family
 def test_requests_with_a_common_prefix_start_from_a_copy_of_its_state(family, path_of):
     """One after the other: the second learns what is shared, the third finds it; and a group that comes at once."""
@@ -315,6 +316,7 @@ def test_given_tokens_are_scored(family, path_of):
     assert (differences(model, begun, asked.tokens[1:], found.logprobs) <= ROUNDING).all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("live_kv", ["keep", "recompute", "drain"])
 @one_family
 def test_an_update_in_flight(family, live_kv, path_of):

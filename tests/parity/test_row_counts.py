@@ -137,6 +137,7 @@ FULL = pytest.param(OperationStep, marks=pytest.mark.full)
 """The short suite has its operations in `test_rows_of_packed_sequences`."""
 
 
+@pytest.mark.full
 @torch.inference_mode()
 @pytest.mark.kernel_paths("best", *COMPILED)
 @pytest.mark.parametrize("kind", [FULL, pytest.param(DecoderStep, marks=pytest.mark.kernel_paths(*COMPILED))])

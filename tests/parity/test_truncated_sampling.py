@@ -157,6 +157,7 @@ def test_the_importance_ratio_at_equal_weights_is_one(path, dtype, limits):
         assert all(len(ids) < VOCABULARY for ids in sets)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", short_of(["float32", "bfloat16"], ["bfloat16"]))
 @pytest.mark.parametrize("limits", CHANGES.values(), ids=CHANGES)
 def test_the_ratio_is_one_where_logits_were_changed(path, dtype, limits):

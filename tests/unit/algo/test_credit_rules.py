@@ -32,6 +32,7 @@ def advantages(name, groups, **settings):
     return by_member(groups, rule(name, **settings).open().credit(made, samples))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", RULES)
 def test_a_failed_member_changes_nothing(name):
     for case in cases(name):
@@ -59,6 +60,7 @@ def test_a_tree_is_credited_as_the_chat_that_sampled_the_same_tokens(name):
     assert trees > 5, "there must be trees among the cases"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sorted(set(RULES) - {"rae", "raft", "rejection"}))
 def test_the_order_of_members_changes_no_bit(name):
     """The others are about order: a moving average, and the first of equals."""

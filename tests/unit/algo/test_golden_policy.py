@@ -37,6 +37,7 @@ def test_loss_and_gradient_are_the_references(part, name):
         assert agrees(case, 1e-5, torch.float32), case["name"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("part", "name"), NAMES)
 def test_the_references_gradient_is_that_of_finite_differences(part, name):
     [case, *_] = cases(part, name, draws=1)
@@ -56,6 +57,7 @@ def test_the_result_is_equal_in_any_micro_batches_and_over_ranks(part, name):
         assert agrees(case, parts=[[row] for row in rows])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("part", "name"), [(part, name) for part, of in PARTS.items() for name in of])
 def test_a_wrong_operator_is_found(part, name):
     """Every operator of every reference, turned round, gives another answer in some case."""

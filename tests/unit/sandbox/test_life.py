@@ -145,6 +145,7 @@ def test_commands_beyond_the_concurrency_wait_in_order() -> None:
     assert all(earlier[1] < later[0] for earlier, later in itertools.pairwise(spans))
 
 
+@pytest.mark.full
 def test_a_server_closed_while_it_starts_leaves_nothing(family: Family) -> None:
     """At 100 moments of the few milliseconds in which bubblewrap makes its namespaces."""
 

@@ -300,7 +300,7 @@ def test_a_family_holds_what_is_counted(family: str, dtype: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("family", ["llama", *FEATURES])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_micro_batch_of_every_family_is_computed_without_values(
     family: str, checkpointing: bool, tmp_path: Path
 ) -> None:

@@ -232,6 +232,7 @@ def test_ranks_with_parameters_in_shards_have_a_share_of_all_and_one_layer(dtype
         assert 12 * model.parameters / ranks <= found.optimiser <= 1.1 * 12 * model.parameters / ranks
 
 
+@pytest.mark.full
 def test_parameters_in_shards_are_named_where_nothing_else_fits() -> None:
     """With few tokens a step needs little but the model."""
     shapes = {"policy": sized(40)}

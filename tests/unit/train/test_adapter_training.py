@@ -65,6 +65,7 @@ def test_only_the_adapter_learns(folder, model_path, make_batch, dtype):
     assert all(step["updated"] == 1.0 for step in metrics)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_resume_is_bitwise_and_small(folder, make_batch, dtype, tmp_path):
     steps = [make_batch(step) for step in range(1, 7)]

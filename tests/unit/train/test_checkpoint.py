@@ -107,6 +107,7 @@ for name in (path, path.with_name("second")):
 """
 
 
+@pytest.mark.full
 def test_a_full_disk_leaves_the_previous_checkpoint_intact(tmp_path):
     """The system refuses to let files grow, as a full disk would, while a larger checkpoint is written."""
     path = tmp_path / "first"
