@@ -13,6 +13,7 @@ from sparring.cli.main import main
 from sparring.store.sqlite import SqliteStore
 
 
+@pytest.mark.full
 def test_the_steps_behind_it_are_trained_again_from_the_record(
     given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,6 +33,7 @@ def recipe_of_another_seed(given: Path, *settings: str) -> Path:
     return write_recipe(given, "first", 'run.stages=["sft"]', "run.seed=2", *settings)
 
 
+@pytest.mark.full
 def test_a_prompt_of_the_run_before_is_not_held_out(given: Path) -> None:
     last = load(after(given, "second", recipe_of_another_seed(given)))
     with pytest.raises(BadInput, match="held-out task Sums/eval/.*got a prompt of the run of .*first.toml"):

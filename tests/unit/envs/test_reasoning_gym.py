@@ -79,6 +79,7 @@ def test_items_depend_on_nothing_but_their_seed() -> None:
     assert (random.getstate(), numpy.random.get_state()[1].tolist(), decimal.getcontext().prec) == before
 
 
+@pytest.mark.full
 def test_items_are_the_same_whichever_threads_draw_and_verify_others_meanwhile() -> None:
     drawn = {seed: item("pool_matrix", {}, seed) for seed in range(1000)}
     item.__globals__["_item"].cache_clear()
@@ -232,6 +233,7 @@ def test_too_few_prompts_are_refused() -> None:
         world.tasks("eval", 0)
 
 
+@pytest.mark.full
 def test_a_dataset_that_follows_the_hash_seed_needs_a_fixed_one() -> None:
     code = (
         "from sparring.envs.config import EnvConfig; from sparring.envs.registry import load_env\n"

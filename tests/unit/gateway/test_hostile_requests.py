@@ -164,7 +164,10 @@ def test_the_unchanged_requests_are_read(name: str) -> None:
     assert read(*REQUESTS[name]) is not None
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.full] if name in ("responses", "gemini") else []) for name in REQUESTS],
+)
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(data=st.data())
 def test_a_changed_request_is_read_or_refused(name: str, data: st.DataObject) -> None:

@@ -14,6 +14,7 @@ from sparring.gateway.server import open_door
 TEXT = "Grüße, 世界 🙂!"
 
 
+@pytest.mark.full
 def test_a_character_of_several_ids_has_its_bytes() -> None:
     async def main() -> Any:
         session = opened(says(*[said(TEXT)] * 4))

@@ -247,6 +247,7 @@ def test_the_recipe_on_the_page_is_one() -> None:
     assert kinds == {kind.__struct_config__.tag for kind in typing.get_args(Part)}
 
 
+@pytest.mark.full
 def test_a_right_answer_read_in_part_is_refused_with_file_and_row(tmp_path: Path) -> None:
     """What a part compares with is read when the file is, and what math-verify makes of it when it is proven."""
     boxes = BubblewrapBoxes(SandboxConfig(servers=1))  # which no part asks for
