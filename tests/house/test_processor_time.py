@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Mapping
 
 import pytest
-from processor_time import BUDGETS, folder_of, over_budget
+from processor_time import BUDGETS, PACE_S, folder_of, over_budget, slowness
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,13 @@ def test_a_test_counts_for_its_folder(nodeid: str, folder: str) -> None:
 def test_a_folder_over_its_budget_is_named(seconds: Mapping[str, float], folders: list[str]) -> None:
     said = over_budget(seconds, {"loop": 10, "unit": 5})
     assert [line.partition(":")[0] for line in said] == folders
+
+
+@pytest.mark.parametrize(("paces", "slower"), [((), 1.0), ((0.5, 1.0), 1.0), ((1.0, 1.5, 2.0), 1.5)])
+def test_budgets_are_longer_where_fixed_work_takes_longer_and_never_shorter(
+    paces: tuple[float, ...], slower: float
+) -> None:
+    assert slowness([pace * PACE_S for pace in paces]) == pytest.approx(slower)
 
 
 def test_the_budgets_are_less_than_the_suite_took_before_it_was_parted() -> None:

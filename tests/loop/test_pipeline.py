@@ -174,6 +174,7 @@ def test_control_c_says_how_to_go_on_and_the_run_goes_on(whole: Path, tmp_path: 
     assert weights(tmp_path) == weights(whole)
 
 
+@pytest.mark.full
 def test_a_signal_of_the_system_ends_a_run_which_goes_on(whole: Path, tmp_path: Path, wait_for) -> None:
     """As SLURM and Kubernetes send it."""
     with Forked(arguments(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:

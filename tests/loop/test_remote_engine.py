@@ -32,6 +32,7 @@ def weights(folder: Path) -> dict[str, bytes]:
 Served = Callable[..., AbstractContextManager[tuple[subprocess.Popen[str], str]]]
 
 
+@pytest.mark.full
 def test_a_run_on_a_served_engine_has_the_bits_of_one_on_its_own(given: Path, checkpoint: Path, served: Served) -> None:
     stages = 'run.stages=["rl", "eval"]'
     own = finished(given, "own", stages)

@@ -20,7 +20,9 @@ EVALUATED = ("eval.every=1", "eval.every_tasks=4", 'train.best_metric="rl/eval/r
     ("stop", "settings"),
     [
         ('{ metric = "learning_rate", patience = 2 }', ()),
-        ('{ metric = "rl/eval/turns", patience = 2, min_delta = 100.0 }', EVALUATED),
+        pytest.param(
+            '{ metric = "rl/eval/turns", patience = 2, min_delta = 100.0 }', EVALUATED, marks=pytest.mark.full
+        ),
     ],
 )
 def test_it_ends_and_goes_on_as_ended(

@@ -102,7 +102,7 @@ DOWN = "expected a rollout that its infrastructure does not break within 1 s, go
 @pytest.mark.parametrize(
     ("stopped", "error", "message", "gone"),
     [
-        (refusing, WeightsError, NO_ROOM, False),
+        pytest.param(refusing, WeightsError, NO_ROOM, False, marks=pytest.mark.full),
         (refusing, WeightsError, NO_ROOM, True),  # as if killed before its manifest, or somebody tidied up
         (dead, Outage, DOWN, False),
     ],

@@ -42,6 +42,7 @@ def test_a_prompt_of_the_run_before_is_not_held_out(given: Path) -> None:
     assert (run_recipe(alone) / "summary.json").is_file(), "it says that it comes after nothing"
 
 
+@pytest.mark.full
 def test_prompts_of_all_earlier_runs_are_not_held_out(given: Path) -> None:
     middle = write_recipe(given, "middle", 'run.stages=["init"]', f'run.after=["{recipe_of_another_seed(given)}"]')
     with pytest.raises(BadInput, match="held-out task Sums/eval/.*got a prompt of the run of .*middle.toml"):

@@ -98,6 +98,7 @@ def test_kernels_that_cannot_be_built_are_not_the_models_fault(tmp_path):
     assert ended.returncode == 1 and "exit status 1" in ended.stderr and "choose another model" not in ended.stderr
 
 
+@pytest.mark.full
 def test_too_little_memory_is_not_the_checkpoints_fault(tmp_path):
     path = tiny_model("cohere", tmp_path, hidden_size=256, intermediate_size=40_000)
     code = (
