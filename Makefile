@@ -152,18 +152,19 @@ test-security: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --full -m "not kills" tests/security tests/unit/sandbox
 
 # a busy machine starves Ray's workers, which are nice
-CLUSTER = OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest --full tests/contract/test_links.py \
-	tests/contract/test_trainer.py tests/contract/test_lost_ranks.py tests/loop/test_fleet_run.py \
-	tests/loop/test_local_cluster.py tests/loop/test_engine_elsewhere.py tests/loop/test_layout.py \
-	tests/loop/test_layout_matrix.py tests/loop/test_ranks_run.py tests/loop/test_ray_cluster.py tests/loop/test_ray_ranks.py
+CLUSTER = OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest
+CLUSTER_CONTRACTS = $(addprefix tests/contract/,test_links.py test_trainer.py test_lost_ranks.py)
+CLUSTER_RUNS = $(addprefix tests/loop/test_,fleet_run.py local_cluster.py engine_elsewhere.py layout.py layout_matrix.py \
+	ranks_run.py ray_cluster.py ray_ranks.py)
 
 test-cluster: install
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ray]'
-	$(CLUSTER) -m "not slow"
+	$(CLUSTER) -m "not slow" $(CLUSTER_CONTRACTS)
+	$(CLUSTER) -m "not slow" --full $(CLUSTER_RUNS)
 
 test-cluster-full: install
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ray]'
-	$(CLUSTER) -m "slow or not slow"
+	$(CLUSTER) -m "slow or not slow" --full $(CLUSTER_CONTRACTS) $(CLUSTER_RUNS)
 
 # benchmarks/peers/vllm.txt is the one list of what vLLM needs
 test-vllm: smollm2

@@ -112,7 +112,10 @@ def test_twenty_kills_of_two_servers_cost_the_run_nothing(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stands still"])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param(signal.SIGKILL, marks=pytest.mark.slow, id="dies"), pytest.param(signal.SIGSTOP, id="stands still")],
+)
 def test_a_server_that_is_lost_costs_the_run_nothing(
     how: signal.Signals, given: Path, checkpoint: Path, served: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:

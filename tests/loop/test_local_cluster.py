@@ -24,7 +24,11 @@ def engines(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize(
     ("how", "number"),
-    [(signal.SIGKILL, 2), (signal.SIGSTOP, 2), (signal.SIGKILL, 1)],
+    [
+        (signal.SIGKILL, 2),
+        pytest.param(signal.SIGSTOP, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, 1, marks=pytest.mark.slow),
+    ],
     ids=["dies", "stands still", "the only one dies"],
 )
 def test_engines_of_their_own_change_nothing_and_are_started_again(
@@ -62,7 +66,7 @@ def test_the_engines_of_a_stage_serve_the_next_ones(given: Path, capsys: pytest.
     check_same(given, "local", capsys)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_a_run_that_ends_leaves_no_engine(how: signal.Signals, given: Path) -> None:
     with started(given, "ended", STAGES, "rl.steps=1000", "observe.lines_every_s=0.01", *LOCAL) as run:
         assert run.stdout is not None

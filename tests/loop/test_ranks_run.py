@@ -31,7 +31,10 @@ def ranks_of(folder: Path) -> list[int]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("layout", [TWO, (*TWO, *SHARDS)], ids=["optimiser", "parameters"])
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(TWO, marks=pytest.mark.slow, id="optimiser"), pytest.param((*TWO, *SHARDS), id="parameters")],
+)
 def test_ranks_change_no_token_and_no_weight(
     layout: tuple[str, ...], given: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,7 +68,12 @@ def test_a_run_moves_between_numbers_of_ranks(given: Path, capsys: pytest.Captur
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("how", "stopped"),
-    [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGKILL, False), (signal.SIGKILL, True)],
+    [
+        (signal.SIGINT, False),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, False, marks=pytest.mark.slow),
+        (signal.SIGKILL, True),
+    ],
 )
 def test_a_run_that_ends_leaves_no_rank(how: signal.Signals, stopped: bool, given: Path, wait_for: Wait) -> None:
     """Neither one that is stopped, and so does not notice its end."""
@@ -108,7 +116,10 @@ def check_survives(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stands still"])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param(signal.SIGKILL, marks=pytest.mark.slow, id="dies"), pytest.param(signal.SIGSTOP, id="stands still")],
+)
 def test_a_rank_that_is_lost_costs_the_run_nothing(
     how: signal.Signals, given: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -130,7 +130,7 @@ def test_a_cluster_that_takes_connections_and_never_answers_is_refused(given: Pa
     assert f"cluster.address: expected a Ray cluster at {address} that answers within cluster.wait_s" in output
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_a_run_that_ends_leaves_no_engine(how: signal.Signals, given: Path, nodes: Any) -> None:
     before, there, output = set(servers()), set[int](), list[str]()
     with started(given, "ended", STAGES, QUIET, "rl.steps=5000", *on_ray(nodes)) as run:

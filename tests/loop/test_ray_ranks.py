@@ -60,7 +60,7 @@ def finished(run: subprocess.Popen[str]) -> tuple[int, str]:
     return run.wait(), run.stdout.read()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_ranks_on_ray_change_no_token_and_no_weight(
     dtype: str, given: Path, nodes: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,7 +94,11 @@ def check_survives(given: Path, nodes: Any, capsys: pytest.CaptureFixture[str], 
     return text
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stands still"])
+@pytest.mark.parametrize(
+    "how",
+    [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)],
+    ids=["dies", "stands still"],
+)
 def test_a_rank_that_is_lost_costs_the_run_nothing(
     how: signal.Signals, given: Path, nodes: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,8 +124,15 @@ def test_more_ranks_than_the_cluster_has_are_refused(given: Path, nodes: Any) ->
     assert "Traceback" not in output and not (given.parent / "runs/much/metrics.jsonl").exists()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("stopped", [False, True], ids=["", "one stopped"])
+@pytest.mark.parametrize(
+    ("how", "stopped"),
+    [
+        (signal.SIGINT, False),
+        pytest.param(signal.SIGINT, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, False, marks=pytest.mark.slow),
+        (signal.SIGKILL, True),
+    ],
+)
 def test_a_run_that_ends_leaves_no_rank(how: signal.Signals, stopped: bool, given: Path, nodes: Any) -> None:
     with started(given, "ended", STAGES, QUIET, "rl.steps=5000", *on_ray(nodes, engines=1), *RANKS) as run:
         assert run.stdout is not None
