@@ -8,7 +8,7 @@
 # make test-slow     the long proofs
 # make test-kills    a hundred kills of synchronous, asynchronous and streaming runs and of the gateway; an hour on two cores
 # make test-cluster  engines and trainer ranks elsewhere: links, what dies, processes of the run, a real Ray cluster, which it
-#                    installs; a quarter of an hour on two idle cores
+#                    installs; some 25 minutes on two slow cores
 # make test-cluster-full the same, with every number of ranks and threads, and all kills; hours
 # make test-extra    tests of optional packages, which it installs (wandb, peft, zensical, anthropic)
 # make real          train SmolLM2-135M-Instruct, which a package ships, on instructions that can be checked, and report

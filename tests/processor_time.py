@@ -24,8 +24,8 @@ import pytest
 BUDGETS = Path(__file__).parent / "budgets.toml"
 PROPERTY, PACE = "processor_s", "pace_s"
 PACE_S = 0.05
-"""Processor seconds of `_pace` where the budgets hold as they are: an AMD EPYC of some 3 GHz that has nothing else to do
-took 0.045, and 0.063 in a run of the short suite whose folders took 1.3 times as much as in another."""
+"""Processor seconds of `_pace` where the budgets hold as they are. An idle AMD EPYC took 0.04 to 0.06. On the mean of a run
+of the short suite, which took 1,633 processor seconds there, it took 0.063."""
 PACE_EVERY_S = 10.0
 
 
@@ -83,7 +83,7 @@ class ProcessorTime:
         report = yield
         if call.when == "teardown":
             report.user_properties.append((PROPERTY, _taken() - self._before))
-            if time.monotonic() - self._paced > PACE_EVERY_S:
+            if self._config.getoption("--budgets") and time.monotonic() - self._paced > PACE_EVERY_S:
                 report.user_properties.append((PACE, _pace()))
                 self._paced = time.monotonic()
         return report

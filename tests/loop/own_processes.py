@@ -1,8 +1,9 @@
-"""Runs in processes of their own, and the processes that such a run has started."""
+"""Runs in processes of their own, and the processes that such a run, or any process, has started."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from test_fleet_run import words
@@ -29,3 +30,24 @@ def processes_with(word: str, folder: Path) -> list[int]:
             if word.encode() in command and f"TMPDIR={folder}".encode() in environment:
                 found.append(int(entry.name))
     return found
+
+
+def processes_below(ancestor: int, wanted: Callable[[bytes], bool]) -> list[int]:
+    """Process ids of those that a process and its children have started and whose command, with its words ended by
+    zero bytes, is wanted."""
+    parents, found = dict[int, int](), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if wanted((entry / "cmdline").read_bytes()):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+
+    def is_below(process: int) -> bool:
+        while process in parents and process != ancestor:
+            process = parents[process]
+        return process == ancestor
+
+    return [process for process in found if is_below(process)]

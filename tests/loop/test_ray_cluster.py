@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_processes import processes_below
 from test_fleet_run import check_ended, check_same, words
 
 from sparring.cli.main import main
@@ -47,22 +48,7 @@ def started(recipe: Path, name: str, *settings: str) -> subprocess.Popen[str]:
 
 def servers() -> list[int]:
     """Process ids of all engines on the nodes, which are children of this process."""
-    parents, found = dict[int, int](), []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if b"--until-input-ends" in (entry / "cmdline").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-
-    def is_ours(process: int) -> bool:
-        while process in parents and process != os.getpid():
-            process = parents[process]
-        return process == os.getpid()
-
-    return [process for process in found if is_ours(process)]
+    return processes_below(os.getpid(), lambda command: b"--until-input-ends" in command.split(b"\0"))
 
 
 def test_a_node_that_dies_costs_the_run_nothing(given: Path, nodes: Any, capsys: pytest.CaptureFixture[str]) -> None:

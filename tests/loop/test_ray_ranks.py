@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_processes import processes_below
 from test_engine_elsewhere import ALONE, HIDDEN
 from test_fleet_run import check_ended, check_same, words
 from test_ranks_run import measured
@@ -29,30 +30,9 @@ STAGES = 'run.stages=["rl", "eval"]'
 RANKS = ("cluster.ranks=2", "cluster.rank_threads=1")
 
 
-def own_processes(prefix: bytes, above: int | None = None) -> list[int]:
-    """Process ids of processes whose command begins so, of those that a process (this one) and its children started."""
-    above = os.getpid() if above is None else above
-    parents, found = dict[int, int](), []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if (entry / "cmdline").read_bytes().startswith(prefix):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-
-    def is_ours(process: int) -> bool:
-        while process in parents and process != above:
-            process = parents[process]
-        return process == above
-
-    return [process for process in found if is_ours(process)]
-
-
-def ranks() -> list[int]:
-    """Process ids of the ranks on all nodes."""
-    return own_processes(b"ray::NodeRank")
+def ranks(ancestor: int | None = None) -> list[int]:
+    """Process ids of the ranks on all nodes, or of those that one process started."""
+    return processes_below(ancestor or os.getpid(), lambda command: command.startswith(b"ray::NodeRank"))
 
 
 def finished(run: subprocess.Popen[str]) -> tuple[int, str]:
@@ -111,7 +91,7 @@ def test_a_node_that_dies_leaves_fewer_ranks(given: Path, nodes: Any, capsys: py
 
     def lose() -> None:
         daemons = {node: node.all_processes["raylet"][0].process.pid for node in nodes.list_all_nodes()[1:]}
-        found = next(node for node, daemon in daemons.items() if own_processes(b"ray::NodeRank", daemon))
+        found = next(node for node, daemon in daemons.items() if ranks(daemon))
         nodes.remove_node(found, allow_graceful=False)
 
     text = check_survives(given, nodes, capsys, lose, "cluster.wait_s=25")

@@ -116,7 +116,7 @@ def test_every_adapter_of_a_crowd_equals_its_trainer(folders, dtype):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("dtype", short_of(["float32", "bfloat16"], ["bfloat16"]))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_request_in_a_crowd_is_as_alone(folders, dtype):
     asked = list(requests())
     alone = [served(folders, [request], dtype, max_tokens=2048)[0][0] for request in asked[::9]]

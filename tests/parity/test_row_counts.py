@@ -133,14 +133,10 @@ class Decode:
         return list(zip(found.tokens, found.logprobs, strict=True))
 
 
-FULL = pytest.param(OperationStep, marks=pytest.mark.full)
-"""The short suite has its operations in `test_rows_of_packed_sequences`."""
-
-
 @pytest.mark.full
 @torch.inference_mode()
 @pytest.mark.kernel_paths("best", *COMPILED)
-@pytest.mark.parametrize("kind", [FULL, pytest.param(DecoderStep, marks=pytest.mark.kernel_paths(*COMPILED))])
+@pytest.mark.parametrize("kind", [OperationStep, pytest.param(DecoderStep, marks=pytest.mark.kernel_paths(*COMPILED))])
 def test_rows_of_generating_sequences(model, kind):
     torch.set_num_threads(1)
     decode = Decode(model, kind)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from suite import short_of
 
 from sparring.errors import BadInput
 from sparring.gateway.dialects.chat_completions import ChatCompletions
@@ -164,10 +165,7 @@ def test_the_unchanged_requests_are_read(name: str) -> None:
     assert read(*REQUESTS[name]) is not None
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.full] if name in ("responses", "gemini") else []) for name in REQUESTS],
-)
+@pytest.mark.parametrize("name", short_of(REQUESTS, ["chat", "messages"]))
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(data=st.data())
 def test_a_changed_request_is_read_or_refused(name: str, data: st.DataObject) -> None:

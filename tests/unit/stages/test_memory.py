@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from suite import short_of
 from tables import with_settings
 
 from sparring.engine.config import EngineConfig
@@ -300,7 +301,7 @@ def test_a_family_holds_what_is_counted(family: str, dtype: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("family", ["llama", *FEATURES])
-@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize("checkpointing", short_of([False, True], [False]))
 def test_a_micro_batch_of_every_family_is_computed_without_values(
     family: str, checkpointing: bool, tmp_path: Path
 ) -> None:
