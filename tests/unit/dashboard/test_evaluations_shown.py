@@ -88,6 +88,7 @@ def test_an_evaluations_own_folder_has_a_report(tmp_path: Path, browse: Callable
     assert "it on Sums" in row and "50.0 %" in row
 
 
+@pytest.mark.full
 def test_teachers_and_other_runs_stand_beside_the_student(tmp_path: Path, browse: Callable[[str], str]) -> None:
     (tmp_path / "config.toml").write_text(
         '[distill]\nteachers = { "*" = "big" }\n[eval]\nagainst = { imitation = "runs/it" }\n'

@@ -82,6 +82,7 @@ def test_text_of_a_rollout_stays_text(dom: str) -> None:
     assert "onerror" in re.sub(r"<[^>]*>", "", talk)
 
 
+@pytest.mark.full
 def test_filters_narrow_the_list_and_modes_recolour(
     sample_run: Path, tmp_path: Path, browse: Callable[[str], str]
 ) -> None:

@@ -58,6 +58,7 @@ def draw_all(hash_seed: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
 
 
+@pytest.mark.full
 def test_all_datasets_serve_score_their_own_answer_and_repeat_in_another_process() -> None:
     first, second = (json.loads(process.communicate()[0]) for process in (draw_all("1"), draw_all("2")))
     assert len(first) == 106
