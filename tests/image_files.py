@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 NOBODY = 65534
-SHELL = "sh bash ls cat grep setsid echo mkfifo id env head tail wc sleep mkdir rm mv cp ln touch chmod kill true false seq stty tr".split()
+SHELL = "sh bash ls cat printf truncate cp grep setsid echo mkfifo id env head tail wc sleep mkdir rm mv ln touch chmod kill true false seq stty tr".split()
 LEFT_OUT = shutil.ignore_patterns(
     *(
         "test",

@@ -13,7 +13,9 @@ STAND_INS = "sparring.sandbox.inner.stand_ins"
 """Module that programs may import, as in boxes of the other images."""
 # As `python3 -c CODE` says it, except that CODE comes by standard input: an argument has at most 128 KiB.
 BOOT = """
-import sys, types
+import sys
+sys.path.remove("")  # until the modules of ours are there
+import types
 def _run(code, name, text):
     module = sys.modules[name] = types.ModuleType(name)
     exec(compile(text, name, "exec"), module.__dict__)
@@ -24,6 +26,7 @@ def _run(code, name, text):
         trace = trace and trace.tb_next and trace.tb_next.tb_next  # without the two frames of ours
         sys.__excepthook__(kind, error.with_traceback(trace), trace)
     sys.excepthook = hook
+    sys.path.insert(0, "")
     exec(compile(code.decode("utf-8", "surrogatepass"), "<string>", "exec"), main.__dict__)
 _run(sys.stdin.buffer.read(), *sys.argv[1:])
 """

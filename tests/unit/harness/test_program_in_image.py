@@ -195,7 +195,7 @@ def test_what_a_program_lacks_in_an_image_is_refused_before_the_run_in_its_loade
     [
         ("no-libraries", "ended with status 127: .*libm.so.6: cannot open shared object file"),
         ("another-loader", "ended with status 127: .*python: No such file or directory"),
-        ("in-the-way", "Not a directory: '/opt/harness'"),
+        ("in-the-way", "Not a directory: '/opt/harness/venv'"),
     ],
 )
 def test_images_in_which_a_program_cannot_run_are_refused_by_name(bench: Bench, image: str, words: str) -> None:
