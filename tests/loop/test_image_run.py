@@ -24,7 +24,7 @@ SETTINGS = (
     "rollout.sampling.max_turn_tokens=48",
     "env.limits.max_turns=3",
     "env.limits.max_tokens=120",
-    "sft.steps=60",
+    "sft.steps=40",
     "sft.rows_per_step=8",
     "sft.train={learning_rate=1e-2, save_every=0}",
     "rl.steps=2",
@@ -44,7 +44,7 @@ def cache() -> Iterator[Path]:
 def sparring(cache: Path, *words: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "sparring", *words]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(line, capture_output=True, text=True, env=environment, timeout=300)
+    return subprocess.run(line, capture_output=True, text=True, env=environment, timeout=900)
 
 
 def settings(image: str) -> list[str]:

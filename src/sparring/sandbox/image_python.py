@@ -14,11 +14,13 @@ STAND_INS = "sparring.sandbox.inner.stand_ins"
 # As `python3 -c CODE` says it, except that CODE comes by standard input: an argument has at most 128 KiB.
 BOOT = """
 import sys
-sys.path.remove("")  # until the modules of ours are there
+_searched = sys.path[:]
+sys.path[:] = filter(None, _searched)  # not the folder of the box, until the modules of ours are there
 import types
 def _run(code, name, text):
-    module = sys.modules[name] = types.ModuleType(name)
-    exec(compile(text, name, "exec"), module.__dict__)
+    if name.encode() in code:
+        module = sys.modules[name] = types.ModuleType(name)
+        exec(compile(text, name, "exec"), module.__dict__)
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     sys.argv[1:] = []
@@ -26,12 +28,10 @@ def _run(code, name, text):
         trace = trace and trace.tb_next and trace.tb_next.tb_next  # without the two frames of ours
         sys.__excepthook__(kind, error.with_traceback(trace), trace)
     sys.excepthook = hook
-    sys.path.insert(0, "")
+    sys.path[:] = _searched
     exec(compile(code.decode("utf-8", "surrogatepass"), "<string>", "exec"), main.__dict__)
 _run(sys.stdin.buffer.read(), *sys.argv[1:])
 """
-NO_PROGRAM = (126, 127)
-"""Exit statuses of a command whose program cannot be started."""
 
 
 @cache
