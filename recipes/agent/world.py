@@ -49,15 +49,12 @@ class Repair(Env):
     def key(self, task):
         return f"{task.data['wanted']}, {task.data['wrong']}"
 
-    async def open(self, task, box):
-        opened = await super().open(task, box)
+    async def prepare(self, task, box):
         wanted, wrong = task.data["wanted"], task.data["wrong"]
         for name in NAMES:
             if wanted[name] != (name in wrong):
                 await box.write(name, b"")
         await box.write("check", _check(wanted, salt=f"{task.seed:x}").encode())
-        await box.snapshot()  # what a verifier is a fork of
-        return opened
 
     async def score(self, trajectory):
         try:

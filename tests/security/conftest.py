@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from image_files import python_image
 
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.groups import hierarchy_of_this_process
+from sparring.sandbox.images.image import UnpackedImage
 from sparring.types import BoxSpec
 
 InBox = Callable[..., Any]
@@ -32,11 +35,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if is_possible(item)]
 
 
+@pytest.fixture(scope="session")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], UnpackedImage]:
+    """An image with a shell and a Python, which is made when it is first asked for."""
+    return functools.cache(lambda: UnpackedImage(python_image(tmp_path_factory.mktemp("image"))))
+
+
 @pytest.fixture(scope="module")
-def in_box() -> Iterator[InBox]:
-    """Runs `await work(box)` with a box of its own, whose spec is what is named."""
+def in_box(image: Callable[[], UnpackedImage]) -> Iterator[InBox]:
+    """Runs `await work(box)` with a box of its own, whose spec is what is named; any image is that of `image`."""
     with asyncio.Runner() as runner:
-        boxes = BubblewrapBoxes(SandboxConfig(servers=1), {})
+        boxes = BubblewrapBoxes(SandboxConfig(servers=1), {}, lambda name: image())
 
         async def bounded(work: Callable[[Any], Any], spec: BoxSpec) -> Any:
             async with asyncio.timeout(60):

@@ -167,25 +167,30 @@ async def verdicts(box: Any, trap: str, solution: str, answer: str) -> dict[str,
 
 
 def cases(names: Any) -> list[Any]:
-    """The short suite has one of each family."""
-    return [name if name in SHORT else pytest.param(name, marks=pytest.mark.full) for name in names]
+    """The short suite has one of each family, without an image."""
+    ways = [(image, name) for image in ("python", "of its own") for name in names]
+    return [
+        way if way[0] == "python" and way[1] in SHORT else pytest.param(*way, marks=pytest.mark.full) for way in ways
+    ]
 
 
-@pytest.mark.parametrize("name", cases(FORGERIES))
-def test_no_forgery_passes_and_its_honest_twin_does(in_box: Any, name: str) -> None:
+@pytest.mark.parametrize(("image_name", "name"), cases(FORGERIES))
+def test_no_forgery_passes_and_its_honest_twin_does(in_box: Any, image_name: str, name: str) -> None:
+    """In boxes of an image, judge and answer run on the image's Python."""
     trap, solution = FORGERIES[name]
-    forged = in_box(lambda box: verdicts(box, trap, solution, "41"), **BOX)
+    box = {**BOX, "image": image_name}
+    forged = in_box(lambda box: verdicts(box, trap, solution, "41"), **box)
     assert not any(forged[way.__name__] for way in WAYS[1:]), forged
     if name != "a daemon that rewrites":  # what it wrote while its command ran is what the policy did
         assert not forged["by_what_is_there"]
-    honest = in_box(lambda box: verdicts(box, trap, RIGHT, "42"), **BOX)
+    honest = in_box(lambda box: verdicts(box, trap, RIGHT, "42"), **box)
     assert all(honest.values()), honest
 
 
-@pytest.mark.parametrize("name", cases(SPOILT))
-def test_what_is_no_plain_file_is_no_answer(in_box: Any, name: str) -> None:
+@pytest.mark.parametrize(("image_name", "name"), cases(SPOILT))
+def test_what_is_no_plain_file_is_no_answer(in_box: Any, image_name: str, name: str) -> None:
     trap = "; ".join(f"rm {place}; " + SPOILT[name].format(name=place) for place in ("solution.py", "answer.txt"))
-    forged = in_box(lambda box: verdicts(box, trap, RIGHT, "42"), **BOX)
+    forged = in_box(lambda box: verdicts(box, trap, RIGHT, "42"), **{**BOX, "image": image_name})
     if name == "a link to a file of its own":
         forged.pop("by_what_is_there")
     assert not any(forged.values()), forged

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sparring.rollout.episode import GuardedEnv
 from sparring.types import Task
 
 WORLD = runpy.run_path(str(Path(__file__).resolve().parents[2] / "recipes/agent/world.py"))
@@ -44,7 +45,7 @@ def task_of(seed: int) -> Task:
 
 async def reward(box: Any, task: Task, command: str) -> tuple[float, str]:
     env = WORLD["Repair"]()
-    await env.open(task, box)
+    await GuardedEnv(lambda: env).open(task, box)
     said = (await box.exec(["sh", "-c", command])).stdout.strip()
     return (await env.score(None)).reward, said
 
@@ -68,7 +69,7 @@ def test_its_check_says_what_is_wrong_first_in_every_state(in_box: Any) -> None:
     task = task_of(1)
 
     async def work(box: Any) -> list[str]:
-        await WORLD["Repair"]().open(task, box)
+        await GuardedEnv(WORLD["Repair"]).open(task, box)
         said = []
         for state in ("", "a", "abcdef", "bdf"):
             await box.exec(["sh", "-c", "rm -f ?; for n in " + " ".join(state) + "; do touch $n; done"])

@@ -108,6 +108,12 @@ class Env:
         right answer to check."""
         return False
 
+    @cooperative
+    async def prepare(self, task: Task, box: Sandbox) -> None:
+        """Fill the task's box, before `open`. A world that overrides this method gets a snapshot of what it leaves:
+        verifiers are forks of it, and a retry's box may be, for which `prepare` is not called again. So whatever the
+        world itself has to remember belongs into `open`."""
+
     def reward(self, completion: str, task: Task) -> Any:
         """Return the reward of the final answer: a float, a bool, a `Score`, or None for not scored. May be `async`."""
         raise NotImplementedError(f"{type(self).__name__} needs a method reward(self, completion, task)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sparring.harness.program import OpenDoor
-from sparring.protocols import Episode, Harness
+from sparring.protocols import Boxes, Episode, Harness
 from sparring.record.leases import Leases
 from sparring.types import BoxSpec, Task
 
@@ -36,6 +36,11 @@ class HarnessByEnvironment:
         """Return the box that a rollout of a task needs."""
         widened = getattr(self._harnesses[task.env], "box_of", None)
         return task.box if widened is None else widened(task, tools=tools)
+
+    async def check_image(self, task: Task, boxes: Boxes, *, tools: bool) -> bool:
+        """Start the program of a task's harness in a box of the task's image. Return False if it runs none there."""
+        starts = getattr(self._harnesses[task.env], "check_image", None)
+        return starts is not None and await starts(task, boxes, tools=tools)
 
     async def run(self, episode: Episode) -> None:
         await self._harnesses[episode.task.env].run(episode)

@@ -39,12 +39,15 @@ class Installation:
     Attributes:
         start: beginning of the command in the boxes: the path of the program. If its file names an interpreter by a
             path that boxes do not have, the interpreter's path in the boxes comes first.
+        in_images: the same in boxes of an image of their own. A program that every box of the host's has is there the
+            image's, by its name.
         search: PATH in the boxes.
         mounts: files and folders of the host that it needs, by their path in the boxes.
         environment: variables that it needs to find its own packages.
     """
 
     start: tuple[str, ...]
+    in_images: tuple[str, ...]
     search: str
     mounts: Mapping[str, str]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -78,12 +81,14 @@ def find_program(preset: AgentProgram, folder: Path) -> Installation:
                 mounts |= {} if linked.is_relative_to(folder) else mounts_of_program(linked, KEY)
             if (folder / at / name).read_bytes()[:2] == b"#!":  # pip wrote a path outside of boxes into this line
                 start = (f"{INSIDE}/{at}/python", program)
+        in_images = start
     else:
         at_path = shutil.which(name, path=":".join(SYSTEM)) or shutil.which(name)
         if at_path is None:
             raise refusal(KEY, f"the program {name}", f"none in {folder} or on PATH", _remedy(preset, folder))
         path = _resolve_managed(Path(os.path.abspath(at_path)))
         start = (str(path),)
+        in_images = (name,) if in_every_box(path) else start
         search.append(str(path.parent))
         _add(path, mounts, search, environment)
     if preset.node:
@@ -91,7 +96,8 @@ def find_program(preset: AgentProgram, folder: Path) -> Installation:
         mounts |= mounts_of_program(node, KEY)
         search.append(str(node.parent))
     check_mounts(mounts, KEY)
-    return Installation(start=start, search=":".join(dict.fromkeys(search)), mounts=mounts, environment=environment)
+    searched = ":".join(dict.fromkeys(search))
+    return Installation(start=start, in_images=in_images, search=searched, mounts=mounts, environment=environment)
 
 
 def _add(program: Path, mounts: dict[str, str], search: list[str], environment: dict[str, str]) -> None:

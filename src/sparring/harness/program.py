@@ -18,11 +18,13 @@ import msgspec
 
 from sparring.errors import EnvError, LimitReached, RequestRefused, SandboxError, Unanswered, boundary, refusal
 from sparring.harness.find import Installation, find_program
+from sparring.harness.in_image import check_starts
 from sparring.harness.preset import KEY, AgentProgram, fill, load_preset
 from sparring.harness.relay import relay_to
 from sparring.harness.world_tools import SampledCalls, WorldTools
-from sparring.protocols import Episode, Session, ToolHost
+from sparring.protocols import Boxes, Episode, Session, ToolHost
 from sparring.reply import Reply, ReplyHead, ReplyPart, ReplyRequest, ReplyStream, SessionLayer
+from sparring.sandbox.roots import HOST_IMAGES
 from sparring.types import BoxSpec, ExecResult, Message, ReplyPiece, Task
 
 T = TypeVar("T")
@@ -206,6 +208,21 @@ class ProgramHarness:
             processes=max(spec.processes, preset.processes),
         )
 
+    async def check_image(self, task: Task, boxes: Boxes, *, tools: bool) -> bool:
+        """Start the program in a box of the task's image. Return False where the task has none of its own, or the
+        program has another box.
+
+        Raises:
+            BadInput: it does not run there, and the error says what its loader said; or there is no such image.
+            SandboxError: a box failed.
+        """
+        spec, installed = self.box_of(task, tools=tools), self._installation
+        if tools or spec.image in HOST_IMAGES:
+            return False
+        lines = (installed.in_images, installed.start)
+        await check_starts(self.name, boxes, spec, lines, self._environment({}), PORT)
+        return True
+
     async def run(self, episode: Episode) -> None:
         """Let the program work on the task until it ends.
 
@@ -236,7 +253,9 @@ class ProgramHarness:
                         self._open_door(requests.session, models=self._preset.models, leave_out=self._preset.leave_out)
                     )
                 door.tools = tools if episode.env.tools else None
-                result = await self._run(own, door, requests, messages)
+                has_own = own is box and self.box_of(episode.task, tools=False).image not in HOST_IMAGES
+                start = self._installation.in_images if has_own else self._installation.start
+                result = await self._run(own, start, door, requests, messages)
         finally:
             if own is not box:
                 await own.close()
@@ -245,8 +264,15 @@ class ProgramHarness:
         if requests.session.last_words is not None:
             await tools.answer(requests.session.last_words)
 
-    async def _run(self, box: Any, door: Address, requests: ProgramRequests, messages: Sequence[Message]) -> ExecResult:
-        """Write the program's files, run the program, and return its result."""
+    async def _run(
+        self,
+        box: Any,
+        start: Sequence[str],
+        door: Address,
+        requests: ProgramRequests,
+        messages: Sequence[Message],
+    ) -> ExecResult:
+        """Write the program's files, run the program, whose command begins with `start`, and return its result."""
         values = self._values(door, requests.session, messages)
         files = dict(self._preset.files)
         words = self._preset.command[1:]
@@ -257,21 +283,13 @@ class ProgramHarness:
             await box.write(f"{HOME}/{path}", fill(text, values).encode())
         if self._script:  # written unchanged: a prompt filled into source code could become code
             await box.write(f"{HOME}/agent.py", self._script.encode())
-        argv = [*self._installation.start, *(fill(word, values) for word in words)]
+        argv = [*start, *(fill(word, values) for word in words)]
         if max(len(word.encode()) for word in argv) >= LONGEST_ARGUMENT:
             raise refusal(self.name, "a prompt that fits an argument (128 KiB)", "a longer one", "give it as stdin")
-        environment = {
-            "PATH": self._installation.search,
-            "HOME": HOME,
-            "TMPDIR": "/tmp",
-            "LANG": "C.UTF-8",
-            "TZ": "UTC",
-            **self._installation.environment,
-            **{name: fill(text, values) for name, text in self._preset.environment.items()},
-        }
+        own = {name: fill(text, values) for name, text in self._preset.environment.items()}
         running: Awaitable[ExecResult] = box.program(
             argv,
-            environment=environment,
+            environment=self._environment(own),
             stdin=fill(self._preset.stdin, values),
             port=PORT,
             timeout_s=self._preset.timeout_s,
@@ -280,6 +298,11 @@ class ProgramHarness:
         )
         result = await requests.awaited(running, self._preset.grace_s)
         return result or ExecResult(exit_code=137, stdout="", stderr="", wall_s=0.0, timed_out=True)
+
+    def _environment(self, own: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of the program, with its preset's `own` variables."""
+        places = {"PATH": self._installation.search, "HOME": HOME, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "TZ": "UTC"}
+        return {**places, **self._installation.environment, **own}
 
     def _values(self, door: Address, session: Session, messages: Sequence[Message]) -> dict[str, Any]:
         preset = self._preset

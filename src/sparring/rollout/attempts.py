@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from sparring.envs.roles import BROKEN
 from sparring.errors import EngineError, InfraError, JudgeError, NotRebuildable
+from sparring.protocols import Snapshot
 from sparring.record.branches import Transcript
 from sparring.record.session import trajectory_id
 from sparring.rollout.admitted import sampled_tokens
@@ -31,6 +32,8 @@ class Attempt:
         broken: place of the world's call that failed; None if no call failed.
         unjudged: whether only the judge failed, so that the conversation is complete.
         broken_call: kind of the call that broke. If no box could be opened, it is the call that opens the environment.
+        is_fork: whether its box was a fork of what the attempt before had prepared.
+        prepared: state in which its world had prepared its box; None if it prepared none.
     """
 
     rollout: Rollout
@@ -43,6 +46,8 @@ class Attempt:
     broken: Place | None = None
     unjudged: bool = False
     broken_call: Call | None = None
+    is_fork: bool = False
+    prepared: Snapshot | None = None
 
 
 class Attempts:
@@ -64,6 +69,8 @@ class Attempts:
         failures: number of attempts that broke in this process.
         refused: reason why the rollout cannot be rebuilt, or empty.
         calls: calls of this rollout's worlds.
+        prepared: state that the next attempt's box is a fork of; None: its world prepares it. Only the first retry at a
+            place gets one, and only of a box that its own world had prepared.
     """
 
     def __init__(
@@ -76,6 +83,7 @@ class Attempts:
         self.idle = self.failures = 0
         self.calls = calls
         self.refused = ""
+        self.prepared: Snapshot | None = None
         self._first_id, self._retries, self._journals = rollout_id, retries, journals
         self._broken: list[Rollout] = earlier[:-1]
         self._last: Rollout | None = earlier[-1] if earlier else None
@@ -84,7 +92,7 @@ class Attempts:
 
     def add_failure(self, attempt: Attempt, *, excused: bool = False) -> bool:
         """Count an attempt that the infrastructure broke, and prepare the next one. An `excused` attempt costs no
-        retry.
+        retry, nor does one in a fork of an earlier attempt's box: what broke it may be in what the two share.
 
         Returns:
             Whether there may be another one.
@@ -94,14 +102,18 @@ class Attempts:
         if isinstance(attempt.error, NotRebuildable):
             self.refused = str(attempt.error)
         self._own_tokens(attempt)
+        self.prepared = None
         size = self.journal.size if attempt.rebuildable and attempt.caught_up else 0
-        self.idle = 0 if size > self._furthest or not self.failures else self.idle + (not excused)
+        costs = not excused and not attempt.is_fork
+        self.idle = 0 if size > self._furthest or not self.failures else self.idle + costs
         self.failures += not stale
         self._furthest = max(self._furthest, size)
         if self.idle >= self._retries and not stale:
             return False
         if self.refused:
             self._start_over()
+        elif not self.idle:
+            self.prepared = attempt.prepared
         return True
 
     def is_the_policys(self, attempt: Attempt) -> bool:
@@ -112,7 +124,9 @@ class Attempts:
             return False
         if error.limit_s is not None:  # a time limit says nothing about the call
             return False
-        return bool(sampled_tokens(attempt.rollout)) and self.calls.broke(broken, failure_of(error))
+        if not sampled_tokens(attempt.rollout):
+            return False
+        return self.calls.broke(broken, failure_of(error), is_fork=attempt.is_fork)
 
     def finish(self) -> tuple[Rollout, ...]:
         """Return the broken attempts before the attempt that came to an outcome."""

@@ -66,11 +66,17 @@ class WorldCalls:
         if self._broken:
             self._broken.pop(place, None)
 
-    def broke(self, place: Place, failure: Failure) -> bool:
+    def broke(self, place: Place, failure: Failure, *, is_fork: bool = False) -> bool:
         """Count a failed call of a world whose earlier answers equal the recorded ones.
 
         A rebuilt world counts if the call fails in it as in the previous world, and if another rollout's call of this
-        kind has succeeded since the last world that counted. Otherwise the environment itself may be broken.
+        kind has succeeded since the last world that counted. Otherwise the environment itself may be broken. A world
+        whose box is a fork of another world's does not count: both may break by what they share.
+
+        Args:
+            place: position of the call.
+            failure: how it failed.
+            is_fork: whether the world's box is a fork of an earlier world's.
 
         Returns:
             Whether the failure is the policy's: the call failed in a first world, and again in `WORLDS` later worlds
@@ -80,7 +86,7 @@ class WorldCalls:
         before, worlds, others_before = self._broken.get(place, (failure, 0, others))
         if before != failure:
             worlds = 0
-        elif others > others_before:
+        elif others > others_before and not is_fork:
             worlds += 1
         else:
             others = others_before

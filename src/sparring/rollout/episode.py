@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 from sparring.envs.answers import observed, rated
 from sparring.envs.box_at_home import BoxAtHome
 from sparring.envs.executor import EXECUTOR, Executor, InlineExecutor, is_cooperative
+from sparring.envs.preparation import Preparation
 from sparring.envs.roles import roles_of
 from sparring.errors import (
     BadInput,
@@ -74,8 +75,10 @@ class GuardedEnv:
         calls: counter of the attempt's calls of the environment, with the playback of its journal; None if there is no
             journal.
         at_once: whether the environment is made on the event loop, because its constructor does not block.
+        preparation: preparation of the box.
 
     Attributes:
+        preparation: preparation of the box.
         phases: phases of the attempt.
         calls: counter of the attempt's calls of the environment.
         world_s: seconds spent inside the environment.
@@ -92,8 +95,10 @@ class GuardedEnv:
         timeout_s: float = math.inf,
         calls: AttemptCalls | None = None,
         at_once: bool = False,
+        preparation: Preparation | None = None,
     ) -> None:
         self._make = make
+        self.preparation = Preparation() if preparation is None else preparation
         self.calls = calls or AttemptCalls(WorldCalls(Successes()), Playback())
         self._executor = InlineExecutor() if executor is None else executor
         self.phases = Phases(Waits(RolloutConfig())) if phases is None else phases
@@ -175,6 +180,8 @@ class GuardedEnv:
         with self.phases.within("open"):
             with _Measured(self, "env.open"), self.calls.call("open"):
                 own = None if box is None else BoxAtHome(box)
+                if box is not None:
+                    await self.preparation.prepare(env, task, box, self._call)
                 opened = observed(await self._call(env.open, task, own))
                 await self._read_tools(opened=True)
         self._observed = [WorldAnswer("", None, opened)]

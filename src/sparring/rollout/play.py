@@ -13,6 +13,7 @@ from typing import Any
 from sparring.backoff import retry_pause_s
 from sparring.envs.domains import factory_of
 from sparring.envs.executor import Executor, InlineExecutor
+from sparring.envs.preparation import Preparation
 from sparring.errors import (
     BadInput,
     EnvError,
@@ -26,7 +27,7 @@ from sparring.errors import (
     boundary,
 )
 from sparring.observe.metrics import Metrics
-from sparring.protocols import Boxes, EnvFactory, Harness
+from sparring.protocols import Boxes, EnvFactory, Harness, Snapshot
 from sparring.record.rewards import OutsideRewards
 from sparring.rollout.attempts import Attempt
 from sparring.rollout.blame import OPENING, AttemptCalls, WorldCalls
@@ -113,7 +114,14 @@ class Player:
         """Return the phases of an attempt or of a group's scoring, under this player's limits."""
         return Phases(self.waits, rollout_id=name, recorded=self._record_event)
 
-    async def play(self, request: RolloutRequest, journal: Journal, number: int, calls: WorldCalls) -> Attempt:
+    async def play(
+        self,
+        request: RolloutRequest,
+        journal: Journal,
+        number: int,
+        calls: WorldCalls,
+        prepared: Snapshot | None = None,
+    ) -> Attempt:
         """Play an attempt: the journal first, then the engine. Its world is always closed.
 
         Args:
@@ -121,11 +129,13 @@ class Player:
             journal: journal of the attempt; new events are appended.
             number: number of the attempt.
             calls: counts of the rollout's calls of its worlds.
+            prepared: state that its box is a fork of; None: its world prepares the box.
 
         Raises:
             BadInput: the harness requested a role that the world does not have.
         """
-        episode = self._episode(request, journal, calls)
+        preparation = Preparation(prepared)
+        episode = self._episode(request, journal, calls, preparation)
         playback, rewards = episode.env.playback, episode.rewards
         rollout = partial(request.rollout, id=journal.attempt, attempt=number)
         try:
@@ -147,9 +157,13 @@ class Player:
             rebuildable=episode.env.rebuildable and journal.holds(attempt.rollout.trajectories),
             broken=broken,
             broken_call=broken.call if broken is not None else OPENING if boxless else None,
+            is_fork=preparation.is_fork,
+            prepared=preparation.snapshot if attempt.error is not None else None,
         )
 
-    def _episode(self, request: RolloutRequest, journal: Journal, calls: WorldCalls) -> RunningEpisode:
+    def _episode(
+        self, request: RolloutRequest, journal: Journal, calls: WorldCalls, preparation: Preparation
+    ) -> RunningEpisode:
         """Return the episode of an attempt, before anything is opened."""
         factory = factory_of(self.factory, request.task)
         env = GuardedEnv(
@@ -159,6 +173,7 @@ class Player:
             timeout_s=request.task.limits.timeout_s,
             at_once=getattr(factory, "makes_at_once", False),
             calls=AttemptCalls(calls, Playback(journal)),
+            preparation=preparation,
         )
         return RunningEpisode(
             request.task,
@@ -244,7 +259,7 @@ class Player:
                 await starts.acquire()
         try:
             with phases.within("box"):
-                episode.box = await pool.take(spec)
+                episode.box = await episode.env.preparation.take(pool, spec)
         except BadInput as error:
             raise TaskError(str(error)) from error
         finally:

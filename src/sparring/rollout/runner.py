@@ -112,10 +112,13 @@ class RolloutRunner(Player):
                 await asyncio.sleep(retry_pause_s(self.config.retries.delay_s, attempts.idle + 1, rollout_id))
             async with environment, breaker.trial(task.id) as trial:
                 attempts.calls.answered = trial.answered
-                attempt = await self.play(request, attempts.journal, attempts.number, attempts.calls)
+                number, calls, prepared = attempts.number, attempts.calls, attempts.prepared
+                attempt = await self.play(request, attempts.journal, number, calls, prepared)
                 trial.error = None if isinstance(attempt.error, NotRebuildable) else attempt.error
                 trial.broken = attempt.broken_call
             self._metrics.add("rollout/rebuilt", int(attempt.is_rebuild and attempt.caught_up), "sum")
+            if attempt.is_fork:
+                self._metrics.add("rollout/from_snapshot", 1, "sum")
             if isinstance(attempt.error, WorkerLost):
                 self._metrics.add("rollout/workers_lost", 1, "sum")
             final = self._finish(attempt, attempts)

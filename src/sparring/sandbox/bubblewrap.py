@@ -18,14 +18,16 @@ from sparring.sandbox.connection import BoxConnection, Call, Pump, Refused, Sink
 from sparring.sandbox.file_commands import FILE_TIMEOUT_S, FileCommands
 from sparring.sandbox.groups import BoxGroups, Hierarchy, hierarchy_of_this_process
 from sparring.sandbox.handles import BoxProcess, BoxShell, BoxTerminal
+from sparring.sandbox.image_python import check_has_python, python_line, python_request
 from sparring.sandbox.images.held import HeldLayers
+from sparring.sandbox.mounts import outermost
 from sparring.sandbox.off_box import OffBox
 from sparring.sandbox.results import result_of
-from sparring.sandbox.roots import ImageOf, Root, check_runs_programs, check_same_user, root_of, stored_image
+from sparring.sandbox.roots import ImageOf, Root, check_same_user, root_of, stored_image
 from sparring.sandbox.screen import Screen
 from sparring.sandbox.server import Server
-from sparring.sandbox.snapshots import LayeredSnapshot, check_judging, check_prepared, checked, still_lives
-from sparring.sandbox.spoilt import PortTaken, raise_for
+from sparring.sandbox.snapshots import LayeredSnapshot, check_prepared, checked, still_lives
+from sparring.sandbox.spoilt import raise_for, raise_for_program
 from sparring.sandbox.verifier import checked_paths, conversation, pipes_between, verifier_of
 from sparring.types import MOST_BYTES, BoxSpec, ExecResult
 
@@ -56,6 +58,7 @@ class BubblewrapBoxes:
         self._config = config
         self.runs_programs = mounts is not None
         self._mounts = mounts
+        self.shown = list(outermost(mounts or {}))
         self.image_of = image_of
         self._servers: dict[tuple[object, ...], list[Server]] = {}
         self._num_servers = config.servers or cpus
@@ -158,9 +161,9 @@ class BubblewrapBox(FileCommands):
         return await self._turned(request, _bytes(stdin), timeout_s, output_bytes, on_output)
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
-        """Run code as `python3 -c` would, in a fork of a warm interpreter; in an image, by the image's `python3`."""
+        """Run code as `python3 -c` would, in a fork of a warm interpreter; in an image, on the image's `python3`."""
         if self._root.kind == "layers":
-            return await self.exec(["python3", "-"], stdin=code, timeout_s=timeout_s)
+            return await self.exec(python_line(), stdin=code, timeout_s=timeout_s)
         self._used = True
         return await self._turned({"op": "python"}, _bytes(code), timeout_s)
 
@@ -190,13 +193,18 @@ class BubblewrapBox(FileCommands):
                 has ended.
 
         Raises:
-            BadInput: the pool runs no programs, or the box has an image of its own.
+            BadInput: the pool runs no programs.
             PortTaken: a command of this box has the port.
+            SpoiltFile: in an image, a command left something where the program's files are shown.
+            OSError: the image has something there.
             SandboxError: the box failed.
         """
-        check_runs_programs(self._pool.runs_programs, self.spec, self._root)
-        self._used = True
-        request = {"op": "program", "argv": list(argv), "environment": dict(environment), "port": port}
+        if not self._pool.runs_programs:
+            raise refusal("sandbox", "boxes that run programs", "others", "make the pool with mounts")
+        used, self._used = self._used, True
+        request: dict[str, Any] = {"op": "program", "argv": list(argv), "port": port}
+        request["environment"] = self._root.program_environment(environment)
+        request["shown"] = self._pool.shown if self._root.kind == "layers" else []
         call, rest = await self._begin(request, _bytes(stdin), timeout_s, output_bytes)
         running = asyncio.create_task(self._ended(call, rest, timeout_s))
         serving = asyncio.create_task(_serve(call, served))
@@ -208,7 +216,7 @@ class BubblewrapBox(FileCommands):
                 serving.result()
             return result_of(await running)
         except Refused as refused:
-            raise PortTaken(refused.errno, f"port {port} of the box: {refused}") from refused
+            raise_for_program(refused.errno, refused.place, port, used)
         finally:
             for task in (running, serving):
                 task.cancel()
@@ -402,21 +410,24 @@ class BubblewrapBox(FileCommands):
         `code` ends `other`. Together they take one slot of the pool, since one of them usually waits.
 
         Raises:
-            BadInput: the box has an image of its own, on whose programs a judge must not run.
+            BadInput: the box has an image of its own, which has no Python.
             SandboxError: a box failed and `code` failed because of it, or this box is closed.
         """
         self._check_open()
-        check_judging(self.spec.image, self._root.kind)
         judge = self._line.judge
         below = (*judge, await self.snapshot()) if judge else (None, None)
         ends = zip(pipes_between(), below, strict=True)
         asking, answering = (self._pool.made(self.spec, self._root, *end) for end in ends)
-        return await conversation((asking, code), (answering, other), self.spec.timeout_s, self._pool.slots)
+        result = await conversation((asking, code), (answering, other), self.spec.timeout_s, self._pool.slots)
+        if result.exit_code and self._root.kind == "layers":
+            await check_has_python(self._pool.made(self.spec, self._root, below=below[0]), self.spec.image)
+        return result
 
     async def run_alone(self, code: str, limit_s: float) -> ExecResult:
         """Run Python code in an unused box for a caller that holds a slot."""
+        request = python_request() if self._root.kind == "layers" else {"op": "python"}
         try:
-            return result_of(await self._run({"op": "python"}, _bytes(code), limit_s))
+            return result_of(await self._run(request, _bytes(code), limit_s))
         finally:
             self._close_pipes()  # if the box did not start, the other one would wait for an answer
 

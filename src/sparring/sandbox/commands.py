@@ -29,6 +29,7 @@ class Pool(Protocol):
     """Pool as its boxes see it: a slot for each command, and the seconds that an answer may be late."""
 
     runs_programs: bool
+    shown: list[str]
     slots: asyncio.Semaphore
     groups: BoxGroups
     grace_s: float

@@ -35,11 +35,12 @@ class Refused(Exception):
     Attributes:
         errno: the reason.
         processes: command lines of the processes in the way.
+        place: path that is in the way; "" if none is.
     """
 
-    def __init__(self, errno: int, processes: Sequence[str] = ()) -> None:
+    def __init__(self, errno: int, processes: Sequence[str] = (), place: str = "") -> None:
         super().__init__(os.strerror(errno))
-        self.errno, self.processes = errno, processes
+        self.errno, self.processes, self.place = errno, processes, place
 
 
 class Passed(NamedTuple):
@@ -235,7 +236,7 @@ class BoxConnection:
         elif "begun" in header:
             call.begun.set_result(None)
         elif "refused" in header:
-            call.fail(Refused(header["refused"], header.get("processes", ())))
+            call.fail(Refused(header["refused"], header.get("processes", ()), header.get("place", "")))
         elif "parts" in header:
             self._tell_end(call, header, body)
         if header.get("closed"):

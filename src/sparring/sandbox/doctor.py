@@ -58,9 +58,9 @@ def examine(config: SandboxConfig | None = None) -> list[Enforcement]:
         Enforcement(
             "pipes, passed descriptors",
             False,
-            "counted for all boxes together",
+            "counted for all boxes together; none can keep another box from what its own process passes",
             "a box that opens 1,024 pipes leaves others pipes of 8 KB; one that has 256 descriptors under way stops "
-            "others from passing any",
+            "commands of others from passing any",
         ),
         _killer(),
         _overlay(),

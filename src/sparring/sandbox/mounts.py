@@ -98,13 +98,17 @@ def check_mounts(mounts: Mapping[str, str], where: str) -> None:
             raise refusal(where, "a program that boxes can read", got, do)
 
 
-def arguments_of(mounts: Mapping[str, str]) -> list[str]:
-    """Return bubblewrap's arguments for read-only mounts. A mount inside another one is left out."""
+def outermost(mounts: Mapping[str, str]) -> dict[str, str]:
+    """Return the mounts that lie in no other one, in the order of their paths."""
     folders = {target for target, source in mounts.items() if target == source and os.path.isdir(source)}
+    ordered = sorted(mounts.items())
+    return {target: source for target, source in ordered if not folders & set(map(str, Path(target).parents))}
+
+
+def arguments_of(mounts: Mapping[str, str]) -> list[str]:
+    """Return bubblewrap's arguments for read-only mounts."""
     arguments = []
-    for target, source in sorted(mounts.items()):
-        if any(str(parent) in folders for parent in Path(target).parents):
-            continue
+    for target, source in outermost(mounts).items():
         if target == source and os.path.islink(source):
             arguments += ["--symlink", str(_next(Path(source))), target]
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from sparring.types import BoxSpec
 ImageOf = Callable[[str], UnpackedImage]
 """Unpacked image by its name. Raises BadInput for a name that is not there."""
 
+HOST_IMAGES = ("python", "host")
+"""Images whose programs are the host's."""
 MOST_USER = 65535
 SHOWN = "/layers"
 """Folder of a fork server that shows the folders in which layers lie. No command sees it."""
@@ -44,6 +46,13 @@ class Root:
         """Folders in which the layers lie. A fork server shows some of these, and makes boxes of every image there."""
         return tuple(sorted({layer.parent for layer in self.layers}))
 
+    def program_environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of an agent program: its own, and below it an image's variables, whose PATH is
+        searched last."""
+        variables = dict(self.variables)
+        searched = [paths for paths in (environment.get("PATH"), variables.get("PATH")) if paths]
+        return {**variables, **environment, **({"PATH": ":".join(searched)} if searched else {})}
+
     def limits(self) -> dict[str, Any]:
         """Return what a box is told of its root, which `inner.root` reads."""
         places = {folder: f"{SHOWN}/{number}" for number, folder in enumerate(self.folders)}
@@ -61,7 +70,7 @@ def root_of(spec: BoxSpec, image_of: ImageOf, held: HeldLayers) -> Root:
         BadInput: there is no such image, its layers are gone or cannot be shown, or the user is no id.
     """
     check_user(spec.user)
-    if spec.image in ("python", "host"):
+    if spec.image in HOST_IMAGES:
         return Root(kind=spec.image)
     layers, config = image_of(spec.image)
     if not layers:
@@ -115,19 +124,6 @@ def check_same_user(spec: BoxSpec, user: int | None) -> None:
     if user != spec.user:
         expected, got = f"user {spec.user}, the only one of this box", f"a command as user {user}"
         raise refusal("box.user", expected, got, "use one user a box: set box.user, or take another box for the other")
-
-
-def check_runs_programs(runs_programs: bool, spec: BoxSpec, root: Root) -> None:
-    """Refuse an agent program where it is not mounted.
-
-    Raises:
-        BadInput: the pool has no mounts, or the box has an image of its own.
-    """
-    if not runs_programs:
-        raise refusal("sandbox", "boxes that run programs", "others", "make the pool with mounts")
-    if root.kind == "layers":
-        do = "use one of them; a world with tools may have an image, for the program then has another box"
-        raise refusal("box.image", "'python' or 'host' for a box that runs an agent program", repr(spec.image), do)
 
 
 def site_packages() -> Iterator[Path]:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sparring.errors import SandboxError
+from sparring.open_files import allow_files
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.mounts import arguments_of, box_identity, hidden_homes, mounts_of_program
 from sparring.sandbox.roots import SHOWN, Root, site_packages
@@ -152,6 +153,7 @@ class Server:
     """
 
     def __init__(self, config: SandboxConfig, mounts: Mapping[str, str] | None = None, root: Root = Root()) -> None:
+        allow_files()  # descriptors under way of all boxes count against what this process passes
         self._config = config
         self._mounts = mounts
         self._root = root

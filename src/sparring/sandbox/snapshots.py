@@ -140,17 +140,6 @@ class Line:
         return made
 
 
-def check_judging(image: str, kind: str) -> None:
-    """Refuse two programs in boxes of an image.
-
-    Raises:
-        BadInput: the box has an image of its own, whose programs a judge must not run on.
-    """
-    if kind == "layers":
-        do = "do: take the judge's box with image 'python' (`beside`), and write into it what it judges"
-        raise refusal("converse", "a box of the image 'python' or 'host'", repr(image), do)
-
-
 def check_prepared(used: bool) -> None:
     """Refuse a verifier of a box that was never snapshot.
 

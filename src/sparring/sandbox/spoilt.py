@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from sparring.errors import PolicyFailure, SpoiltFile
 
@@ -30,6 +30,30 @@ SPOILT: Mapping[int, type[SpoiltFile]] = {
 }
 """Errors that an earlier command of the policy can have caused. ENXIO: a pipe, a socket or a device; EEXIST: a file at
 the path of a new folder. A missing file or a read-only path does not count."""
+
+
+RACED = (errno.EAGAIN, errno.EXDEV, errno.EBUSY)
+"""Errors of a path that a command changes while it is followed."""
+
+
+def raise_for_program(number: int, place: str, port: int, used: bool) -> NoReturn:
+    """Raise the error for an agent program that could not begin.
+
+    Args:
+        number: the reason, an errno.
+        place: path at which its files could not be shown; "" if its port was the reason.
+        port: its port.
+        used: whether a command has run in the box.
+
+    Raises:
+        SpoiltFile: a command of the policy may be the reason.
+        OSError: no command can be the reason.
+        PortTaken: a command has the port.
+    """
+    if place:
+        kind = SPOILT.get(number, SpoiltFile if number in RACED else OSError)
+        raise (kind if used else OSError)(number, os.strerror(number), place)
+    raise PortTaken(number, f"port {port} of the box: {os.strerror(number)}")
 
 
 def raise_for(header: Mapping[str, Any], path: str, used: bool, most_bytes: int | None = None) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import os
-import re
-import shutil
 import subprocess
 import tarfile
 from pathlib import Path
+
+from image_files import copy_programs, readable
 
 PROGRAMS = (
     "sh bash ls cat id tar chown stat rm rmdir mv mkdir touch ln diff dpkg dpkg-deb dpkg-split head env sleep".split()
@@ -24,8 +24,7 @@ def build(folder: Path) -> tuple[Path, ...]:
     for name in ("usr/bin", "etc", "var/lib/dpkg/updates", "var/lib/dpkg/info", "tmp", "lib64"):
         (lower / name).mkdir(parents=True, exist_ok=True)
     (lower / "bin").symlink_to("usr/bin")
-    for name in PROGRAMS:
-        _copy(Path(shutil.which(name) or "/missing"), lower)
+    copy_programs(PROGRAMS, lower)
     for name in ("ldconfig", "start-stop-daemon"):  # dpkg wants to find them
         _script(lower / "usr/bin" / name, "exit 0")
     _script(lower / "usr/bin/python3", "echo python of the image\ncat")
@@ -41,28 +40,13 @@ def build(folder: Path) -> tuple[Path, ...]:
     _write_out(upper / "etc/hidden")
     _archive(upper / "foreign.tar")
     _package(folder, upper / "greeting.deb")
-    if os.geteuid() == 0:  # boxes of root run as nobody
-        for path in (folder, *folder.rglob("*")):
-            os.chown(path, 65534, 65534, follow_symlinks=False)
-    for path in (folder, *folder.parents):
-        if not path.stat().st_mode & 0o005 and path != Path("/"):
-            path.chmod(path.stat().st_mode | 0o055)
+    readable(folder)
     return lower, upper
 
 
 def _script(path: Path, body: str) -> None:
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
-
-
-def _copy(program: Path, root: Path) -> None:
-    """Copy a program and the libraries that it needs."""
-    shutil.copy(program, root / "usr/bin" / program.name)
-    for library in re.findall(r"(/\S+)", subprocess.run(["ldd", program], capture_output=True, text=True).stdout):
-        target = root / library.strip(":").lstrip("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists() and Path(library).is_file():
-            shutil.copy(library, target)
 
 
 def _write_out(path: Path) -> None:

@@ -55,7 +55,7 @@ def is_ours(folder: str) -> bool:
 async def checks(folder: Path) -> dict[str, Any]:
     """Run every command in a box of its own, and the file operations of the host."""
     layers = build(folder)
-    boxes = BubblewrapBoxes(SandboxConfig(servers=1), image_of=lambda name: UnpackedImage(layers))
+    boxes = BubblewrapBoxes(SandboxConfig(servers=1), image_of=lambda name: UnpackedImage(layers[name == "bare" :]))
     spec = BoxSpec(timeout_s=20.0, image="small", user=0)
     said: dict[str, Any] = {}
     try:
@@ -79,8 +79,11 @@ async def checks(folder: Path) -> dict[str, Any]:
                 ["sh", "-c", "id -u; touch f; chown 5:6 f"]
             )
         ).stdout
-        with pytest.raises(BadInput, match="expected a box of the image 'python' or 'host', got 'small'"):
-            await box.converse("", "")
+        said["converse"] = (await box.converse("asks", "answers")).stdout
+        bare = await boxes.take(BoxSpec(timeout_s=20.0, image="bare"))
+        with pytest.raises(BadInput) as refused:
+            await bare.converse("print(1)", "print(2)")
+        said["refused"] = str(refused.value)
         await host_checks(boxes, said)
     finally:
         await boxes.close()
@@ -116,6 +119,11 @@ def test_a_root_is_the_image_s_and_can_be_written(who: str, tmp_path: Path) -> N
     for what, (_, expected) in SHELL.items():
         assert said[what] == (listed if expected == "LISTED" else expected), what
     assert said["python"] == "python of the image\nsaid by the code"
+    assert said["converse"] == "python of the image\nasks"
+    assert said["refused"] == (
+        "converse: expected a box whose image has a Python, got 'bare': python3: No such file or directory; do: install "
+        "Python 3.9 or newer in it, or judge in a box of the image 'python' (`beside`)"
+    )
     assert (said["written"], said["read"]) == ("by the host", "upper\n")
     assert "etc" in said["fork"][0] and "etc" not in said["fork"][1]
     assert said["foreign"] == "1000\n"

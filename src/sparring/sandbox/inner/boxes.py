@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from sparring.sandbox.inner.command import ANSWERED, ASKED
-from sparring.sandbox.inner.confine import address_space_bytes, fork_isolated, furnish, raise_loopback
+from sparring.sandbox.inner.confine import address_space_bytes, fork_isolated, furnish, most_files, raise_loopback
 from sparring.sandbox.inner.processes import below, command_lines, end_all, parents, reap_orphans, resident_bytes
 from sparring.sandbox.inner.run import Run
 from sparring.sandbox.inner.shell import ShellRun
@@ -31,7 +31,6 @@ from sparring.sandbox.inner.wire import CROWDED_BYTES, Wire
 
 MOST_RUNS = 64
 """Commands of a box at once."""
-OWN_FILES = 4096
 CONNECT_S = 5.0
 DRAIN_PIECES = 64
 """Pieces of a stream that are read once its command has ended: what is in a pipe. Another process may have it too."""
@@ -69,7 +68,8 @@ class Box:
         self._look, self._loopback = 0.0, False
         self._snapshot: dict[str, Any] | None = None
         self._limits = limits = self._first()
-        limits |= {"own_processes": limits["processes"] + 1 + MOST_RUNS, "own_files": max(OWN_FILES, limits["files"])}
+        limits["own_processes"] = limits["processes"] + 1 + MOST_RUNS
+        limits["own_files"], limits["files"] = most_files(limits["files"])
         limits["doors"] = doors
         limits["furnished"] = self._furnished = furnish(limits, frozen)
         returned = self._furnished.tree.returned
@@ -197,7 +197,7 @@ class Box:
             return
         if request["op"] in NETWORKED:
             self._raise_loopback()
-        if request["op"] == "program" and not self._open_port(request["id"], request["port"]):
+        if request["op"] == "program" and not (self._show(request) and self._open_port(request["id"], request["port"])):
             return
         reaped = bool(request.get("kept")) or self._direct() is not None
         request["joined"], request["reapers"] = self._joined, len(self._reapers()) + reaped
@@ -223,6 +223,15 @@ class Box:
         if not self._loopback:
             raise_loopback()
             self._loopback = True
+
+    def _show(self, request: dict[str, Any]) -> bool:
+        """Show a program's files in the root of commands, if it is an image's; say so where that fails."""
+        try:
+            self._furnished.tree.show(request["shown"])
+        except OSError as error:
+            self._wire.send({"id": request["id"], "refused": error.errno, "place": str(error.filename)})
+            return False
+        return True
 
     def _open_port(self, number: int, port: int) -> bool:
         """Listen on the box's own loopback interface, and send the listening socket to the parent, which then accepts

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 
 MS_RDONLY, MS_NOSUID, MS_NOSUID_NODEV, MS_NOEXEC = 0x1, 0x2, 0x2 | 0x4, 0x8
 MS_REMOUNT, MS_BIND, MS_REC, MS_REC_PRIVATE = 0x20, 0x1000, 0x4000, 0x4000 | 0x40000
 MNT_DETACH = 2
-OPEN_TREE, MOVE_MOUNT = 428, 429  # the same numbers on every architecture
-AT_FDCWD, OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH = -100, 0x1, 0x4
+OPEN_TREE, MOVE_MOUNT, OPENAT2 = 428, 429, 437  # the same numbers on every architecture
+AT_FDCWD, OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH, MOVE_MOUNT_T_EMPTY_PATH = -100, 0x1, 0x4, 0x40
+RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x2, 0x10
 
 # PyDLL keeps the interpreter's lock: no other Python code may run between a fork and its bookkeeping.
 libc = ctypes.PyDLL(None, use_errno=True)
@@ -50,3 +52,20 @@ def attach_tree(tree: int, target: str) -> None:
     """Attach a mount that is attached nowhere: move_mount(2)."""
     flags = ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH)
     check_result(libc.syscall(MOVE_MOUNT, tree, b"", AT_FDCWD, os.fsencode(target), flags), f"move_mount {target}")
+
+
+def attach_tree_at(tree: int, target: int) -> None:
+    """Attach a mount that is attached nowhere, at an open file or folder: move_mount(2)."""
+    flags = ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH)
+    check_result(libc.syscall(MOVE_MOUNT, tree, b"", target, b"", flags), "move_mount")
+
+
+def open_in(root: int, path: str, flags: int, mode: int = 0) -> int:
+    """Open a path below a folder, which is the root of the links on the way; a link of /proc to what a process has open
+    is refused (ELOOP): openat2(2).
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
+    return check_result(libc.syscall(OPENAT2, root, os.fsencode(path), how, ctypes.c_size_t(len(how))), path)

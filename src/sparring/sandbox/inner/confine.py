@@ -39,6 +39,7 @@ COUNTS = {
     "max_inotify_watches": 8192,
 }
 """Counts of a user that all boxes share, with the most that one box may have."""
+OWN_FILES = 16384
 SIGNALS = 1024
 """Maximum number of queued signals and timers of a box; the kernel counts those of all boxes together, too."""
 
@@ -134,6 +135,21 @@ def furnish(limits: dict[str, Any], frozen: list[int]) -> Furnished:
         os.environ.update(limits["environment"])
     rules = Rules(owners=user == 0, sizes=bool(limits["doors"]), sessions=limits["sessions"])
     return Furnished(tree, limits["folder"], rules)
+
+
+def most_files(wanted: int) -> tuple[int, int]:
+    """Return the maximum number of open files of the box's own process and of a process of a command.
+
+    The kernel counts descriptors that are under way between processes for all boxes together, and refuses more of
+    whoever has a limit of files below that count. Commands reach their own limit and 253 for each that passes some at
+    that moment, so the box's process, which passes sockets and layers, has a limit far above it.
+
+    Args:
+        wanted: limit of a command, which a lower limit of this process lowers.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    own = OWN_FILES if hard == resource.RLIM_INFINITY else min(OWN_FILES, hard)
+    return own, min(wanted, own // 2)
 
 
 def raise_loopback() -> None:

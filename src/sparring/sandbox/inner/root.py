@@ -18,6 +18,7 @@ attaches one gives a new one back. What the descriptors hold ends with the last 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterable
@@ -29,8 +30,10 @@ from sparring.sandbox.inner.calls import (
     MS_NOSUID_NODEV,
     MS_REC,
     attach_tree,
+    attach_tree_at,
     cloned_tree,
     mount,
+    open_in,
     unmount,
 )
 
@@ -83,6 +86,7 @@ class BoxFiles:
         self._is_host = image == "host"
         self._last = len(frozen)
         self.returned = []
+        self._is_shown = False
         for number, tree in enumerate(frozen):
             os.mkdir(f"l/{number}")
             attach_tree(tree, f"l/{number}")
@@ -127,6 +131,23 @@ class BoxFiles:
             os.close(own)
             os.chdir("/box")
 
+    def show(self, paths: list[str]) -> None:
+        """Show files and folders of bubblewrap's root at the same paths of the root of commands, read-only, until the
+        next snapshot. Links on the way to a path are followed within the root of commands.
+
+        Raises:
+            OSError: the image, or a command, has something else at a path or on the way to it, or the disk is full.
+        """
+        if self._is_shown or not paths:
+            return
+        root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._place)
+        try:
+            for path in paths:
+                _show_in(root, path)
+        finally:
+            os.close(root)
+        self._is_shown = True
+
     def _begin_layer(self) -> None:
         """Mount every part with a new layer on top."""
         os.mkdir(f"l/{self._last}", 0o755)
@@ -136,6 +157,7 @@ class BoxFiles:
             if not self._last:
                 os.mkdir(f"own/{name}", 0o700)
             mount(f"own/{name}", path, None, MS_BIND)
+        self._is_shown = False
         if self.is_rooted:
             self._build_root()
         os.chdir("/box")
@@ -191,6 +213,50 @@ class BoxFiles:
 
 def _is_folder(path: str) -> bool:
     return os.path.isdir(path) and not os.path.islink(path)
+
+
+def _show_in(root: int, path: str) -> None:
+    """Attach a clone of the mount at a path, at the same path below a root."""
+    folder, name = os.path.split(path)
+    if os.path.islink(path):
+        place = _open_folder(root, folder)
+        try:
+            os.symlink(os.readlink(path), name, dir_fd=place)
+        except FileExistsError:
+            pass
+        finally:
+            os.close(place)
+        return
+    if os.path.isdir(path):
+        target = _open_folder(root, path)
+    else:
+        os.close(_open_folder(root, folder))
+        os.close(open_in(root, path, os.O_CREAT | os.O_WRONLY | os.O_NONBLOCK, 0o644))
+        target = open_in(root, path, os.O_PATH)
+    try:
+        tree = cloned_tree(path)
+        try:
+            attach_tree_at(tree, target)
+        finally:
+            os.close(tree)
+    finally:
+        os.close(target)
+
+
+def _open_folder(root: int, path: str) -> int:
+    """Open a folder below a root; make what is missing of it."""
+    try:
+        return open_in(root, path, os.O_PATH | os.O_DIRECTORY)
+    except FileNotFoundError:
+        above, name = os.path.split(path)
+    place = _open_folder(root, above)
+    try:
+        os.mkdir(name, 0o755, dir_fd=place)
+    except FileExistsError:  # a link to nothing
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
+    finally:
+        os.close(place)
+    return open_in(root, path, os.O_PATH | os.O_DIRECTORY)
 
 
 def _make_folder(path: str) -> None:

@@ -223,7 +223,7 @@ def borrow(code: str, defined: tuple[str, ...] = ()) -> None:
     Builtins, names with two leading underscores, and definitions of `code` itself never come from the lender.
     """
     out, sys.stdout = os.dup(1), open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
-    scope: dict[str, Any] = {name: sys.modules[name] for name in MODULES}
+    scope: dict[str, Any] = {name: __import__(name) for name in MODULES}
     try:
         names, constants = _receive(ASKED)
         for name in names:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
+from sparring.envs.domains import factory_of
 from sparring.errors import EnvError, HarnessError, refusal
 from sparring.harness.by_environment import mounts_of
 from sparring.harness.load import BUILT_IN
 from sparring.harness.relay import FILES_OF_CONNECTION, MOST_CONNECTIONS
 from sparring.harness.workers import NAME as WORKERS
 from sparring.open_files import MOST, allow_files
-from sparring.protocols import Harness
+from sparring.protocols import Boxes, EnvFactory, Harness
 from sparring.recipe.run_config import RunConfig
+from sparring.sandbox.roots import HOST_IMAGES
 from sparring.stages.context import Context
 from sparring.stages.data.demonstrations import Conversation, Demonstrations
 from sparring.stages.models.imitator import imitator_of
 from sparring.stages.preflight.workers import Rehearsal
 from sparring.types import Message, Task
 
+MOST_IMAGES = 16
+"""Maximum number of images in which programs are started before a run."""
 FILES_OF_RUN, FILES_OF_BOX = 512, 8
 """Number of open files of a run without its programs, and of each program's box."""
 
@@ -98,6 +102,27 @@ def within_files(places: int, allowed: int) -> str:
         do = f"raise it (ulimit -Hn {wanted}), or set rollout.max_concurrent_rollouts = {max(1, most)}"
         raise refusal("open files", f"{wanted} for {places} programs at once", f"a limit of {allowed}", do)
     return f"programs: {MOST_CONNECTIONS} connections each, within {allowed} open files"
+
+
+async def check_images(harness: Harness, factory: EnvFactory, boxes: Boxes, tasks: Sequence[Task]) -> list[str]:
+    """Start agent programs in a box of each image that the first tasks name, at most `MOST_IMAGES`.
+
+    Returns:
+        A sentence if a program was started, or nothing.
+
+    Raises:
+        BadInput: a program does not run in an image, or there is no such image.
+    """
+    starts: Callable[..., Awaitable[bool]] | None = getattr(harness, "check_image", None)
+    first: dict[tuple[str, str], Task] = {}
+    for task in tasks if starts is not None else ():
+        if task.box is not None and task.box.image not in HOST_IMAGES:
+            first.setdefault((task.env, task.box.image), task)
+    started = 0
+    for task in [*first.values()][:MOST_IMAGES]:
+        tools = bool(factory_of(factory, task).make().tools)
+        started += starts is not None and await starts(task, boxes, tools=tools)
+    return [f"harness: its program starts in {started} of {len(first)} images of the first tasks"] if started else []
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ from sparring.stages.models.teacher_format import check_unused_settings
 from sparring.stages.models.teachers import check_collect, check_distill
 from sparring.stages.preflight.engine import check_engine, check_updates
 from sparring.stages.preflight.environment import check_environment, check_repeats, check_shown, first_tasks
-from sparring.stages.preflight.harness import check_files, players_of
+from sparring.stages.preflight.harness import check_files, check_images, players_of
 from sparring.stages.preflight.judges import check_judges
 from sparring.stages.preflight.memory import shapes_of
 from sparring.stages.preflight.metric_names import check_metrics
@@ -93,6 +93,7 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
         check_sandbox(config.sandbox)
         facts.append(f"sandbox: {config.sandbox.bwrap} isolates a command on this machine")
         facts += check_files(config, context.harness)
+        facts += await check_images(context.harness, factory, context.boxes, tasks)
     facts += await _check_programs(config, factory, context.boxes, tasks)
     environment_facts, held, shown = await _play_tasks(context, tasks, rehearsal)
     about, compared = check_compared(config, factory)
