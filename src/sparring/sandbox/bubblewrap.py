@@ -20,12 +20,13 @@ from sparring.sandbox.groups import BoxGroups, Hierarchy, hierarchy_of_this_proc
 from sparring.sandbox.handles import BoxProcess, BoxShell, BoxTerminal
 from sparring.sandbox.images.held import HeldLayers
 from sparring.sandbox.off_box import OffBox
+from sparring.sandbox.requests import as_bytes, check_count, check_spec, placed
 from sparring.sandbox.results import result_of
 from sparring.sandbox.roots import ImageOf, Root, check_runs_programs, check_same_user, root_of, stored_image
 from sparring.sandbox.screen import Screen
 from sparring.sandbox.server import Server
 from sparring.sandbox.snapshots import LayeredSnapshot, check_judging, check_prepared, checked, still_lives
-from sparring.sandbox.spoilt import PortTaken, raise_for
+from sparring.sandbox.spoilt import Exhausted, PortTaken, raise_for
 from sparring.sandbox.verifier import checked_paths, conversation, pipes_between, verifier_of
 from sparring.types import MOST_BYTES, BoxSpec, ExecResult
 
@@ -71,13 +72,15 @@ class BubblewrapBoxes:
         """Return a new box, which the caller closes. Its first command starts its processes.
 
         Raises:
-            BadInput: there is no such image, the user is no id, or the spec asks for a network, which these boxes lack.
+            BadInput: there is no such image, the user is no id, a limit is none, or the spec asks for a network, which
+                these boxes lack.
             SandboxError: the pool is closed.
         """
         if spec.network:
             raise refusal(
                 "box.network", "false", "true", "bubblewrap boxes have no network; use another kind of sandbox"
             )
+        check_spec(spec)
         root = root_of(spec, self.image_of, self._held)
         if not self._config.enabled:
             return OffBox()
@@ -154,15 +157,15 @@ class BubblewrapBox(FileCommands):
         """
         check_same_user(self.spec, user)
         self._used = True
-        request = {"op": "exec", **_placed(argv, cwd, environment)}
-        return await self._turned(request, _bytes(stdin), timeout_s, output_bytes, on_output)
+        request = {"op": "exec", **placed(argv, cwd, environment)}
+        return await self._turned(request, as_bytes(stdin), timeout_s, output_bytes, on_output)
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
         """Run code as `python3 -c` would, in a fork of a warm interpreter; in an image, by the image's `python3`."""
         if self._root.kind == "layers":
             return await self.exec(["python3", "-"], stdin=code, timeout_s=timeout_s)
         self._used = True
-        return await self._turned({"op": "python"}, _bytes(code), timeout_s)
+        return await self._turned({"op": "python"}, as_bytes(code), timeout_s)
 
     async def program(
         self,
@@ -196,8 +199,8 @@ class BubblewrapBox(FileCommands):
         """
         check_runs_programs(self._pool.runs_programs, self.spec, self._root)
         self._used = True
-        request = {"op": "program", "argv": list(argv), "environment": dict(environment), "port": port}
-        call, rest = await self._begin(request, _bytes(stdin), timeout_s, output_bytes)
+        request = {"op": "program", **placed(argv, environment=environment), "port": port}
+        call, rest = await self._begin(request, as_bytes(stdin), timeout_s, output_bytes)
         running = asyncio.create_task(self._ended(call, rest, timeout_s))
         serving = asyncio.create_task(_serve(call, served))
         try:
@@ -231,10 +234,11 @@ class BubblewrapBox(FileCommands):
             FileNotFoundError: there is no folder `cwd`.
             SpoiltFile: a command of this box left something else there.
             BadInput: `MOST_RUNS` of `inner.boxes` run already.
+            Exhausted: commands of this box hold all terminals or processes of it.
             SandboxError: the box failed.
         """
         pump = None if on_output is None else Pump(await self._open(), on_output)
-        request = {"op": "start", **_placed(argv, cwd, environment)}
+        request = {"op": "start", **placed(argv, cwd, environment)}
         process = BoxProcess(self, *await self._kept(request, timeout_s, output_bytes, pump))
         process.pump = pump
         if pump is not None:
@@ -247,9 +251,13 @@ class BubblewrapBox(FileCommands):
         Raises:
             Exception: as `start`.
         """
-        request = {"op": "shell", **_placed((), cwd, environment)}
+        request = {"op": "shell", **placed((), cwd, environment)}
         shell = BoxShell(self, *await self._kept(request))
-        await shell.begun()
+        try:
+            await shell.begun()
+        except BaseException:
+            shell.give_up()
+            raise
         return shell
 
     async def terminal(
@@ -271,7 +279,7 @@ class BubblewrapBox(FileCommands):
         early: list[bytes] = []
         see: list[Callable[[bytes], None]] = [early.append]
         size = {"columns": columns, "rows": rows, "credit": TERMINAL_BYTES}
-        request = {"op": "terminal", **size, **_placed(argv, cwd, environment)}
+        request = {"op": "terminal", **size, **placed(argv, cwd, environment)}
         request["environment"] = {"TERM": "linux", **request.get("environment", {})}
         kept = await self._kept(request, sink=lambda _call, _name, piece: see[0](piece))
         terminal = BoxTerminal(self, *kept, screen)
@@ -289,8 +297,7 @@ class BubblewrapBox(FileCommands):
             OSError: the connection fails otherwise.
             SandboxError: the box failed.
         """
-        if not 1 <= port <= 65535:
-            raise refusal("port", "1 to 65535", repr(port), "name the port that the program listens at")
+        check_count("port", port, 1, 65535)
         connection = await self._open()
         call = connection.ask({"op": "connect", "port": port})
         try:
@@ -311,12 +318,18 @@ class BubblewrapBox(FileCommands):
         self._used = True
         async with self._turn:
             pass
-        call, _ = await self._begin({**request, "kept": True}, b"", timeout_s, output_bytes, sink)
+        limit_s = None if timeout_s is None else self.limit_s(timeout_s)
+        call, _ = await self._begin({**request, "kept": True}, b"", limit_s, output_bytes, sink)
         assert self._connection is not None
         try:
             await self.soon(call.begun, call.told)
         except Refused as refused:
-            raise refusal("box", "room for one more command", str(refused), "close one that runs") from refused
+            if refused.is_full:
+                raise refusal("box", "room for one more command", str(refused), "close one that runs") from refused
+            raise Exhausted(refused.errno, f"one more command of the box: {refused}") from refused
+        except asyncio.CancelledError:
+            self._connection.give_up(call)
+            raise
         if call.told.done() and (number := call.told.result().header["folder"]):
             raise_for({**call.told.result().header, "exit": number}, request["cwd"], self._used)
         return self._connection, call
@@ -333,6 +346,12 @@ class BubblewrapBox(FileCommands):
             SandboxError: the box is closed or failed.
         """
         self._line.check()
+        # a caller who is cancelled leaves no layer behind that the next snapshot would lack
+        freezing = asyncio.create_task(self._freeze(ends))
+        freezing.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(freezing)
+
+    async def _freeze(self, ends: bool) -> LayeredSnapshot:
         async with self._turn, self.slot():
             connection = await self._open()
             late_s = max(0.0, self._busy_until - asyncio.get_running_loop().time()) + FILE_TIMEOUT_S
@@ -416,7 +435,7 @@ class BubblewrapBox(FileCommands):
     async def run_alone(self, code: str, limit_s: float) -> ExecResult:
         """Run Python code in an unused box for a caller that holds a slot."""
         try:
-            return result_of(await self._run({"op": "python"}, _bytes(code), limit_s))
+            return result_of(await self._run({"op": "python"}, as_bytes(code), limit_s))
         finally:
             self._close_pipes()  # if the box did not start, the other one would wait for an answer
 
@@ -428,8 +447,10 @@ class BubblewrapBox(FileCommands):
 
     async def close(self) -> None:
         self._end_reason = self._end_reason or "the box is closed"
-        if self._opening is not None and self._line.layers:
-            await asyncio.wait([self._opening])  # it gives borrowed layers back
+        if self._opening is not None:
+            if not self._line.layers:  # else it gives borrowed layers back
+                self._opening.cancel()
+            await asyncio.wait([self._opening])
         self._close_pipes()
         if self._connection is not None:
             self._connection.end("the box is closed")
@@ -459,15 +480,3 @@ class BubblewrapBox(FileCommands):
 
 async def _serve(call: Call, served: Callable[[socket.socket], Awaitable[None]]) -> None:
     await served(await call.socket)
-
-
-def _placed(argv: Sequence[str] | str, cwd: str | None, environment: Mapping[str, str] | None) -> dict[str, Any]:
-    """Return what a request says of a command's line, folder and variables."""
-    placed: dict[str, Any] = {"argv": ["/bin/sh", "-c", argv] if isinstance(argv, str) else list(argv)}
-    if cwd is not None:
-        placed["cwd"] = cwd
-    return placed if environment is None else {**placed, "environment": dict(environment)}
-
-
-def _bytes(text: str | bytes) -> bytes:
-    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")

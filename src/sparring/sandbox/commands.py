@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from sparring.errors import SandboxError
 from sparring.sandbox.connection import WINDOW_BYTES, BoxConnection, Call, Refused, Sink, Told
 from sparring.sandbox.groups import BoxGroup, BoxGroups, pass_doors
+from sparring.sandbox.requests import check_count, check_seconds
 from sparring.sandbox.roots import Root
 from sparring.sandbox.server import Server
 from sparring.sandbox.snapshots import LayeredSnapshot, Line, lent
@@ -76,12 +77,26 @@ class BoxCommands:
         self._end_reason: str | None = None
 
     def limit_s(self, timeout_s: float | None) -> float:
-        """Return a command's time limit in seconds."""
-        return self.spec.timeout_s if timeout_s is None else timeout_s
+        """Return a command's time limit in seconds.
+
+        Raises:
+            BadInput: it is none.
+        """
+        if timeout_s is None:
+            return self.spec.timeout_s
+        check_seconds("timeout_s", timeout_s)
+        return timeout_s
 
     def most_output(self, output_bytes: int | None) -> int:
-        """Return how many bytes are kept of each stream of a command."""
-        return self.spec.output_bytes if output_bytes is None else output_bytes
+        """Return how many bytes are kept of each stream of a command.
+
+        Raises:
+            BadInput: it is no number of bytes.
+        """
+        if output_bytes is None:
+            return self.spec.output_bytes
+        check_count("output_bytes", output_bytes)
+        return output_bytes
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
@@ -160,8 +175,7 @@ class BoxCommands:
         try:
             return await self.soon(call.told, late_s=limit_s)
         except asyncio.CancelledError:
-            self._connection.tell(call, "end")
-            self._connection.forget(call)
+            self._connection.give_up(call)
             raise
         finally:
             if feeding is not None:
@@ -179,14 +193,25 @@ class BoxCommands:
             self._opening = asyncio.create_task(self._connect())
             self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody asks
         # whoever opens a fork has borrowed its layers and gives them back, even if the caller is cancelled
-        return await asyncio.shield(self._opening)
+        try:
+            return await asyncio.shield(self._opening)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._opening.cancelled() and (task is None or not task.cancelling()):
+                self._check_open()  # the box was closed meanwhile
+            raise
 
     async def _connect(self) -> BoxConnection:
         layers = self._line.layers
         async with lent(layers) as frozen:
             link = await self._server.connect(self._joined, frozen)
-            self.group = self._pool.groups.make(self.spec.memory_bytes, self.spec.disk_bytes, self.spec.processes)
-            pass_doors(link, self.group)
+            try:
+                self.group = self._pool.groups.make(self.spec.memory_bytes, self.spec.disk_bytes, self.spec.processes)
+                pass_doors(link, self.group)
+            except OSError as error:
+                link.close()
+                self._leave_group()
+                raise SandboxError(f"sandbox: no control group for a box: {error}") from error
             connection = BoxConnection(link, self._note_end, self._with_group)
             self._connection = connection
             self._close_pipes()
