@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 from sparring.errors import SandboxError
+from sparring.open_files import allow_files
 from sparring.sandbox.connection import WINDOW_BYTES, BoxConnection, Call, Refused, Sink, Told
 from sparring.sandbox.groups import BoxGroup, BoxGroups, pass_doors
 from sparring.sandbox.requests import check_count, check_seconds
@@ -20,10 +21,21 @@ from sparring.types import BoxSpec
 FILES, PROGRAM_FILES = 256, 4096
 """Maximum number of open files of a process: `PROGRAM_FILES` in a pool of boxes that run programs, `FILES` in any
 other."""
+OWN_FILES = 512
+"""Descriptors that an ordinary user can pass even if commands have as many under way as they may."""
 INLINE_BYTES = 1 << 16  # of standard input, in the request itself
 
 
 T = TypeVar("T")
+
+
+def most_files(runs_programs: bool) -> int:
+    """Return how many files a process of a box may have open, and descriptors under way. An ordinary user keeps some of
+    his own limit: the kernel counts these for all his processes together, so boxes could keep him from passing any."""
+    if not runs_programs:
+        return FILES
+    own = PROGRAM_FILES if os.geteuid() == 0 else allow_files() - OWN_FILES
+    return max(FILES, min(PROGRAM_FILES, own))
 
 
 class Pool(Protocol):
@@ -119,7 +131,8 @@ class BoxCommands:
             why = f"no answer {self._pool.grace_s} s after it was due"
             self._connection.end(why)
             raise SandboxError(f"sandbox: box failed: {why}")
-        return done.pop().result()
+        ended = [answer for answer in answers if answer in done]
+        return next((answer for answer in ended if answer.exception() is None), ended[0]).result()
 
     async def _command(
         self,
@@ -227,7 +240,7 @@ class BoxCommands:
         """Return what the box is told when it starts."""
         spec = self.spec
         limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes, "user": spec.user}
-        limits["files"] = PROGRAM_FILES if self._pool.runs_programs else FILES
+        limits["files"] = most_files(self._pool.runs_programs)
         limits["sessions"] = self.group is not None or self._pool.runs_programs
         return {**limits, **self._root.limits(), **self._line.limits()}
 

@@ -32,6 +32,8 @@ from sparring.sandbox.inner.wire import CROWDED_BYTES, Wire
 MOST_RUNS = 64
 """Commands of a box at once."""
 OWN_FILES = 4096
+"""Files that a box itself may have open, at least. With twice as many as its commands it can pass descriptors while
+these have as many under way as they can: the kernel counts those of all boxes, against the limit of who passes more."""
 CONNECT_S = 5.0
 BEGIN_S = 15.0
 """Seconds that what lives on may take to begin."""
@@ -71,7 +73,8 @@ class Box:
         self._look, self._loopback = 0.0, False
         self._snapshot: dict[str, Any] | None = None
         self._limits = limits = self._first()
-        limits |= {"own_processes": limits["processes"] + 1 + MOST_RUNS, "own_files": max(OWN_FILES, limits["files"])}
+        limits["own_processes"] = limits["processes"] + 1 + MOST_RUNS
+        limits["own_files"] = max(OWN_FILES, 2 * limits["files"])
         limits["doors"] = doors
         limits["furnished"] = self._furnished = furnish(limits, frozen)
         returned = self._furnished.tree.returned

@@ -187,7 +187,8 @@ def _prepare(request: dict[str, Any], limits: dict[str, Any], files: Sequence[in
     os.closerange(3, SAID if said else ASKED)
     os.closerange(SAID + 1, ASKED)
     os.closerange(ANSWERED + 1 if request["joined"] else ASKED, 1 << 16)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limits["files"],) * 2)
+    most_files = min(limits["files"], resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     if "argv" in request or request["op"] == "python":
         open_up()  # file operations stay closed: other commands would write into their memory
     if request["op"] == "program":

@@ -119,7 +119,7 @@ def furnish(limits: dict[str, Any], frozen: list[int]) -> Furnished:
             resource.RLIMIT_NPROC,
             limits["own_processes"],
         ),  # counts processes and threads of this user namespace: those of commands, their reapers and the box's pid 1
-        (resource.RLIMIT_NOFILE, limits["own_files"]),
+        (resource.RLIMIT_NOFILE, min(limits["own_files"], resource.getrlimit(resource.RLIMIT_NOFILE)[1])),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
