@@ -10,7 +10,7 @@ PLACES = ("/proc/self/fd/%d", "/proc/self/cwd", "/proc/1/cwd", "/proc/1/root", "
 LOOK = "pwd; ls -a . .. 2>/dev/null; for l in */own/box l/*/own/box; do echo forged > $l/prepared; done"
 
 
-@pytest.mark.parametrize("image", ["python", "host"])
+@pytest.mark.parametrize("image", ["python", pytest.param("host", marks=pytest.mark.full)])
 def test_a_working_folder_that_is_a_link_reaches_no_layer(in_box: Any, image: str) -> None:
     """A fork of the box has its descriptors until it is a command, and `/proc/self/fd` names them."""
 
