@@ -36,7 +36,7 @@ SCRIPTS = {
     "node": "node -e \"const {Worker} = require('worker_threads'), {execSync} = require('child_process'), fs = require('fs');"
     "fs.watch('.').close(); console.log(execSync('echo child').toString().trim());"
     "new Worker('console.log(6 * 7)', {eval: true}).on('exit', () => fs.promises.readdir('.').then(n => console.log(n.length)))\"",
-    "tmux": "tmux -f /dev/null new-session -d -x 80 -y 24 'echo in tmux > out; tmux wait-for -S done' && tmux wait-for done "
+    "tmux": "tmux -f /dev/null new-session -d -x 80 -y 24 'echo in tmux > out; tmux wait-for -S done; sleep 60' && tmux wait-for done "
     "&& cat out; tmux kill-server 2>/dev/null; true",
 }
 SAID = {

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
+from sparring.sandbox.commands import BOX_FILES, most_files
 from sparring.sandbox.config import SandboxConfig
-from sparring.sandbox.inner.confine import OWN_FILES, most_files
 from sparring.types import BoxSpec
 
 IN_FLIGHT = """
@@ -106,7 +106,7 @@ def test_commands_of_others_are_stopped_from_passing_descriptors_which_is_said()
 
 def test_a_box_s_own_limit_is_far_above_its_commands() -> None:
     """Below a low limit of the run, commands get half of it."""
-    assert most_files(4096) == (OWN_FILES, 4096) or resource.getrlimit(resource.RLIMIT_NOFILE)[1] < OWN_FILES
-    code = "from sparring.sandbox.inner.confine import most_files; print(most_files(4096), most_files(256))"
+    assert most_files(True) == (BOX_FILES, 4096) or resource.getrlimit(resource.RLIMIT_NOFILE)[1] < BOX_FILES
+    code = "from sparring.sandbox.commands import most_files; print(most_files(True), most_files(False))"
     line = ["bash", "-c", f'ulimit -n 3000 && exec {sys.executable} -c "{code}"']
     assert subprocess.run(line, capture_output=True, text=True).stdout == "(3000, 1500) (3000, 256)\n"

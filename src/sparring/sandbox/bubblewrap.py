@@ -22,12 +22,13 @@ from sparring.sandbox.image_python import check_has_python, python_line, python_
 from sparring.sandbox.images.held import HeldLayers
 from sparring.sandbox.mounts import outermost
 from sparring.sandbox.off_box import OffBox
+from sparring.sandbox.requests import as_bytes, check_count, check_spec, placed
 from sparring.sandbox.results import result_of
 from sparring.sandbox.roots import ImageOf, Root, check_same_user, root_of, stored_image
 from sparring.sandbox.screen import Screen
 from sparring.sandbox.server import Server
 from sparring.sandbox.snapshots import LayeredSnapshot, check_prepared, checked, still_lives
-from sparring.sandbox.spoilt import raise_for, raise_for_program
+from sparring.sandbox.spoilt import Exhausted, raise_for, raise_for_program
 from sparring.sandbox.verifier import checked_paths, conversation, pipes_between, verifier_of
 from sparring.types import MOST_BYTES, BoxSpec, ExecResult
 
@@ -74,13 +75,15 @@ class BubblewrapBoxes:
         """Return a new box, which the caller closes. Its first command starts its processes.
 
         Raises:
-            BadInput: there is no such image, the user is no id, or the spec asks for a network, which these boxes lack.
+            BadInput: there is no such image, the user is no id, a limit is none, or the spec asks for a network, which
+                these boxes lack.
             SandboxError: the pool is closed.
         """
         if spec.network:
             raise refusal(
                 "box.network", "false", "true", "bubblewrap boxes have no network; use another kind of sandbox"
             )
+        check_spec(spec)
         root = root_of(spec, self.image_of, self._held)
         if not self._config.enabled:
             return OffBox()
@@ -157,15 +160,15 @@ class BubblewrapBox(FileCommands):
         """
         check_same_user(self.spec, user)
         self._used = True
-        request = {"op": "exec", **_placed(argv, cwd, environment)}
-        return await self._turned(request, _bytes(stdin), timeout_s, output_bytes, on_output)
+        request = {"op": "exec", **placed(argv, cwd, environment)}
+        return await self._turned(request, as_bytes(stdin), timeout_s, output_bytes, on_output)
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
         """Run code as `python3 -c` would, in a fork of a warm interpreter; in an image, on the image's `python3`."""
         if self._root.kind == "layers":
             return await self.exec(python_line(), stdin=code, timeout_s=timeout_s)
         self._used = True
-        return await self._turned({"op": "python"}, _bytes(code), timeout_s)
+        return await self._turned({"op": "python"}, as_bytes(code), timeout_s)
 
     async def program(
         self,
@@ -195,17 +198,21 @@ class BubblewrapBox(FileCommands):
         Raises:
             BadInput: the pool runs no programs.
             PortTaken: a command of this box has the port.
+            Exhausted: commands of this box hold all processes or slots of it.
             SpoiltFile: in an image, a command left something where the program's files are shown.
             OSError: the image has something there.
             SandboxError: the box failed.
         """
         if not self._pool.runs_programs:
             raise refusal("sandbox", "boxes that run programs", "others", "make the pool with mounts")
-        used, self._used = self._used, True
-        request: dict[str, Any] = {"op": "program", "argv": list(argv), "port": port}
-        request["environment"] = self._root.program_environment(environment)
+        request = {
+            "op": "program",
+            **placed(argv, environment=self._root.program_environment(environment)),
+            "port": port,
+        }
         request["shown"] = self._pool.shown if self._root.kind == "layers" else []
-        call, rest = await self._begin(request, _bytes(stdin), timeout_s, output_bytes)
+        used, self._used = self._used, True
+        call, rest = await self._begin(request, as_bytes(stdin), timeout_s, output_bytes)
         running = asyncio.create_task(self._ended(call, rest, timeout_s))
         serving = asyncio.create_task(_serve(call, served))
         try:
@@ -239,10 +246,11 @@ class BubblewrapBox(FileCommands):
             FileNotFoundError: there is no folder `cwd`.
             SpoiltFile: a command of this box left something else there.
             BadInput: `MOST_RUNS` of `inner.boxes` run already.
+            Exhausted: commands of this box hold all terminals or processes of it.
             SandboxError: the box failed.
         """
         pump = None if on_output is None else Pump(await self._open(), on_output)
-        request = {"op": "start", **_placed(argv, cwd, environment)}
+        request = {"op": "start", **placed(argv, cwd, environment)}
         process = BoxProcess(self, *await self._kept(request, timeout_s, output_bytes, pump))
         process.pump = pump
         if pump is not None:
@@ -255,9 +263,13 @@ class BubblewrapBox(FileCommands):
         Raises:
             Exception: as `start`.
         """
-        request = {"op": "shell", **_placed((), cwd, environment)}
+        request = {"op": "shell", **placed((), cwd, environment)}
         shell = BoxShell(self, *await self._kept(request))
-        await shell.begun()
+        try:
+            await shell.begun()
+        except BaseException:
+            shell.give_up()
+            raise
         return shell
 
     async def terminal(
@@ -279,7 +291,7 @@ class BubblewrapBox(FileCommands):
         early: list[bytes] = []
         see: list[Callable[[bytes], None]] = [early.append]
         size = {"columns": columns, "rows": rows, "credit": TERMINAL_BYTES}
-        request = {"op": "terminal", **size, **_placed(argv, cwd, environment)}
+        request = {"op": "terminal", **size, **placed(argv, cwd, environment)}
         request["environment"] = {"TERM": "linux", **request.get("environment", {})}
         kept = await self._kept(request, sink=lambda _call, _name, piece: see[0](piece))
         terminal = BoxTerminal(self, *kept, screen)
@@ -297,8 +309,7 @@ class BubblewrapBox(FileCommands):
             OSError: the connection fails otherwise.
             SandboxError: the box failed.
         """
-        if not 1 <= port <= 65535:
-            raise refusal("port", "1 to 65535", repr(port), "name the port that the program listens at")
+        check_count("port", port, 1, 65535)
         connection = await self._open()
         call = connection.ask({"op": "connect", "port": port})
         try:
@@ -319,12 +330,18 @@ class BubblewrapBox(FileCommands):
         self._used = True
         async with self._turn:
             pass
-        call, _ = await self._begin({**request, "kept": True}, b"", timeout_s, output_bytes, sink)
+        limit_s = None if timeout_s is None else self.limit_s(timeout_s)
+        call, _ = await self._begin({**request, "kept": True}, b"", limit_s, output_bytes, sink)
         assert self._connection is not None
         try:
             await self.soon(call.begun, call.told)
         except Refused as refused:
-            raise refusal("box", "room for one more command", str(refused), "close one that runs") from refused
+            if refused.is_full:
+                raise refusal("box", "room for one more command", str(refused), "close one that runs") from refused
+            raise Exhausted(refused.errno, f"one more command of the box: {refused}") from refused
+        except asyncio.CancelledError:
+            self._connection.give_up(call)
+            raise
         if call.told.done() and (number := call.told.result().header["folder"]):
             raise_for({**call.told.result().header, "exit": number}, request["cwd"], self._used)
         return self._connection, call
@@ -341,6 +358,12 @@ class BubblewrapBox(FileCommands):
             SandboxError: the box is closed or failed.
         """
         self._line.check()
+        # a caller who is cancelled leaves no layer behind that the next snapshot would lack
+        freezing = asyncio.create_task(self._freeze(ends))
+        freezing.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(freezing)
+
+    async def _freeze(self, ends: bool) -> LayeredSnapshot:
         async with self._turn, self.slot():
             connection = await self._open()
             late_s = max(0.0, self._busy_until - asyncio.get_running_loop().time()) + FILE_TIMEOUT_S
@@ -427,7 +450,7 @@ class BubblewrapBox(FileCommands):
         """Run Python code in an unused box for a caller that holds a slot."""
         request = python_request() if self._root.kind == "layers" else {"op": "python"}
         try:
-            return result_of(await self._run(request, _bytes(code), limit_s))
+            return result_of(await self._run(request, as_bytes(code), limit_s))
         finally:
             self._close_pipes()  # if the box did not start, the other one would wait for an answer
 
@@ -439,8 +462,10 @@ class BubblewrapBox(FileCommands):
 
     async def close(self) -> None:
         self._end_reason = self._end_reason or "the box is closed"
-        if self._opening is not None and self._line.layers:
-            await asyncio.wait([self._opening])  # it gives borrowed layers back
+        if self._opening is not None:
+            if not self._line.layers:  # else it gives borrowed layers back
+                self._opening.cancel()
+            await asyncio.wait([self._opening])
         self._close_pipes()
         if self._connection is not None:
             self._connection.end("the box is closed")
@@ -470,15 +495,3 @@ class BubblewrapBox(FileCommands):
 
 async def _serve(call: Call, served: Callable[[socket.socket], Awaitable[None]]) -> None:
     await served(await call.socket)
-
-
-def _placed(argv: Sequence[str] | str, cwd: str | None, environment: Mapping[str, str] | None) -> dict[str, Any]:
-    """Return what a request says of a command's line, folder and variables."""
-    placed: dict[str, Any] = {"argv": ["/bin/sh", "-c", argv] if isinstance(argv, str) else list(argv)}
-    if cwd is not None:
-        placed["cwd"] = cwd
-    return placed if environment is None else {**placed, "environment": dict(environment)}
-
-
-def _bytes(text: str | bytes) -> bytes:
-    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")

@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 from sparring.errors import SandboxError
+from sparring.open_files import allow_files
 from sparring.sandbox.connection import WINDOW_BYTES, BoxConnection, Call, Refused, Sink, Told
 from sparring.sandbox.groups import BoxGroup, BoxGroups, pass_doors
+from sparring.sandbox.requests import check_count, check_seconds
 from sparring.sandbox.roots import Root
 from sparring.sandbox.server import Server
 from sparring.sandbox.snapshots import LayeredSnapshot, Line, lent
@@ -19,10 +21,26 @@ from sparring.types import BoxSpec
 FILES, PROGRAM_FILES = 256, 4096
 """Maximum number of open files of a process: `PROGRAM_FILES` in a pool of boxes that run programs, `FILES` in any
 other."""
+BOX_FILES, USER_FILES = 16384, 512
+"""Open files of the box's own process, and how many an ordinary user keeps of his limit for the run."""
 INLINE_BYTES = 1 << 16  # of standard input, in the request itself
 
 
 T = TypeVar("T")
+
+
+def most_files(runs_programs: bool) -> tuple[int, int]:
+    """Return how many files the box's own process and a process of a command may have open.
+
+    The kernel counts descriptors that are under way between processes for a user's processes together, and refuses more
+    of whoever has a limit of files below that count. Commands reach their own limit, and 253 for each that passes some
+    at that moment. So the box's process, which passes sockets and layers, has a limit far above theirs, and an ordinary
+    user's run keeps some of its own.
+    """
+    most = allow_files()
+    box = min(BOX_FILES, most)
+    wanted = PROGRAM_FILES if runs_programs else FILES
+    return box, min(wanted, box // 2, most if os.geteuid() == 0 else max(FILES, most - USER_FILES))
 
 
 class Pool(Protocol):
@@ -77,12 +95,26 @@ class BoxCommands:
         self._end_reason: str | None = None
 
     def limit_s(self, timeout_s: float | None) -> float:
-        """Return a command's time limit in seconds."""
-        return self.spec.timeout_s if timeout_s is None else timeout_s
+        """Return a command's time limit in seconds.
+
+        Raises:
+            BadInput: it is none.
+        """
+        if timeout_s is None:
+            return self.spec.timeout_s
+        check_seconds("timeout_s", timeout_s)
+        return timeout_s
 
     def most_output(self, output_bytes: int | None) -> int:
-        """Return how many bytes are kept of each stream of a command."""
-        return self.spec.output_bytes if output_bytes is None else output_bytes
+        """Return how many bytes are kept of each stream of a command.
+
+        Raises:
+            BadInput: it is no number of bytes.
+        """
+        if output_bytes is None:
+            return self.spec.output_bytes
+        check_count("output_bytes", output_bytes)
+        return output_bytes
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
@@ -105,7 +137,8 @@ class BoxCommands:
             why = f"no answer {self._pool.grace_s} s after it was due"
             self._connection.end(why)
             raise SandboxError(f"sandbox: box failed: {why}")
-        return done.pop().result()
+        ended = [answer for answer in answers if answer in done]
+        return next((answer for answer in ended if answer.exception() is None), ended[0]).result()
 
     async def _command(
         self,
@@ -161,8 +194,7 @@ class BoxCommands:
         try:
             return await self.soon(call.told, late_s=limit_s)
         except asyncio.CancelledError:
-            self._connection.tell(call, "end")
-            self._connection.forget(call)
+            self._connection.give_up(call)
             raise
         finally:
             if feeding is not None:
@@ -180,14 +212,25 @@ class BoxCommands:
             self._opening = asyncio.create_task(self._connect())
             self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody asks
         # whoever opens a fork has borrowed its layers and gives them back, even if the caller is cancelled
-        return await asyncio.shield(self._opening)
+        try:
+            return await asyncio.shield(self._opening)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._opening.cancelled() and (task is None or not task.cancelling()):
+                self._check_open()  # the box was closed meanwhile
+            raise
 
     async def _connect(self) -> BoxConnection:
         layers = self._line.layers
         async with lent(layers) as frozen:
             link = await self._server.connect(self._joined, frozen)
-            self.group = self._pool.groups.make(self.spec.memory_bytes, self.spec.disk_bytes, self.spec.processes)
-            pass_doors(link, self.group)
+            try:
+                self.group = self._pool.groups.make(self.spec.memory_bytes, self.spec.disk_bytes, self.spec.processes)
+                pass_doors(link, self.group)
+            except OSError as error:
+                link.close()
+                self._leave_group()
+                raise SandboxError(f"sandbox: no control group for a box: {error}") from error
             connection = BoxConnection(link, self._note_end, self._with_group)
             self._connection = connection
             self._close_pipes()
@@ -203,7 +246,7 @@ class BoxCommands:
         """Return what the box is told when it starts."""
         spec = self.spec
         limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes, "user": spec.user}
-        limits["files"] = PROGRAM_FILES if self._pool.runs_programs else FILES
+        limits["own_files"], limits["files"] = most_files(self._pool.runs_programs)
         limits["sessions"] = self.group is not None or self._pool.runs_programs
         return {**limits, **self._root.limits(), **self._line.limits()}
 

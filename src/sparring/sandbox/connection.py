@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import socket
@@ -38,9 +39,14 @@ class Refused(Exception):
         place: path that is in the way; "" if none is.
     """
 
-    def __init__(self, errno: int, processes: Sequence[str] = (), place: str = "") -> None:
-        super().__init__(os.strerror(errno))
-        self.errno, self.processes, self.place = errno, processes, place
+    def __init__(self, number: int, processes: Sequence[str] = (), place: str = "") -> None:
+        super().__init__(os.strerror(number))
+        self.errno, self.processes, self.place = number, processes, place
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many commands run as a box may have."""
+        return self.errno == errno.EAGAIN
 
 
 class Passed(NamedTuple):
@@ -154,19 +160,28 @@ class BoxConnection:
                 call.room.clear()
                 await call.room.wait()
 
+    @property
+    def num_calls(self) -> int:
+        """Number of calls that the box has not forgotten."""
+        return len(self._calls)
+
     def forget(self, call: Call) -> None:
         """Drop what still comes for a call."""
         self._calls.pop(call.number, None)
+
+    def give_up(self, call: Call) -> None:
+        """End a command for which nobody waits any more."""
+        self.tell(call, "end")
+        self.forget(call)
 
     def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send a frame, or keep what the box does not take yet."""
         if self._link.fileno() < 0:
             return
         text = json.dumps(header).encode()
+        head, rest = struct.pack("<II", len(text), len(body)) + text, memoryview(body)
         waits = bool(self._out)
-        self._out.append(memoryview(struct.pack("<II", len(text), len(body)) + text))
-        if body:
-            self._out.append(memoryview(body))
+        self._out.extend(part for part in (memoryview(head), rest) if part)
         if not waits:
             self._flush()
             if self._out:
@@ -219,6 +234,9 @@ class BoxConnection:
             return
         link = socket.socket(fileno=self._files.popleft()) if "socket" in header and self._files else None
         layers = tuple(FrozenLayer(self._files.popleft()) for _ in range(header.get("layers", 0)) if self._files)
+        if len(layers) < header.get("layers", 0):  # the kernel drops descriptors for which there is no room
+            self.end("frozen layers were lost, because this process has too many open files")
+            return
         call = self._calls.get(header["id"])
         if call is None:
             if link is not None:

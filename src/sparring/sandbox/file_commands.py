@@ -10,10 +10,13 @@ from typing import Any, cast
 
 from sparring.sandbox.commands import BoxCommands
 from sparring.sandbox.connection import Call
+from sparring.sandbox.requests import check_bytes, check_count, check_text
 from sparring.sandbox.spoilt import raise_for
 from sparring.sandbox.trees import packed, unpacked
 from sparring.types import MOST_BYTES, EntryKind, TreeEntry
 
+WALKS = ("list", "pack")
+"""Operations that take as long as what a command left is large."""
 FILE_TIMEOUT_S = 10.0  # these run for the caller and not for the policy
 
 
@@ -43,9 +46,12 @@ class FileCommands(BoxCommands):
         return await self._gather({"op": "read", "path": path, "most": most_bytes, "plain": True}, most_bytes, True)
 
     async def remove(self, path: str) -> None:
-        """Remove a file, if it is there."""
-        async with self._turn:
-            await self._command({"op": "remove", "path": path}, b"", FILE_TIMEOUT_S)
+        """Remove a file, if it is there.
+
+        Raises:
+            Exception: as `write`.
+        """
+        await self._put({"op": "remove", "path": path})
 
     async def entries(self, path: str = ".") -> Mapping[str, EntryKind]:
         """Return the kind of each entry of a folder, without following links. Names that are not UTF-8 are as in
@@ -72,9 +78,8 @@ class FileCommands(BoxCommands):
             OSError: error that no command can have caused: a read-only place, or no command has run.
             SandboxError: the box failed.
         """
-        async with self._turn:
-            header, _ = await self._command({"op": "write", "path": path, "size": len(data)}, data, FILE_TIMEOUT_S)
-        raise_for(header, path, self._used)
+        check_bytes("write", data)
+        await self._put({"op": "write", "path": path, "size": len(data)}, data)
 
     async def upload(self, tree: Mapping[str, TreeEntry | bytes], path: str = ".") -> None:
         """Write a tree below a folder, which is made. A file that was there keeps its mode if the new one is not
@@ -86,10 +91,7 @@ class FileCommands(BoxCommands):
             OSError: as for `write`.
             SandboxError: the box failed.
         """
-        data = packed(tree)
-        async with self._turn:
-            header, _ = await self._command({"op": "unpack", "path": path}, data, FILE_TIMEOUT_S)
-        raise_for(header, path, self._used)
+        await self._put({"op": "unpack", "path": path}, packed(tree))
 
     async def download(self, path: str = ".", most_bytes: int = MOST_BYTES) -> Mapping[str, TreeEntry]:
         """Return the tree below a folder, by the paths in it; links are not followed.
@@ -103,9 +105,23 @@ class FileCommands(BoxCommands):
         request = {"op": "pack", "path": path, "most": most_bytes}
         return unpacked(await self._gather(request, most_bytes, self._used))
 
+    async def _put(self, request: dict[str, Any], data: bytes = b"") -> None:
+        """Have a file operation done that writes."""
+        check_text("path", request["path"])
+        async with self._turn:
+            held_up = await self._is_crowded()
+            header, _ = await self._command(request, data, FILE_TIMEOUT_S)
+        raise_for(header, request["path"], self._used, held_up=held_up)
+
+    async def _is_crowded(self) -> bool:
+        """Return whether commands run beside what comes next: they can hold it up."""
+        return (await self._open()).num_calls > 0
+
     async def _gather(self, request: dict[str, Any], most_bytes: int, used: bool) -> bytes:
         """Return what a file operation writes, at most `most_bytes`. `used`: whether a command may have caused its
         error."""
+        check_text("path", request["path"])
+        check_count("most_bytes", most_bytes)
         data = io.BytesIO()
 
         def sink(call: Call, _: str, piece: bytes) -> None:
@@ -115,8 +131,9 @@ class FileCommands(BoxCommands):
 
         async with self._turn:
             connection = await self._open()
+            held_up = await self._is_crowded() or request["op"] in WALKS
             header, _ = await self._command(request, b"", FILE_TIMEOUT_S, 0, sink)
         if data.tell() > most_bytes:
             header = {**header, "exit": errno.EFBIG}
-        raise_for(header, request["path"], used, most_bytes)
+        raise_for(header, request["path"], used, most_bytes, held_up=held_up)
         return data.getvalue()

@@ -8,6 +8,7 @@ from typing import Any
 from sparring.errors import PolicyFailure, SandboxError
 from sparring.sandbox.commands import BoxCommands
 from sparring.sandbox.connection import BoxConnection, Call, Pump
+from sparring.sandbox.requests import as_bytes, check_text, is_passable
 from sparring.sandbox.results import result_of
 from sparring.sandbox.screen import Screen
 from sparring.types import ExecResult
@@ -15,8 +16,9 @@ from sparring.types import ExecResult
 SHELL_GRACE_S = 1.5
 """Seconds that the box takes to interrupt a text that is out of time, or to give the shell up."""
 
-BITE_BYTES, PAUSES = 4096, 4
-"""Bytes of a terminal's output that are read at a time; a pause is so many times as long as the reading."""
+BITE_BYTES, SLICE_S, PAUSES = 4096, 0.01, 4
+"""Bytes of a terminal's output that are read at a time, and about how long; a pause is so many times as long as the
+reading."""
 
 
 class ShellEnded(PolicyFailure):
@@ -39,6 +41,10 @@ class BoxHandle:
     def ended(self) -> bool:
         """Whether it has ended by itself, by a limit or with its box."""
         return self._call.told.done()
+
+    def give_up(self) -> None:
+        """Have it ended, without waiting for it."""
+        self._connection.give_up(self._call)
 
     async def close(self) -> None:
         """End it with all that it started. A box that has failed has ended it too."""
@@ -66,8 +72,7 @@ class BoxProcess(BoxHandle):
 
     async def write(self, data: bytes | str, *, ends: bool = False) -> None:
         """Write to its standard input as fast as it reads; `ends` closes it."""
-        data = data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")
-        await self._connection.feed(self._call, data, ends=ends)
+        await self._connection.feed(self._call, as_bytes(data), ends=ends)
 
     async def wait(self, timeout_s: float | None = None) -> ExecResult:
         """Return its result when it has ended, or its output so far after `timeout_s` seconds.
@@ -107,6 +112,7 @@ class BoxShell(BoxHandle):
         """Wait until it reads.
 
         Raises:
+            ShellEnded: another command has ended it.
             SandboxError: the box failed, or has no shell.
         """
         if 0 not in self._call.answers:
@@ -115,6 +121,8 @@ class BoxShell(BoxHandle):
         await self._box.soon(answer, self._call.told)
         if not answer.done():
             told = result_of(self._call.told.result())
+            if told.end in ("killed", "signalled"):
+                raise ShellEnded("another command of the box has stopped or killed the shell")
             raise SandboxError(f"sandbox: the shell ended at once: {told.stderr.strip()}")
 
     async def run(self, text: str, *, timeout_s: float | None = None, output_bytes: int | None = None) -> ExecResult:
@@ -125,8 +133,9 @@ class BoxShell(BoxHandle):
             ShellEnded: the shell has ended before.
             SandboxError: the box failed.
         """
-        if "\0" in text:
-            return ExecResult(exit_code=126, stdout="", stderr="a shell's text holds no NUL\n", wall_s=0.0)
+        check_text("shell", text)
+        if not is_passable(text):
+            return ExecResult(exit_code=126, stdout="", stderr="a shell's text is UTF-8 without NUL\n", wall_s=0.0)
         async with self._one, self._box.slot():
             if self._call.told.done():
                 raise ShellEnded(f"the shell has ended: {self._call.told.result().header['end']}")
@@ -171,12 +180,20 @@ class BoxTerminal(BoxHandle):
             began = clock()
             bite = bytes(self._unread[:BITE_BYTES])
             del self._unread[:BITE_BYTES]
-            answer = self._screen.feed(bite)
+            for answer in self._screen.feed(bite):
+                self._answer(answer)
+                if clock() - began > SLICE_S:
+                    await asyncio.sleep(PAUSES * (clock() - began))
+                    began = clock()
             self._connection.tell(self._call, "credit", bytes=len(bite))
-            if answer:
-                self._connection.tell(self._call, "input", answer, ends=False)
             self._changed.set()
             await asyncio.sleep(PAUSES * (clock() - began))
+
+    def _answer(self, answer: bytes) -> None:
+        """Answer the program, unless it does not read what it asked for."""
+        if answer and self._call.on_the_way < BITE_BYTES:
+            self._call.on_the_way += len(answer)
+            self._connection.tell(self._call, "input", answer, ends=False)
 
     def _is_over(self) -> bool:
         return self.ended and (self._reading is None or self._reading.done())
@@ -187,8 +204,7 @@ class BoxTerminal(BoxHandle):
 
     async def type(self, data: str | bytes) -> None:
         """Type on the keyboard; "\\r" is the enter key, "\\x03" control and C."""
-        data = data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")
-        await self._connection.feed(self._call, data, ends=False)
+        await self._connection.feed(self._call, as_bytes(data), ends=False)
 
     async def shows(self, text: str, timeout_s: float) -> bool:
         """Wait until the screen shows a text, at most `timeout_s` seconds or until the program ends; return whether it

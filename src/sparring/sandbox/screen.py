@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Iterator
+from itertools import groupby
 from types import ModuleType
 from typing import Any
 
 from sparring.errors import refusal
+from sparring.sandbox.requests import check_count
 
-SEQUENCE = re.compile(rb"(\x1b\[[0-?]*[ -/]*[@-~])")
-"""Control sequence (ECMA-48, section 5.4)."""
+SEQUENCE = re.compile(rb"(\x1b(?:\[[0-?]*[ -/]*[@-~]|[ -/]*[0-Z\\-~]))")
+"""Control sequence (ECMA-48, section 5.4), or another escape sequence (ISO 2022)."""
+MOST_UNENDED = 1 << 14
+"""Bytes of a sequence that has not ended, for example the text of a title; then it is given up."""
+MOST_COMBINED, MOST_SAVED = 8, 32
+"""Characters of one cell, and saved cursors."""
 MOST_COLUMNS, MOST_ROWS = 1000, 1000
 
 
@@ -20,8 +28,7 @@ def check_size(columns: int, rows: int) -> None:
         BadInput: fewer than 1, or more than 1,000, columns or rows.
     """
     for name, value, most in (("columns", columns, MOST_COLUMNS), ("rows", rows, MOST_ROWS)):
-        if not 1 <= value <= most:
-            raise refusal(f"terminal.{name}", f"1 to {most}", repr(value), "80 columns and 24 rows are usual")
+        check_count(f"terminal.{name}", value, 1, most)
 
 
 def _pyte() -> ModuleType:
@@ -45,24 +52,47 @@ class Screen:
         pyte = _pyte()
         answers = self._answers = bytearray()
 
-        class Answering(pyte.Screen):  # type: ignore[misc, name-defined]  # pyte has no types
+        class Bounded(pyte.Screen):  # type: ignore[misc, name-defined]  # pyte has no types
+            """Screen whose memory no program can make grow."""
+
             def write_process_input(self, data: str) -> None:
                 answers.extend(data.encode())
 
-        self._screen: Any = Answering(columns, rows)
-        self._stream: Any = pyte.ByteStream(self._screen)
+            def save_cursor(self) -> None:
+                super().save_cursor()
+                del self.savepoints[:-MOST_SAVED]
 
-    def feed(self, data: bytes) -> bytes:
-        """Show what a program writes; return what the terminal answers it. A sequence that pyte cannot read shows
-        nothing."""
+            def draw(self, data: str) -> None:
+                if data.isascii():
+                    super().draw(data)
+                    return
+                for combines, group in groupby(data, unicodedata.combining):
+                    text = "".join(group)
+                    super().draw(text[: self._room()] if combines else text)
+
+            def _room(self) -> int:
+                """Return how many characters fit into the cell before the cursor."""
+                at = self.cursor.x - 1
+                line = self.buffer[self.cursor.y if at >= 0 else self.cursor.y - 1]
+                return max(0, MOST_COMBINED - len(line[at if at >= 0 else self.columns - 1].data))
+
+        self._screen: Any = Bounded(columns, rows)
+        self._stream: Any = pyte.ByteStream(self._screen)
+        self._unended = 0
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Show what a program writes, part by part; yield for each what the terminal answers. A sequence that pyte
+        cannot read shows nothing."""
         for part in SEQUENCE.split(data):
             try:
                 self._stream.feed(part)
             except (TypeError, ValueError, LookupError, NameError, AttributeError, AssertionError, StopIteration):
                 self._stream._initialize_parser()
-        answer = bytes(self._answers)
-        self._answers.clear()
-        return answer
+            self._unended = 0 if self._stream._taking_plain_text else self._unended + len(part)
+            if self._unended > MOST_UNENDED:
+                self._stream._initialize_parser()
+            yield bytes(self._answers)
+            self._answers.clear()
 
     def resize(self, columns: int, rows: int) -> None:
         """Change the size.
@@ -75,4 +105,6 @@ class Screen:
 
     def text(self) -> str:
         """Return the text, without spaces at the ends of lines and without empty lines at its end."""
-        return "\n".join(line.rstrip() for line in self._screen.display).rstrip("\n")
+        lines = (self._screen.buffer[row] for row in range(self._screen.lines))
+        texts = ("".join(line[column].data for column in range(self._screen.columns)) for line in lines)
+        return "\n".join(text.rstrip() for text in texts).rstrip("\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -20,6 +21,8 @@ from sparring.sandbox.mounts import arguments_of, box_identity, hidden_homes, mo
 from sparring.sandbox.roots import SHOWN, Root, site_packages
 
 INNER_UID = 1000
+HAND_OVER_S = 20.0
+"""Seconds that a server may take to accept a box."""
 KILLED_FIRST = 500
 """Score that boxes get from the out-of-memory killer beyond this process; their commands get 1000."""
 SETARCH = (
@@ -182,7 +185,7 @@ class Server:
                 self._start()
             try:
                 await self._hand_over([remote.fileno(), *joined, *frozen], len(frozen))
-            except OSError:  # the server has just died
+            except (BrokenPipeError, ConnectionResetError):  # the server has just died
                 self._start()
                 await self._hand_over([remote.fileno(), *joined, *frozen], len(frozen))
         except OSError as error:
@@ -194,11 +197,16 @@ class Server:
 
     async def _hand_over(self, files: list[int], num_frozen: int) -> None:
         assert self._control is not None
+        ends = asyncio.get_running_loop().time() + HAND_OVER_S
         while True:
             try:
                 socket.send_fds(self._control, [bytes([num_frozen])], files)
                 return
-            except BlockingIOError:  # the server is still starting, and its queue is full
+            except OSError as error:
+                # EAGAIN: the server is still starting, and its queue is full. ETOOMANYREFS: others have as many
+                # descriptors under way as this user may
+                if error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS) or asyncio.get_running_loop().time() > ends:
+                    raise
                 await asyncio.sleep(0.005)
 
     def _start(self) -> None:

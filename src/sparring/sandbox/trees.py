@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from sparring.errors import refusal
+from sparring.sandbox.requests import check_bytes, check_text
 from sparring.types import TreeEntry
 
 
@@ -17,8 +18,12 @@ def packed(tree: Mapping[str, TreeEntry | bytes]) -> bytes:
         BadInput: a path that leads out of the tree, or an entry that is no file, folder or link.
     """
     parts = []
+    if not isinstance(tree, Mapping):
+        raise refusal("upload", "a mapping of paths", f"a {type(tree).__name__}", "write {path: bytes}")
     for path, given in tree.items():
-        entry = TreeEntry(data=given) if isinstance(given, bytes) else given
+        entry = given if isinstance(given, TreeEntry) else TreeEntry(data=given)
+        check_text("upload", path)
+        check_bytes(f"upload: {path!r}", entry.data)
         pure = PurePosixPath(path)
         if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
             raise refusal("upload", "paths within the tree", repr(path), "leave out what leads elsewhere")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from sparring.errors import refusal
@@ -32,8 +32,9 @@ def checked_paths(paths: Sequence[str]) -> tuple[str, ...]:
     Raises:
         BadInput: they are a text, or one of them names no file or leads out of a folder on its way.
     """
-    if isinstance(paths, (str, bytes)):
+    if isinstance(paths, (str, bytes)) or not isinstance(paths, Iterable):
         raise refusal("verifier", "a list of paths", repr(paths), f"write [{paths!r}]")
+    paths = tuple(paths)
     for path in paths:
         parts = path.split("/") if isinstance(path, str) else [""]
         if not parts[-1] or "\0" in path or {".", ".."} & set(parts):

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from image import build
 from sparring.errors import BadInput
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
-from sparring.sandbox.images.image import UnpackedImage
+from sparring.sandbox.images.image import ImageConfig, UnpackedImage
 from sparring.types import BoxSpec
 
 ORDINARY = 12345
@@ -47,6 +48,10 @@ SHELL = {
 }
 
 
+LEADING_OUT = ("/proc/self/fd/210", "/proc/self/cwd", "/proc/1/cwd", "/proc/1/root", "/app")
+"""Working folders of images. A command puts a link to the first in the place of the last."""
+
+
 def is_ours(folder: str) -> bool:
     """Whether a folder of modules belongs to no interpreter."""
     return bool(folder) and not folder.startswith(sys.base_prefix)
@@ -55,7 +60,10 @@ def is_ours(folder: str) -> bool:
 async def checks(folder: Path) -> dict[str, Any]:
     """Run every command in a box of its own, and the file operations of the host."""
     layers = build(folder)
-    boxes = BubblewrapBoxes(SandboxConfig(servers=1), image_of=lambda name: UnpackedImage(layers[name == "bare" :]))
+    boxes = BubblewrapBoxes(
+        SandboxConfig(servers=1),
+        image_of=lambda name: UnpackedImage(layers[name == "bare" :], ImageConfig(folder=name * name.startswith("/"))),
+    )
     spec = BoxSpec(timeout_s=20.0, image="small", user=0)
     said: dict[str, Any] = {}
     try:
@@ -63,6 +71,11 @@ async def checks(folder: Path) -> dict[str, Any]:
             box = await boxes.take(spec)
             result = await box.exec(["sh", "-c", command])
             said[what] = result.stdout + result.stderr
+            await box.close()
+        for place in LEADING_OUT:
+            box = await boxes.take(replace(spec, image=place))
+            await box.exec("rmdir /app; ln -s /proc/self/fd/210 /app", cwd="/")
+            said[place] = (await box.exec("echo *; cd -P ..; echo *")).stdout.split()
             await box.close()
         box = await boxes.take(spec)
         said["python"] = (await box.python("said by the code")).stdout
@@ -118,6 +131,8 @@ def test_a_root_is_the_image_s_and_can_be_written(who: str, tmp_path: Path) -> N
     listed = "bin\nbox\ndev\netc\nforeign.tar\ngreeting.deb\nlib\nlib64\nproc\ntmp\nusr\nvar\n"
     for what, (_, expected) in SHELL.items():
         assert said[what] == (listed if expected == "LISTED" else expected), what
+    for place in LEADING_OUT:
+        assert "greeting.deb" in said[place] and not {"own", "layers", "mnt"} & set(said[place]), place
     assert said["python"] == "python of the image\nsaid by the code"
     assert said["converse"] == "python of the image\nasks"
     assert said["refused"] == (

@@ -23,13 +23,17 @@ def hostile(random: Random) -> bytes:
     )
 
 
+def feed(screen: Screen, data: bytes) -> bytes:
+    return b"".join(screen.feed(data))
+
+
 def test_what_a_program_writes_never_ends_the_reading() -> None:
     random = Random(0)
     screen = Screen(80, 24)
     for _ in range(1500):
-        screen.feed(hostile(random))
-    screen.feed(b"\x1b\\\x18\x1bc")  # ends what was open, and resets
-    screen.feed(b"\x1b[?7mnow \x1b[>0;1;2;3;4Mread \x1b[5;5;5;5Aon")
+        feed(screen, hostile(random))
+    feed(screen, b"\x1b\\\x18\x1bc")  # ends what was open, and resets
+    feed(screen, b"\x1b[?7mnow \x1b[>0;1;2;3;4Mread \x1b[5;5;5;5Aon")
     assert screen.text() == "now read on"
 
 
@@ -37,15 +41,47 @@ def test_what_a_program_writes_never_ends_the_reading() -> None:
 def test_a_sequence_in_two_pieces_is_one(at: int) -> None:
     data = "a\x1b[31mé\x1b[1;3Hb".encode()
     screen = Screen(10, 2)
-    screen.feed(data[:at])
-    screen.feed(data[at:])
+    feed(screen, data[:at])
+    feed(screen, data[at:])
     assert screen.text() == "aéb"
 
 
 def test_a_terminal_answers_where_its_cursor_is() -> None:
     screen = Screen(10, 5)
-    assert screen.feed(b"ab\r\n\x1b[6n") == b"\x1b[2;1R"
-    assert screen.feed(b"ab") == b""
+    assert feed(screen, b"ab\r\n\x1b[6n") == b"\x1b[2;1R"
+    assert feed(screen, b"ab") == b""
+
+
+GROWING = {
+    "characters on one cell": ("a" + "\u0301" * 40_000).encode(),
+    "a title without end": b"\x1b]2;" + b"x" * 100_000,
+    "digits without end": b"\x1b[" + b"1" * 100_000,
+    "numbers without end": b"\x1b[" + b"1;" * 50_000,
+    "saved cursors": b"\x1b7" * 20_000,
+}
+
+
+@pytest.mark.parametrize("what", GROWING)
+def test_what_a_program_writes_leaves_a_screen_of_its_size(what: str) -> None:
+    screen = Screen(80, 24)
+    feed(screen, GROWING[what])  # in a time that grows with it alone: the first took minutes
+    line = screen._stream._parser.gi_frame.f_locals
+    held = [*line.values(), screen._screen.title, screen._screen.savepoints, *line.get("params", ())]
+    cells = [cell.data for row in screen._screen.buffer.values() for cell in row.values()]
+    assert max(len(one) for one in [*held, *cells] if isinstance(one, (str, list))) <= 1 << 14
+    assert max(map(len, cells), default=0) <= 8 and len(screen._screen.savepoints) <= 32
+
+
+def test_half_a_wide_character_ends_no_reading() -> None:
+    screen = Screen(10, 2)
+    feed(screen, "\u6f22\x1b[1;1H\x1b[1P".encode())
+    feed(screen, "\r\n\u6f22\x1b[2;2H\u6f22\x1b[2;1Hx".encode())
+    assert screen.text() == "\nx\u6f22"
+
+
+def test_an_expensive_sequence_is_a_part_of_its_own() -> None:
+    """Whoever reads a flood of them pauses between parts, not only between bites."""
+    assert len(list(Screen(80, 24).feed(b"\x1b#8" * 20))) >= 20
 
 
 def test_a_size_that_no_terminal_has_is_refused() -> None:

@@ -267,3 +267,89 @@ def test_a_judge_runs_without_the_files_that_it_asks_about(bench: Any) -> None:
         return [(await verifier.converse(asks, answers)).stdout for _ in range(2)]
 
     assert bench.run(work) == ["sesame ['tests.py']\n"] * 2
+
+
+@pytest.mark.parametrize("image", ["python", "host"])
+def test_a_full_disk_stops_no_snapshot(bench: Any, image: str) -> None:
+    """Commands that used up every file, or every byte, spoil their own work alone."""
+    fill = "import os\ntry:\n    for number in range(9999): os.mkdir(str(number))\nexcept OSError: print('full')"
+
+    async def work(boxes: BubblewrapBoxes) -> list[str]:
+        box = await boxes.take(replace(SPEC, image=image, disk_bytes=1 << 20))
+        said = []
+        for _ in range(3):
+            said.append((await box.python(fill)).stdout)
+            fork = await box.fork(await box.snapshot())
+            said.append((await fork.exec(["sh", "-c", "rmdir 0 && echo forked"])).stdout)
+            await fork.close()
+        await box.exec("cat /dev/zero > large")
+        await box.snapshot()
+        return said
+
+    assert bench.run(work) == ["full\n", "forked\n"] * 3
+
+
+def test_paths_of_a_verifier_may_be_passed_one_by_one(bench: Any) -> None:
+    async def work(boxes: BubblewrapBoxes) -> bytes:
+        box = await boxes.take(SPEC)
+        await box.snapshot()
+        await box.write("answer.txt", b"42")
+        return await (await box.verifier(name for name in ("answer.txt",))).read("answer.txt")
+
+    assert bench.run(work) == b"42"
+
+
+def test_what_a_verifier_cannot_remove_is_no_silence(bench: Any) -> None:
+    """The policy removed a folder that was prepared; a file's name cannot stand for it."""
+
+    async def work(boxes: BubblewrapBoxes) -> None:
+        box = await boxes.take(SPEC)
+        await box.write("out/answer", b"prepared")
+        await box.snapshot()
+        await box.exec(["rm", "-r", "out"])
+        with pytest.raises(OSError, match="Is a directory"):
+            await box.verifier(["out"])
+
+    bench.run(work)
+
+
+def test_a_tree_that_changes_while_it_is_read(bench: Any) -> None:
+    """A command moves folders and puts links in their place: nothing outside of the tree is read, and what goes away is
+    no error."""
+    swap = """
+import os
+print("begun", flush=True)
+while True:
+    os.rename("tree/a", "aside")
+    os.symlink("/usr/share", "tree/a")
+    os.unlink("tree/a")
+    os.rename("aside", "tree/a")
+"""
+
+    async def work(boxes: BubblewrapBoxes) -> set[str]:
+        box = await boxes.take(SPEC)
+        await box.upload({f"tree/a/{number}": b"x" for number in range(5)} | {"tree/b": b"y"})
+        process = await box.start(["python3", "-c", swap])
+        while not (await process.output()).stdout:
+            await asyncio.sleep(0)
+        found: set[str] = set()
+        for _ in range(20):
+            found |= set(await box.download("tree"))
+        return found
+
+    assert bench.run(work) <= {"a", "b", *(f"a/{number}" for number in range(5))}
+
+
+def test_a_tree_of_too_many_folders_is_the_policys_failure(bench: Any) -> None:
+    deep = "import os\nfor _ in range(3000):\n    os.mkdir('d' * 9)\n    os.chdir('d' * 9)"
+
+    async def work(boxes: BubblewrapBoxes) -> None:
+        box = await boxes.take(SPEC)
+        await box.python(deep)
+        with pytest.raises(SpoiltFile, match="too long"):
+            await box.download()
+        wide = await boxes.take(SPEC)
+        await wide.python("import os\nfor number in range(600): os.makedirs(f'{number}/inner')")
+        assert len(await wide.download()) == 1200  # more than may be open
+
+    bench.run(work)

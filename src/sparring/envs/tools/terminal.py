@@ -7,17 +7,21 @@ from sparring.envs.executor import cooperative
 from sparring.protocols import Sandbox, Terminal
 from sparring.types import BoxSpec, Task
 
-KEYS = {
-    "Enter": "\r",
-    "Tab": "\t",
-    "Escape": "\x1b",
-    "Backspace": "\x7f",
-    "Up": "\x1b[A",
-    "Down": "\x1b[B",
-    "Right": "\x1b[C",
-    "Left": "\x1b[D",
-    "Space": " ",
-} | {f"C-{chr(96 + code)}": chr(code) for code in range(1, 27)} | {"C-\\": "\x1c"}
+KEYS = (
+    {
+        "Enter": "\r",
+        "Tab": "\t",
+        "Escape": "\x1b",
+        "Backspace": "\x7f",
+        "Up": "\x1b[A",
+        "Down": "\x1b[B",
+        "Right": "\x1b[C",
+        "Left": "\x1b[D",
+        "Space": " ",
+    }
+    | {f"C-{chr(96 + code)}": chr(code) for code in range(1, 27)}
+    | {"C-\\": "\x1c"}
+)
 INTERRUPTING = ("C-c", "C-z", "C-\\")  # after which the terminal forgets what was typed with it
 MOST_KEYS = 4096
 """Characters of one call."""

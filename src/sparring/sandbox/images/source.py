@@ -46,6 +46,8 @@ class SourceFolder:
             BadInput: there is no such file.
         """
         where = str(self._folder / name)
+        if ".." in name.split("/") or name.startswith("/"):
+            raise refusal(where, "a part within the folder", repr(name), SAVE)
         try:
             file = os.fdopen(os.open(where, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
         except OSError as error:
@@ -266,7 +268,7 @@ def _check_config(config: ImageConfig) -> None:
         ValueError: it cannot.
     """
     for text in (*config.environment, *config.environment.values(), config.folder):
-        if b"\0" in text.encode():
+        if b"\0" in text.encode():  # a lone surrogate is an error here
             raise ValueError("a NUL")
     if "" in config.environment:
         raise ValueError("a variable without a name")

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from sparring.sandbox.inner.command import ANSWERED, ASKED
-from sparring.sandbox.inner.confine import address_space_bytes, fork_isolated, furnish, most_files, raise_loopback
+from sparring.sandbox.inner.confine import address_space_bytes, fork_isolated, furnish, raise_loopback
 from sparring.sandbox.inner.processes import below, command_lines, end_all, parents, reap_orphans, resident_bytes
 from sparring.sandbox.inner.run import Run
 from sparring.sandbox.inner.shell import ShellRun
@@ -32,6 +32,8 @@ from sparring.sandbox.inner.wire import CROWDED_BYTES, Wire
 MOST_RUNS = 64
 """Commands of a box at once."""
 CONNECT_S = 5.0
+BEGIN_S = 15.0
+"""Seconds that what lives on may take to begin."""
 DRAIN_PIECES = 64
 """Pieces of a stream that are read once its command has ended: what is in a pipe. Another process may have it too."""
 LATER = ("end", "credit", "input", "interrupt", "resize", "look", "say")
@@ -69,7 +71,6 @@ class Box:
         self._snapshot: dict[str, Any] | None = None
         self._limits = limits = self._first()
         limits["own_processes"] = limits["processes"] + 1 + MOST_RUNS
-        limits["own_files"], limits["files"] = most_files(limits["files"])
         limits["doors"] = doors
         limits["furnished"] = self._furnished = furnish(limits, frozen)
         returned = self._furnished.tree.returned
@@ -86,7 +87,9 @@ class Box:
         """Serve until the socket closes."""
         while True:
             self._watch()
-            for file, _ in self._poll.poll(self._wait_ms()):
+            events = self._poll.poll(self._wait_ms())
+            # the parent last: what it asks for may open files under the numbers of those that these events are of
+            for file, _ in sorted(events, key=lambda event: event[0] == self._wire.fileno()):
                 if file == self._wire.fileno():
                     self._wire.flush()
                     while (frame := self._wire.receive()) is not None:
@@ -201,10 +204,14 @@ class Box:
             return
         reaped = bool(request.get("kept")) or self._direct() is not None
         request["joined"], request["reapers"] = self._joined, len(self._reapers()) + reaped
-        if request["op"] == "shell":
-            run: Run = ShellRun(request, self._limits)
-        else:
-            run = Run(request, body, self._limits, reaped)
+        try:
+            if request["op"] == "shell":
+                run: Run = ShellRun(request, self._limits)
+            else:
+                run = Run(request, body, self._limits, reaped)
+        except OSError as error:  # commands hold every terminal, or every process
+            self._wire.send({"id": request["id"], "refused": error.errno})
+            return
         self._runs[run.id] = run
         if self._joined:
             os.close(ASKED)
@@ -357,6 +364,8 @@ class Box:
         for run in list(self._runs.values()):
             if run.deadline is not None and now >= run.deadline and run.result is None:
                 self._hit(run, "timed out")
+            elif run.kept and not run.begun and now >= run.started + BEGIN_S and run.result is None:
+                self._hit(run, "killed")  # another command has stopped it
         if not self._runs or now < self._look:
             return
         self._look = now + min(run.poll_s for run in self._runs.values())

@@ -12,6 +12,7 @@ Standard library only, for Python >= 3.9.
 from __future__ import annotations
 
 import atexit
+import errno
 import fcntl
 import gc
 import math
@@ -27,7 +28,7 @@ import types
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from sparring.sandbox.inner.confine import become_subreaper, narrow
+from sparring.sandbox.inner.confine import become_subreaper, narrow, open_up
 from sparring.sandbox.inner.files import run_on_files
 
 ASKED, ANSWERED = 200, 201  # descriptors of a joined box's first command: to read from the other box, to write to it
@@ -175,17 +176,20 @@ def _prepare(request: dict[str, Any], limits: dict[str, Any], files: Sequence[in
     address = resource.RLIM_INFINITY if request["op"] == "program" else limits["address"]
     seconds = request["timeout"]
     cpu_s = resource.RLIM_INFINITY if seconds is None else math.ceil(seconds * CPUS) + 2
-    narrow(address, cpu_s, limits["processes"] + 1 + request["reapers"], limits["files"], limits["furnished"])
+    narrow(address, cpu_s, limits["processes"] + 1 + request["reapers"], limits["furnished"])
     try:
         os.chdir(request.get("cwd") or ".")
-    except OSError as error:
-        os.write(report, NO_FOLDER + bytes([error.errno or 0]))
+    except (OSError, ValueError) as error:  # no folder's name holds a NUL
+        os.write(report, NO_FOLDER + bytes([getattr(error, "errno", errno.ENOENT)]))
         os._exit(1)
     os.write(report, ARMED)
     said = len(files) > 3
     os.closerange(3, SAID if said else ASKED)
     os.closerange(SAID + 1, ASKED)
     os.closerange(ANSWERED + 1 if request["joined"] else ASKED, 1 << 16)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits["files"], limits["files"]))
+    if "argv" in request or request["op"] == "python":
+        open_up()  # file operations stay closed: other commands would write into their memory
     if request["op"] == "program":
         os.environ.clear()
     elif "cwd" in request:

@@ -39,7 +39,8 @@ COUNTS = {
     "max_inotify_watches": 8192,
 }
 """Counts of a user that all boxes share, with the most that one box may have."""
-OWN_FILES = 16384
+TERMINALS = 128
+"""Maximum number of terminals of a box; the kernel has 4,096 for all."""
 SIGNALS = 1024
 """Maximum number of queued signals and timers of a box; the kernel counts those of all boxes together, too."""
 
@@ -108,7 +109,8 @@ def furnish(limits: dict[str, Any], frozen: list[int]) -> Furnished:
         _write(f"/proc/sys/user/{name}", str(most))
     mount(None, "/", None, MS_REC_PRIVATE)
     if os.path.isdir("/dev/pts"):
-        mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
+        terminals = f"newinstance,ptmxmode=0666,mode=0620,max={TERMINALS}"
+        mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, terminals)
     mount("proc", "/proc", "proc", MS_NOSUID_NODEV | MS_NOEXEC, "subset=pid")
     tree = BoxFiles(limits, frozen)
     for which, value in (
@@ -137,21 +139,6 @@ def furnish(limits: dict[str, Any], frozen: list[int]) -> Furnished:
     return Furnished(tree, limits["folder"], rules)
 
 
-def most_files(wanted: int) -> tuple[int, int]:
-    """Return the maximum number of open files of the box's own process and of a process of a command.
-
-    The kernel counts descriptors that are under way between processes for all boxes together, and refuses more of
-    whoever has a limit of files below that count. Commands reach their own limit and 253 for each that passes some at
-    that moment, so the box's process, which passes sockets and layers, has a limit far above it.
-
-    Args:
-        wanted: limit of a command, which a lower limit of this process lowers.
-    """
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    own = OWN_FILES if hard == resource.RLIM_INFINITY else min(OWN_FILES, hard)
-    return own, min(wanted, own // 2)
-
-
 def raise_loopback() -> None:
     """Enable the loopback interface of these namespaces: 127.0.0.1 and nothing else."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
@@ -171,16 +158,20 @@ def become_subreaper() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def narrow(address_bytes: int, cpu_s: int, processes: int, files: int, furnished: Furnished) -> None:
+def narrow(address_bytes: int, cpu_s: int, processes: int, furnished: Furnished) -> None:
     """Turn this fork of the box into a command, irrevocably. A command has the box's root, limits of its own, no
-    capabilities, and a filter of system calls; the kernel's out-of-memory killer takes it before the box's own
-    process."""
+    capabilities, and a filter of system calls. As long as it holds descriptors of the box, /proc keeps them from the
+    box's other commands (PR_SET_DUMPABLE)."""
     furnished.tree.enter(furnished.folder)
     resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
     resource.setrlimit(resource.RLIMIT_AS, (address_bytes, address_bytes))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     check_result(libc.capset(_HEADER, _NONE), "drop capabilities")
     _prctl(PR_SET_SECCOMP, 2, _FILTERS[furnished.rules][1])
+
+
+def open_up() -> None:
+    """Open this command, which holds no descriptor of the box any more, to itself and to the box's other commands. The
+    kernel's out-of-memory killer takes it before the box's own process."""
     _prctl(PR_SET_DUMPABLE, 1)  # without it, /proc/self would be closed to the command
     _write("/proc/self/oom_score_adj", "1000")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # last: a fork of a busy box has more open

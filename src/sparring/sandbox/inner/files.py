@@ -28,6 +28,10 @@ TOLD = (
 )
 """Errors that are reported unchanged even if a link led to the path."""
 
+MOST_DEPTH = 200
+"""Folders in each other that a tree may have."""
+CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
+"""Errors of an entry that a command has removed, or replaced by another kind, since it was listed."""
 KINDS = ((stat.S_ISREG, b"file"), (stat.S_ISDIR, b"folder"), (stat.S_ISLNK, b"link"))
 
 
@@ -40,15 +44,20 @@ def run_on_files(request: dict[str, Any]) -> int:
         elif request["op"] == "write":
             _write(request["path"], request["size"])
         elif request["op"] == "remove":
-            os.unlink(request["path"])
+            if os.path.lexists(request["path"]):
+                os.unlink(request["path"])
         elif request["op"] == "pack":
             pack(request["path"], request["most"])
         elif request["op"] == "unpack":
             unpack(request["path"])
         else:
             _list(request["path"])
+    except ValueError:
+        return errno.EINVAL  # a name with a NUL, or that is no UTF-8
     except OSError as error:
         number = error.errno or errno.EIO
+        if number == errno.ENOENT and request["op"] in ("write", "unpack"):
+            number = errno.ESTALE  # a folder went away after it was made
         path = request["path"]
         if number not in TOLD and not request.get("plain") and os.path.realpath(path) != os.path.abspath(path):
             return errno.ELOOP  # a link led to a path with this error
@@ -150,39 +159,53 @@ def unpack(path: str) -> None:
         elif entry["kind"] == "file":
             _write(target, entry["size"], 0o755 if entry["executable"] else None)
         else:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
             if os.path.islink(target):
                 os.unlink(target)
             os.symlink(entry["target"], target)
 
 
 def pack(path: str, most: int) -> None:
-    """Write the tree below a folder to stdout, without following links. More than `most` bytes, with names, are
-    refused."""
-    out = sys.stdout.buffer
-    waiting = [""]
-    while waiting:
-        inner = waiting.pop()
-        with os.scandir(os.path.join(path, inner) if inner else path) as entries:
-            for entry in sorted(entries, key=lambda one: one.name):
-                mode = entry.stat(follow_symlinks=False).st_mode
-                name = os.path.join(inner, entry.name)
-                kind = next((word.decode() for is_kind, word in KINDS if is_kind(mode)), "other")
-                target = os.readlink(entry.path) if kind == "link" else ""
-                data = _content(entry.path, most) if kind == "file" else b""
-                if kind == "folder":
-                    waiting.append(name)
-                told = {"path": name, "kind": kind, "size": len(data), "executable": bool(mode & 0o100)}
-                line = json.dumps({**told, "target": target}).encode() + b"\n"
-                most -= len(line) + len(data)
-                if most < 0:
-                    raise _error_of(errno.EFBIG)
-                out.write(line)
-                out.write(data)
+    """Write the tree below a folder to stdout, without following links, also where a command puts one while this reads.
+    What goes away meanwhile is left out. More than `most` bytes, with names, are refused."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _pack_folder(folder, "", most, MOST_DEPTH)
 
 
-def _content(path: str, most: int) -> bytes:
-    with open(_plain(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+def _pack_folder(folder: int, inner: str, most: int, depth: int) -> int:
+    """Write what an open folder contains, close it, and return how many of `most` bytes are left."""
+    for name in sorted(os.listdir(folder)):
+        try:
+            most = _pack_entry(folder, inner + name, most, depth)
+        except OSError as error:
+            if error.errno not in CHANGED:
+                raise
+    os.close(folder)
+    return most
+
+
+def _pack_entry(folder: int, path: str, most: int, depth: int) -> int:
+    name = os.path.basename(path)
+    mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+    kind = next((word.decode() for is_kind, word in KINDS if is_kind(mode)), "other")
+    target = os.readlink(name, dir_fd=folder) if kind == "link" else ""
+    data = _content(name, folder, most) if kind == "file" else b""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    within = os.open(name, flags, dir_fd=folder) if kind == "folder" else -1
+    told = {"path": path, "kind": kind, "size": len(data), "executable": bool(mode & 0o100), "target": target}
+    line = json.dumps(told).encode() + b"\n"
+    most -= len(line) + len(data)
+    if most < 0:
+        raise _error_of(errno.EFBIG)
+    if not depth:
+        raise _error_of(errno.ENAMETOOLONG)
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.write(data)
+    return most if within < 0 else _pack_folder(within, f"{path}/", most, depth - 1)
+
+
+def _content(name: str, folder: int, most: int) -> bytes:
+    with open(_plain(name, os.O_RDONLY | os.O_NOFOLLOW, folder), "rb") as file:
         if os.fstat(file.fileno()).st_size > most:
             raise _error_of(errno.EFBIG)
         return file.read(most + 1)

@@ -57,12 +57,12 @@ def end_all(spared: Iterable[int] = (), only: int | None = None) -> None:
             not end in `PATIENCE_S` takes all others with it.
         only: reaper whose processes alone are to end, with itself.
     """
-    spared, began = set(spared), time.monotonic()
-    while (spared or only) and (doomed := _stopped(spared, only)):
+    spared, until = set(spared), time.monotonic() + PATIENCE_S
+    while (spared or only) and (doomed := _stopped(spared, only, until)):
         signal_each(doomed, signal.SIGKILL)
         for pid in doomed:
             _reap(pid)
-        if time.monotonic() - began > PATIENCE_S:
+        if time.monotonic() > until:
             spared, only = set(), None
     while not spared and not only:
         signal_each((-1,), signal.SIGKILL)
@@ -70,8 +70,9 @@ def end_all(spared: Iterable[int] = (), only: int | None = None) -> None:
             return
 
 
-def _stopped(spared: set[int], only: int | None) -> set[int]:
-    """Stop all that has to end, and return it."""
+def _stopped(spared: set[int], only: int | None, until: float) -> set[int]:
+    """Stop all that has to end, and return it; at the time `until`, what was found so far: one that is spared may go on
+    waking what forks."""
     stopped: set[int] = set()
     while True:
         tree = parents()
@@ -79,8 +80,8 @@ def _stopped(spared: set[int], only: int | None) -> set[int]:
             (below({only}, tree) | {only} & tree.keys()) if only else tree.keys() - {1} - spared - below(spared, tree)
         )
         fresh = doomed - stopped
-        if not fresh:
-            return stopped
+        if not fresh or time.monotonic() > until:
+            return stopped | fresh
         signal_each(fresh, signal.SIGSTOP)
         stopped |= fresh
 

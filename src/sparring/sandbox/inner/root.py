@@ -29,6 +29,7 @@ from sparring.sandbox.inner.calls import (
     MS_NOSUID,
     MS_NOSUID_NODEV,
     MS_REC,
+    MS_REMOUNT,
     attach_tree,
     attach_tree_at,
     cloned_tree,
@@ -43,6 +44,8 @@ ROOT = "root"
 """Root of commands in the tmpfs. The box's pid 1 itself stays in bubblewrap's root, so that it never loads code from an
 image."""
 PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64")
+LAYER_INODES = 64
+"""Files and folders that a layer needs for itself. Each gets its own, so that commands cannot use them up."""
 PLACE = 210
 """Lowest descriptor of the box's files. Commands get theirs below it before they enter the root."""
 REPLACED = ("dev", "proc", "box", "tmp", "agent", "mnt")
@@ -63,8 +66,8 @@ class BoxFiles:
 
     def __init__(self, limits: dict[str, Any], frozen: list[int]) -> None:
         disk_bytes, image = limits["disk"], limits["image"]
-        inodes = max(256, disk_bytes >> 12)
-        mount("box", "/mnt", "tmpfs", MS_NOSUID_NODEV, f"size={disk_bytes},nr_inodes={inodes},mode=0700")
+        self._size, self._inodes = disk_bytes, max(256, disk_bytes >> 12) + len(frozen) + LAYER_INODES
+        mount("box", "/mnt", "tmpfs", MS_NOSUID_NODEV, f"size={disk_bytes},nr_inodes={self._inodes},mode=0700")
         self.is_rooted = image != "python"
         self._parts: dict[str, list[str]] = {"own": []}  # what lies below the first layer of each, highest first
         self._own = {name: path for name, path in OWN.items() if os.path.isdir(path)}
@@ -105,15 +108,16 @@ class BoxFiles:
         unmount("own")
         tree = cloned_tree(f"l/{self._last}")
         self._last += 1
+        self._inodes += LAYER_INODES
+        mount(None, ".", None, MS_REMOUNT | MS_NOSUID_NODEV, f"size={self._size},nr_inodes={self._inodes}")
         self._begin_layer()
         return tree
 
     def enter(self, folder: str) -> None:
         """Enter the root and the working folder of commands, irrevocably for a process without capabilities. The folder
-        is /box where a command has removed the given one."""
-        if self.is_rooted:
-            os.fchdir(self._place)
-            os.chroot(ROOT)
+        is /box where a command has removed the given one, or has put something else in its place."""
+        self._enter_root()
+        os.close(self._place)  # the folder may be a link of a command's to /proc/self/fd
         try:
             os.chdir(folder)
         except OSError:
@@ -122,7 +126,7 @@ class BoxFiles:
     def first_program(self, paths: Iterable[str]) -> str | None:
         """Return the first of these paths that is a program in the root of commands."""
         own = os.open("/", os.O_PATH)
-        self.enter("/box")
+        self._enter_root()
         try:
             return next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
         finally:
@@ -147,6 +151,12 @@ class BoxFiles:
         finally:
             os.close(root)
         self._is_shown = True
+
+    def _enter_root(self) -> None:
+        if self.is_rooted:
+            os.fchdir(self._place)
+            os.chroot(ROOT)
+            os.chdir("/")
 
     def _begin_layer(self) -> None:
         """Mount every part with a new layer on top."""

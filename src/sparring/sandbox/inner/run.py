@@ -80,14 +80,18 @@ class Run:
         self.input_ends = request.get("input_ends", True)
         self.taken = 0
         inner = self._open(request)
-        report, theirs = os.pipe()
-        self.reaped = reaped
-        self.pid = os.fork()
-        if self.pid == 0:
-            (reap if reaped else command)(request, body, limits, inner, theirs)
-        for file in {*inner, theirs}:
-            os.close(file)
-        self.report = self.ending = report
+        self.report, theirs = os.pipe()
+        self.ending, self.reaped = self.report, reaped
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                (reap if reaped else command)(request, body, limits, inner, theirs)
+        except OSError:
+            self.close()
+            raise
+        finally:
+            for file in {*inner, theirs}:
+                os.close(file)
         for file in self.files():
             os.set_blocking(file, False)
         if not reaped:
@@ -192,9 +196,14 @@ class Run:
                 break
         return bool(said)
 
+    @property
+    def begun(self) -> bool:
+        """Whether it does what was asked for."""
+        return self.armed
+
     def check_confined(self) -> None:
-        """Raise if the command ended by itself before it was confined."""
-        if self.code is not None and not self.armed:
+        """Raise if the command ended by itself before it was confined. Another command may have killed it."""
+        if self.code is not None and self.code >= 0 and not self.armed:
             said = b"".join(self.outputs["stderr"].kept()).decode("utf-8", "replace")
             raise RuntimeError(f"the command could not be confined: {said}")
 

@@ -57,6 +57,11 @@ class ShellRun(Run):
         super().close()
         self.heard = -1
 
+    @property
+    def begun(self) -> bool:
+        """Whether it reads texts."""
+        return self.call != 0
+
     def say(self, request: dict[str, Any], text: bytes) -> None:
         """Run a text."""
         self.call, self.limit, self._rounds = request["call"], "", 0
