@@ -26,10 +26,13 @@ SPOILT: Mapping[int, type[SpoiltFile]] = {
     errno.EISDIR: SpoiltByFolder,
     errno.EACCES: SpoiltByMode,
     errno.EPERM: SpoiltByMode,
-    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.ENXIO, errno.ELOOP, errno.ENOSPC), SpoiltFile),
+    **dict.fromkeys(
+        (errno.ENOTDIR, errno.EEXIST, errno.ENXIO, errno.ELOOP, errno.ENOSPC, errno.ENAMETOOLONG), SpoiltFile
+    ),
 }
 """Errors that an earlier command of the policy can have caused. ENXIO: a pipe, a socket or a device; EEXIST: a file at
-the path of a new folder. A missing file or a read-only path does not count."""
+the path of a new folder; ENAMETOOLONG: a tree of folders too deep to name what is in it. A missing file or a read-only
+path does not count."""
 
 
 def raise_for(header: Mapping[str, Any], path: str, used: bool, most_bytes: int | None = None) -> None:

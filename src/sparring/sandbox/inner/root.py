@@ -28,6 +28,7 @@ from sparring.sandbox.inner.calls import (
     MS_NOSUID,
     MS_NOSUID_NODEV,
     MS_REC,
+    MS_REMOUNT,
     attach_tree,
     cloned_tree,
     mount,
@@ -42,6 +43,8 @@ image."""
 PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64")
 PLACE = 210
 """Lowest descriptor of the box's files. Commands get theirs below it before they enter the root."""
+INODES_OF_LAYER = 64
+"""Inodes that a layer may need before a command writes to it."""
 REPLACED = ("dev", "proc", "box", "tmp", "agent", "mnt")
 
 
@@ -60,8 +63,8 @@ class BoxFiles:
 
     def __init__(self, limits: dict[str, Any], frozen: list[int]) -> None:
         disk_bytes, image = limits["disk"], limits["image"]
-        inodes = max(256, disk_bytes >> 12)
-        mount("box", "/mnt", "tmpfs", MS_NOSUID_NODEV, f"size={disk_bytes},nr_inodes={inodes},mode=0700")
+        self._inodes = max(256, disk_bytes >> 12)
+        mount("box", "/mnt", "tmpfs", MS_NOSUID_NODEV, f"size={disk_bytes},nr_inodes={self._inodes},mode=0700")
         self.is_rooted = image != "python"
         self._parts: dict[str, list[str]] = {"own": []}  # what lies below the first layer of each, highest first
         self._own = {name: path for name, path in OWN.items() if os.path.isdir(path)}
@@ -94,6 +97,8 @@ class BoxFiles:
         """Freeze the files and return a descriptor of the layer that was written to until now. No process of the box
         may use its files."""
         os.fchdir(self._place)
+        self._inodes += INODES_OF_LAYER  # commands may have used up all others
+        mount("box", ".", None, MS_REMOUNT | MS_NOSUID_NODEV, f"nr_inodes={self._inodes}")
         if self.is_rooted:
             unmount(ROOT)
         for path in self._own.values():
