@@ -5,12 +5,12 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from kind import NAMES, dropped, kinds, parts, text, words
+from kind import FEW, NAMES, dropped, kinds, parts, text, words
 
 
 def move(random: Random) -> dict[str, Any]:
     """Two files into a folder."""
-    a, b, folder, other = random.sample(NAMES, 4)
+    a, b, folder, other = random.sample(FEW, 4)
     one, two, rest = (text(words(random, 1, 3)) for _ in range(3))
     before = {a: one, b: two, folder: None, other: rest}
     after = {f"{folder}/{a}": one, f"{folder}/{b}": two, other: rest}
@@ -19,7 +19,7 @@ def move(random: Random) -> dict[str, Any]:
 
 def rename(random: Random) -> dict[str, Any]:
     """Two files get other names."""
-    a, b, c, d = random.sample(NAMES, 4)
+    a, b, c, d = random.sample(FEW, 4)
     one, two = (text(words(random, 1, 3)) for _ in range(2))
     prompt = f"Rename {a} to {b} and {c} to {d}."
     return parts(prompt, {a: one, c: two}, {b: one, d: two}, f"mv {a} {b}", f"mv {c} {d}")
@@ -27,7 +27,7 @@ def rename(random: Random) -> dict[str, Any]:
 
 def copy(random: Random) -> dict[str, Any]:
     """Two files get a copy."""
-    a, b, c, d = random.sample(NAMES, 4)
+    a, b, c, d = random.sample(FEW, 4)
     one, two = (text(words(random, 1, 3)) for _ in range(2))
     after = {a: one, b: one, c: two, d: two}
     return parts(f"Copy {a} to {b} and {c} to {d}.", {a: one, c: two}, after, f"cp {a} {b}", f"cp {c} {d}")
@@ -35,14 +35,14 @@ def copy(random: Random) -> dict[str, Any]:
 
 def delete(random: Random) -> dict[str, Any]:
     """Two files of four."""
-    a, b, *rest = random.sample(NAMES, 4)
+    a, b, *rest = random.sample(FEW, 4)
     after = {name: text(words(random, 1, 3)) for name in rest}
     return parts(f"Delete {a} and {b}.", {a: "", b: "", **after}, after, f"rm {a}", f"rm {b}")
 
 
 def mode(random: Random) -> dict[str, Any]:
     """Two files of four become executable."""
-    a, b, *rest = random.sample(NAMES, 4)
+    a, b, *rest = random.sample(FEW, 4)
     before = {name: text(words(random, 1, 3)) for name in (a, b, *rest)}
     after = before | {name: {"text": before[name], "executable": True} for name in (a, b)}
     return parts(f"Make {a} and {b} executable.", before, after, f"chmod +x {a}", f"chmod +x {b}")
@@ -50,7 +50,7 @@ def mode(random: Random) -> dict[str, Any]:
 
 def link(random: Random) -> dict[str, Any]:
     """Two symbolic links."""
-    a, b, c, d = random.sample(NAMES, 4)
+    a, b, c, d = random.sample(FEW, 4)
     before = {b: text(words(random, 1, 3)), d: text(words(random, 1, 3))}
     after = before | {a: {"link": b}, c: {"link": d}}
     prompt = f"Make {a} a symbolic link to {b} and {c} one to {d}."
@@ -59,7 +59,7 @@ def link(random: Random) -> dict[str, Any]:
 
 def biggest(random: Random) -> dict[str, Any]:
     """The largest of some files gets another name."""
-    new, big, *rest = random.sample(NAMES, 5)
+    new, big, *rest = random.sample(FEW, 5)
     lines = words(random, 12, 16)
     before = {big: text(lines)} | {name: text(words(random, 1, 4)) for name in rest}
     after = {name: said for name, said in before.items() if name != big} | {new: text(lines)}
@@ -72,7 +72,7 @@ def biggest(random: Random) -> dict[str, Any]:
 
 def follow(random: Random) -> dict[str, Any]:
     """A file names the one that is to be deleted."""
-    note, named, *rest = random.sample(NAMES, 4)
+    note, named, *rest = random.sample(FEW, 4)
     after = {note: text([named])} | {name: text(words(random, 1, 3)) for name in rest}
     return {
         "prompt": f"Delete the file that {note} names.", "before": {named: "", **after}, "after": after, "looks": 1,

@@ -19,6 +19,9 @@ from sparring.types import TreeEntry
 NAMES = ("ash", "bay", "elm", "fig", "fir", "oak", "yew", "red", "blue", "gold", "gray", "pink")
 """Names of files and words in them. None is a part of another."""
 
+FEW = NAMES[:8]
+"""Names of the easiest kinds, from which a tiny model learns."""
+
 MOST_BYTES = 1 << 20
 """What the policy's folder may hold in the end, with names; a task needs a few kilobytes."""
 
@@ -89,7 +92,7 @@ def parts(prompt: str, before: Data, after: Data, *commands: str) -> dict[str, A
 
 def words(random: Random, low: int, high: int) -> list[str]:
     """Draw lines of one word."""
-    return random.choices(NAMES, k=random.randint(low, high))
+    return random.choices(FEW, k=random.randint(low, high))
 
 
 def text(lines: Sequence[Any]) -> str:

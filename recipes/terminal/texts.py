@@ -6,12 +6,12 @@ import json
 from random import Random
 from typing import Any
 
-from kind import NAMES, dropped, kinds, parts, text, words
+from kind import FEW, NAMES, dropped, kinds, parts, text, words
 
 
 def lines(random: Random) -> dict[str, Any]:
     """How many lines a file has."""
-    new, file, other = random.sample(NAMES, 3)
+    new, file, other = random.sample(FEW, 3)
     count = random.randint(2, 9)
     before = {file: text(words(random, count, count)), other: text(words(random, 1, 9))}
     wrong = count + random.choice((-1, 1))
@@ -25,8 +25,8 @@ def lines(random: Random) -> dict[str, Any]:
 
 def sort(random: Random) -> dict[str, Any]:
     """Two files are sorted into others."""
-    a, b, c, d = random.sample(NAMES, 4)
-    first, second = (random.sample(NAMES, random.randint(3, 5)) for _ in range(2))
+    a, b, c, d = random.sample(FEW, 4)
+    first, second = (random.sample(FEW, random.randint(3, 5)) for _ in range(2))
     for drawn in (first, second):
         if drawn == sorted(drawn):
             drawn.reverse()  # else a copy would do
