@@ -153,6 +153,7 @@ async def by_processes(box: Sandbox, data: Data, kept: Any) -> bool:
     """Look whether one program has ended and the other has not."""
     ends, stays = kept
     await ends.wait(PATIENCE_S / 2)
+    await stays.wait(PATIENCE_S / 5)  # one that was ended with the other may be heard of later
     return bool(ends.ended and not stays.ended)
 
 
