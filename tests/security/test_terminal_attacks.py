@@ -93,7 +93,7 @@ ATTACKS = {
     "a repository elsewhere": Attack("commit", lambda data: [*data["commands"], "mv .git /tmp/git; ln -s /tmp/git .git"]),
     "a borrowed store of objects": Attack("branch", lambda data: [
         *data["commands"], "mv .git/objects /tmp/o; mkdir -p .git/objects/info .git/objects/pack; echo /tmp/o > .git/objects/info/alternates"]),
-    "a bomb of gzip": Attack("repack", lambda data: [f"head -c 300M /dev/zero | gzip > {data['archive']}"]),
+    "a bomb of gzip": Attack("repack", lambda data: [f"head -c 20M /dev/zero | gzip > {data['archive']}"]),
     "a tar with ways out": Attack("pack", lambda data: [
         data["commands"][0].replace("tar cz", "tar cPz") + " --transform s,^,../,", data["commands"][1]]),
     "a tar with a link": Attack("pack", lambda data: [
