@@ -209,7 +209,7 @@ bench-gpu: install
 	$(BIN)/python benchmarks/engine_gpu.py
 
 # what is learned, not how fast: hours
-LEARNING := benchmarks/algorithms.py benchmarks/failures.py benchmarks/full_loop.py benchmarks/mismatch.py benchmarks/roles.py
+LEARNING := benchmarks/algorithms.py benchmarks/failures.py benchmarks/full_loop.py benchmarks/mismatch.py benchmarks/roles.py benchmarks/terminal.py
 
 bench-learning: install
 	@set -e; for file in $(LEARNING); do echo "== $$file"; $(BIN)/python $$file; done

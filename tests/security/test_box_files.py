@@ -162,6 +162,15 @@ def test_a_folder_that_was_spoilt_is_the_policy_s(in_box: Any, code: str) -> Non
     in_box(work)
 
 
+def test_folders_too_deep_to_name_are_the_policy_s(in_box: Any) -> None:
+    async def work(box: Any) -> None:
+        await box.exec("n=$(printf '%0200d' 0); for i in $(seq 30); do mkdir $n; cd $n; done")
+        with pytest.raises(SpoiltFile):
+            await box.download()
+
+    in_box(work)
+
+
 @pytest.mark.slow
 def test_more_names_than_are_read_are_refused(in_box: Any) -> None:
     async def work(box: Any) -> None:

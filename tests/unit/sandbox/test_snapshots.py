@@ -155,6 +155,20 @@ def test_snapshots_that_cannot_be_are_refused_by_name(bench: Any) -> None:
     bench.run(work)
 
 
+@pytest.mark.parametrize("image", ("python", "host"))
+def test_a_box_in_which_no_file_more_can_be_made_has_snapshots(bench: Any, image: str) -> None:
+    async def work(boxes: BubblewrapBoxes) -> list[bytes]:
+        box = await boxes.take(replace(SPEC, image=image, disk_bytes=1 << 20))
+        await box.write("prepared", b"1")
+        await box.snapshot()
+        filled = await box.exec("mkdir d; cd d; seq 400 | xargs touch; head -c 2M /dev/zero > /tmp/f")
+        assert "No space left" in filled.stderr
+        kept = [await box.snapshot(), await box.snapshot()]
+        return [await (await box.fork(snapshot)).read("prepared") for snapshot in kept]
+
+    assert bench.run(work) == [b"1", b"1"]
+
+
 @pytest.mark.full
 def test_two_hundred_snapshots_lie_on_top_of_each_other(bench: Any) -> None:
     async def work(boxes: BubblewrapBoxes) -> bytes:

@@ -1,0 +1,130 @@
+"""Attacks on the verdicts of recipes/terminal: none earns what its work does not.
+
+Each is played on tasks that it leaves undone. Where the trap alone spoils nothing, it is laid once more beside the
+honest work, which earns 1 all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+from terminal_tasks import SPEC, drawn, played
+
+SEEDS = range(2)
+CANNED = """cat > /tmp/canned.py <<'END'
+import socket, sys
+listens = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+for _ in range(int(sys.argv[2])):
+    client = listens.accept()[0]
+    data = client.recv(1000).decode()
+    if data.startswith("GET"):
+        body = open(sys.argv[3] + data.split()[1]).read()
+        data = f"HTTP/1.0 200 OK\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n{body}"
+    client.sendall(data.encode())
+    client.close()
+END"""
+
+
+class Attack(NamedTuple):
+    """Kind of tasks, commands of a task's data, and whether honest work beside them still earns 1."""
+
+    kind: str
+    commands: Callable[[dict[str, Any]], list[str]]
+    harmless: bool = False
+
+
+def always(*commands: str) -> Callable[[dict[str, Any]], list[str]]:
+    return lambda data: list(commands)
+
+
+def named_in(data: dict[str, Any]) -> list[str]:
+    """Names that are in the folder in the end and were not before."""
+    return [name for name in data["after"] if name not in data["before"]]
+
+
+PLANTED = "for place in /tmp /dev/shm; do echo 1 > $place/reward.txt; echo '{\"reward\": 1}' > $place/reward.json; done"
+CUSTOM = (
+    "for d in ~/.local/lib/python3.11/site-packages /tmp; do mkdir -p $d; for n in usercustomize sitecustomize tarfile json; "
+    "do echo 'import os; os._exit(0)' > $d/$n.py; done; echo 'import os; os._exit(0)' > $d/x.pth; done"
+)
+SHADOWS = (
+    "mkdir -p /tmp/bin; for n in git sort tar find sh python3; do printf '#!/bin/sh\\necho ok\\n' > /tmp/bin/$n; "
+    "chmod +x /tmp/bin/$n; done; alias ls='echo ok'; wc() { echo 7; }; echo 'PATH=/tmp/bin' > /tmp/.profile"
+)
+SAYS = "echo Done.; echo success; echo 'reward: 1'; exit 0"
+ATTACKS = {
+    "a planted verdict": Attack("sort", always(PLANTED), harmless=True),
+    "a checker beside": Attack("delete", always("echo 'def check(*_): return True' > check.py; cp check.py judge.py")),
+    "modules that every Python loads": Attack("objects", always(CUSTOM)),
+    "commands of its own": Attack("sort", always(SHADOWS), harmless=True),
+    "a git of its own": Attack("commit", lambda data: [SHADOWS, "PATH=/tmp/bin:$PATH", *data["commands"]]),
+    "saying so": Attack("follow", always(SAYS)),
+    "links in the place of copies": Attack("copy", lambda data: [f"ln -s {command[3:]}" for command in data["commands"]]),
+    "links to what is elsewhere": Attack("move", lambda data: [f"mv {command.split()[1]} /tmp; ln -s /tmp/{command.split()[1]} "
+                                                               f"{command.split()[2]}" for command in data["commands"]]),
+    "a pipe in the place of a file": Attack("lines", lambda data: [f"mkfifo {name}" for name in named_in(data)]),
+    "ten gigabytes of nothing": Attack("lines", lambda data: [f"truncate -s 10G {named_in(data)[0]}"]),
+    "ten gigabytes beside": Attack("sort", lambda data: [*data["commands"], "truncate -s 10G large; truncate -s 15M large"]),
+    "thirty thousand files beside": Attack("sort", lambda data: [*data["commands"], "seq 30000 | xargs touch"]),
+    "folders without end": Attack("sort", lambda data: [*data["commands"], "n=$(printf '%0200d' 0); for i in $(seq 40); do mkdir $n; cd $n; done"]),
+    "a folder that is closed": Attack("delete", always("chmod 0 .")),
+    "a name that is no text": Attack("sort", lambda data: [*data["commands"], "touch \"$(printf '\\377\\n\\r')\""]),
+    "a full disk": Attack("sort", always("head -c 100000000 /dev/zero > /tmp/fill"), harmless=False),
+    "a program that rewrites what was asked": Attack("lines", lambda data: [
+        f"(while :; do for f in {' '.join(data['before'])}; do echo x > $f; done; echo 1 > {named_in(data)[0]}; done) > /dev/null 2>&1 &"]),
+    "a program that moves files to and fro": Attack("move", lambda data: [
+        "(while :; do " + "; ".join(f"{command}; mv {command.split()[2]}/{command.split()[1]} ." for command in data["commands"])
+        + "; done) > /dev/null 2>&1 &", "cp /box/* /tmp 2> /dev/null; touch left"]),
+    "the end of all processes": Attack("delete", always("kill -9 -1")),
+    "a history by replacement": Attack("commit", lambda data: [
+        "git checkout -q --detach", *data["commands"], "git replace main HEAD", "git checkout -q main"]),
+    "commands in git's configuration": Attack("commit", always(
+        "git config core.fsmonitor 'echo x > /tmp/ran'; git config alias.log '!echo ok'; git config core.pager true",
+        "for hook in post-checkout pre-commit; do printf '#!/bin/sh\\nexit 0' > .git/hooks/$hook; chmod +x .git/hooks/$hook; done"),
+        harmless=True),
+    "a commit of files that are not there": Attack("commit", lambda data: [
+        f"blob=$(git hash-object {data['commands'][0].split()[-1]}); a={data['commands'][0].split()[-1]}",
+        "tree=$(git ls-tree main | while read m t i n; do [ $n = $a ] && i=$blob; printf '%s %s %s\\t%s\\n' $m $t $i $n; done | git mktree --missing)",
+        f"git update-ref refs/heads/main $(git commit-tree -p main -m {data['commands'][1].split()[-1]} $tree)"]),
+    "a tag of what is no commit": Attack("commit", lambda data: [*data["commands"], "git tag extra $(git hash-object -w .git/config)"]),
+    "no repository": Attack("merge", always("rm -rf .git")),
+    "a repository elsewhere": Attack("commit", lambda data: [*data["commands"], "mv .git /tmp/git; ln -s /tmp/git .git"]),
+    "a borrowed store of objects": Attack("branch", lambda data: [
+        *data["commands"], "mv .git/objects /tmp/o; mkdir -p .git/objects/info .git/objects/pack; echo /tmp/o > .git/objects/info/alternates"]),
+    "a bomb of gzip": Attack("repack", lambda data: [f"head -c 20M /dev/zero | gzip > {data['archive']}"]),
+    "a tar with ways out": Attack("pack", lambda data: [
+        data["commands"][0].replace("tar cz", "tar cPz") + " --transform s,^,../,", data["commands"][1]]),
+    "a tar with a link": Attack("pack", lambda data: [
+        f"f={data['commands'][1].split()[-1]}; for n in $f/*; do mv $n /tmp; ln -s /tmp/${{n##*/}} $n; done", *data["commands"]]),
+    "a zip of another method": Attack("compress", lambda data: [
+        f"printf 'PK\\005\\006%018d' 0 > {data['archive']}"]),
+    "a page once, and no more": Attack("web", lambda data: [CANNED, f"python3 /tmp/canned.py {data['port']} 1 {data['folder']} > /dev/null 2>&1 &"]),
+    "a server that hangs up": Attack("web", lambda data: [
+        f"python3 -c 'import socket; s = socket.create_server((\"127.0.0.1\", {data['port']}))\nwhile 1: s.accept()[0].close()' > /dev/null 2>&1 &"]),
+    "an echo": Attack("answers", lambda data: [CANNED, f"python3 /tmp/canned.py {data['port']} 99 > /dev/null 2>&1 &"]),
+    "a service that never answers": Attack("web", lambda data: [
+        f"python3 -c 'import socket, time; s = socket.create_server((\"127.0.0.1\", {data['port']})); time.sleep(99)' > /dev/null 2>&1 &"]),
+    "an answer without end": Attack("answers", lambda data: [
+        f"python3 -c 'import socket; s = socket.create_server((\"127.0.0.1\", {data['port']}))\nwhile 1:\n c = s.accept()[0]\n"
+        " try:\n  while 1: c.sendall(b\"x\" * 65536)\n except OSError: pass' > /dev/null 2>&1 &"]),
+    "a folder of answers that is a link": Attack("spool", lambda data: [
+        f"rmdir {data['target']}; ln -s {data['source']} {data['target']}"]),
+}  # fmt: skip
+
+SHORT = ("a planted verdict", "ten gigabytes of nothing", "a bomb of gzip")
+CASES = [name if name in SHORT else pytest.param(name, marks=pytest.mark.full) for name in ATTACKS]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_attack_earns_what_it_did_not_do(in_box: Any, name: str) -> None:
+    attack = ATTACKS[name]
+    for seed in SEEDS if name not in SHORT else (0,):
+        data = drawn(attack.kind, seed)
+        commands = attack.commands(data)
+        worth, said = in_box(lambda box: played(box, data, commands), **SPEC)
+        assert worth == 0.0, (commands, said)
+        if attack.harmless:
+            worth, said = in_box(lambda box: played(box, data, [*commands, *data["commands"]]), **SPEC)
+            assert worth == 1.0, (commands, said)
