@@ -11,6 +11,7 @@ import json
 import os
 import stat
 import sys
+from contextlib import suppress
 from io import FileIO
 from typing import Any
 
@@ -30,8 +31,9 @@ TOLD = (
 
 MOST_DEPTH = 200
 """Folders in each other that a tree may have."""
-CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
-"""Errors of an entry that a command has removed, or replaced by another kind, since it was listed."""
+CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EINVAL)
+"""Errors of an entry that a command has removed, or replaced by another kind, since it was listed. EINVAL: a link's
+target was asked for (readlink(2))."""
 KINDS = ((stat.S_ISREG, b"file"), (stat.S_ISDIR, b"folder"), (stat.S_ISLNK, b"link"))
 
 
@@ -44,7 +46,7 @@ def run_on_files(request: dict[str, Any]) -> int:
         elif request["op"] == "write":
             _write(request["path"], request["size"])
         elif request["op"] == "remove":
-            if os.path.lexists(request["path"]):
+            with suppress(FileNotFoundError):
                 os.unlink(request["path"])
         elif request["op"] == "pack":
             pack(request["path"], request["most"])
@@ -137,10 +139,14 @@ def _write(path: str, size: int, mode: int | None = None) -> None:
 
 
 def _list(path: str) -> None:
-    """Write a folder's entries to stdout: for each its kind, its name and a NUL."""
+    """Write a folder's entries to stdout: for each its kind, its name and a NUL. What goes away meanwhile is left
+    out."""
     with os.scandir(os.fsencode(path)) as entries:
         for entry in entries:
-            mode = entry.stat(follow_symlinks=False).st_mode
+            try:
+                mode = entry.stat(follow_symlinks=False).st_mode
+            except FileNotFoundError:
+                continue
             kind = next((word for is_kind, word in KINDS if is_kind(mode)), b"other")
             sys.stdout.buffer.write(kind + b" " + entry.name + b"\0")
 
