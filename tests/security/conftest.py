@@ -36,16 +36,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], UnpackedImage]:
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], UnpackedImage]:
     """An image with a shell and a Python, which is made when it is first asked for."""
     return functools.cache(lambda: UnpackedImage(python_image(tmp_path_factory.mktemp("image"))))
 
 
 @pytest.fixture(scope="module")
-def in_box(image: Callable[[], UnpackedImage]) -> Iterator[InBox]:
-    """Runs `await work(box)` with a box of its own, whose spec is what is named; any image is that of `image`."""
+def in_box(unpacked: Callable[[], UnpackedImage]) -> Iterator[InBox]:
+    """Runs `await work(box)` with a box of its own, whose spec is what is named; any image is that of `unpacked`."""
     with asyncio.Runner() as runner:
-        boxes = BubblewrapBoxes(SandboxConfig(servers=1), {}, lambda name: image())
+        boxes = BubblewrapBoxes(SandboxConfig(servers=1), {}, lambda name: unpacked())
 
         async def bounded(work: Callable[[Any], Any], spec: BoxSpec) -> Any:
             async with asyncio.timeout(60):

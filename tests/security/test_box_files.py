@@ -162,11 +162,10 @@ def test_a_folder_that_was_spoilt_is_the_policy_s(in_box: Any, code: str) -> Non
     in_box(work)
 
 
-def test_folders_too_deep_to_name_are_the_policy_s(in_box: Any) -> None:
+def test_folders_too_deep_to_open_by_name_are_read(in_box: Any) -> None:
     async def work(box: Any) -> None:
         await box.exec("n=$(printf '%0200d' 0); for i in $(seq 30); do mkdir $n; cd $n; done")
-        with pytest.raises(SpoiltFile):
-            await box.download()
+        assert max(map(len, await box.download())) > 4096
 
     in_box(work)
 
