@@ -46,9 +46,14 @@ def started(recipe: Path, name: str, *settings: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+def is_engine(command: bytes) -> bool:
+    """Whether a process with this command, whose words end with zero bytes, is an engine."""
+    return b"--until-input-ends" in command.split(b"\0")
+
+
 def servers() -> list[int]:
     """Process ids of all engines on the nodes, which are children of this process."""
-    return processes_below(os.getpid(), lambda command: b"--until-input-ends" in command.split(b"\0"))
+    return processes_below(os.getpid(), is_engine)
 
 
 def test_a_node_that_dies_costs_the_run_nothing(given: Path, nodes: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from own_processes import processes_below
 from test_engine_elsewhere import ALONE, HIDDEN
 from test_fleet_run import check_ended, check_same, words
 from test_ranks_run import measured
-from test_ray_cluster import QUIET, nodes, on_ray, started
+from test_ray_cluster import QUIET, is_engine, nodes, on_ray, started
 
 from sparring.cli.main import main
 
@@ -95,6 +95,27 @@ def test_a_node_that_dies_leaves_fewer_ranks(given: Path, nodes: Any, capsys: py
         nodes.remove_node(found, allow_graceful=False)
 
     text = check_survives(given, nodes, capsys, lose, "cluster.wait_s=25")
+    assert "the trainer has ranks: 1, of 2" in text, text
+
+
+def test_ranks_give_way_to_the_only_engine(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three processors become two, which the ranks have: the node that dies has the engine."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+
+    def lose() -> None:
+        daemons = {node: node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()}
+        found = next(node for node, daemon in daemons.items() if processes_below(daemon, is_engine))
+        cluster.remove_node(found, allow_graceful=False)
+
+    try:
+        for _ in range(3):
+            cluster.add_node(num_cpus=1)
+        text = check_survives(given, cluster, capsys, lose, "cluster.wait_s=25")
+    finally:
+        cluster.shutdown()
+    assert "gave its processors to engine 0, which had no place left" in text, text
     assert "the trainer has ranks: 1, of 2" in text, text
 
 

@@ -73,11 +73,12 @@ class EngineProcess:
         self._watching = threading.Thread(target=self._watch, name="engine process", daemon=True)
         self._watching.start()
 
-    def find(self, deadline: float) -> str:
+    def find(self, deadline: float, last: bool = False) -> str:
         """Wait until the server answers, and return its address.
 
         Args:
             deadline: end of the wait, by `time.monotonic`.
+            last: whether no other engine of the run serves. Nothing gives way to a process, whose place it keeps.
 
         Raises:
             DeadEngine: it is not started any more. One that dies before its first answer is not started again.

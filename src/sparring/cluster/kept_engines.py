@@ -23,11 +23,12 @@ _log = logging.getLogger("sparring.engine")
 class PlacedEngine(Protocol):
     """Engine process, wherever it runs."""
 
-    def find(self, deadline: float) -> str:
+    def find(self, deadline: float, last: bool = False) -> str:
         """Wait until the server answers, and return its address; it may have been started again elsewhere.
 
         Args:
             deadline: end of the wait, by `time.monotonic`.
+            last: whether no other engine of the run serves, so that ranks give way to it if it finds no place.
 
         Raises:
             DeadEngine: it is not started any more.
@@ -78,6 +79,11 @@ class KeptEngines:
         """Whether no fleet uses the processes."""
         return self.fleet is None or self.fleet.closed
 
+    @property
+    def _serves(self) -> bool:
+        """Whether a process gets requests."""
+        return self.fleet is not None and self.fleet.metrics["engines_now"] > 0
+
     def find(self) -> list[str]:
         """Wait until all processes answer, and return their addresses.
 
@@ -108,9 +114,9 @@ class KeptEngines:
         """Kill a process, wait until another one answers, perhaps elsewhere, and let the client follow it."""
         process.kill()
         try:
-            url = process.find(time.monotonic() + self._within_s)
+            url = process.find(time.monotonic() + self._within_s, last=not self._serves)
         except EngineError as error:
-            if self.fleet is None or not self.fleet.metrics["engines_now"]:
+            if not self._serves:
                 self._dead(error)  # nothing is left that the run could wait for
             elif not isinstance(error, DeadEngine) or process not in self._told:
                 _log.warning("%s", error)

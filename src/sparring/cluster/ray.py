@@ -130,8 +130,8 @@ class RayEngine:
     def __init__(self, ray: RayProcess, number: int) -> None:
         self._ray, self._number = ray, number
 
-    def find(self, deadline: float) -> str:
-        return str(self._ray.call("find", self._number, max(0.0, deadline - time.monotonic())))
+    def find(self, deadline: float, last: bool = False) -> str:
+        return str(self._ray.call("find", self._number, max(0.0, deadline - time.monotonic()), last))
 
     def kill(self) -> None:
         self._tell("kill")

@@ -28,6 +28,9 @@ from sparring.errors import EngineError, SparringError, boundary, refusal
 PAUSE_S = 1.0
 """Seconds between two questions for an engine that is being placed."""
 
+PLACE_S = 5.0
+"""Seconds that Ray has to place an engine again, before ranks give way to it."""
+
 END_S = 10.0
 """Seconds that ranks may take to be killed when the run has ended."""
 
@@ -150,8 +153,12 @@ class RayClient:
         ]
         return list(range(first, len(self._engines)))
 
-    def find(self, number: int, within_s: float) -> str:
+    def find(self, number: int, within_s: float, last: bool = False) -> str:
         """Return the address of an engine, as soon as Ray has placed its actor and it answers.
+
+        Args:
+            within_s: seconds that this may take.
+            last: whether ranks give way to it where it finds no place (`RankActors.give_way`).
 
         Raises:
             DeadEngine: it is not started any more.
@@ -159,13 +166,13 @@ class RayClient:
         """
         import ray
 
-        deadline = time.monotonic() + within_s
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise EngineError(f"engine {number} on Ray: expected it to start, got no answer in time")
+        begun = time.monotonic()
+        while (left := begun + within_s - time.monotonic()) > 0:
+            if last and time.monotonic() > begun + PLACE_S and not self._has_place(number):
+                self.ranks.give_way(number, self._threads)
+                last = False
             try:
-                return str(ray.get(self._engines[number].actor.find.remote(left), timeout=left))
+                return str(ray.get(self._engines[number].actor.find.remote(left), timeout=min(left, PLACE_S)))
             except ray.exceptions.GetTimeoutError:
                 continue
             except ray.exceptions.RayActorError:  # its node died; Ray starts it on another
@@ -173,6 +180,20 @@ class RayClient:
             except ray.exceptions.RayTaskError as error:
                 kind = DeadEngine if isinstance(error.cause, DeadEngine) else EngineError
                 raise kind(f"engine {number} on Ray: {error.cause}") from None
+        where = f"engine {number} on Ray: expected"
+        if self._has_place(number):
+            raise EngineError(f"{where} it to start, got no answer within {within_s:.0f} s")
+        free, ranks = ray.available_resources().get("CPU", 0.0), self.ranks.processors
+        got = f"{free:g} free on all nodes together, beside {ranks} of ranks"
+        raise EngineError(
+            f"{where} a node with {self._threads} free CPUs for it, got {got}; add nodes, and start again"
+        )
+
+    def _has_place(self, number: int) -> bool:
+        """Whether an engine's node lives."""
+        from ray.util.placement_group import placement_group_table
+
+        return bool(placement_group_table(self._engines[number].group)["state"] == "CREATED")
 
     def kill(self, number: int) -> None:
         """Let an actor kill the process that was found last."""

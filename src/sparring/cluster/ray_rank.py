@@ -72,16 +72,20 @@ class PlacedRank:
         number: number of the rank, for messages.
         node: id of its node.
         group: placement group of the trainer's ranks.
+        threads: processors that it holds.
         process: process id on its node; 0 before it has begun.
         ended: whether it was killed or has ended.
+        for_engine: number of the engine to which it gave way; -1 if it did not.
     """
 
     actor: Any
     number: int
     node: str
     group: Any
+    threads: int
     process: int = 0
     ended: bool = False
+    for_engine: int = -1
 
 
 class RankActors:
@@ -94,6 +98,7 @@ class RankActors:
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
         self._ranks: list[PlacedRank] = []
+        self._fewer = 0  # ranks less than before, at the next replacement
         self._given: dict[int, Any] = {}
         self._numbers, self._one_at_a_time = itertools.count(1), threading.Lock()  # there may be several trainers
 
@@ -113,6 +118,8 @@ class RankActors:
         from ray.util.placement_group import placement_group_table
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        if replacing:
+            count, self._fewer = max(1, count - self._fewer), 0
         group, placed = self._group(count, threads, replacing)
         strategies = [
             PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=nth) for nth in range(placed)
@@ -127,7 +134,7 @@ class RankActors:
         with self._one_at_a_time:
             numbers = list(range(len(self._ranks), len(self._ranks) + placed))
             self._ranks += [
-                PlacedRank(actor=each, number=number, node=nodes[nth], group=group)
+                PlacedRank(actor=each, number=number, node=nodes[nth], group=group, threads=threads)
                 for number, (each, nth) in enumerate(zip(made, order, strict=True))
             ]
         try:
@@ -170,7 +177,10 @@ class RankActors:
         except ray.exceptions.RayTaskError as error:
             raise TrainerError(f"{where}: {error.cause}") from None
         except ray.exceptions.RayError as error:
-            raise RankEnded(f"{where}: expected an answer, got {_first_sentence(error)}") from None
+            got = _first_sentence(error)
+            if rank.for_engine >= 0:
+                got = f"one that gave its processors to engine {rank.for_engine}, which had no place left"
+            raise RankEnded(f"{where}: expected an answer, got {got}") from None
         return failure, result
 
     def kill(self, number: int) -> None:
@@ -179,6 +189,34 @@ class RankActors:
         if not rank.ended:
             rank.ended = True
             self._kill(rank)
+
+    def give_way(self, engine: int, processors: int) -> None:
+        """End the ranks of the trainer that has most, so that an engine finds a place; those that replace them are
+        fewer by as many processors. A trainer of one rank keeps it.
+
+        Args:
+            engine: number of the engine, for messages.
+            processors: those that it needs.
+        """
+        import ray
+
+        groups = dict[int, list[PlacedRank]]()
+        for rank in self._ranks:
+            if not rank.ended:
+                groups.setdefault(id(rank.group), []).append(rank)
+        ranks = max(groups.values(), key=len, default=[])
+        if not ranks or (fewer := -(-processors // ranks[0].threads)) >= len(ranks):
+            return
+        self._fewer = fewer
+        for rank in ranks:
+            rank.for_engine = engine
+            self.kill(rank.number)
+        ray.util.remove_placement_group(ranks[0].group)  # they would hold their places until the trainer's next call
+
+    @property
+    def processors(self) -> int:
+        """Number of processors that ranks hold."""
+        return sum(rank.threads for rank in self._ranks if not rank.ended)
 
     def end(self, number: int) -> None:
         """End an actor; with the last of a trainer's, their places are given back. Safe to call twice."""
