@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from sparring.errors import BadInput, SandboxError
-from sparring.sandbox.bubblewrap import BubblewrapBox, BubblewrapBoxes
+from sparring.sandbox.box import BubblewrapBox
+from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.roots import Root
 from sparring.sandbox.server import Server

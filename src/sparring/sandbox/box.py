@@ -1,0 +1,411 @@
+"""Box of a bubblewrap fork server: commands, files, snapshots, verifiers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from sparring.errors import refusal
+from sparring.protocols import OnOutput, Sandbox, Snapshot
+from sparring.sandbox.commands import Pool
+from sparring.sandbox.connection import BoxConnection, Call, Pump, Refused, Sink
+from sparring.sandbox.file_commands import FILE_TIMEOUT_S, FileCommands
+from sparring.sandbox.handles import BoxProcess, BoxShell, BoxTerminal
+from sparring.sandbox.image_python import check_has_python, python_line, python_request
+from sparring.sandbox.requests import as_bytes, check_count, placed
+from sparring.sandbox.results import result_of
+from sparring.sandbox.roots import Root, check_same_user
+from sparring.sandbox.screen import Screen
+from sparring.sandbox.snapshots import LayeredSnapshot, check_prepared, checked, still_lives
+from sparring.sandbox.spoilt import Exhausted, raise_for, raise_for_program
+from sparring.sandbox.verifier import checked_paths, conversation, pipes_between, verifier_of
+from sparring.types import MOST_BYTES, BoxSpec, ExecResult
+
+TERMINAL_BYTES = 1 << 16  # of a terminal's output on their way
+
+
+class BoxPool(Pool, Protocol):
+    """Pool as its boxes see it, which make others of it."""
+
+    async def take(self, spec: BoxSpec) -> Sandbox:
+        """Return a new box, as `Boxes.take`."""
+
+    def made(
+        self, spec: BoxSpec, root: Root, joined: tuple[int, ...] = (), below: LayeredSnapshot | None = None
+    ) -> BubblewrapBox:
+        """Return a box of a root that is there, as `BubblewrapBoxes.made`."""
+
+
+class BubblewrapBox(FileCommands):
+    """Box of one fork server. Its commands run at once, but while its caller reads or writes files no new one begins;
+    cancelling the awaiting task kills the command. Implements `Sandbox`.
+
+    `output_bytes` of the spec applies to stdout and stderr separately, so the kept output does not depend on how they
+    interleave.
+
+    Attributes:
+        queued_s: seconds that its commands have waited for a slot of the pool.
+    """
+
+    _pool: BoxPool
+
+    async def exec(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        stdin: str | bytes = "",
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        on_output: OnOutput | None = None,
+        user: int | None = None,
+    ) -> ExecResult:
+        """Run a program, or a text of sh, in /box or another folder of the box. The exit code is a shell's: 126, 127,
+        or 128 + n after signal n. What it leaves running ends with it.
+
+        Raises:
+            FileNotFoundError: there is no folder `cwd`.
+            SpoiltFile: a command of this box left something else there, or took permission away.
+            BadInput: the user is not the box's: a box has one.
+            SandboxError: the box failed.
+        """
+        check_same_user(self.spec, user)
+        self._used = True
+        request = {"op": "exec", **placed(argv, cwd, environment)}
+        return await self._turned(request, as_bytes(stdin), timeout_s, output_bytes, on_output)
+
+    async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
+        """Run code as `python3 -c` would, in a fork of a warm interpreter; in an image, on the image's `python3`."""
+        if self._root.kind == "layers":
+            return await self.exec(python_line(), stdin=code, timeout_s=timeout_s)
+        self._used = True
+        return await self._turned({"op": "python"}, as_bytes(code), timeout_s)
+
+    async def program(
+        self,
+        argv: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        stdin: str = "",
+        port: int,
+        timeout_s: float,
+        output_bytes: int,
+        served: Callable[[socket.socket], Awaitable[None]],
+    ) -> ExecResult:
+        """Run a program that finds a server at one port of its loopback interface, and no other network. Its address
+        space is unlimited; memory, processes, files and output are limited as for every command, and its child
+        processes end with it. It takes no slot of the pool: other commands run while it waits for the model.
+
+        Args:
+            argv: program and arguments.
+            environment: complete environment of the program.
+            stdin: standard input.
+            port: port on 127.0.0.1 in the box.
+            timeout_s: seconds after which the program is killed.
+            output_bytes: maximum number of returned bytes of standard output and standard error each.
+            served: coroutine function that serves the port's listening socket and closes it; cancelled when the program
+                has ended.
+
+        Raises:
+            BadInput: the pool runs no programs.
+            PortTaken: a command of this box has the port.
+            Exhausted: commands of this box hold all processes or slots of it.
+            SpoiltFile: in an image, a command left something where the program's files are shown.
+            OSError: the image has something there.
+            SandboxError: the box failed.
+        """
+        if not self._pool.runs_programs:
+            raise refusal("sandbox", "boxes that run programs", "others", "make the pool with mounts")
+        request = {
+            "op": "program",
+            **placed(argv, environment=self._root.program_environment(environment)),
+            "port": port,
+        }
+        request["shown"] = self._pool.shown if self._root.kind == "layers" else []
+        used, self._used = self._used, True
+        call, rest = await self._begin(request, as_bytes(stdin), timeout_s, output_bytes)
+        running = asyncio.create_task(self._ended(call, rest, timeout_s))
+        serving = asyncio.create_task(_serve(call, served))
+        try:
+            await asyncio.wait((running, serving), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done() and not running.done():
+                running.cancel()
+                await asyncio.wait((running,))
+                serving.result()
+            return result_of(await running)
+        except Refused as refused:
+            raise_for_program(refused.errno, refused.place, port, used)
+        finally:
+            for task in (running, serving):
+                task.cancel()
+            await asyncio.gather(running, serving, return_exceptions=True)
+
+    async def start(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        on_output: OnOutput | None = None,
+    ) -> BoxProcess:
+        """Start a program that runs beside others until it ends or is killed, at most `timeout_s` seconds. The loopback
+        interface of the box is up from then on. It takes no slot of the pool.
+
+        Raises:
+            FileNotFoundError: there is no folder `cwd`.
+            SpoiltFile: a command of this box left something else there.
+            BadInput: `MOST_RUNS` of `inner.boxes` run already.
+            Exhausted: commands of this box hold all terminals or processes of it.
+            SandboxError: the box failed.
+        """
+        pump = None if on_output is None else Pump(await self._open(), on_output)
+        request = {"op": "start", **placed(argv, cwd, environment)}
+        process = BoxProcess(self, *await self._kept(request, timeout_s, output_bytes, pump))
+        process.pump = pump
+        if pump is not None:
+            await pump.__aenter__()
+        return process
+
+    async def shell(self, *, cwd: str | None = None, environment: Mapping[str, str] | None = None) -> BoxShell:
+        """Start a shell, bash where the box has it.
+
+        Raises:
+            Exception: as `start`.
+        """
+        request = {"op": "shell", **placed((), cwd, environment)}
+        shell = BoxShell(self, *await self._kept(request))
+        try:
+            await shell.begun()
+        except BaseException:
+            shell.give_up()
+            raise
+        return shell
+
+    async def terminal(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        columns: int = 80,
+        rows: int = 24,
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> BoxTerminal:
+        """Start a program with a terminal.
+
+        Raises:
+            BadInput: a size that no terminal has, or the package pyte is missing.
+            Exception: as `start`.
+        """
+        screen = Screen(columns, rows)
+        early: list[bytes] = []
+        see: list[Callable[[bytes], None]] = [early.append]
+        size = {"columns": columns, "rows": rows, "credit": TERMINAL_BYTES}
+        request = {"op": "terminal", **size, **placed(argv, cwd, environment)}
+        request["environment"] = {"TERM": "linux", **request.get("environment", {})}
+        kept = await self._kept(request, sink=lambda _call, _name, piece: see[0](piece))
+        terminal = BoxTerminal(self, *kept, screen)
+        see[0] = terminal.see
+        for piece in early:
+            terminal.see(piece)
+        return terminal
+
+    async def connect(self, port: int) -> socket.socket:
+        """Connect to a port that a program of the box listens at, on 127.0.0.1. The caller closes the socket.
+
+        Raises:
+            BadInput: no such port can be.
+            ConnectionRefusedError: nothing listens there.
+            OSError: the connection fails otherwise.
+            SandboxError: the box failed.
+        """
+        check_count("port", port, 1, 65535)
+        connection = await self._open()
+        call = connection.ask({"op": "connect", "port": port})
+        try:
+            return await self.soon(call.socket)
+        except Refused as refused:
+            raise OSError(refused.errno, f"port {port} of the box: {refused}") from refused
+        finally:
+            connection.forget(call)
+
+    async def _kept(
+        self,
+        request: dict[str, Any],
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        sink: Sink | None = None,
+    ) -> tuple[BoxConnection, Call]:
+        """Begin what lives on, once no file operation is under way."""
+        self._used = True
+        async with self._turn:
+            pass
+        limit_s = None if timeout_s is None else self.limit_s(timeout_s)
+        call, _ = await self._begin({**request, "kept": True}, b"", limit_s, output_bytes, sink)
+        assert self._connection is not None
+        try:
+            await self.soon(call.begun, call.told)
+        except Refused as refused:
+            if refused.is_full:
+                raise refusal("box", "room for one more command", str(refused), "close one that runs") from refused
+            raise Exhausted(refused.errno, f"one more command of the box: {refused}") from refused
+        except asyncio.CancelledError:
+            self._connection.give_up(call)
+            raise
+        if call.told.done() and (number := call.told.result().header["folder"]):
+            raise_for({**call.told.result().header, "exit": number}, request["cwd"], self._used)
+        return self._connection, call
+
+    async def snapshot(self, *, ends: bool = False) -> LayeredSnapshot:
+        """Freeze the box's files, and return them as what other boxes are forks of. Nothing is copied: the box goes on
+        in a new layer on top. It waits for commands that run, and none begins meanwhile.
+
+        Args:
+            ends: end what lives on in the box, whose processes the snapshot then names.
+
+        Raises:
+            BadInput: processes live on in the box, or it has too many layers.
+            SandboxError: the box is closed or failed.
+        """
+        self._line.check()
+        # a caller who is cancelled leaves no layer behind that the next snapshot would lack
+        freezing = asyncio.create_task(self._freeze(ends))
+        freezing.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(freezing)
+
+    async def _freeze(self, ends: bool) -> LayeredSnapshot:
+        async with self._turn, self.slot():
+            connection = await self._open()
+            late_s = max(0.0, self._busy_until - asyncio.get_running_loop().time()) + FILE_TIMEOUT_S
+            call = connection.ask({"op": "snapshot", "ends": ends})
+            try:
+                passed = await self.soon(call.layers, late_s=late_s)
+            except Refused as refused:
+                raise still_lives(refused.processes) from refused
+            finally:
+                connection.forget(call)
+            return self._line.add(passed.layers, passed.header["processes"], self._used)
+
+    async def fork(self, snapshot: Snapshot) -> BubblewrapBox:
+        """Return a new box with the files, the working folder and the environment of a snapshot. The caller closes it.
+        The snapshot's box may be closed.
+
+        Raises:
+            BadInput: the snapshot is not of these boxes.
+            SandboxError: the pool is closed.
+        """
+        state = checked(snapshot)
+        return self._pool.made(state.spec, state.root, below=state)
+
+    async def verifier(self, paths: Sequence[str], most_bytes: int = MOST_BYTES) -> Sandbox:
+        """Return a box in which nothing but files of these names comes from this one: a fork of this box's first
+        snapshot, or of this one where no command has run in it. The caller closes it.
+
+        `converse` in it runs `code` without the files, and `other` with them.
+
+        Args:
+            paths: files; relative paths start at the working folder. One that is missing here is missing there.
+            most_bytes: maximum size of each file.
+
+        Raises:
+            BadInput: a path is none, or commands have run in this box and it has no snapshot.
+            SpoiltFile: at a path, or in a folder on the way, a command left something else, such as a link, or a larger
+                file.
+            SandboxError: a box failed.
+        """
+        names = checked_paths(paths)
+        self._check_open()
+        if self._line.prepared is None:
+            check_prepared(self._used)
+            await self.snapshot()
+        judging = self._pool.made(self.spec, self._root, below=self._line.prepared)
+        judging._line.judge = (self._line.prepared,)
+        return await verifier_of(self, judging, names, most_bytes)
+
+    async def fresh(self) -> Sandbox:
+        self._check_open()
+        return self._pool.made(self.spec, self._root)
+
+    async def beside(self, spec: BoxSpec) -> Sandbox:
+        """Return a box with another spec from the same pool. The caller closes it.
+
+        Raises:
+            BadInput: the pool cannot make such a box, see `take`.
+            SandboxError: this box has failed, or it or the pool is closed.
+        """
+        self._check_open()
+        return await self._pool.take(spec)
+
+    async def converse(self, code: str, other: str) -> ExecResult:
+        """Return the result of `code`, which runs at once with `other`, each in a box of its own: a fresh one, or in a
+        verifier a fork, `code` without the policy's files and `other` with them. Two pipes join them: each writes to
+        file descriptor 201 and reads from 200. `other` has the time limit of the spec, `code` twice as much; the end of
+        `code` ends `other`. Together they take one slot of the pool, since one of them usually waits.
+
+        Raises:
+            BadInput: the box has an image of its own, which has no Python.
+            SandboxError: a box failed and `code` failed because of it, or this box is closed.
+        """
+        self._check_open()
+        judge = self._line.judge
+        below = (*judge, await self.snapshot()) if judge else (None, None)
+        ends = zip(pipes_between(), below, strict=True)
+        asking, answering = (self._pool.made(self.spec, self._root, *end) for end in ends)
+        result = await conversation((asking, code), (answering, other), self.spec.timeout_s, self._pool.slots)
+        if result.exit_code and self._root.kind == "layers":
+            await check_has_python(self._pool.made(self.spec, self._root, below=below[0]), self.spec.image)
+        return result
+
+    async def run_alone(self, code: str, limit_s: float) -> ExecResult:
+        """Run Python code in an unused box for a caller that holds a slot."""
+        request = python_request() if self._root.kind == "layers" else {"op": "python"}
+        try:
+            return result_of(await self._run(request, as_bytes(code), limit_s))
+        finally:
+            self._close_pipes()  # if the box did not start, the other one would wait for an answer
+
+    def cancel(self) -> None:
+        """End the commands that run, but not what was started to live on; their results are those of killed
+        commands."""
+        if self._connection is not None:
+            self._connection.send({"id": 0, "op": "end"})
+
+    async def close(self) -> None:
+        self._end_reason = self._end_reason or "the box is closed"
+        if self._opening is not None:
+            if not self._line.layers:  # else it gives borrowed layers back
+                self._opening.cancel()
+            await asyncio.wait([self._opening])
+        self._close_pipes()
+        if self._connection is not None:
+            self._connection.end("the box is closed")
+        self._line.close()
+        self._leave_group()
+
+    async def _turned(
+        self,
+        request: dict[str, Any],
+        body: bytes,
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
+        """Run a command of the policy, once no file operation is under way."""
+        async with self._turn:
+            pass
+        if on_output is None:
+            told = await self._command(request, body, timeout_s, output_bytes)
+        else:
+            async with Pump(await self._open(), on_output) as pump:
+                told = await pump.beside(self._command(request, body, timeout_s, output_bytes, pump))
+        if number := told.header["folder"]:
+            raise_for({**told.header, "exit": number}, request["cwd"], self._used)
+        return result_of(told)
+
+
+async def _serve(call: Call, served: Callable[[socket.socket], Awaitable[None]]) -> None:
+    await served(await call.socket)
