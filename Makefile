@@ -151,8 +151,8 @@ test-suites: install
 test-security: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --full -m "not kills" tests/security tests/unit/sandbox
 
-# a busy machine starves Ray's workers, which are nice
-CLUSTER = OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest
+# a busy machine starves Ray's workers, which are nice; one file leaves half of two cores idle
+CLUSTER = OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 CLUSTER_CONTRACTS = $(addprefix tests/contract/,test_links.py test_trainer.py test_lost_ranks.py)
 CLUSTER_RUNS = $(addprefix tests/loop/test_,fleet_run.py local_cluster.py engine_elsewhere.py layout.py layout_matrix.py \
 	ranks_run.py ray_cluster.py ray_ranks.py)

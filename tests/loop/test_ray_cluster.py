@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,12 @@ def servers() -> list[int]:
     return processes_below(os.getpid(), is_engine)
 
 
+def node_with(cluster: Any, wanted: Callable[[bytes], bool]) -> Any:
+    """A node besides the head with a process of a wanted command (`processes_below`)."""
+    daemons = {node: node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()[1:]}
+    return next(node for node, daemon in daemons.items() if processes_below(daemon, wanted))
+
+
 def test_a_node_that_dies_costs_the_run_nothing(given: Path, nodes: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Its engine is placed on another one, and comes back there."""
     longer = (STAGES, QUIET, "rl.steps=600")
@@ -67,7 +73,7 @@ def test_a_node_that_dies_costs_the_run_nothing(given: Path, nodes: Any, capsys:
             output.append(line)
             if line.startswith("rl ") and not killed:
                 killed = True
-                nodes.remove_node(nodes.list_all_nodes()[-1], allow_graceful=False)
+                nodes.remove_node(node_with(nodes, is_engine), allow_graceful=False)
         assert run.wait() == 0, "".join(output)
     assert killed and "is left out" in "".join(output) and "gets requests again" in "".join(output)
     check_same(given, "ray", capsys)

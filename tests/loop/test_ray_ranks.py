@@ -20,7 +20,7 @@ from own_processes import processes_below
 from test_engine_elsewhere import ALONE, HIDDEN
 from test_fleet_run import check_ended, check_same, words
 from test_ranks_run import measured
-from test_ray_cluster import QUIET, is_engine, nodes, on_ray, started
+from test_ray_cluster import QUIET, is_engine, node_with, nodes, on_ray, started
 
 from sparring.cli.main import main
 
@@ -30,9 +30,14 @@ STAGES = 'run.stages=["rl", "eval"]'
 RANKS = ("cluster.ranks=2", "cluster.rank_threads=1")
 
 
-def ranks(ancestor: int | None = None) -> list[int]:
-    """Process ids of the ranks on all nodes, or of those that one process started."""
-    return processes_below(ancestor or os.getpid(), lambda command: command.startswith(b"ray::NodeRank"))
+def is_rank(command: bytes) -> bool:
+    """Whether a process with this command is a rank."""
+    return command.startswith(b"ray::NodeRank")
+
+
+def ranks() -> list[int]:
+    """Process ids of the ranks on all nodes."""
+    return processes_below(os.getpid(), is_rank)
 
 
 def finished(run: subprocess.Popen[str]) -> tuple[int, str]:
@@ -90,9 +95,7 @@ def test_a_node_that_dies_leaves_fewer_ranks(given: Path, nodes: Any, capsys: py
     """Three processors become two, of which the engine has one: the node that dies has a rank."""
 
     def lose() -> None:
-        daemons = {node: node.all_processes["raylet"][0].process.pid for node in nodes.list_all_nodes()[1:]}
-        found = next(node for node, daemon in daemons.items() if ranks(daemon))
-        nodes.remove_node(found, allow_graceful=False)
+        nodes.remove_node(node_with(nodes, is_rank), allow_graceful=False)
 
     text = check_survives(given, nodes, capsys, lose, "cluster.wait_s=25")
     assert "the trainer has ranks: 1, of 2" in text, text
@@ -105,9 +108,7 @@ def test_ranks_give_way_to_the_only_engine(given: Path, capsys: pytest.CaptureFi
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
 
     def lose() -> None:
-        daemons = {node: node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()}
-        found = next(node for node, daemon in daemons.items() if processes_below(daemon, is_engine))
-        cluster.remove_node(found, allow_graceful=False)
+        cluster.remove_node(node_with(cluster, is_engine), allow_graceful=False)
 
     try:
         for _ in range(3):
