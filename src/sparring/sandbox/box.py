@@ -12,9 +12,9 @@ from sparring.protocols import OnOutput, Sandbox, Snapshot
 from sparring.sandbox.commands import Pool
 from sparring.sandbox.connection import BoxConnection, Call, Pump, Refused, Sink
 from sparring.sandbox.file_commands import FILE_TIMEOUT_S, FileCommands
-from sparring.sandbox.handles import BoxProcess, BoxShell, BoxTerminal
+from sparring.sandbox.handles import BoxProcess, BoxShell, BoxTerminal, NoShell, ShellEnded
 from sparring.sandbox.image_python import check_has_python, python_line, python_request
-from sparring.sandbox.requests import as_bytes, check_count, placed
+from sparring.sandbox.requests import as_bytes, check_count, placed, too_many
 from sparring.sandbox.results import result_of
 from sparring.sandbox.roots import Root, check_same_user
 from sparring.sandbox.screen import Screen
@@ -69,7 +69,7 @@ class BubblewrapBox(FileCommands):
         Raises:
             FileNotFoundError: there is no folder `cwd`.
             SpoiltFile: a command of this box left something else there, or took permission away.
-            BadInput: the user is not the box's: a box has one.
+            BadInput: the user is not the box's: a box has one; or `MOST_RUNS` of `inner.boxes` run already.
             SandboxError: the box failed.
         """
         check_same_user(self.spec, user)
@@ -114,7 +114,7 @@ class BubblewrapBox(FileCommands):
             PortTaken: a command of this box has the port.
             Exhausted: commands of this box hold all processes or slots of it.
             SpoiltFile: in an image, a command left something where the program's files are shown.
-            OSError: the image has something there.
+            OSError: the image has something there, or what the world prepared.
             SandboxError: the box failed.
         """
         if not self._pool.runs_programs:
@@ -126,7 +126,19 @@ class BubblewrapBox(FileCommands):
         }
         request["shown"] = self._pool.shown if self._root.kind == "layers" else []
         used, self._used = self._used, True
+        async with self._turn:
+            pass
         call, rest = await self._begin(request, as_bytes(stdin), timeout_s, output_bytes)
+        try:
+            return await self._beside_server(call, rest, timeout_s, served)
+        except Refused as refused:
+            is_policys = used and (not refused.place or await self._shows_as_prepared(request))
+            raise_for_program(refused.errno, refused.place, port, is_policys)
+
+    async def _beside_server(
+        self, call: Call, rest: bytes, timeout_s: float, served: Callable[[socket.socket], Awaitable[None]]
+    ) -> ExecResult:
+        """Return the end of a program, whose server ends with it."""
         running = asyncio.create_task(self._ended(call, rest, timeout_s))
         serving = asyncio.create_task(_serve(call, served))
         try:
@@ -136,12 +148,24 @@ class BubblewrapBox(FileCommands):
                 await asyncio.wait((running,))
                 serving.result()
             return result_of(await running)
-        except Refused as refused:
-            raise_for_program(refused.errno, refused.place, port, used)
         finally:
             for task in (running, serving):
                 task.cancel()
             await asyncio.gather(running, serving, return_exceptions=True)
+            call.close_socket()
+
+    async def _shows_as_prepared(self, request: Mapping[str, Any]) -> bool:
+        """Return whether a program's files can be shown in the box as it was prepared."""
+        box = self._as_prepared()
+        try:
+            call, _ = await box._begin({**request, "argv": []}, b"", FILE_TIMEOUT_S, 0)
+            await box._ended(call, b"", FILE_TIMEOUT_S)
+        except Refused as refused:
+            return not refused.place
+        finally:
+            await box.close()
+        call.close_socket()
+        return True
 
     async def start(
         self,
@@ -175,9 +199,18 @@ class BubblewrapBox(FileCommands):
         """Start a shell, bash where the box has it.
 
         Raises:
+            ShellEnded: a command has ended it, or spoilt what it needs.
             Exception: as `start`.
         """
-        request = {"op": "shell", **placed((), cwd, environment)}
+        request, used = {"op": "shell", **placed((), cwd, environment)}, self._used
+        try:
+            return await self._begin_shell(request)
+        except NoShell as error:
+            if used and await self._has_shell_as_prepared():
+                raise ShellEnded(f"a command of the box has spoilt its shell: {error}") from error
+            raise
+
+    async def _begin_shell(self, request: dict[str, Any]) -> BoxShell:
         shell = BoxShell(self, *await self._kept(request))
         try:
             await shell.begun()
@@ -185,6 +218,20 @@ class BubblewrapBox(FileCommands):
             shell.give_up()
             raise
         return shell
+
+    def _as_prepared(self) -> BubblewrapBox:
+        """Return a box of the state that verifiers are forks of: what fails here alone, a command has spoilt."""
+        return self._pool.made(self.spec, self._root, below=self._line.prepared)
+
+    async def _has_shell_as_prepared(self) -> bool:
+        box = self._as_prepared()
+        try:
+            await box._begin_shell({"op": "shell", "argv": []})
+        except NoShell:
+            return False
+        finally:
+            await box.close()
+        return True
 
     async def terminal(
         self,
@@ -228,6 +275,9 @@ class BubblewrapBox(FileCommands):
         call = connection.ask({"op": "connect", "port": port})
         try:
             return await self.soon(call.socket)
+        except asyncio.CancelledError:
+            call.close_socket()
+            raise
         except Refused as refused:
             raise OSError(refused.errno, f"port {port} of the box: {refused}") from refused
         finally:
@@ -251,7 +301,7 @@ class BubblewrapBox(FileCommands):
             await self.soon(call.begun, call.told)
         except Refused as refused:
             if refused.is_full:
-                raise refusal("box", "room for one more command", str(refused), "close one that runs") from refused
+                raise too_many() from refused
             raise Exhausted(refused.errno, f"one more command of the box: {refused}") from refused
         except asyncio.CancelledError:
             self._connection.give_up(call)

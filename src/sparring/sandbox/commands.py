@@ -12,7 +12,7 @@ from sparring.errors import SandboxError
 from sparring.open_files import allow_files
 from sparring.sandbox.connection import WINDOW_BYTES, BoxConnection, Call, Refused, Sink, Told
 from sparring.sandbox.groups import BoxGroup, BoxGroups, pass_doors
-from sparring.sandbox.requests import check_count, check_seconds
+from sparring.sandbox.requests import check_count, check_seconds, too_many
 from sparring.sandbox.roots import Root
 from sparring.sandbox.server import Server
 from sparring.sandbox.snapshots import LayeredSnapshot, Line, lent
@@ -165,6 +165,8 @@ class BoxCommands:
         try:
             return await self._ended(call, rest, limit_s)
         except Refused as refused:
+            if refused.is_full:
+                raise too_many() from refused
             raise SandboxError(f"sandbox: the box begins no more commands: {refused}") from refused
 
     async def _begin(

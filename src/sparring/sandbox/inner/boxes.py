@@ -70,7 +70,7 @@ class Box:
         self._look, self._loopback = 0.0, False
         self._snapshot: dict[str, Any] | None = None
         self._limits = limits = self._first()
-        limits["own_processes"] = limits["processes"] + 1 + MOST_RUNS
+        limits["own_processes"] = limits["processes"] + 1 + 3 * MOST_RUNS
         limits["doors"] = doors
         limits["furnished"] = self._furnished = furnish(limits, frozen)
         returned = self._furnished.tree.returned
@@ -196,7 +196,7 @@ class Box:
 
     def _start(self, request: dict[str, Any], body: bytes) -> None:
         if len(self._runs) >= MOST_RUNS:
-            self._wire.send({"id": request["id"], "refused": errno.EAGAIN})
+            self._wire.send({"id": request["id"], "refused": errno.EAGAIN, "full": True})
             return
         if request["op"] in NETWORKED:
             self._raise_loopback()

@@ -21,6 +21,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterable
 from typing import Any
 
@@ -89,7 +90,6 @@ class BoxFiles:
         self._is_host = image == "host"
         self._last = len(frozen)
         self.returned = []
-        self._is_shown = False
         for number, tree in enumerate(frozen):
             os.mkdir(f"l/{number}")
             attach_tree(tree, f"l/{number}")
@@ -140,17 +140,18 @@ class BoxFiles:
         next snapshot. Links on the way to a path are followed within the root of commands.
 
         Raises:
-            OSError: the image, or a command, has something else at a path or on the way to it, or the disk is full.
+            OSError: the image, or a command, has something else at a path, which the error names, or on the way to it,
+                or the disk is full.
         """
-        if self._is_shown or not paths:
-            return
-        root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._place)
-        try:
-            for path in paths:
+        root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._place) if paths else -1
+        for path in paths:
+            try:
                 _show_in(root, path)
-        finally:
+            except OSError as error:
+                os.close(root)
+                raise OSError(error.errno, os.strerror(error.errno or errno.EIO), path) from error
+        if paths:
             os.close(root)
-        self._is_shown = True
 
     def _enter_root(self) -> None:
         if self.is_rooted:
@@ -167,7 +168,6 @@ class BoxFiles:
             if not self._last:
                 os.mkdir(f"own/{name}", 0o700)
             mount(f"own/{name}", path, None, MS_BIND)
-        self._is_shown = False
         if self.is_rooted:
             self._build_root()
         os.chdir("/box")
@@ -226,24 +226,15 @@ def _is_folder(path: str) -> bool:
 
 
 def _show_in(root: int, path: str) -> None:
-    """Attach a clone of the mount at a path, at the same path below a root."""
-    folder, name = os.path.split(path)
+    """Attach a clone of the mount at a path, at the same path below a root, unless it is there. A command may have
+    moved what was shown before."""
     if os.path.islink(path):
-        place = _open_folder(root, folder)
-        try:
-            os.symlink(os.readlink(path), name, dir_fd=place)
-        except FileExistsError:
-            pass
-        finally:
-            os.close(place)
+        _link_in(root, path)
         return
-    if os.path.isdir(path):
-        target = _open_folder(root, path)
-    else:
-        os.close(_open_folder(root, folder))
-        os.close(open_in(root, path, os.O_CREAT | os.O_WRONLY | os.O_NONBLOCK, 0o644))
-        target = open_in(root, path, os.O_PATH)
+    target = (_open_folder if os.path.isdir(path) else _open_file)(root, path)
     try:
+        if os.path.samestat(os.fstat(target), os.stat(path)):
+            return
         tree = cloned_tree(path)
         try:
             attach_tree_at(tree, target)
@@ -251,6 +242,40 @@ def _show_in(root: int, path: str) -> None:
             os.close(tree)
     finally:
         os.close(target)
+
+
+def _link_in(root: int, path: str) -> None:
+    """Make a link as the one at a path, at the same path below a root."""
+    folder, name = os.path.split(path)
+    place, target = _open_folder(root, folder), os.readlink(path)
+    try:
+        os.symlink(target, name, dir_fd=place)
+    except FileExistsError:
+        if not _is_link_to(target, name, place):
+            raise
+    finally:
+        os.close(place)
+
+
+def _is_link_to(target: str, name: str, folder: int) -> bool:
+    try:
+        return os.readlink(name, dir_fd=folder) == target
+    except OSError:  # something else
+        return False
+
+
+def _open_file(root: int, path: str) -> int:
+    """Open what is no folder below a root, without waiting; make what is missing of it."""
+    try:
+        file = open_in(root, path, os.O_PATH)
+    except FileNotFoundError:
+        os.close(_open_folder(root, os.path.dirname(path)))
+        os.close(open_in(root, path, os.O_CREAT | os.O_WRONLY | os.O_NONBLOCK, 0o644))
+        file = open_in(root, path, os.O_PATH)
+    if stat.S_ISDIR(os.fstat(file).st_mode):
+        os.close(file)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    return file
 
 
 def _open_folder(root: int, path: str) -> int:
