@@ -157,6 +157,24 @@ def test_what_a_command_moved_or_runs_is_shown_again(run: Any) -> None:
 
 
 @pytest.mark.full
+def test_a_tree_of_the_whole_box_is_its_own_files_alone(run: Any) -> None:
+    async def work(shown: Shown) -> tuple[set[str], set[str]]:
+        box = await shown.box()
+        await ran(box)
+        await box.exec("echo x > /opt/harness/own; echo x > own")
+        found = set(await box.download("/", 1 << 30))
+        kept = await box.fork(await box.snapshot())
+        again = set(await kept.download("/", 1 << 30))
+        for one in (kept, box):
+            await one.close()
+        return found, again
+
+    for found in run(work):
+        assert {"opt/harness/own", "box/own", "usr/bin/ls", "proc", FOLDER[1:]} <= found
+        assert not {name for name in found if name.startswith(("proc/", f"{FOLDER[1:]}/"))}
+
+
+@pytest.mark.full
 def test_a_command_that_changes_the_paths_meanwhile_is_the_policys_failure(run: Any) -> None:
     race = "while :; do rm -rf /opt; mkdir -p /opt/harness; mv /opt /opt2; rm -rf /opt2; done 2>/dev/null"
 

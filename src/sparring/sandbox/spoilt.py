@@ -36,10 +36,12 @@ SPOILT: Mapping[int, type[SpoiltFile]] = {
     errno.EPERM: SpoiltByMode,
     **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.ENXIO, errno.ELOOP, errno.ENOSPC, errno.EINVAL), SpoiltFile),
     **dict.fromkeys((errno.ENAMETOOLONG, errno.ETXTBSY, errno.EAGAIN, errno.ESTALE, errno.EINTR), SpoiltFile),
+    errno.ENOMEM: SpoiltFile,
 }
 """Errors that a command of the policy can have caused. ENXIO: a pipe, a socket or a device; EEXIST: a file at the path
 of a new folder; EINVAL: a name with a NUL; ETXTBSY: a program that runs; EAGAIN: a lease (fcntl(2)); ESTALE: a folder
-that went away meanwhile; EINTR: the operation was killed. A missing file or a read-only path does not count."""
+that went away meanwhile; EINTR: the operation was killed; ENOMEM: more names than fit its memory. A missing file or a
+read-only path does not count."""
 
 
 def raise_for_program(number: int, place: str, port: int, is_policys: bool) -> NoReturn:

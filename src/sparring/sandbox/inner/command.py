@@ -141,7 +141,7 @@ def command(
 ) -> NoReturn:
     """Turn this process into a restricted command, run it and exit. Never returns. Tells `report` once the restrictions
     hold."""
-    status = 1
+    status = 1 if "argv" in request or request["op"] == "python" else errno.EIO
     try:
         _prepare(request, limits, files, report)
         gc.enable()
