@@ -26,7 +26,7 @@ Work = Callable[["Shown"], Awaitable[Any]]
 
 
 def with_a_shell(layer: Path, place: Path) -> None:
-    copy_programs(SHELL, layer)
+    copy_programs([*SHELL, "flock"], layer)
 
 
 def with_a_link_in_the_way(layer: Path, place: Path) -> None:
@@ -172,6 +172,26 @@ def test_a_tree_of_the_whole_box_is_its_own_files_alone(run: Any) -> None:
     for found in run(work):
         assert {"opt/harness/own", "box/own", "usr/bin/ls", "proc", FOLDER[1:]} <= found
         assert not {name for name in found if name.startswith(("proc/", f"{FOLDER[1:]}/"))}
+
+
+@pytest.mark.full
+def test_locks_on_a_programs_files_are_seen_by_other_boxes_which_is_said(run: Any) -> None:
+    """All boxes are shown the same file: docs/limits.md. Where this test fails, that page can say less."""
+    locks = f"exec 7< {FOLDER}/agent; flock -n 7 && echo locked && sleep 1000"
+
+    async def work(shown: Shown) -> int:
+        first, second = await shown.box(), await shown.box()
+        for box in (first, second):
+            await ran(box)
+        holder = await first.start(locks)
+        while "locked" not in (told := await holder.output()).stdout:
+            assert told.end == "running", told
+        refused = (await second.exec(locks)).exit_code
+        for box in (first, second):
+            await box.close()
+        return int(refused)
+
+    assert run(work) == 1
 
 
 @pytest.mark.full

@@ -50,6 +50,7 @@ class BubblewrapBox(FileCommands):
     """
 
     _pool: BoxPool
+    _latest: tuple[int, LayeredSnapshot] | None = None
 
     async def exec(
         self,
@@ -321,13 +322,25 @@ class BubblewrapBox(FileCommands):
             BadInput: processes live on in the box, or it has too many layers.
             SandboxError: the box is closed or failed.
         """
+        return await self._frozen(ends)
+
+    async def snapshot_prepared(self) -> LayeredSnapshot:
+        """Freeze the box's files as `snapshot` does. From now on verifiers are forks of this snapshot, and of
+        none before it.
+
+        Raises:
+            Exception: as `snapshot`.
+        """
+        return await self._frozen(False, prepares=True)
+
+    async def _frozen(self, ends: bool, *, prepares: bool = False) -> LayeredSnapshot:
         self._line.check()
         # a caller who is cancelled leaves no layer behind that the next snapshot would lack
-        freezing = asyncio.create_task(self._freeze(ends))
+        freezing = asyncio.create_task(self._freeze(ends, prepares))
         freezing.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(freezing)
 
-    async def _freeze(self, ends: bool) -> LayeredSnapshot:
+    async def _freeze(self, ends: bool, prepares: bool) -> LayeredSnapshot:
         async with self._turn, self.slot():
             connection = await self._open()
             late_s = max(0.0, self._busy_until - asyncio.get_running_loop().time()) + FILE_TIMEOUT_S
@@ -338,7 +351,7 @@ class BubblewrapBox(FileCommands):
                 raise still_lives(refused.processes) from refused
             finally:
                 connection.forget(call)
-            return self._line.add(passed.layers, passed.header["processes"], self._used)
+            return self._line.add(passed.layers, passed.header["processes"], self._used, prepares=prepares)
 
     async def fork(self, snapshot: Snapshot) -> BubblewrapBox:
         """Return a new box with the files, the working folder and the environment of a snapshot. The caller closes it.
@@ -402,13 +415,20 @@ class BubblewrapBox(FileCommands):
         """
         self._check_open()
         judge = self._line.judge
-        below = (*judge, await self.snapshot()) if judge else (None, None)
+        below = (*judge, await self._snapshot_since()) if judge else (None, None)
         ends = zip(pipes_between(), below, strict=True)
         asking, answering = (self._pool.made(self.spec, self._root, *end) for end in ends)
         result = await conversation((asking, code), (answering, other), self.spec.timeout_s, self._pool.slots)
         if result.exit_code and self._root.kind == "layers":
             await check_has_python(self._pool.made(self.spec, self._root, below=below[0]), self.spec.image)
         return result
+
+    async def _snapshot_since(self) -> LayeredSnapshot:
+        """Return a snapshot of the box's files as they are: the last one, if nothing has begun since."""
+        if self._latest is None or self._latest[0] != self._num_begun:
+            num_begun = self._num_begun
+            self._latest = (num_begun, await self.snapshot())
+        return self._latest[1]
 
     async def run_alone(self, code: str, limit_s: float) -> ExecResult:
         """Run Python code in an unused box for a caller that holds a slot."""
@@ -434,6 +454,7 @@ class BubblewrapBox(FileCommands):
         if self._connection is not None:
             self._connection.end("the box is closed")
         self._line.close()
+        self._latest = None
         self._leave_group()
 
     async def _turned(

@@ -91,6 +91,7 @@ class BoxCommands:
         self._busy_until = 0.0
         self.group: BoxGroup | None = None
         self.queued_s = 0.0
+        self._num_begun = 0
         self._used = self._line.used
         self._end_reason: str | None = None
 
@@ -186,6 +187,7 @@ class BoxCommands:
             "input_ends": len(body) <= inline and not request.get("kept"),
             "credit": None if sink is None else request.get("credit", WINDOW_BYTES),
         }
+        self._num_begun += 1
         return connection.ask(request, body[:inline], sink), body[inline:]
 
     async def _ended(self, call: Call, rest: bytes, limit_s: float) -> Told:

@@ -278,9 +278,24 @@ def test_a_judge_runs_without_the_files_that_it_asks_about(bench: Any) -> None:
         await box.snapshot()
         await box.exec(["sh", "-c", "echo 'word = \"sesame\"' > answer.py; echo 'raise OSError' > random.py"])
         verifier = await box.verifier(["answer.py"])
-        return [(await verifier.converse(asks, answers)).stdout for _ in range(2)]
+        said = [(await verifier.converse(asks, answers)).stdout for _ in range(2)]
+        await verifier.write("answer.py", b"word = 'other'")
+        return [*said, (await verifier.converse(asks, answers)).stdout]
 
-    assert bench.run(work) == ["sesame ['tests.py']\n"] * 2
+    assert bench.run(work) == ["sesame ['tests.py']\n"] * 2 + ["other ['tests.py']\n"]
+
+
+@pytest.mark.full
+def test_a_verifier_judges_as_often_as_it_is_asked(bench: Any) -> None:
+    """What has not changed needs no further layer, of which a box has at most 200."""
+
+    async def work(boxes: BubblewrapBoxes) -> set[str]:
+        box = await boxes.take(SPEC)
+        await box.snapshot()
+        verifier = await box.verifier([])
+        return {(await verifier.converse("print(1)", "")).stdout for _ in range(210)}
+
+    assert bench.run(work) == {"1\n"}
 
 
 @pytest.mark.parametrize("image", ["python", "host"])
