@@ -298,6 +298,28 @@ def test_a_verifier_judges_as_often_as_it_is_asked(bench: Any) -> None:
     assert bench.run(work) == {"1\n"}
 
 
+@pytest.mark.parametrize("image", ["python", pytest.param("host", marks=pytest.mark.full)])
+def test_what_a_box_wrote_behind_its_snapshot_ends_with_it(bench: Any, image: str) -> None:
+    """A snapshot that is kept for a retry does not hold what the policy left in the box that broke."""
+    fill = "import os\nopen('large', 'wb').write(bytes(8 << 20))\nfor _ in range(2000): os.mkdir('d'); os.chdir('d')\nos.chmod('.', 0)"
+
+    async def work(boxes: BubblewrapBoxes) -> bytes:
+        box = await boxes.take(replace(SPEC, image=image))
+        await box.write("word", b"kept")
+        kept: Any = await box.snapshot()
+        assert (await box.python(fill)).exit_code == 0
+        await box.start(["sleep", "1000"])
+        await box.close()
+        while (disk := os.fstatvfs(kept.layers[0]._file)).f_files - disk.f_ffree > 100:
+            await asyncio.sleep(0)
+        while (disk := os.fstatvfs(kept.layers[0]._file)).f_blocks - disk.f_bfree > 100:
+            await asyncio.sleep(0)
+        fork = await (await boxes.take(SPEC)).fork(kept)
+        return await fork.read("word")
+
+    assert bench.run(work) == b"kept"
+
+
 @pytest.mark.parametrize("image", ["python", "host"])
 def test_a_full_disk_stops_no_snapshot(bench: Any, image: str) -> None:
     """Commands that used up every file, or every byte, spoil their own work alone."""

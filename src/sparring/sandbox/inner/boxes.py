@@ -73,6 +73,7 @@ class Box:
         limits["own_processes"] = limits["processes"] + 1 + 3 * MOST_RUNS
         limits["doors"] = doors
         limits["furnished"] = self._furnished = furnish(limits, frozen)
+        self._wire.at_end = self._leave
         returned = self._furnished.tree.returned
         if returned:
             self._wire.send({"id": limits["id"], "layers": len(returned), "closed": True}, files=returned)
@@ -82,6 +83,12 @@ class Box:
         while (frame := self._wire.receive()) is None:
             self._poll.poll()
         return frame[0]
+
+    def _leave(self) -> None:
+        """Free what the box wrote since its last snapshot, which whoever keeps that would hold in memory."""
+        if self._furnished.tree.has_frozen:
+            end_all()
+            self._furnished.tree.drop_last()
 
     def serve(self) -> NoReturn:
         """Serve until the socket closes."""

@@ -88,7 +88,7 @@ class BoxFiles:
                 os.symlink(layer, f"i/{number}")
             self._parts["root"] = [f"i/{number}" for number in reversed(range(len(limits["layers"])))]
         self._is_host = image == "host"
-        self._last = len(frozen)
+        self._first = self._last = len(frozen)
         self.returned = []
         for number, tree in enumerate(frozen):
             os.mkdir(f"l/{number}")
@@ -112,6 +112,17 @@ class BoxFiles:
         mount(None, ".", None, MS_REMOUNT | MS_NOSUID_NODEV, f"size={self._size},nr_inodes={self._inodes}")
         self._begin_layer()
         return tree
+
+    @property
+    def has_frozen(self) -> bool:
+        """Whether a snapshot of the box was made: it keeps the whole tmpfs."""
+        return self._last > self._first
+
+    def drop_last(self) -> None:
+        """Remove what was written to the last layer. No process of the box may live."""
+        os.fchdir(self._place)
+        for name in ("l", "w"):
+            _empty(f"{name}/{self._last}")
 
     def enter(self, folder: str) -> None:
         """Enter the root and the working folder of commands, irrevocably for a process without capabilities. The folder
@@ -292,6 +303,32 @@ def _open_folder(root: int, path: str) -> int:
     finally:
         os.close(place)
     return open_in(root, path, os.O_PATH | os.O_DIRECTORY)
+
+
+def _empty(path: str) -> None:
+    """Remove what a folder contains, however deep, with two folders open at once: what lies deeper is moved up."""
+    top, prefix, number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW), os.urandom(8).hex(), 0
+    while names := os.listdir(top):
+        for name in names:
+            if _is_unlinked(name, top):
+                continue
+            folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+            for inner in os.listdir(folder):
+                if not _is_unlinked(inner, folder):
+                    os.rename(inner, f"{prefix}{number}", src_dir_fd=folder, dst_dir_fd=top)
+                    number += 1
+            os.close(folder)
+            os.rmdir(name, dir_fd=top)
+    os.close(top)
+
+
+def _is_unlinked(name: str, folder: int) -> bool:
+    """Remove an entry unless it is a folder, which is then told."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except IsADirectoryError:
+        return False
+    return True
 
 
 def _make_folder(path: str) -> None:
