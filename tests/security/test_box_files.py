@@ -42,6 +42,30 @@ def test_a_large_file_that_is_asked_for_is_held_once(in_box: Any) -> None:
     in_box(work, disk_bytes=100 * MB)
 
 
+@pytest.mark.parametrize("size", [1, pytest.param(48 * MB, marks=pytest.mark.full)])
+def test_a_tree_is_read_whatever_may_be_read_at_most(in_box: Any, size: int) -> None:
+    """A file larger than the box's memory too: what cannot be read for another reason is never the policy's failure."""
+
+    async def work(box: Any) -> int:
+        await box.exec(["truncate", "-s", str(size), "a"])
+        tree = await box.download(".", 1 << 40)
+        return len(tree["a"].data)
+
+    assert in_box(work, memory_bytes=32 * MB, disk_bytes=64 * MB) == size
+
+
+@pytest.mark.full
+def test_a_file_that_a_command_cuts_while_its_tree_is_read_leaves_the_others_whole(in_box: Any) -> None:
+    async def work(box: Any) -> None:
+        await box.write("b", b"after")
+        await box.start("while :; do truncate -s 3M a; truncate -s 0 a; done")
+        for _ in range(100):
+            tree = await box.download()
+            assert tree["b"].data == b"after" and not any(tree["a"].data if "a" in tree else b"")
+
+    in_box(work)
+
+
 @pytest.mark.parametrize("size", [0, 1, 4 * MB - 1, 4 * MB, 4 * MB + 1, 9 * MB])
 def test_a_file_in_pieces_is_the_file(in_box: Any, size: int) -> None:
     data = (bytes(range(251)) * (size // 251 + 1))[:size]

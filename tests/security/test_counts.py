@@ -14,6 +14,7 @@ import pytest
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.commands import BOX_FILES, most_files
 from sparring.sandbox.config import SandboxConfig
+from sparring.sandbox.requests import LEAST_FILES
 from sparring.types import BoxSpec
 
 IN_FLIGHT = """
@@ -108,5 +109,43 @@ def test_a_box_s_own_limit_is_far_above_its_commands() -> None:
     """Below a low limit of the run, commands get half of it."""
     assert most_files(True) == (BOX_FILES, 4096) or resource.getrlimit(resource.RLIMIT_NOFILE)[1] < BOX_FILES
     code = "from sparring.sandbox.commands import most_files; print(most_files(True), most_files(False))"
-    line = ["bash", "-c", f'ulimit -n 3000 && exec {sys.executable} -c "{code}"']
-    assert subprocess.run(line, capture_output=True, text=True).stdout == "(3000, 1500) (3000, 256)\n"
+    assert under_limit(3000, code).stdout == "(3000, 1500) (3000, 256)\n"
+
+
+def under_limit(files: int, code: str) -> subprocess.CompletedProcess[str]:
+    line = ["bash", "-c", f'ulimit -n {files} && exec {sys.executable} -c "{code}"']
+    return subprocess.run(line, capture_output=True, text=True)
+
+
+def test_a_limit_below_what_a_box_itself_needs_is_refused() -> None:
+    said = under_limit(LEAST_FILES - 1, "from sparring.sandbox.check import check_sandbox; check_sandbox()").stderr
+    assert (
+        f"sandbox: expected a hard limit of {LEAST_FILES} open files or more, got {LEAST_FILES - 1}; do: ulimit" in said
+    )
+
+
+FULL = """
+import asyncio
+from sparring.sandbox.bubblewrap import BubblewrapBoxes
+from sparring.sandbox.config import SandboxConfig
+from sparring.sandbox.requests import LEAST_FILES
+from sparring.types import BoxSpec
+
+async def main():
+    boxes = BubblewrapBoxes(SandboxConfig(servers=1), {})
+    box = await boxes.take(BoxSpec(timeout_s=20.0))
+    shells = [await box.shell() for _ in range(63)]
+    print((await box.exec(['echo', 'on'])).stdout, end='')
+    for shell in shells: await shell.close()
+    for number in range(200): kept = await box.snapshot()
+    print((await (await box.fork(kept)).exec(['echo', 'fork'])).stdout, end='')
+    await boxes.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.full
+def test_under_the_least_limit_a_box_has_room_for_all_that_it_may_hold() -> None:
+    done = under_limit(LEAST_FILES, FULL)
+    assert done.stdout == "on\nfork\n", done.stderr

@@ -60,4 +60,6 @@ class Preparation:
         if self.is_fork or steps is None or steps is Env.prepare:
             return
         await call(env.prepare, task, BoxAtHome(box))  # type: ignore[union-attr]  # not every world has one
-        self.snapshot = await box.snapshot()
+        # snapshots that the world made meanwhile are not what it leaves
+        freeze: Callable[[], Awaitable[Snapshot]] = getattr(box, "snapshot_prepared", box.snapshot)
+        self.snapshot = await freeze()

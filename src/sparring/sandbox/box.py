@@ -12,9 +12,9 @@ from sparring.protocols import OnOutput, Sandbox, Snapshot
 from sparring.sandbox.commands import Pool
 from sparring.sandbox.connection import BoxConnection, Call, Pump, Refused, Sink
 from sparring.sandbox.file_commands import FILE_TIMEOUT_S, FileCommands
-from sparring.sandbox.handles import BoxProcess, BoxShell, BoxTerminal
+from sparring.sandbox.handles import BoxProcess, BoxShell, BoxTerminal, NoShell, ShellEnded
 from sparring.sandbox.image_python import check_has_python, python_line, python_request
-from sparring.sandbox.requests import as_bytes, check_count, placed
+from sparring.sandbox.requests import as_bytes, check_count, placed, too_many
 from sparring.sandbox.results import result_of
 from sparring.sandbox.roots import Root, check_same_user
 from sparring.sandbox.screen import Screen
@@ -50,6 +50,7 @@ class BubblewrapBox(FileCommands):
     """
 
     _pool: BoxPool
+    _latest: tuple[int, LayeredSnapshot] | None = None
 
     async def exec(
         self,
@@ -69,7 +70,7 @@ class BubblewrapBox(FileCommands):
         Raises:
             FileNotFoundError: there is no folder `cwd`.
             SpoiltFile: a command of this box left something else there, or took permission away.
-            BadInput: the user is not the box's: a box has one.
+            BadInput: the user is not the box's: a box has one; or `MOST_RUNS` of `inner.boxes` run already.
             SandboxError: the box failed.
         """
         check_same_user(self.spec, user)
@@ -114,7 +115,7 @@ class BubblewrapBox(FileCommands):
             PortTaken: a command of this box has the port.
             Exhausted: commands of this box hold all processes or slots of it.
             SpoiltFile: in an image, a command left something where the program's files are shown.
-            OSError: the image has something there.
+            OSError: the image has something there, or what the world prepared.
             SandboxError: the box failed.
         """
         if not self._pool.runs_programs:
@@ -126,7 +127,19 @@ class BubblewrapBox(FileCommands):
         }
         request["shown"] = self._pool.shown if self._root.kind == "layers" else []
         used, self._used = self._used, True
+        async with self._turn:
+            pass
         call, rest = await self._begin(request, as_bytes(stdin), timeout_s, output_bytes)
+        try:
+            return await self._beside_server(call, rest, timeout_s, served)
+        except Refused as refused:
+            is_policys = used and (not refused.place or await self._shows_as_prepared(request))
+            raise_for_program(refused.errno, refused.place, port, is_policys)
+
+    async def _beside_server(
+        self, call: Call, rest: bytes, timeout_s: float, served: Callable[[socket.socket], Awaitable[None]]
+    ) -> ExecResult:
+        """Return the end of a program, whose server ends with it."""
         running = asyncio.create_task(self._ended(call, rest, timeout_s))
         serving = asyncio.create_task(_serve(call, served))
         try:
@@ -136,12 +149,24 @@ class BubblewrapBox(FileCommands):
                 await asyncio.wait((running,))
                 serving.result()
             return result_of(await running)
-        except Refused as refused:
-            raise_for_program(refused.errno, refused.place, port, used)
         finally:
             for task in (running, serving):
                 task.cancel()
             await asyncio.gather(running, serving, return_exceptions=True)
+            call.close_socket()
+
+    async def _shows_as_prepared(self, request: Mapping[str, Any]) -> bool:
+        """Return whether a program's files can be shown in the box as it was prepared."""
+        box = self._as_prepared()
+        try:
+            call, _ = await box._begin({**request, "argv": []}, b"", FILE_TIMEOUT_S, 0)
+            await box._ended(call, b"", FILE_TIMEOUT_S)
+        except Refused as refused:
+            return not refused.place
+        finally:
+            await box.close()
+        call.close_socket()
+        return True
 
     async def start(
         self,
@@ -175,9 +200,18 @@ class BubblewrapBox(FileCommands):
         """Start a shell, bash where the box has it.
 
         Raises:
+            ShellEnded: a command has ended it, or spoilt what it needs.
             Exception: as `start`.
         """
-        request = {"op": "shell", **placed((), cwd, environment)}
+        request, used = {"op": "shell", **placed((), cwd, environment)}, self._used
+        try:
+            return await self._begin_shell(request)
+        except NoShell as error:
+            if used and await self._has_shell_as_prepared():
+                raise ShellEnded(f"a command of the box has spoilt its shell: {error}") from error
+            raise
+
+    async def _begin_shell(self, request: dict[str, Any]) -> BoxShell:
         shell = BoxShell(self, *await self._kept(request))
         try:
             await shell.begun()
@@ -185,6 +219,20 @@ class BubblewrapBox(FileCommands):
             shell.give_up()
             raise
         return shell
+
+    def _as_prepared(self) -> BubblewrapBox:
+        """Return a box of the state that verifiers are forks of: what fails here alone, a command has spoilt."""
+        return self._pool.made(self.spec, self._root, below=self._line.prepared)
+
+    async def _has_shell_as_prepared(self) -> bool:
+        box = self._as_prepared()
+        try:
+            await box._begin_shell({"op": "shell", "argv": []})
+        except NoShell:
+            return False
+        finally:
+            await box.close()
+        return True
 
     async def terminal(
         self,
@@ -228,6 +276,9 @@ class BubblewrapBox(FileCommands):
         call = connection.ask({"op": "connect", "port": port})
         try:
             return await self.soon(call.socket)
+        except asyncio.CancelledError:
+            call.close_socket()
+            raise
         except Refused as refused:
             raise OSError(refused.errno, f"port {port} of the box: {refused}") from refused
         finally:
@@ -251,7 +302,7 @@ class BubblewrapBox(FileCommands):
             await self.soon(call.begun, call.told)
         except Refused as refused:
             if refused.is_full:
-                raise refusal("box", "room for one more command", str(refused), "close one that runs") from refused
+                raise too_many() from refused
             raise Exhausted(refused.errno, f"one more command of the box: {refused}") from refused
         except asyncio.CancelledError:
             self._connection.give_up(call)
@@ -271,13 +322,25 @@ class BubblewrapBox(FileCommands):
             BadInput: processes live on in the box, or it has too many layers.
             SandboxError: the box is closed or failed.
         """
+        return await self._frozen(ends)
+
+    async def snapshot_prepared(self) -> LayeredSnapshot:
+        """Freeze the box's files as `snapshot` does. From now on verifiers are forks of this snapshot, and of
+        none before it.
+
+        Raises:
+            Exception: as `snapshot`.
+        """
+        return await self._frozen(False, prepares=True)
+
+    async def _frozen(self, ends: bool, *, prepares: bool = False) -> LayeredSnapshot:
         self._line.check()
         # a caller who is cancelled leaves no layer behind that the next snapshot would lack
-        freezing = asyncio.create_task(self._freeze(ends))
+        freezing = asyncio.create_task(self._freeze(ends, prepares))
         freezing.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(freezing)
 
-    async def _freeze(self, ends: bool) -> LayeredSnapshot:
+    async def _freeze(self, ends: bool, prepares: bool) -> LayeredSnapshot:
         async with self._turn, self.slot():
             connection = await self._open()
             late_s = max(0.0, self._busy_until - asyncio.get_running_loop().time()) + FILE_TIMEOUT_S
@@ -288,7 +351,7 @@ class BubblewrapBox(FileCommands):
                 raise still_lives(refused.processes) from refused
             finally:
                 connection.forget(call)
-            return self._line.add(passed.layers, passed.header["processes"], self._used)
+            return self._line.add(passed.layers, passed.header["processes"], self._used, prepares=prepares)
 
     async def fork(self, snapshot: Snapshot) -> BubblewrapBox:
         """Return a new box with the files, the working folder and the environment of a snapshot. The caller closes it.
@@ -352,13 +415,20 @@ class BubblewrapBox(FileCommands):
         """
         self._check_open()
         judge = self._line.judge
-        below = (*judge, await self.snapshot()) if judge else (None, None)
+        below = (*judge, await self._snapshot_since()) if judge else (None, None)
         ends = zip(pipes_between(), below, strict=True)
         asking, answering = (self._pool.made(self.spec, self._root, *end) for end in ends)
         result = await conversation((asking, code), (answering, other), self.spec.timeout_s, self._pool.slots)
         if result.exit_code and self._root.kind == "layers":
             await check_has_python(self._pool.made(self.spec, self._root, below=below[0]), self.spec.image)
         return result
+
+    async def _snapshot_since(self) -> LayeredSnapshot:
+        """Return a snapshot of the box's files as they are: the last one, if nothing has begun since."""
+        if self._latest is None or self._latest[0] != self._num_begun:
+            num_begun = self._num_begun
+            self._latest = (num_begun, await self.snapshot())
+        return self._latest[1]
 
     async def run_alone(self, code: str, limit_s: float) -> ExecResult:
         """Run Python code in an unused box for a caller that holds a slot."""
@@ -384,6 +454,7 @@ class BubblewrapBox(FileCommands):
         if self._connection is not None:
             self._connection.end("the box is closed")
         self._line.close()
+        self._latest = None
         self._leave_group()
 
     async def _turned(

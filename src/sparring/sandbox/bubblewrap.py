@@ -18,7 +18,7 @@ from sparring.sandbox.groups import BoxGroups, Hierarchy, hierarchy_of_this_proc
 from sparring.sandbox.images.held import HeldLayers
 from sparring.sandbox.mounts import outermost
 from sparring.sandbox.off_box import OffBox
-from sparring.sandbox.requests import check_spec
+from sparring.sandbox.requests import check_open_files, check_spec
 from sparring.sandbox.roots import ImageOf, Root, root_of, stored_image
 from sparring.sandbox.server import Server
 from sparring.sandbox.snapshots import LayeredSnapshot
@@ -65,8 +65,8 @@ class BubblewrapBoxes:
         """Return a new box, which the caller closes. Its first command starts its processes.
 
         Raises:
-            BadInput: there is no such image, the user is no id, a limit is none, or the spec asks for a network, which
-                these boxes lack.
+            BadInput: there is no such image, the user is no id, a limit is none, the spec asks for a network, which
+                these boxes lack, or this process may open too few files.
             SandboxError: the pool is closed.
         """
         if spec.network:
@@ -77,6 +77,7 @@ class BubblewrapBoxes:
         root = root_of(spec, self.image_of, self._held)
         if not self._config.enabled:
             return OffBox()
+        check_open_files()
         return self.made(spec, root)
 
     def made(

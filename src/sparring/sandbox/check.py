@@ -28,7 +28,7 @@ def check_sandbox(config: SandboxConfig | None = None) -> None:
 
     Raises:
         BadInput: bubblewrap or an interpreter for the boxes is missing, the machine forbids user namespaces, or the
-            boxes of another kind fail.
+            boxes of another kind fail; or this process may open too few files.
     """
     config = config or SandboxConfig()
     if not config.enabled:

@@ -12,7 +12,7 @@ from sparring.errors import SandboxError
 from sparring.open_files import allow_files
 from sparring.sandbox.connection import WINDOW_BYTES, BoxConnection, Call, Refused, Sink, Told
 from sparring.sandbox.groups import BoxGroup, BoxGroups, pass_doors
-from sparring.sandbox.requests import check_count, check_seconds
+from sparring.sandbox.requests import check_count, check_seconds, too_many
 from sparring.sandbox.roots import Root
 from sparring.sandbox.server import Server
 from sparring.sandbox.snapshots import LayeredSnapshot, Line, lent
@@ -91,6 +91,7 @@ class BoxCommands:
         self._busy_until = 0.0
         self.group: BoxGroup | None = None
         self.queued_s = 0.0
+        self._num_begun = 0
         self._used = self._line.used
         self._end_reason: str | None = None
 
@@ -165,6 +166,8 @@ class BoxCommands:
         try:
             return await self._ended(call, rest, limit_s)
         except Refused as refused:
+            if refused.is_full:
+                raise too_many() from refused
             raise SandboxError(f"sandbox: the box begins no more commands: {refused}") from refused
 
     async def _begin(
@@ -184,6 +187,7 @@ class BoxCommands:
             "input_ends": len(body) <= inline and not request.get("kept"),
             "credit": None if sink is None else request.get("credit", WINDOW_BYTES),
         }
+        self._num_begun += 1
         return connection.ask(request, body[:inline], sink), body[inline:]
 
     async def _ended(self, call: Call, rest: bytes, limit_s: float) -> Told:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import socket
@@ -37,16 +36,15 @@ class Refused(Exception):
         errno: the reason.
         processes: command lines of the processes in the way.
         place: path that is in the way; "" if none is.
+        is_full: whether as many commands run as a box may have.
     """
 
-    def __init__(self, number: int, processes: Sequence[str] = (), place: str = "") -> None:
-        super().__init__(os.strerror(number))
-        self.errno, self.processes, self.place = number, processes, place
-
-    @property
-    def is_full(self) -> bool:
-        """Whether as many commands run as a box may have."""
-        return self.errno == errno.EAGAIN
+    def __init__(self, header: Mapping[str, Any]) -> None:
+        super().__init__(os.strerror(header["refused"]))
+        self.errno: int = header["refused"]
+        self.processes: Sequence[str] = header.get("processes", ())
+        self.place: str = header.get("place", "")
+        self.is_full: bool = header.get("full", False)
 
 
 class Passed(NamedTuple):
@@ -92,6 +90,11 @@ class Call:
                 future.set_exception(error)
                 future.exception()  # it may be that nobody asks
         self.room.set()
+
+    def close_socket(self) -> None:
+        """Close the socket that came for it, if one did."""
+        if self.socket.done() and not self.socket.cancelled() and self.socket.exception() is None:
+            self.socket.result().close()
 
     def taken(self, count: int) -> None:
         """Note that the box has passed input on."""
@@ -237,6 +240,9 @@ class BoxConnection:
         if len(layers) < header.get("layers", 0):  # the kernel drops descriptors for which there is no room
             self.end("frozen layers were lost, because this process has too many open files")
             return
+        if "socket" in header and link is None:
+            self.end("a socket was lost, because this process has too many open files")
+            return
         call = self._calls.get(header["id"])
         if call is None:
             if link is not None:
@@ -254,7 +260,7 @@ class BoxConnection:
         elif "begun" in header:
             call.begun.set_result(None)
         elif "refused" in header:
-            call.fail(Refused(header["refused"], header.get("processes", ()), header.get("place", "")))
+            call.fail(Refused(header))
         elif "parts" in header:
             self._tell_end(call, header, body)
         if header.get("closed"):

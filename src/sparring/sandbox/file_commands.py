@@ -94,7 +94,8 @@ class FileCommands(BoxCommands):
         await self._put({"op": "unpack", "path": path}, packed(tree))
 
     async def download(self, path: str = ".", most_bytes: int = MOST_BYTES) -> Mapping[str, TreeEntry]:
-        """Return the tree below a folder, by the paths in it; links are not followed.
+        """Return the tree below a folder, by the paths in it; links are not followed. Of `/proc`, and of what is shown
+        read-only in the tree, such as an agent program's files, only the folder's name is there.
 
         Raises:
             FileNotFoundError: there is no such folder.

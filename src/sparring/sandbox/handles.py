@@ -25,6 +25,10 @@ class ShellEnded(PolicyFailure):
     """A shell has ended: a text of it said exit, or did not let itself be interrupted."""
 
 
+class NoShell(SandboxError):
+    """A shell ended by itself before it read."""
+
+
 class BoxHandle:
     """Command of a box that lives on.
 
@@ -113,7 +117,8 @@ class BoxShell(BoxHandle):
 
         Raises:
             ShellEnded: another command has ended it.
-            SandboxError: the box failed, or has no shell.
+            NoShell: the box has none that runs.
+            SandboxError: the box failed.
         """
         if 0 not in self._call.answers:
             return
@@ -123,7 +128,7 @@ class BoxShell(BoxHandle):
             told = result_of(self._call.told.result())
             if told.end in ("killed", "signalled"):
                 raise ShellEnded("another command of the box has stopped or killed the shell")
-            raise SandboxError(f"sandbox: the shell ended at once: {told.stderr.strip()}")
+            raise NoShell(f"sandbox: the shell ended at once: {told.stderr.strip()}")
 
     async def run(self, text: str, *, timeout_s: float | None = None, output_bytes: int | None = None) -> ExecResult:
         """Run a text. At its time limit it is interrupted, with what it started; the shell and what ran before live on

@@ -6,11 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sparring.errors import refusal
+from sparring.errors import BadInput, refusal
+from sparring.open_files import allow_files
 from sparring.types import BoxSpec
 
 MOST_S = 1e8
 """Longest time limit, in seconds: three years."""
+LEAST_FILES = 512
+"""Least limit of open files: a box's own process holds 6 for each of 64 commands, or two for each of 200 layers."""
 MOST_SPEC_BYTES, MOST_PROCESSES = 1 << 50, 1 << 22
 
 
@@ -46,6 +49,22 @@ def check_count(where: str, value: object, least: int = 0, most: float = math.in
     if type(value) is not int or not least <= value <= most:
         expected = f"a whole number of {least} or more" if most == math.inf else f"{least} to {most}"
         raise refusal(where, expected, repr(value), "write such a number")
+
+
+def check_open_files() -> None:
+    """Refuse a limit of open files below what a box itself may need.
+
+    Raises:
+        BadInput: this process may open fewer than `LEAST_FILES`.
+    """
+    if (most := allow_files()) < LEAST_FILES:
+        do = f"do: ulimit -n {LEAST_FILES} (or more) before the run; systemd and containers have limits of their own"
+        raise refusal("sandbox", f"a hard limit of {LEAST_FILES} open files or more", str(most), do)
+
+
+def too_many() -> BadInput:
+    """Return the refusal of one more command than a box runs at once."""
+    return refusal("box", "room for one more command", "as many as a box runs at once", "close one that runs")
 
 
 def placed(

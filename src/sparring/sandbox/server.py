@@ -177,9 +177,12 @@ class Server:
             frozen: layers of another box.
 
         Raises:
-            SandboxError: bubblewrap could not be started.
+            SandboxError: bubblewrap could not be started, or this process has too many open files.
         """
-        local, remote = socket.socketpair()
+        try:
+            local, remote = socket.socketpair()
+        except OSError as error:
+            raise SandboxError(f"sandbox: no socket for a box: {error}") from error
         try:
             if self._process is None or self._process.poll() is not None:
                 self._start()

@@ -64,7 +64,8 @@ class LayeredSnapshot:
         environment: environment of commands; None: that of every box.
         processes: command lines of the processes that ran. They are not part of the snapshot.
         used: whether commands had run in the box.
-        prepared: first snapshot of this line of boxes, of which verifiers are forks; None: this one is it.
+        prepared: first snapshot of this line of boxes, or what `Env.prepare` left, of which verifiers are forks; None:
+            this one is it.
     """
 
     spec: BoxSpec
@@ -122,9 +123,12 @@ class Line:
             expected, got = f"at most {MOST_LAYERS} snapshots on top of each other", f"{MOST_LAYERS + 1}"
             raise refusal("snapshot", expected, got, "fork an earlier one")
 
-    def add(self, layers: Sequence[FrozenLayer], processes: Sequence[str], used: bool) -> LayeredSnapshot:
-        """Return a new snapshot, with these layers on top."""
+    def add(
+        self, layers: Sequence[FrozenLayer], processes: Sequence[str], used: bool, *, prepares: bool = False
+    ) -> LayeredSnapshot:
+        """Return a new snapshot, with these layers on top. `prepares`: from now on verifiers are forks of it."""
         self.layers += tuple(layers)
+        self.prepared = None if prepares else self.prepared
         state = self._state
         made = LayeredSnapshot(
             spec=self._spec,

@@ -36,34 +36,31 @@ SPOILT: Mapping[int, type[SpoiltFile]] = {
     errno.EPERM: SpoiltByMode,
     **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.ENXIO, errno.ELOOP, errno.ENOSPC, errno.EINVAL), SpoiltFile),
     **dict.fromkeys((errno.ENAMETOOLONG, errno.ETXTBSY, errno.EAGAIN, errno.ESTALE, errno.EINTR), SpoiltFile),
+    errno.ENOMEM: SpoiltFile,
 }
 """Errors that a command of the policy can have caused. ENXIO: a pipe, a socket or a device; EEXIST: a file at the path
 of a new folder; EINVAL: a name with a NUL; ETXTBSY: a program that runs; EAGAIN: a lease (fcntl(2)); ESTALE: a folder
-that went away meanwhile; EINTR: the operation was killed. A missing file or a read-only path does not count."""
+that went away meanwhile; EINTR: the operation was killed; ENOMEM: more names than fit its memory. A missing file or a
+read-only path does not count."""
 
 
-RACED = (errno.EXDEV, errno.EBUSY)
-"""Errors of a path that a command changes while it is followed, besides `SPOILT`."""
-
-
-def raise_for_program(number: int, place: str, port: int, used: bool) -> NoReturn:
+def raise_for_program(number: int, place: str, port: int, is_policys: bool) -> NoReturn:
     """Raise the error for an agent program that could not begin.
 
     Args:
         number: the reason, an errno.
         place: path at which its files could not be shown; "" if that was not the reason.
         port: its port.
-        used: whether a command has run in the box.
+        is_policys: whether a command of the policy may be the reason.
 
     Raises:
-        SpoiltFile: a command of the policy may be the reason.
-        OSError: no command can be the reason.
+        SpoiltFile: a command left something at the place, or changes it.
+        OSError: no command did.
         PortTaken: a command has the port.
         Exhausted: commands hold all that one more of them needs.
     """
     if place:
-        kind = SPOILT.get(number, SpoiltFile if number in RACED else OSError)
-        raise (kind if used else OSError)(number, os.strerror(number), place)
+        raise (SPOILT.get(number, SpoiltFile) if is_policys else OSError)(number, os.strerror(number), place)
     if number == errno.EADDRINUSE:
         raise PortTaken(number, f"port {port} of the box: {os.strerror(number)}")
     raise Exhausted(number, f"one more command of the box: {os.strerror(number)}")

@@ -275,7 +275,7 @@ def test_a_link_on_the_way_of_a_program_leads_nowhere_but_into_the_box(bench: Be
         await box.exec(["sh", "-c", f"rm -rf /opt; ln -s {place} /opt"])
         try:
             await run_program(box, ["true"])
-        except OSError:
+        except SpoiltFile:
             pass  # /proc and /dev hold no folders
         assert (
             await box.exec(["sh", "-c", "ls -d /layers /mnt/l 2>/dev/null; echo $(ls /proc | head -1)"])

@@ -236,6 +236,33 @@ def test_a_snapshot_that_is_gone_is_as_none(bench: Bench) -> None:
     bench.run(work())
 
 
+class Trying(Env):
+    """A world that tries something in a fork while it prepares."""
+
+    async def prepare(self, task: Task, box: Any) -> None:
+        await box.write("word", b"early")
+        fork = await box.fork(await box.snapshot())
+        assert (await fork.exec("cat word")).stdout == "early"
+        await fork.close()
+        await box.write("word", b"late")
+
+
+def test_verifiers_are_forks_of_what_a_world_left_though_it_made_snapshots(bench: Bench) -> None:
+    async def work() -> list[bytes]:
+        box: Any = await bench.boxes.take(BoxSpec(timeout_s=20.0))
+        preparation = Preparation()
+        await preparation.prepare(Trying(), TASK, box, lambda method, *arguments: method(*arguments))
+        await box.exec("echo spoilt > word")
+        retry = await Preparation(preparation.snapshot).take(bench.boxes, box.spec)
+        boxes = [await box.verifier([]), retry, await retry.verifier([])]
+        found = [await one.read("word") for one in boxes]
+        for one in (*boxes, box):
+            await one.close()
+        return found
+
+    assert bench.run(work()) == [b"late"] * 3
+
+
 @pytest.mark.full
 def test_a_rollout_of_a_run_that_was_killed_is_prepared_anew(bench: Bench, tmp_path: Path) -> None:
     """Layers end with the process that holds them. A world whose preparation comes out the same goes on."""

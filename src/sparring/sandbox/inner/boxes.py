@@ -70,9 +70,10 @@ class Box:
         self._look, self._loopback = 0.0, False
         self._snapshot: dict[str, Any] | None = None
         self._limits = limits = self._first()
-        limits["own_processes"] = limits["processes"] + 1 + MOST_RUNS
+        limits["own_processes"] = limits["processes"] + 1 + 3 * MOST_RUNS
         limits["doors"] = doors
         limits["furnished"] = self._furnished = furnish(limits, frozen)
+        self._wire.at_end = self._leave
         returned = self._furnished.tree.returned
         if returned:
             self._wire.send({"id": limits["id"], "layers": len(returned), "closed": True}, files=returned)
@@ -82,6 +83,12 @@ class Box:
         while (frame := self._wire.receive()) is None:
             self._poll.poll()
         return frame[0]
+
+    def _leave(self) -> None:
+        """Free what the box wrote since its last snapshot, which whoever keeps that would hold in memory."""
+        if self._furnished.tree.has_frozen:
+            end_all()
+            self._furnished.tree.drop_last()
 
     def serve(self) -> NoReturn:
         """Serve until the socket closes."""
@@ -196,7 +203,7 @@ class Box:
 
     def _start(self, request: dict[str, Any], body: bytes) -> None:
         if len(self._runs) >= MOST_RUNS:
-            self._wire.send({"id": request["id"], "refused": errno.EAGAIN})
+            self._wire.send({"id": request["id"], "refused": errno.EAGAIN, "full": True})
             return
         if request["op"] in NETWORKED:
             self._raise_loopback()

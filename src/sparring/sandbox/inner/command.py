@@ -141,7 +141,7 @@ def command(
 ) -> NoReturn:
     """Turn this process into a restricted command, run it and exit. Never returns. Tells `report` once the restrictions
     hold."""
-    status = 1
+    status = 1 if "argv" in request or request["op"] == "python" else errno.EIO
     try:
         _prepare(request, limits, files, report)
         gc.enable()
@@ -179,6 +179,7 @@ def _prepare(request: dict[str, Any], limits: dict[str, Any], files: Sequence[in
     narrow(address, cpu_s, limits["processes"] + 1 + request["reapers"], limits["furnished"])
     try:
         os.chdir(request.get("cwd") or ".")
+        folder = os.getcwd() if "cwd" in request else ""  # which a command may remove, now or before
     except (OSError, ValueError) as error:  # no folder's name holds a NUL
         os.write(report, NO_FOLDER + bytes([getattr(error, "errno", errno.ENOENT)]))
         os._exit(1)
@@ -193,7 +194,7 @@ def _prepare(request: dict[str, Any], limits: dict[str, Any], files: Sequence[in
     if request["op"] == "program":
         os.environ.clear()
     elif "cwd" in request:
-        os.environ["PWD"] = os.getcwd()
+        os.environ["PWD"] = folder
     os.environ.update(request.get("environment") or {})
 
 

@@ -54,6 +54,8 @@ def run_on_files(request: dict[str, Any]) -> int:
             unpack(request["path"])
         else:
             _list(request["path"])
+    except MemoryError:
+        return errno.ENOMEM
     except ValueError:
         return errno.EINVAL  # a name with a NUL, or that is no UTF-8
     except OSError as error:
@@ -173,7 +175,8 @@ def unpack(path: str) -> None:
 
 def pack(path: str, most: int) -> None:
     """Write the tree below a folder to stdout, without following links, also where a command puts one while this reads.
-    What goes away meanwhile is left out. More than `most` bytes, with names, are refused."""
+    What goes away meanwhile is left out, and of folders that are foreign (`_is_foreign`) the contents. More than `most`
+    bytes, with names, are refused."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     _pack_folder(folder, "", most, MOST_DEPTH)
 
@@ -195,23 +198,43 @@ def _pack_entry(folder: int, path: str, most: int, depth: int) -> int:
     mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
     kind = next((word.decode() for is_kind, word in KINDS if is_kind(mode)), "other")
     target = os.readlink(name, dir_fd=folder) if kind == "link" else ""
-    data = _content(name, folder, most) if kind == "file" else b""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    within = os.open(name, flags, dir_fd=folder) if kind == "folder" else -1
-    told = {"path": path, "kind": kind, "size": len(data), "executable": bool(mode & 0o100), "target": target}
+    opened, size = -1, 0
+    if kind == "file":
+        opened = _plain(name, os.O_RDONLY | os.O_NOFOLLOW, folder)
+        size = os.fstat(opened).st_size
+    elif kind == "folder":
+        opened = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    told = {"path": path, "kind": kind, "size": size, "executable": bool(mode & 0o100), "target": target}
     line = json.dumps(told).encode() + b"\n"
-    most -= len(line) + len(data)
+    most -= len(line) + size
     if most < 0:
         raise _error_of(errno.EFBIG)
     if not depth:
         raise _error_of(errno.ENAMETOOLONG)
     sys.stdout.buffer.write(line)
-    sys.stdout.buffer.write(data)
-    return most if within < 0 else _pack_folder(within, f"{path}/", most, depth - 1)
+    if kind == "file":
+        _pack_content(opened, size)
+    elif kind == "folder" and _is_foreign(opened, folder):
+        os.close(opened)
+    elif kind == "folder":
+        most = _pack_folder(opened, f"{path}/", most, depth - 1)
+    return most
 
 
-def _content(name: str, folder: int, most: int) -> bytes:
-    with open(_plain(name, os.O_RDONLY | os.O_NOFOLLOW, folder), "rb") as file:
-        if os.fstat(file.fileno()).st_size > most:
-            raise _error_of(errno.EFBIG)
-        return file.read(most + 1)
+def _pack_content(opened: int, size: int) -> None:
+    """Write `size` bytes of an open file, and close it. What a command cuts off meanwhile is zeros."""
+    with open(opened, "rb", buffering=0) as file:
+        while size and (piece := file.read(min(size, PIECE_BYTES))):
+            sys.stdout.buffer.write(piece)
+            size -= len(piece)
+    while size:
+        size -= sys.stdout.buffer.write(bytes(min(size, PIECE_BYTES)))
+
+
+def _is_foreign(folder: int, outer: int) -> bool:
+    """Return whether a folder is no part of the box's files, unlike the one that it lies in: its processes, or what is
+    shown in it."""
+    device = os.fstat(folder).st_dev
+    if device == os.fstat(outer).st_dev:
+        return False
+    return device == os.stat("/proc").st_dev or bool(os.fstatvfs(folder).f_flag & os.ST_RDONLY)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterable
 from typing import Any
 
@@ -87,9 +88,8 @@ class BoxFiles:
                 os.symlink(layer, f"i/{number}")
             self._parts["root"] = [f"i/{number}" for number in reversed(range(len(limits["layers"])))]
         self._is_host = image == "host"
-        self._last = len(frozen)
+        self._first = self._last = len(frozen)
         self.returned = []
-        self._is_shown = False
         for number, tree in enumerate(frozen):
             os.mkdir(f"l/{number}")
             attach_tree(tree, f"l/{number}")
@@ -112,6 +112,17 @@ class BoxFiles:
         mount(None, ".", None, MS_REMOUNT | MS_NOSUID_NODEV, f"size={self._size},nr_inodes={self._inodes}")
         self._begin_layer()
         return tree
+
+    @property
+    def has_frozen(self) -> bool:
+        """Whether a snapshot of the box was made: it keeps the whole tmpfs."""
+        return self._last > self._first
+
+    def drop_last(self) -> None:
+        """Remove what was written to the last layer. No process of the box may live."""
+        os.fchdir(self._place)
+        for name in ("l", "w"):
+            _empty(f"{name}/{self._last}")
 
     def enter(self, folder: str) -> None:
         """Enter the root and the working folder of commands, irrevocably for a process without capabilities. The folder
@@ -140,17 +151,18 @@ class BoxFiles:
         next snapshot. Links on the way to a path are followed within the root of commands.
 
         Raises:
-            OSError: the image, or a command, has something else at a path or on the way to it, or the disk is full.
+            OSError: the image, or a command, has something else at a path, which the error names, or on the way to it,
+                or the disk is full.
         """
-        if self._is_shown or not paths:
-            return
-        root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._place)
-        try:
-            for path in paths:
+        root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._place) if paths else -1
+        for path in paths:
+            try:
                 _show_in(root, path)
-        finally:
+            except OSError as error:
+                os.close(root)
+                raise OSError(error.errno, os.strerror(error.errno or errno.EIO), path) from error
+        if paths:
             os.close(root)
-        self._is_shown = True
 
     def _enter_root(self) -> None:
         if self.is_rooted:
@@ -167,7 +179,6 @@ class BoxFiles:
             if not self._last:
                 os.mkdir(f"own/{name}", 0o700)
             mount(f"own/{name}", path, None, MS_BIND)
-        self._is_shown = False
         if self.is_rooted:
             self._build_root()
         os.chdir("/box")
@@ -226,24 +237,15 @@ def _is_folder(path: str) -> bool:
 
 
 def _show_in(root: int, path: str) -> None:
-    """Attach a clone of the mount at a path, at the same path below a root."""
-    folder, name = os.path.split(path)
+    """Attach a clone of the mount at a path, at the same path below a root, unless it is there. A command may have
+    moved what was shown before."""
     if os.path.islink(path):
-        place = _open_folder(root, folder)
-        try:
-            os.symlink(os.readlink(path), name, dir_fd=place)
-        except FileExistsError:
-            pass
-        finally:
-            os.close(place)
+        _link_in(root, path)
         return
-    if os.path.isdir(path):
-        target = _open_folder(root, path)
-    else:
-        os.close(_open_folder(root, folder))
-        os.close(open_in(root, path, os.O_CREAT | os.O_WRONLY | os.O_NONBLOCK, 0o644))
-        target = open_in(root, path, os.O_PATH)
+    target = (_open_folder if os.path.isdir(path) else _open_file)(root, path)
     try:
+        if os.path.samestat(os.fstat(target), os.stat(path)):
+            return
         tree = cloned_tree(path)
         try:
             attach_tree_at(tree, target)
@@ -251,6 +253,40 @@ def _show_in(root: int, path: str) -> None:
             os.close(tree)
     finally:
         os.close(target)
+
+
+def _link_in(root: int, path: str) -> None:
+    """Make a link as the one at a path, at the same path below a root."""
+    folder, name = os.path.split(path)
+    place, target = _open_folder(root, folder), os.readlink(path)
+    try:
+        os.symlink(target, name, dir_fd=place)
+    except FileExistsError:
+        if not _is_link_to(target, name, place):
+            raise
+    finally:
+        os.close(place)
+
+
+def _is_link_to(target: str, name: str, folder: int) -> bool:
+    try:
+        return os.readlink(name, dir_fd=folder) == target
+    except OSError:  # something else
+        return False
+
+
+def _open_file(root: int, path: str) -> int:
+    """Open what is no folder below a root, without waiting; make what is missing of it."""
+    try:
+        file = open_in(root, path, os.O_PATH)
+    except FileNotFoundError:
+        os.close(_open_folder(root, os.path.dirname(path)))
+        os.close(open_in(root, path, os.O_CREAT | os.O_WRONLY | os.O_NONBLOCK, 0o644))
+        file = open_in(root, path, os.O_PATH)
+    if stat.S_ISDIR(os.fstat(file).st_mode):
+        os.close(file)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    return file
 
 
 def _open_folder(root: int, path: str) -> int:
@@ -267,6 +303,32 @@ def _open_folder(root: int, path: str) -> int:
     finally:
         os.close(place)
     return open_in(root, path, os.O_PATH | os.O_DIRECTORY)
+
+
+def _empty(path: str) -> None:
+    """Remove what a folder contains, however deep, with two folders open at once: what lies deeper is moved up."""
+    top, prefix, number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW), os.urandom(8).hex(), 0
+    while names := os.listdir(top):
+        for name in names:
+            if _is_unlinked(name, top):
+                continue
+            folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+            for inner in os.listdir(folder):
+                if not _is_unlinked(inner, folder):
+                    os.rename(inner, f"{prefix}{number}", src_dir_fd=folder, dst_dir_fd=top)
+                    number += 1
+            os.close(folder)
+            os.rmdir(name, dir_fd=top)
+    os.close(top)
+
+
+def _is_unlinked(name: str, folder: int) -> bool:
+    """Remove an entry unless it is a folder, which is then told."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except IsADirectoryError:
+        return False
+    return True
 
 
 def _make_folder(path: str) -> None:

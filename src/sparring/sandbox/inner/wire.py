@@ -13,8 +13,8 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 PIECE_BYTES = 1 << 16
 CROWDED_BYTES = 1 << 18
@@ -26,10 +26,12 @@ class Wire:
 
     Attributes:
         waiting: bytes that the parent has not taken yet.
+        at_end: called before this process ends because the parent is gone or has closed the box.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
+        self.at_end: Callable[[], None] = lambda: None
         self._connection = connection
         self._head = b""
         self._data = b""
@@ -63,8 +65,14 @@ class Wire:
         except ConnectionResetError:
             piece = b""
         if not piece:
-            os._exit(0)
+            self._end()
         return piece
+
+    def _end(self) -> NoReturn:
+        try:
+            self.at_end()
+        finally:
+            os._exit(0)
 
     def send(self, header: dict[str, Any], *bodies: bytes | bytearray, files: Sequence[int] = ()) -> None:
         """Send one frame, as far as the parent takes it now; `files` go with it, and are closed here."""
@@ -91,4 +99,4 @@ class Wire:
         except BlockingIOError:
             pass
         except (BrokenPipeError, ConnectionResetError):
-            os._exit(0)
+            self._end()
