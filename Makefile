@@ -151,8 +151,9 @@ test-suites: install
 test-security: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --full -m "not kills" tests/security tests/unit/sandbox
 
-# a busy machine starves Ray's workers, which are nice; one file leaves half of two cores idle
-CLUSTER = OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
+# a busy machine starves Ray's workers, which are nice; one file of runs leaves half of two cores idle
+CLUSTER = OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest
+TWO_FILES = -n 2 --dist loadfile --max-worker-restart 0
 CLUSTER_CONTRACTS = $(addprefix tests/contract/,test_links.py test_trainer.py test_lost_ranks.py)
 CLUSTER_RUNS = $(addprefix tests/loop/test_,fleet_run.py local_cluster.py engine_elsewhere.py layout.py layout_matrix.py \
 	ranks_run.py ray_cluster.py ray_ranks.py)
@@ -160,11 +161,11 @@ CLUSTER_RUNS = $(addprefix tests/loop/test_,fleet_run.py local_cluster.py engine
 test-cluster: install
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ray]'
 	$(CLUSTER) -m "not slow" $(CLUSTER_CONTRACTS)
-	$(CLUSTER) -m "not slow" --full $(CLUSTER_RUNS)
+	$(CLUSTER) $(TWO_FILES) -m "not slow" --full $(CLUSTER_RUNS)
 
 test-cluster-full: install
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ray]'
-	$(CLUSTER) -m "slow or not slow" --full $(CLUSTER_CONTRACTS) $(CLUSTER_RUNS)
+	$(CLUSTER) $(TWO_FILES) -m "slow or not slow" --full $(CLUSTER_CONTRACTS) $(CLUSTER_RUNS)
 
 # benchmarks/peers/vllm.txt is the one list of what vLLM needs
 test-vllm: smollm2

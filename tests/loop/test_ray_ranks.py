@@ -91,6 +91,7 @@ def test_a_rank_that_is_lost_costs_the_run_nothing(
     check_survives(given, nodes, capsys, lambda: os.kill(ranks()[-1], how))
 
 
+@pytest.mark.slow  # ranks that give way are fewer too
 def test_a_node_that_dies_leaves_fewer_ranks(given: Path, nodes: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Three processors become two, of which the engine has one: the node that dies has a rank."""
 
