@@ -9,7 +9,7 @@
 # make test-kills    a hundred kills of synchronous, asynchronous and streaming runs and of the gateway; an hour on two cores
 # make test-cluster  engines and trainer ranks elsewhere: links, what dies, processes of the run, a real Ray cluster, which it
 #                    installs; some 25 minutes on two slow cores
-# make test-cluster-full the same, with every number of ranks and threads, and all kills; hours
+# make test-cluster-full the same, with every number of ranks and threads, and all kills; an hour
 # make test-extra    tests of optional packages, which it installs (wandb, peft, zensical, anthropic)
 # make real          train SmolLM2-135M-Instruct, which a package ships, on instructions that can be checked, and report
 # make real-calls    train it on BFCL's function calls, scored by BFCL's own checker, and report (make bfcl brings that alone)
