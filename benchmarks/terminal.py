@@ -7,7 +7,7 @@ Each seed has one start, the stages init and sft of recipes/terminal.toml, and f
 and with `rl.observations` of `--scale`. The start and both are sampled on the held-out tasks of their seed, one rollout
 a task. Told are held-out success by seed; of each arm the change since the start, paired by task over all seeds, with
 its 95 % interval; and of the arm with observations the same against the arm without. What is done of a run or an
-evaluation is not done again. Some quarter of an hour a seed on one core; it measures no time. The last line is one JSON
+evaluation is not done again. Some half an hour a seed on one core; it measures no time. The last line is one JSON
 object.
 """
 
