@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from suite import short_of
 
 from sparring.envs.rubrics.code import passes
 from sparring.envs.rubrics.config import Code
@@ -169,9 +170,7 @@ async def verdicts(box: Any, trap: str, solution: str, answer: str) -> dict[str,
 def cases(names: Any) -> list[Any]:
     """The short suite has one of each family, without an image."""
     ways = [(image, name) for image in ("python", "of its own") for name in names]
-    return [
-        way if way[0] == "python" and way[1] in SHORT else pytest.param(*way, marks=pytest.mark.full) for way in ways
-    ]
+    return short_of(ways, [("python", name) for name in SHORT])
 
 
 @pytest.mark.parametrize(("image_name", "name"), cases(FORGERIES))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from image_files import SHELL, copy_programs, empty_image, readable
+from suite import short_of
 
 from sparring.errors import PolicyFailure, SandboxError, SpoiltFile
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
@@ -119,12 +120,9 @@ TRAPS = (
     f"mkdir -p $(dirname $PLACE); ln -s {FOLDER} $PLACE",
     "mkdir -p /opt/harness; echo x > /opt/harness/venv",
 )
-SHORT = (0, 3, 6)
 
 
-@pytest.mark.parametrize(
-    "trap", [trap if n in SHORT else pytest.param(trap, marks=pytest.mark.full) for n, trap in enumerate(TRAPS)]
-)
+@pytest.mark.parametrize("trap", short_of(TRAPS, TRAPS[::3]))
 def test_what_a_command_leaves_at_the_paths_is_the_policys_and_named(run: Any, trap: str) -> None:
     async def work(shown: Shown) -> None:
         box, place = await shown.box(), str(shown.place)
@@ -251,7 +249,7 @@ def test_a_program_begins_behind_a_snapshot_that_waits(run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "trap", ["rm /bin/bash /bin/sh", pytest.param("cp /bin/false /bin/bash", marks=pytest.mark.full)]
+    "trap", short_of(["rm /bin/bash /bin/sh", "cp /bin/false /bin/bash"], ["rm /bin/bash /bin/sh"])
 )
 def test_a_shell_that_a_command_spoilt_is_the_policys(run: Any, trap: str) -> None:
     async def work(shown: Shown) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
+from suite import short_of
 from terminal_tasks import SPEC, drawn, played
 
 SEEDS = range(2)
@@ -114,7 +115,7 @@ ATTACKS = {
 }  # fmt: skip
 
 SHORT = ("a planted verdict", "ten gigabytes of nothing", "a bomb of gzip")
-CASES = [name if name in SHORT else pytest.param(name, marks=pytest.mark.full) for name in ATTACKS]
+CASES = short_of(ATTACKS, SHORT)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from refusals import refused_at
+from suite import short_of
 from terminal_tasks import KINDS, SPEC, WORLD, drawn, of_world, played, task_of
 
 from sparring.envs.named import named
@@ -16,7 +17,7 @@ from sparring.types import Message
 SHORT = ("follow", "sort", "commit", "pack", "spool")
 """One of each family, for the short suite."""
 
-EACH = [kind if kind in SHORT else pytest.param(kind, marks=pytest.mark.full) for kind in KINDS]
+EACH = short_of(KINDS, SHORT)
 MORE = [*range(1, 6)]
 """Seeds of the full suite, beside 0 of both."""
 
