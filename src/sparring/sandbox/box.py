@@ -10,20 +10,17 @@ from typing import Any, Protocol
 from sparring.errors import refusal
 from sparring.protocols import OnOutput, Sandbox, Snapshot
 from sparring.sandbox.commands import Pool
-from sparring.sandbox.connection import BoxConnection, Call, Pump, Refused, Sink
-from sparring.sandbox.file_commands import FILE_TIMEOUT_S, FileCommands
-from sparring.sandbox.handles import BoxProcess, BoxShell, BoxTerminal, NoShell, ShellEnded
+from sparring.sandbox.connection import Call, Pump, Refused
+from sparring.sandbox.file_commands import FILE_TIMEOUT_S
+from sparring.sandbox.handles import BoxShell, KeptCommands, NoShell, ShellEnded
 from sparring.sandbox.image_python import check_has_python, python_line, python_request
-from sparring.sandbox.requests import as_bytes, check_count, placed, too_many
+from sparring.sandbox.requests import as_bytes, placed
 from sparring.sandbox.results import result_of
 from sparring.sandbox.roots import Root, check_same_user
-from sparring.sandbox.screen import Screen
 from sparring.sandbox.snapshots import LayeredSnapshot, check_prepared, checked, still_lives
-from sparring.sandbox.spoilt import Exhausted, raise_for, raise_for_program
+from sparring.sandbox.spoilt import raise_for, raise_for_program
 from sparring.sandbox.verifier import checked_paths, conversation, pipes_between, verifier_of
 from sparring.types import MOST_BYTES, BoxSpec, ExecResult
-
-TERMINAL_BYTES = 1 << 16  # of a terminal's output on their way
 
 
 class BoxPool(Pool, Protocol):
@@ -38,7 +35,7 @@ class BoxPool(Pool, Protocol):
         """Return a box of a root that is there, as `BubblewrapBoxes.made`."""
 
 
-class BubblewrapBox(FileCommands):
+class BubblewrapBox(KeptCommands):
     """Box of one fork server. Its commands run at once, but while its caller reads or writes files no new one begins;
     cancelling the awaiting task kills the command. Implements `Sandbox`.
 
@@ -168,34 +165,6 @@ class BubblewrapBox(FileCommands):
         call.close_socket()
         return True
 
-    async def start(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        cwd: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        output_bytes: int | None = None,
-        on_output: OnOutput | None = None,
-    ) -> BoxProcess:
-        """Start a program that runs beside others until it ends or is killed, at most `timeout_s` seconds. The loopback
-        interface of the box is up from then on. It takes no slot of the pool.
-
-        Raises:
-            FileNotFoundError: there is no folder `cwd`.
-            SpoiltFile: a command of this box left something else there.
-            BadInput: `MOST_RUNS` of `inner.boxes` run already.
-            Exhausted: commands of this box hold all terminals or processes of it.
-            SandboxError: the box failed.
-        """
-        pump = None if on_output is None else Pump(await self._open(), on_output)
-        request = {"op": "start", **placed(argv, cwd, environment)}
-        process = BoxProcess(self, *await self._kept(request, timeout_s, output_bytes, pump))
-        process.pump = pump
-        if pump is not None:
-            await pump.__aenter__()
-        return process
-
     async def shell(self, *, cwd: str | None = None, environment: Mapping[str, str] | None = None) -> BoxShell:
         """Start a shell, bash where the box has it.
 
@@ -211,15 +180,6 @@ class BubblewrapBox(FileCommands):
                 raise ShellEnded(f"a command of the box has spoilt its shell: {error}") from error
             raise
 
-    async def _begin_shell(self, request: dict[str, Any]) -> BoxShell:
-        shell = BoxShell(self, *await self._kept(request))
-        try:
-            await shell.begun()
-        except BaseException:
-            shell.give_up()
-            raise
-        return shell
-
     def _as_prepared(self) -> BubblewrapBox:
         """Return a box of the state that verifiers are forks of: what fails here alone, a command has spoilt."""
         return self._pool.made(self.spec, self._root, below=self._line.prepared)
@@ -233,83 +193,6 @@ class BubblewrapBox(FileCommands):
         finally:
             await box.close()
         return True
-
-    async def terminal(
-        self,
-        argv: Sequence[str] | str,
-        *,
-        columns: int = 80,
-        rows: int = 24,
-        cwd: str | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> BoxTerminal:
-        """Start a program with a terminal.
-
-        Raises:
-            BadInput: a size that no terminal has, or the package pyte is missing.
-            Exception: as `start`.
-        """
-        screen = Screen(columns, rows)
-        early: list[bytes] = []
-        see: list[Callable[[bytes], None]] = [early.append]
-        size = {"columns": columns, "rows": rows, "credit": TERMINAL_BYTES}
-        request = {"op": "terminal", **size, **placed(argv, cwd, environment)}
-        request["environment"] = {"TERM": "linux", **request.get("environment", {})}
-        kept = await self._kept(request, sink=lambda _call, _name, piece: see[0](piece))
-        terminal = BoxTerminal(self, *kept, screen)
-        see[0] = terminal.see
-        for piece in early:
-            terminal.see(piece)
-        return terminal
-
-    async def connect(self, port: int) -> socket.socket:
-        """Connect to a port that a program of the box listens at, on 127.0.0.1. The caller closes the socket.
-
-        Raises:
-            BadInput: no such port can be.
-            ConnectionRefusedError: nothing listens there.
-            OSError: the connection fails otherwise.
-            SandboxError: the box failed.
-        """
-        check_count("port", port, 1, 65535)
-        connection = await self._open()
-        call = connection.ask({"op": "connect", "port": port})
-        try:
-            return await self.soon(call.socket)
-        except asyncio.CancelledError:
-            call.close_socket()
-            raise
-        except Refused as refused:
-            raise OSError(refused.errno, f"port {port} of the box: {refused}") from refused
-        finally:
-            connection.forget(call)
-
-    async def _kept(
-        self,
-        request: dict[str, Any],
-        timeout_s: float | None = None,
-        output_bytes: int | None = None,
-        sink: Sink | None = None,
-    ) -> tuple[BoxConnection, Call]:
-        """Begin what lives on, once no file operation is under way."""
-        self._used = True
-        async with self._turn:
-            pass
-        limit_s = None if timeout_s is None else self.limit_s(timeout_s)
-        call, _ = await self._begin({**request, "kept": True}, b"", limit_s, output_bytes, sink)
-        assert self._connection is not None
-        try:
-            await self.soon(call.begun, call.told)
-        except Refused as refused:
-            if refused.is_full:
-                raise too_many() from refused
-            raise Exhausted(refused.errno, f"one more command of the box: {refused}") from refused
-        except asyncio.CancelledError:
-            self._connection.give_up(call)
-            raise
-        if call.told.done() and (number := call.told.result().header["folder"]):
-            raise_for({**call.told.result().header, "exit": number}, request["cwd"], self._used)
-        return self._connection, call
 
     async def snapshot(self, *, ends: bool = False) -> LayeredSnapshot:
         """Freeze the box's files, and return them as what other boxes are forks of. Nothing is copied: the box goes on
@@ -365,8 +248,9 @@ class BubblewrapBox(FileCommands):
         return self._pool.made(state.spec, state.root, below=state)
 
     async def verifier(self, paths: Sequence[str], most_bytes: int = MOST_BYTES) -> Sandbox:
-        """Return a box in which nothing but files of these names comes from this one: a fork of this box's first
-        snapshot, or of this one where no command has run in it. The caller closes it.
+        """Return a box in which nothing but files of these names comes from this one: a fork of what
+        `Env.prepare` left, else of this box's first snapshot, else of this box if no command has run in it. The caller
+        closes it.
 
         `converse` in it runs `code` without the files, and `other` with them.
 

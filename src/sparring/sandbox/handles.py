@@ -1,18 +1,24 @@
-"""What lives on in a box until its caller closes it: processes, shells, terminals."""
+"""What lives on in a box until its caller closes it: processes, shells, terminals, and how a box begins them."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparring.errors import PolicyFailure, SandboxError
+from sparring.protocols import OnOutput
 from sparring.sandbox.commands import BoxCommands
-from sparring.sandbox.connection import BoxConnection, Call, Pump
-from sparring.sandbox.requests import as_bytes, check_text, is_passable
+from sparring.sandbox.connection import BoxConnection, Call, Pump, Refused, Sink
+from sparring.sandbox.file_commands import FileCommands
+from sparring.sandbox.requests import as_bytes, check_count, check_text, is_passable, placed, too_many
 from sparring.sandbox.results import result_of
 from sparring.sandbox.screen import Screen
+from sparring.sandbox.spoilt import Exhausted, raise_for
 from sparring.types import ExecResult
 
+TERMINAL_BYTES = 1 << 16  # of a terminal's output on their way
 SHELL_GRACE_S = 1.5
 """Seconds that the box takes to interrupt a text that is out of time, or to give the shell up."""
 
@@ -250,3 +256,121 @@ class BoxTerminal(BoxHandle):
         if done and self._reading is not None:
             await self._reading
         return result_of(self._call.told.result()) if done else None
+
+
+class KeptCommands(FileCommands):
+    """Box as a runner of what lives on, beside commands that end."""
+
+    async def start(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        on_output: OnOutput | None = None,
+    ) -> BoxProcess:
+        """Start a program that runs beside others until it ends or is killed, at most `timeout_s` seconds. The loopback
+        interface of the box is up from then on. It takes no slot of the pool.
+
+        Raises:
+            FileNotFoundError: there is no folder `cwd`.
+            SpoiltFile: a command of this box left something else there.
+            BadInput: `MOST_RUNS` of `inner.boxes` run already.
+            Exhausted: commands of this box hold all terminals or processes of it.
+            SandboxError: the box failed.
+        """
+        pump = None if on_output is None else Pump(await self._open(), on_output)
+        request = {"op": "start", **placed(argv, cwd, environment)}
+        process = BoxProcess(self, *await self._kept(request, timeout_s, output_bytes, pump))
+        process.pump = pump
+        if pump is not None:
+            await pump.__aenter__()
+        return process
+
+    async def terminal(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        columns: int = 80,
+        rows: int = 24,
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> BoxTerminal:
+        """Start a program with a terminal.
+
+        Raises:
+            BadInput: a size that no terminal has, or the package pyte is missing.
+            Exception: as `start`.
+        """
+        screen = Screen(columns, rows)
+        early: list[bytes] = []
+        see: list[Callable[[bytes], None]] = [early.append]
+        size = {"columns": columns, "rows": rows, "credit": TERMINAL_BYTES}
+        request = {"op": "terminal", **size, **placed(argv, cwd, environment)}
+        request["environment"] = {"TERM": "linux", **request.get("environment", {})}
+        kept = await self._kept(request, sink=lambda _call, _name, piece: see[0](piece))
+        terminal = BoxTerminal(self, *kept, screen)
+        see[0] = terminal.see
+        for piece in early:
+            terminal.see(piece)
+        return terminal
+
+    async def connect(self, port: int) -> socket.socket:
+        """Connect to a port that a program of the box listens at, on 127.0.0.1. The caller closes the socket.
+
+        Raises:
+            BadInput: no such port can be.
+            ConnectionRefusedError: nothing listens there.
+            OSError: the connection fails otherwise.
+            SandboxError: the box failed.
+        """
+        check_count("port", port, 1, 65535)
+        connection = await self._open()
+        call = connection.ask({"op": "connect", "port": port})
+        try:
+            return await self.soon(call.socket)
+        except asyncio.CancelledError:
+            call.close_socket()
+            raise
+        except Refused as refused:
+            raise OSError(refused.errno, f"port {port} of the box: {refused}") from refused
+        finally:
+            connection.forget(call)
+
+    async def _begin_shell(self, request: dict[str, Any]) -> BoxShell:
+        shell = BoxShell(self, *await self._kept(request))
+        try:
+            await shell.begun()
+        except BaseException:
+            shell.give_up()
+            raise
+        return shell
+
+    async def _kept(
+        self,
+        request: dict[str, Any],
+        timeout_s: float | None = None,
+        output_bytes: int | None = None,
+        sink: Sink | None = None,
+    ) -> tuple[BoxConnection, Call]:
+        """Begin what lives on, once no file operation is under way."""
+        self._used = True
+        async with self._turn:
+            pass
+        limit_s = None if timeout_s is None else self.limit_s(timeout_s)
+        call, _ = await self._begin({**request, "kept": True}, b"", limit_s, output_bytes, sink)
+        assert self._connection is not None
+        try:
+            await self.soon(call.begun, call.told)
+        except Refused as refused:
+            if refused.is_full:
+                raise too_many() from refused
+            raise Exhausted(refused.errno, f"one more command of the box: {refused}") from refused
+        except asyncio.CancelledError:
+            self._connection.give_up(call)
+            raise
+        if call.told.done() and (number := call.told.result().header["folder"]):
+            raise_for({**call.told.result().header, "exit": number}, request["cwd"], self._used)
+        return self._connection, call
