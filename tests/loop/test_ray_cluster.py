@@ -82,6 +82,30 @@ def test_a_node_that_dies_costs_the_run_nothing(given: Path, nodes: Any, capsys:
     assert printed and not set(printed) & set(map(str.strip, output)), "Ray's own lines are in its log"
 
 
+@pytest.mark.slow
+def test_an_engine_without_a_place_ends_the_run_by_name(given: Path) -> None:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    try:
+        only = cluster.add_node(num_cpus=1)
+        longer = (STAGES, QUIET, "rl.steps=5000", "cluster.start_timeout_s=40")
+        with started(given, "ray", *longer, *on_ray(cluster, engines=1)) as run:
+            assert run.stdout is not None
+            output, killed = list[str](), False
+            for line in run.stdout:
+                output.append(line)
+                if line.startswith("rl ") and not killed:
+                    killed = True
+                    cluster.remove_node(only, allow_graceful=False)
+            assert run.wait() not in (0, -signal.SIGKILL), "".join(output)
+    finally:
+        cluster.shutdown()
+    text = "".join(output)
+    expected = "engine 0 on Ray: expected a node with 1 free CPUs for it, got 0 free on all nodes together, beside 0 of"
+    assert killed and expected in text and "Traceback" not in text, text
+
+
 def test_engines_start_once_for_all_stages(given: Path, nodes: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """No node has the model's folder: it travels. The record has the bits of a run with an engine of its own."""
     stages = ('run.stages=["rl", "eval"]', QUIET)
