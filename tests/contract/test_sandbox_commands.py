@@ -236,7 +236,8 @@ def test_a_terminal_shows_its_screen(bench: Bench) -> None:
         await terminal.resize(40, 10)
         await terminal.type("\rstty size\r")
         await shown(terminal, "10 40")
-        await terminal.type("echo go$((1)); sleep 3600\r")
+        # one process that says it and sleeps: a shell between the two would not die of the interrupt
+        await terminal.type("sh -c 'echo go$((1)); exec sleep 3600'\r")
         await shown(terminal, "go1")
         await terminal.type("\x03")
         await shown(terminal, "^C")
