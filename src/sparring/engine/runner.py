@@ -205,7 +205,7 @@ class HostPages:
     """Pages in host memory for conversations that were evicted from the cache. The first dimension is the page, then
     layer and the rest as in the cache, so that a page is contiguous.
 
-    For a cache on a GPU the memory is pinned (unverified). Memory that was never written costs nothing.
+    For a cache on a GPU the memory is pinned. Memory that was never written costs nothing.
     """
 
     def __init__(self, pages: ops.KvPages, num_pages: int) -> None:
