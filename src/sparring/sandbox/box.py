@@ -271,6 +271,7 @@ class BubblewrapBox(KeptCommands):
             await self.snapshot()
         judging = self._pool.made(self.spec, self._root, below=self._line.prepared)
         judging._line.judge = (self._line.prepared,)
+        judging.start_opening()  # while this box reads its files
         return await verifier_of(self, judging, names, most_bytes)
 
     async def fresh(self) -> Sandbox:

@@ -209,18 +209,27 @@ class BoxCommands:
         if self._end_reason is not None:
             raise SandboxError(f"sandbox: {self._end_reason}")
 
-    async def _open(self) -> BoxConnection:
-        """Return the box's connection; start the box first if it has none."""
+    def start_opening(self) -> asyncio.Task[BoxConnection]:
+        """Start the box if it has no connection, and return the task that opens it.
+
+        Raises:
+            SandboxError: the box is closed or failed.
+        """
         self._check_open()
         if self._opening is None or self._opening.done() and self._connection is None:
             self._opening = asyncio.create_task(self._connect())
             self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody asks
+        return self._opening
+
+    async def _open(self) -> BoxConnection:
+        """Return the box's connection; start the box first if it has none."""
         # whoever opens a fork has borrowed its layers and gives them back, even if the caller is cancelled
+        opening = self.start_opening()
         try:
-            return await asyncio.shield(self._opening)
+            return await asyncio.shield(opening)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if self._opening.cancelled() and (task is None or not task.cancelling()):
+            if opening.cancelled() and (task is None or not task.cancelling()):
                 self._check_open()  # the box was closed meanwhile
             raise
 
