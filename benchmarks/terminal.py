@@ -1,7 +1,7 @@
 """Terminal tasks: what a tiny model learns by reward in a shell, and whether it learns more with what the terminal
 answered in the loss (ECHO).
 
-    python benchmarks/terminal.py [--seeds 1,2,3] [--scale 0.1] [--directory runs]
+    python benchmarks/terminal.py [--seeds 1,2,3] [--scale 0.01] [--directory runs]
 
 Each seed has one start, the stages init and sft of recipes/terminal.toml, and from it two runs of rl: as the recipe is,
 and with `rl.observations` of `--scale`. The start and both are sampled on the held-out tasks of their seed, one rollout
@@ -120,7 +120,7 @@ def _mean(values: list[float]) -> float:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[1, 2, 3])
-    parser.add_argument("--scale", type=float, default=0.1, help="scale of the loss on what the terminal answered")
+    parser.add_argument("--scale", type=float, default=0.01, help="scale of the loss on what the terminal answered")
     parser.add_argument("--directory", type=lambda text: Path(text).absolute(), default=Path("runs").absolute())
     return parser.parse_args()
 

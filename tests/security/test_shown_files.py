@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import shutil
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -85,8 +86,8 @@ class Shown:
 @pytest.fixture(scope="module")
 def run() -> Iterator[Callable[[Work], Any]]:
     # pytest's own folder is below /tmp, of which boxes have one of their own
-    folder = Path("/var/tmp/sparring-test-shown")
-    shutil.rmtree(folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    folder.chmod(0o755)
     with asyncio.Runner() as runner:
         shown = Shown(folder)
 
@@ -305,7 +306,7 @@ def test_folders_of_the_box_replace_whatever_the_image_has_there(run: Any) -> No
             await one.close()
         return said, again
 
-    expected = "/proc/self\npasswd\n1\n/box\n"
+    expected = "/proc/self\nhosts\npasswd\n1\n/box\n"
     assert run(work) == (expected, expected)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import shutil
 import signal
@@ -42,20 +43,22 @@ ENVIRONMENT = {
 PROGRAM_FOLDERS = ("/agent",)
 """Additional folders of boxes that run programs: their home."""
 ETC = {
-    "/etc/passwd": f"agent:x:{INNER_UID}:{INNER_UID}:agent:/agent:/bin/sh\n",
-    "/etc/group": f"agent:x:{INNER_UID}:\n",
+    "/etc/passwd": "root:x:0:0:root:{home}:/bin/sh\nagent:x:{user}:{user}:agent:{home}:/bin/sh\n",
+    "/etc/group": "root:x:0:\nagent:x:{user}:\n",
     "/etc/hosts": "127.0.0.1 localhost box\n",
 }
-"""Files that tell programs their user and host; commands of the policy need none."""
+"""Files that tell commands their user and host."""
 INNER = (
     *("filter", "calls", "root", "confine", "stand_ins", "files", "processes"),
     *("wire", "command", "run", "shell", "boxes"),
 )
 """Modules of the program inside, each after those that it imports."""
-# The program inside is passed as arguments, because bubblewrap's user may be unable to read our folder.
+# The program inside comes in an open file, because bubblewrap's user may be unable to read our folder.
 BOOT = """
-import sys, types
-for name, text in zip(sys.argv[1::2], sys.argv[2::2]):
+import json, sys, types
+with open(int(sys.argv[1])) as file:
+    modules = json.load(file)
+for name, text in modules.items():
     module = sys.modules[name] = types.ModuleType(name)
     exec(compile(text, name, "exec"), module.__dict__)
 module.serve()
@@ -74,8 +77,9 @@ def find_python(config: SandboxConfig) -> str:
 
 
 def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None, root: Root = Root()) -> list[str]:
-    """Return the bubblewrap command of one fork server. From the host, boxes see only /usr, its loader's tables, the
-    interpreter and the mounts. Boxes of an image see of these only devices: the rest is for the server itself.
+    """Return the bubblewrap command of one fork server, up to the number of the open file with the program inside.
+    From the host, boxes see only /usr, its loader's tables, the interpreter and the mounts. Boxes of an image see of
+    these only devices: the rest is for the server itself.
 
     Args:
         config: `[sandbox]`.
@@ -113,11 +117,16 @@ def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None,
         arguments += ["--setenv", name, value]
     if os.access(SETARCH, os.X_OK):
         arguments += [SETARCH, "-R"]
-    arguments += [python, "-s", "-S", "-B", "-c", BOOT]
-    for name in INNER:
-        file = Path(__file__).parent / "inner" / f"{name}.py"
-        arguments += [f"sparring.sandbox.inner.{name}", file.read_text(encoding="utf-8")]
-    return arguments
+    return [*arguments, python, "-s", "-S", "-B", "-c", BOOT]
+
+
+def _program_inside() -> int:
+    """Return an open file with the modules of the program inside, by name."""
+    folder = Path(__file__).parent / "inner"
+    texts = {f"sparring.sandbox.inner.{name}": (folder / f"{name}.py").read_text(encoding="utf-8") for name in INNER}
+    file = os.memfd_create("boxes", 0)
+    os.pwrite(file, json.dumps(texts).encode(), 0)
+    return file
 
 
 def _readable(text: str) -> int:
@@ -221,16 +230,18 @@ class Server:
         self._control.setblocking(False)
         errors, theirs_errors = os.pipe()
         os.set_blocking(errors, False)
-        texts = {} if self._mounts is None else {path: _readable(text) for path, text in ETC.items()}
+        home = ENVIRONMENT["HOME"] if self._mounts is None else PROGRAM_FOLDERS[0]
+        texts = {path: _readable(text.format(user=INNER_UID, home=home)) for path, text in ETC.items()}
         line = command_line(self._config, self._mounts, self._root)
         for path, file in texts.items():
             line[1:1] = ["--ro-bind-data", str(file), path]
+        files = (*texts.values(), _program_inside())
         self._errors = os.fdopen(errors, "rb", buffering=0)
         try:
             with killed_first():
                 self._process = subprocess.Popen(
-                    line,
-                    pass_fds=tuple(texts.values()),
+                    [*line, str(files[-1])],
+                    pass_fds=files,
                     executable=program,
                     stdin=remote.fileno(),
                     stdout=theirs_errors,
@@ -243,7 +254,7 @@ class Server:
             raise SandboxError(f"sandbox: {program} does not start: {error}") from error
         finally:
             remote.close()
-            for file in (theirs_errors, *texts.values()):
+            for file in (theirs_errors, *files):
                 os.close(file)
 
     def last_words(self) -> str:

@@ -71,7 +71,7 @@ def test_no_host_files(bench: Any, tmp_path: Path) -> None:
         secret,
         Path(__file__),
         Path.home(),
-        Path("/etc/passwd"),
+        Path("/etc/shadow"),
         Path("/etc/hostname"),
         Path("/home"),
         Path("/root"),
@@ -98,7 +98,14 @@ def test_the_root_holds_the_system_s_programs_and_nothing_else(bench: Any) -> No
         "tmp",
         "mnt",
     }
-    assert set(bench.python("import os; print(*os.listdir('/etc'))").stdout.split()) <= {"alternatives", "ld.so.cache"}
+    settings = {"alternatives", "ld.so.cache", "passwd", "group", "hosts"}
+    assert set(bench.python("import os; print(*os.listdir('/etc'))").stdout.split()) <= settings
+
+
+def test_the_user_and_the_host_have_names(bench: Any) -> None:
+    code = "import os, pwd, socket; print(pwd.getpwuid(os.getuid())[0], *sorted(user[0] for user in pwd.getpwall()))"
+    names = "for name in ('localhost', socket.gethostname()): print(socket.getaddrinfo(name, 80)[0][4])"
+    assert bench.python(f"{code}\n{names}").stdout == "agent agent root\n" + "('127.0.0.1', 80)\n" * 2
 
 
 def test_no_environment_of_the_parent(bench: Any) -> None:

@@ -24,9 +24,14 @@ ORDINARY = 12345
 USERS = ("here", "ordinary") if os.geteuid() == 0 else ("here",)
 SHELL = {
     "programs are the image's": ("echo $(ls /usr); id -u; id -un", "bin\n0\nroot\n"),
-    "the highest layer counts, and hides": ("cat /etc/motd; ls /etc", "upper\nmotd\npasswd\n"),
+    "the highest layer counts, and hides": ("cat /etc/motd; ls /etc", "upper\nhosts\nmotd\npasswd\n"),
     "nothing of the host is there": ("ls -d /mnt /layers /usr/share /etc/alternatives 2>/dev/null; ls /", "LISTED"),
-    "every folder can be written": ("touch /new /etc/new /usr/bin/new && rm /etc/motd && ls /etc", "new\npasswd\n"),
+    "every folder can be written": ("touch /new /etc/new /usr/bin/new && rm /etc/motd && ls /etc", "hosts\nnew\npasswd\n"),
+    "the host has a name where the image gives it none": ("cat /etc/hosts", "127.0.0.1 localhost box\n"),
+    "/proc tells of the machine what ps needs, and no more": (
+        "for f in meminfo stat; do read a b < /proc/$f; echo $a; done; cat /proc/cmdline /proc/locks; echo /proc/sys/*",
+        "MemTotal:\ncpu\n/proc/sys/*\n",
+    ),
     "owners are taken and not kept": ("touch f && chown 5:6 f && stat -c %u:%g f", "0:0\n"),
     "tar unpacks foreign owners": ("tar -xf /foreign.tar && stat -c %u:%g foreign/file", "0:0\n"),
     "dpkg installs": (

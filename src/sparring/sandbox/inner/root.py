@@ -27,6 +27,7 @@ from typing import Any
 
 from sparring.sandbox.inner.calls import (
     MS_BIND,
+    MS_NOEXEC,
     MS_NOSUID,
     MS_NOSUID_NODEV,
     MS_REC,
@@ -49,6 +50,9 @@ LAYER_INODES = 64
 """Files and folders that a layer needs for itself. Each gets its own, so that commands cannot use them up."""
 PLACE = 210
 """Lowest descriptor of the box's files. Commands get theirs below it before they enter the root."""
+HOSTS = "/etc/hosts"
+SYSTEM = "cpuinfo filesystems loadavg meminfo stat swaps uptime version".split()
+"""Files of /proc about the whole machine that ps, free, top and their like read. sysinfo(2) tells as much."""
 REPLACED = ("dev", "proc", "box", "tmp", "agent", "mnt")
 
 
@@ -199,9 +203,13 @@ class BoxFiles:
         self._mount_part("root", ROOT)
         if self._is_host:
             self._copy_host_root()
-        for name in ("dev", "proc", *(name for name in self._own if name != "shm")):
+        elif not self._last:
+            _give_hosts()
+        for name in ("dev", *(name for name in self._own if name != "shm")):
             _make_folder(f"{ROOT}/{name}")
             mount(f"/{name}", f"{ROOT}/{name}", None, MS_BIND | MS_REC)
+        _make_folder(f"{ROOT}/proc")
+        _mount_proc(f"{ROOT}/proc")
 
     def _copy_host_root(self) -> None:
         """Fill the root as bubblewrap's: its links and small files, its folders of programs as parts, and what else it
@@ -230,6 +238,35 @@ class BoxFiles:
             elif not self._last:
                 with open(source, "rb") as read, open(target, "wb") as written:
                     written.write(read.read())
+
+
+def _mount_proc(target: str) -> None:
+    """Mount a /proc with the box's processes and the files of `SYSTEM`. Where the kernel allows none with more than
+    processes, because part of the host's is covered, it has processes alone."""
+    flags = MS_NOSUID_NODEV | MS_NOEXEC
+    try:
+        mount("proc", target, "proc", flags)
+    except PermissionError:
+        mount("proc", target, "proc", flags, "subset=pid")
+        return
+    for entry in os.scandir(target):
+        if not entry.name.isdigit() and entry.name not in SYSTEM and not entry.is_symlink():
+            mount("/mnt" if entry.is_dir() else "/dev/null", entry.path, None, MS_BIND)  # /mnt is empty
+
+
+def _give_hosts() -> None:
+    """Copy the names of hosts into an image that has none: whoever runs it is to give them."""
+    root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.close(_open_file(root, HOSTS))
+        given = open_in(root, HOSTS, os.O_RDWR | os.O_NONBLOCK)
+        with open(given, "r+b", buffering=0) as theirs, open(HOSTS, "rb") as ours:
+            if stat.S_ISREG(os.fstat(given).st_mode) and not theirs.read(1):
+                theirs.write(ours.read())
+    except OSError:
+        pass  # the image has something else there
+    finally:
+        os.close(root)
 
 
 def _is_folder(path: str) -> bool:
