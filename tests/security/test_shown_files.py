@@ -334,6 +334,8 @@ def test_a_run_without_room_for_a_programs_port_says_so(run: Any) -> None:
                 await ran(box)
             with pytest.raises(SandboxError, match="Too many open files"):
                 await unopened.exec("true")
+            with pytest.raises(SandboxError, match="no pipes for two programs"):
+                await unopened.converse("1", "1")
         assert (await unopened.exec("echo on")).stdout == "on\n", "a place is free again"
         for one in (box, unopened):
             await one.close()

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from sparring.errors import refusal
+from sparring.errors import SandboxError, refusal
 from sparring.protocols import Sandbox
 from sparring.types import ExecResult
 
@@ -77,8 +77,19 @@ class Conversing(Protocol):
 
 
 def pipes_between() -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return for each of two programs what it reads from and what it writes to."""
-    (questions, ask), (answers, answer) = os.pipe(), os.pipe()
+    """Return for each of two programs what it reads from and what it writes to.
+
+    Raises:
+        SandboxError: this process has too many open files.
+    """
+    first: tuple[int, ...] = ()
+    try:
+        questions, ask = first = os.pipe()
+        answers, answer = os.pipe()
+    except OSError as error:
+        for file in first:
+            os.close(file)
+        raise SandboxError(f"sandbox: no pipes for two programs: {error}") from error
     return (answers, ask), (questions, answer)
 
 
