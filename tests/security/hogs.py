@@ -43,6 +43,20 @@ time.sleep(0.5)
 """
 """Shared memory that no process maps (S3)."""
 
+SYSTEM_V = """
+import ctypes, os
+memory = ctypes.CDLL(None, use_errno=True)
+memory.shmat.restype = ctypes.c_void_p
+for number in range(12):
+    if os.fork() == 0:
+        segment = memory.shmget(0, 30 << 20, 0o1600)
+        if segment < 0: raise OSError(ctypes.get_errno(), "shmget")
+        ctypes.memset(memory.shmat(segment, None, 0), 1, 30 << 20)
+        os._exit(0)
+    os.wait()
+"""
+"""Shared memory of System V, which outlives the processes that wrote it."""
+
 LEADERS = """
 import ctypes, mmap, os, signal, threading, time
 signal.alarm(4)

@@ -27,6 +27,7 @@ LEADERS = hogs.LEADERS.replace("EXIT", str(numbers(ALLOWED)["exit"]))
 HOGS = {
     "sockets": hogs.SOCKETS.replace("PAIRS", "100"),
     "shared memory": hogs.SHARED,
+    "shared memory of System V": hogs.SYSTEM_V,
     "exited leaders": LEADERS,
     "pipes": hogs.PIPES,
 }
@@ -206,6 +207,16 @@ def test_nothing_is_left_of_closed_boxes(groups: list[BoxGroups]) -> None:
         assert not [folder for folder in folders if folder.exists()]
 
     asyncio.run(work())
+
+
+@pytest.mark.groups
+def test_a_program_of_an_image_may_reserve_more_than_it_uses() -> None:
+    """As Java's machine does. A group counts what is used; without one, a limit of the address space holds."""
+    code = "import mmap; held = mmap.mmap(-1, 8 << 30); print('reserved', flush=True); held[: 200 << 20] = bytes(200 << 20)"
+    result, most = asyncio.run(held(code, is_grouped=True, image="host"))
+    assert (result.stdout, result.out_of_memory) == ("reserved\n", True)
+    assert most <= 64 * MB * 5 // 4 + 32 * MB
+    assert "reserved" not in asyncio.run(held(code, is_grouped=False, image="host"))[0].stdout
 
 
 @pytest.mark.groups

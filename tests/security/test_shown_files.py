@@ -306,7 +306,7 @@ def test_folders_of_the_box_replace_whatever_the_image_has_there(run: Any) -> No
             await one.close()
         return said, again
 
-    expected = "/proc/self\nhosts\npasswd\n1\n/box\n"
+    expected = "/proc/self\ngroup\nhosts\npasswd\n1\n/box\n"
     assert run(work) == (expected, expected)
 
 

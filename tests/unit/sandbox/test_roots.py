@@ -24,10 +24,17 @@ ORDINARY = 12345
 USERS = ("here", "ordinary") if os.geteuid() == 0 else ("here",)
 SHELL = {
     "programs are the image's": ("echo $(ls /usr); id -u; id -un", "bin\n0\nroot\n"),
-    "the highest layer counts, and hides": ("cat /etc/motd; ls /etc", "upper\nhosts\nmotd\npasswd\n"),
+    "the highest layer counts, and hides": ("cat /etc/motd; ls /etc", "upper\ngroup\nhosts\nmotd\npasswd\n"),
     "nothing of the host is there": ("ls -d /mnt /layers /usr/share /etc/alternatives 2>/dev/null; ls /", "LISTED"),
-    "every folder can be written": ("touch /new /etc/new /usr/bin/new && rm /etc/motd && ls /etc", "hosts\nnew\npasswd\n"),
+    "every folder can be written": (
+        "touch /new /etc/new /usr/bin/new && rm /etc/motd && ls /etc",
+        "group\nhosts\nnew\npasswd\n",
+    ),
     "the host has a name where the image gives it none": ("cat /etc/hosts", "127.0.0.1 localhost box\n"),
+    "the box reaches itself": (
+        "bash -c 'echo > /dev/tcp/localhost/9' 2>&1 | while read a; do echo ${a##*: }; done",
+        "Connection refused\nConnection refused\n",
+    ),
     "/proc tells of the machine what ps needs, and no more": (
         "for f in meminfo stat; do read a b < /proc/$f; echo $a; done; cat /proc/cmdline /proc/locks; echo /proc/sys/*",
         "MemTotal:\ncpu\n/proc/sys/*\n",
@@ -94,7 +101,7 @@ async def checks(folder: Path) -> dict[str, Any]:
         said["fork"] = [sorted(await one.entries("/")) for one in (box, fork)]
         said["foreign"] = (
             await (await boxes.take(BoxSpec(timeout_s=20.0, image="small"))).exec(
-                ["sh", "-c", "id -u; touch f; chown 5:6 f"]
+                ["sh", "-c", "id -u; id -un; id -gn; touch f; chown 5:6 f"]
             )
         ).stdout
         said["converse"] = (await box.converse("asks", "answers")).stdout
@@ -113,7 +120,8 @@ async def host_checks(boxes: BubblewrapBoxes, said: dict[str, Any]) -> None:
     said["host"] = (
         await host.exec(["sh", "-c", "touch /new /etc/new && ls -d /new /etc/new; touch /usr/new; id -u"])
     ).stdout
-    said["host python"] = (await host.python("import json, os; print(os.getuid(), os.getcwd())")).stdout
+    serves = "import socket; print(socket.create_server(('localhost', 80)).getsockname())"
+    said["host python"] = (await host.python(f"import json, os; print(os.getuid(), os.getcwd()); {serves}")).stdout
 
 
 @pytest.mark.parametrize("who", USERS)
@@ -146,9 +154,9 @@ def test_a_root_is_the_image_s_and_can_be_written(who: str, tmp_path: Path) -> N
     )
     assert (said["written"], said["read"]) == ("by the host", "upper\n")
     assert "etc" in said["fork"][0] and "etc" not in said["fork"][1]
-    assert said["foreign"] == "1000\n"
+    assert said["foreign"] == "1000\nagent\nagent\n"
     assert said["host"] == "/etc/new\n/new\n0\n"
-    assert said["host python"] == "0 /box\n"
+    assert said["host python"] == "0 /box\n('127.0.0.1', 80)\n"
 
 
 def test_what_no_box_can_have_is_refused_by_name(bench: Any, tmp_path: Path) -> None:

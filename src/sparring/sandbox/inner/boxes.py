@@ -205,7 +205,7 @@ class Box:
         if len(self._runs) >= MOST_RUNS:
             self._wire.send({"id": request["id"], "refused": errno.EAGAIN, "full": True})
             return
-        if request["op"] in NETWORKED:
+        if request["op"] in NETWORKED or self._furnished.tree.is_rooted:
             self._raise_loopback()
         if request["op"] == "program" and not (self._show(request) and self._open_port(request["id"], request["port"])):
             return

@@ -173,7 +173,9 @@ def _prepare(request: dict[str, Any], limits: dict[str, Any], files: Sequence[in
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if request.get("columns"):
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    address = resource.RLIM_INFINITY if request["op"] == "program" else limits["address"]
+    # machines such as Java's reserve more than they use; a group counts what is used
+    is_unlimited = request["op"] == "program" or limits["doors"] and limits["furnished"].tree.is_rooted
+    address = resource.RLIM_INFINITY if is_unlimited else limits["address"]
     seconds = request["timeout"]
     cpu_s = resource.RLIM_INFINITY if seconds is None else math.ceil(seconds * CPUS) + 2
     narrow(address, cpu_s, limits["processes"] + 1 + request["reapers"], limits["furnished"])

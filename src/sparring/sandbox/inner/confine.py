@@ -107,6 +107,8 @@ def furnish(limits: dict[str, Any], frozen: list[int]) -> Furnished:
     _write("/proc/self/gid_map", f"{user} {UID} 1")
     for name, most in COUNTS.items():
         _write(f"/proc/sys/user/{name}", str(most))
+    if limits["image"] != "python":  # services of images listen at their ports, 80 or 22
+        _write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
     mount(None, "/", None, MS_REC_PRIVATE)
     if os.path.isdir("/dev/pts"):
         terminals = f"newinstance,ptmxmode=0666,mode=0620,max={TERMINALS}"

@@ -54,7 +54,7 @@ writev:20:66
 
 CHECKED = """
 clone:56:220 fcntl:72:25 ioctl:16:29 personality:135:92 prlimit64:302:261 setsid:112:157 setsockopt:54:208
-socket:41:198
+shmat:30:196 shmctl:31:195 shmdt:67:197 shmget:29:194 socket:41:198
 """
 """Calls that are allowed by their arguments (`_checks`)."""
 
@@ -68,7 +68,7 @@ mount_setattr:442:442 move_mount:429:429 mq_open:240:180 msgget:68:186 name_to_h
 nfsservctl:180:42 open_by_handle_at:304:265 open_tree:428:428 perf_event_open:298:241 pidfd_getfd:438:438
 pivot_root:155:41 process_madvise:440:440 process_mrelease:448:448 process_vm_readv:310:270
 process_vm_writev:311:271 ptrace:101:117 quotactl:179:60 quotactl_fd:443:443 reboot:169:142 request_key:249:218
-semget:64:190 setdomainname:171:162 sethostname:170:161 setns:308:268 settimeofday:164:170 shmget:29:194
+semget:64:190 setdomainname:171:162 sethostname:170:161 setns:308:268 settimeofday:164:170
 swapoff:168:225 swapon:167:224 syslog:103:116 umount2:166:39 unshare:272:97 userfaultfd:323:282 vhangup:153:58
 """
 """Calls that answer EPERM: doors into the kernel that no command needs, and calls that hold memory outside of all
@@ -113,6 +113,7 @@ SIZE_OPTIONS = (7, 8, 32, 33)
 TCP_ULP = 31
 F_SETPIPE_SZ = 1031
 TIOCSTI, TIOCLINUX, TIOCSETD = 0x5412, 0x541C, 0x5423
+SHARED_MEMORY = ("shmat", "shmctl", "shmdt", "shmget")
 PERSONALITIES = (0, 0x40000, 0xFFFFFFFF)
 """The default, without address randomisation, and the question which one it is."""
 
@@ -141,7 +142,8 @@ class Rules(NamedTuple):
 
     Attributes:
         owners: calls that change owners answer success and do nothing.
-        sizes: buffers of sockets and pipes may be made larger: a control group holds their memory.
+        sizes: buffers of sockets and pipes may be made larger, and System V's shared memory may outlive its processes:
+            a control group holds their memory.
         sessions: commands may begin sessions of their own: control groups share the processors, or programs need it.
     """
 
@@ -180,6 +182,7 @@ def _checks(rules: Rules) -> dict[str, Outcome]:
         "ioctl": Decision(_argument(1), terminal, ALLOW),
         "personality": Decision(_argument(0), tuple((value, ALLOW) for value in PERSONALITIES), EPERM),
         "setsid": ALLOW if rules.sessions else EPERM,
+        **dict.fromkeys(SHARED_MEMORY, ALLOW if rules.sizes else EPERM),
     }
 
 

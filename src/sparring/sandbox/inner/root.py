@@ -21,6 +21,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
 from collections.abc import Iterable
 from typing import Any
@@ -50,8 +51,9 @@ LAYER_INODES = 64
 """Files and folders that a layer needs for itself. Each gets its own, so that commands cannot use them up."""
 PLACE = 210
 """Lowest descriptor of the box's files. Commands get theirs below it before they enter the root."""
-HOSTS = "/etc/hosts"
-SYSTEM = "cpuinfo filesystems loadavg meminfo stat swaps uptime version".split()
+MOST_NAMES = 1 << 20
+"""Bytes of a file of names to which a box adds its own."""
+SYSTEM = "cpuinfo filesystems loadavg meminfo stat swaps uptime version vmstat".split()
 """Files of /proc about the whole machine that ps, free, top and their like read. sysinfo(2) tells as much."""
 REPLACED = ("dev", "proc", "box", "tmp", "agent", "mnt")
 
@@ -60,8 +62,8 @@ class BoxFiles:
     """Files of one box.
 
     Args:
-        limits: limits and root of the box: `disk`, `image` ("python", "host" or "layers") and `layers`, the unpacked
-            layers of an image, lowest first.
+        limits: limits and root of the box: `disk`, its `user`, `image` ("python", "host" or "layers") and `layers`, the
+            unpacked layers of an image, lowest first.
         frozen: descriptors of frozen layers of another box, lowest first. They are used up.
 
     Attributes:
@@ -74,6 +76,7 @@ class BoxFiles:
         self._size, self._inodes = disk_bytes, max(256, disk_bytes >> 12) + len(frozen) + LAYER_INODES
         mount("box", "/mnt", "tmpfs", MS_NOSUID_NODEV, f"size={disk_bytes},nr_inodes={self._inodes},mode=0700")
         self.is_rooted = image != "python"
+        self._user: int = limits["user"]
         self._parts: dict[str, list[str]] = {"own": []}  # what lies below the first layer of each, highest first
         self._own = {name: path for name, path in OWN.items() if os.path.isdir(path)}
         place = os.open("/mnt", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -204,7 +207,7 @@ class BoxFiles:
         if self._is_host:
             self._copy_host_root()
         elif not self._last:
-            _give_hosts()
+            _give_names(self._user)
         for name in ("dev", *(name for name in self._own if name != "shm")):
             _make_folder(f"{ROOT}/{name}")
             mount(f"/{name}", f"{ROOT}/{name}", None, MS_BIND | MS_REC)
@@ -254,19 +257,32 @@ def _mount_proc(target: str) -> None:
             mount("/mnt" if entry.is_dir() else "/dev/null", entry.path, None, MS_BIND)  # /mnt is empty
 
 
-def _give_hosts() -> None:
-    """Copy the names of hosts into an image that has none: whoever runs it is to give them."""
+def _give_names(user: int) -> None:
+    """Add the host and the user to an image's files of names, unless they are there: whoever runs an image gives them.
+    What cannot be read or written is left as it is."""
+    line = f"{'agent' if user else 'root'}:x:{user}:"
     root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.close(_open_file(root, HOSTS))
-        given = open_in(root, HOSTS, os.O_RDWR | os.O_NONBLOCK)
-        with open(given, "r+b", buffering=0) as theirs, open(HOSTS, "rb") as ours:
-            if stat.S_ISREG(os.fstat(given).st_mode) and not theirs.read(1):
-                theirs.write(ours.read())
-    except OSError:
-        pass  # the image has something else there
+        _add_line(root, "/etc/hosts", "127.0.0.1 localhost box\n", re.compile(rb"^[^#\n]*\sbox\b", re.MULTILINE))
+        is_there = re.compile(rb"^[^:\n]+:[^:\n]*:%d:" % user, re.MULTILINE)
+        _add_line(root, "/etc/passwd", f"{line}{user}:{line.partition(':')[0]}:/box:/bin/sh\n", is_there)
+        _add_line(root, "/etc/group", f"{line}\n", is_there)
     finally:
         os.close(root)
+
+
+def _add_line(root: int, path: str, line: str, is_there: re.Pattern[bytes]) -> None:
+    """Add a line to a file below a root, unless the file has one that matches."""
+    try:
+        os.close(_open_file(root, path))
+        file = open_in(root, path, os.O_RDWR | os.O_NONBLOCK)
+        with open(file, "r+b", buffering=0) as opened:
+            if stat.S_ISREG(os.fstat(file).st_mode) and os.fstat(file).st_size <= MOST_NAMES:
+                text = opened.read() or b""
+                if not is_there.search(text):
+                    opened.write(b"\n" * (not text.endswith(b"\n") and text != b"") + line.encode())
+    except OSError:
+        pass
 
 
 def _is_folder(path: str) -> bool:

@@ -96,7 +96,7 @@ def test_a_box_runs_in_a_pulled_image_whose_layers_stay_as_long(store: ImageStor
         boxes = BubblewrapBoxes(SandboxConfig(servers=1), image_of=store.unpacked)
         try:
             box = await boxes.take(BoxSpec(image="small", user=0, timeout_s=20.0))
-            assert (await box.exec("cat /etc/motd; ls /etc; id -u")).stdout == "upper\nhosts\nmotd\npasswd\n0\n"
+            assert (await box.exec("cat /etc/motd; ls /etc; id -u")).stdout == "upper\ngroup\nhosts\nmotd\npasswd\n0\n"
             assert store.remove("small") == 0
             assert (await box.exec("pwd; echo $GREETING $LANG $TZ")).stdout == "/etc\na=b C UTC\n"
             assert await box.read("motd") == b"upper\n"
