@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from sparring.errors import BadInput
 
 ACTS = """
 import fcntl, os, subprocess
@@ -113,3 +118,37 @@ print(attempt(lambda: open("/proc/1/mem", "rb")), attempt(lambda: open("/usr/bin
     assert said[1] == "['0000000000000000']"
     assert said[2].split()[:2] == ["PermissionError", "PermissionError"]
     assert said[3].split() == ["PermissionError"] * 3
+
+
+FORKS = r"""
+#include <fcntl.h>
+#include <unistd.h>
+int main(void) {
+    char text[300];
+    int proc = open("/proc", O_RDONLY | O_DIRECTORY), seen = open("/tmp/seen", O_CREAT | O_WRONLY | O_APPEND, 0666);
+    for (;;) {
+        int file = openat(proc, "cmdline", O_RDONLY), count = read(file, text, sizeof text);
+        if (count > 0) write(seen, text, count);
+        close(file);
+        if (fork() > 0) _exit(0);
+    }
+}
+"""
+
+
+@pytest.mark.full
+@pytest.mark.program("gcc")
+def test_who_forks_faster_than_a_snapshot_looks_does_not_outlive_it(in_box: Any, tmp_path: Path) -> None:
+    """It would change frozen files, and see what is covered in /proc once the root is taken apart around it."""
+    (tmp_path / "forks.c").write_text(FORKS)
+    subprocess.run(["gcc", "-static", "-o", tmp_path / "forks", tmp_path / "forks.c"], check=True)
+
+    async def work(box: Any) -> str:
+        await box.write("forks", (tmp_path / "forks").read_bytes())
+        await box.exec("chmod +x forks")
+        await (await box.start("./forks & exit 0")).wait()
+        with suppress(BadInput):
+            await box.snapshot()
+        return (await box.exec("cat /tmp/seen; echo end")).stdout
+
+    assert [in_box(work, image="host", processes=64) for _ in range(20)] == ["end\n"] * 20

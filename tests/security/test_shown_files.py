@@ -4,6 +4,7 @@ command, or of the image and what the world prepared in it (law 6)."""
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import shutil
 import tempfile
@@ -311,12 +312,12 @@ def test_folders_of_the_box_replace_whatever_the_image_has_there(run: Any) -> No
 
 
 @contextmanager
-def no_more_files() -> Iterator[None]:
-    """Leave this process no room for one more open file."""
+def no_more_files(but: int = 0) -> Iterator[None]:
+    """Leave this process no room for one more open file than so many."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     with open("/dev/null") as next_file:
         number = next_file.fileno()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (number, before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number + but, before[1]))
     try:
         yield
     finally:
@@ -339,5 +340,20 @@ def test_a_run_without_room_for_a_programs_port_says_so(run: Any) -> None:
         assert (await unopened.exec("echo on")).stdout == "on\n", "a place is free again"
         for one in (box, unopened):
             await one.close()
+
+    run(work)
+
+
+def test_a_server_that_cannot_start_keeps_no_file(run: Any) -> None:
+    async def work(shown: Shown) -> None:
+        boxes = BubblewrapBoxes(SandboxConfig(servers=1))
+        before = len(os.listdir("/proc/self/fd"))
+        for room in range(10):
+            box = await boxes.take(BoxSpec())
+            with no_more_files(but=room), pytest.raises(SandboxError):
+                await box.exec("true")
+            await box.close()
+            assert len(os.listdir("/proc/self/fd")) == before, room
+        await boxes.close()
 
     run(work)

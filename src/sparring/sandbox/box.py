@@ -331,10 +331,17 @@ class BubblewrapBox(KeptCommands):
 
     async def close(self) -> None:
         self._end_reason = self._end_reason or "the box is closed"
-        if self._opening is not None:
-            if not self._line.layers:  # else it gives borrowed layers back
-                self._opening.cancel()
-            await asyncio.wait([self._opening])
+        opening = self._opening
+        if opening is None or opening.done():
+            self._release()
+            return
+        if not self._line.layers:  # else it gives borrowed layers back
+            opening.cancel()
+        opening.add_done_callback(lambda _: self._release())  # also if the caller is cancelled
+        await asyncio.wait([opening])
+
+    def _release(self) -> None:
+        """Give back all that the box holds; its processes end."""
         self._close_pipes()
         if self._connection is not None:
             self._connection.end("the box is closed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import io
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from sparring.errors import SandboxError
@@ -120,21 +121,19 @@ def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None,
     return [*arguments, python, "-s", "-S", "-B", "-c", BOOT]
 
 
-def _program_inside() -> int:
+def _program_inside(given: ExitStack) -> int:
     """Return an open file with the modules of the program inside, by name."""
     folder = Path(__file__).parent / "inner"
     texts = {f"sparring.sandbox.inner.{name}": (folder / f"{name}.py").read_text(encoding="utf-8") for name in INNER}
-    file = os.memfd_create("boxes", 0)
-    os.pwrite(file, json.dumps(texts).encode(), 0)
+    return _readable(json.dumps(texts), given)
+
+
+def _readable(text: str, given: ExitStack) -> int:
+    """Return an open file that contains a text, until the stack closes it."""
+    file = os.memfd_create("boxes")
+    given.callback(os.close, file)
+    os.pwrite(file, text.encode(), 0)
     return file
-
-
-def _readable(text: str) -> int:
-    """Return the reading end of a pipe that contains a short text."""
-    reading, writing = os.pipe()
-    with os.fdopen(writing, "w") as file:
-        file.write(text)
-    return reading
 
 
 @contextmanager
@@ -171,6 +170,7 @@ class Server:
         self._root = root
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._errors: io.FileIO | None = None
 
     @property
     def pid(self) -> int | None:
@@ -226,41 +226,42 @@ class Server:
         program = shutil.which(self._config.bwrap)
         if program is None:
             raise SandboxError(f"sandbox: no program {self._config.bwrap!r}")
-        self._control, remote = socket.socketpair()
-        self._control.setblocking(False)
-        errors, theirs_errors = os.pipe()
-        os.set_blocking(errors, False)
-        home = ENVIRONMENT["HOME"] if self._mounts is None else PROGRAM_FOLDERS[0]
-        texts = {path: _readable(text.format(user=INNER_UID, home=home)) for path, text in ETC.items()}
         line = command_line(self._config, self._mounts, self._root)
-        for path, file in texts.items():
-            line[1:1] = ["--ro-bind-data", str(file), path]
-        files = (*texts.values(), _program_inside())
-        self._errors = os.fdopen(errors, "rb", buffering=0)
-        try:
-            with killed_first():
-                self._process = subprocess.Popen(
-                    [*line, str(files[-1])],
-                    pass_fds=files,
-                    executable=program,
-                    stdin=remote.fileno(),
-                    stdout=theirs_errors,
-                    stderr=theirs_errors,
-                    cwd="/",
-                    start_new_session=True,  # Ctrl-C in a terminal goes to the run, which ends its boxes itself
-                    **box_identity(),
-                )
-        except (OSError, subprocess.SubprocessError) as error:
-            raise SandboxError(f"sandbox: {program} does not start: {error}") from error
-        finally:
-            remote.close()
-            for file in (theirs_errors, *files):
-                os.close(file)
+        home = ENVIRONMENT["HOME"] if self._mounts is None else PROGRAM_FOLDERS[0]
+        with ExitStack() as unfinished, ExitStack() as given:  # what is given is closed here once bubblewrap has it
+            unfinished.callback(self.close)
+            files = [_program_inside(given)]
+            for path, text in ETC.items():
+                files.append(_readable(text.format(user=INNER_UID, home=home), given))
+                line[1:1] = ["--ro-bind-data", str(files[-1]), path]
+            self._control, remote = socket.socketpair()
+            given.enter_context(remote)
+            self._control.setblocking(False)
+            errors, theirs_errors = os.pipe()
+            given.callback(os.close, theirs_errors)
+            os.set_blocking(errors, False)
+            self._errors = io.FileIO(errors)
+            try:
+                with killed_first():
+                    self._process = subprocess.Popen(
+                        [*line, str(files[0])],
+                        pass_fds=files,
+                        executable=program,
+                        stdin=remote.fileno(),
+                        stdout=theirs_errors,
+                        stderr=theirs_errors,
+                        cwd="/",
+                        start_new_session=True,  # Ctrl-C in a terminal goes to the run, which ends its boxes itself
+                        **box_identity(),
+                    )
+            except (OSError, subprocess.SubprocessError) as error:
+                raise SandboxError(f"sandbox: {program} does not start: {error}") from error
+            unfinished.pop_all()
 
     def last_words(self) -> str:
         """Return the last output and the exit status of bubblewrap or the program inside, as the end of a message, or
         ""."""
-        if self._process is None:
+        if self._process is None or self._errors is None:
             return ""
         text = (self._errors.read(4096) or b"").decode("utf-8", "replace").strip()
         status = self._process.poll()
@@ -277,4 +278,6 @@ class Server:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
+        if self._errors is not None:
             self._errors.close()
+            self._errors = None

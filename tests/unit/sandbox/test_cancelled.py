@@ -110,3 +110,28 @@ def sleeps(pid: int) -> bool:
         return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sleep\0")
     except OSError:  # it has just ended
         return False
+
+
+def test_a_verifier_cancelled_twice_leaves_no_box(bench: Any) -> None:
+    """Once while it begins, and again while it is closed for that."""
+
+    async def work(boxes: BubblewrapBoxes) -> tuple[int, int]:
+        box = await boxes.take(SPEC)
+        await box.write("answer", bytes(1 << 20))
+        await box.snapshot()
+        before = len(os.listdir("/proc/self/fd"))
+        for turns in TURNS:
+            task = asyncio.create_task(box.verifier(["answer"]))
+            for _ in range(turns + 1):
+                await asyncio.sleep(0)
+            for _ in range(2):
+                task.cancel()
+                await asyncio.sleep(0)
+            await asyncio.gather(task, return_exceptions=True)
+        await (await box.verifier(["answer"])).close()  # after every other one, whose layers it borrows
+        after = len(os.listdir("/proc/self/fd"))
+        await box.close()
+        return before, after
+
+    before, after = bench.run(work)
+    assert after <= before + 1  # the server of verifiers

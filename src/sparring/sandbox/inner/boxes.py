@@ -197,6 +197,7 @@ class Box:
     def _freeze(self, request: dict[str, Any]) -> None:
         """Freeze the box's files, and pass the frozen layer to the parent."""
         self._snapshot = None
+        end_all()  # what forks faster than one can look would go on in the frozen layer, and in a /proc without covers
         layer = self._furnished.tree.snapshot()
         told = {"id": request["id"], "layers": 1, "processes": request["processes"], "closed": True}
         self._wire.send(told, files=[layer])

@@ -54,7 +54,7 @@ PLACE = 210
 MOST_NAMES = 1 << 20
 """Bytes of a file of names to which a box adds its own."""
 SYSTEM = "cpuinfo filesystems loadavg meminfo stat swaps uptime version vmstat".split()
-"""Files of /proc about the whole machine that ps, free, top and their like read. sysinfo(2) tells as much."""
+"""Files of /proc about the whole machine that ps, free, top and their like read."""
 REPLACED = ("dev", "proc", "box", "tmp", "agent", "mnt")
 
 
@@ -272,15 +272,17 @@ def _give_names(user: int) -> None:
 
 
 def _add_line(root: int, path: str, line: str, is_there: re.Pattern[bytes]) -> None:
-    """Add a line to a file below a root, unless the file has one that matches."""
+    """Add a line to a file below a root, unless the file has one that matches. A file of a frozen layer is copied only
+    where it lacks the line."""
     try:
         os.close(_open_file(root, path))
-        file = open_in(root, path, os.O_RDWR | os.O_NONBLOCK)
-        with open(file, "r+b", buffering=0) as opened:
-            if stat.S_ISREG(os.fstat(file).st_mode) and os.fstat(file).st_size <= MOST_NAMES:
-                text = opened.read() or b""
-                if not is_there.search(text):
-                    opened.write(b"\n" * (not text.endswith(b"\n") and text != b"") + line.encode())
+        with open(open_in(root, path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as there:
+            kind = os.fstat(there.fileno())
+            text = there.read(MOST_NAMES) or b"" if stat.S_ISREG(kind.st_mode) else b""
+            if not stat.S_ISREG(kind.st_mode) or kind.st_size > MOST_NAMES or is_there.search(text):
+                return
+        with open(open_in(root, path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK), "ab", buffering=0) as file:
+            file.write(b"\n" * (text != b"" and not text.endswith(b"\n")) + line.encode())
     except OSError:
         pass
 
