@@ -263,7 +263,7 @@ def _give_names(user: int) -> None:
     line = f"{'agent' if user else 'root'}:x:{user}:"
     root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _add_line(root, "/etc/hosts", "127.0.0.1 localhost box\n", re.compile(rb"^[^#\n]*\sbox\b", re.MULTILINE))
+        _add_line(root, "/etc/hosts", "127.0.0.1 localhost box\n", re.compile(rb"^[^#\n]*\sbox(?:\s|$)", re.MULTILINE))
         is_there = re.compile(rb"^[^:\n]+:[^:\n]*:%d:" % user, re.MULTILINE)
         _add_line(root, "/etc/passwd", f"{line}{user}:{line.partition(':')[0]}:/box:/bin/sh\n", is_there)
         _add_line(root, "/etc/group", f"{line}\n", is_there)
