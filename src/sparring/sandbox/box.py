@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from sparring.errors import refusal
 from sparring.protocols import OnOutput, Sandbox, Snapshot
 from sparring.sandbox.commands import Pool
-from sparring.sandbox.connection import Call, Pump, Refused
+from sparring.sandbox.connection import BoxConnection, Call, Pump, Refused
 from sparring.sandbox.file_commands import FILE_TIMEOUT_S
 from sparring.sandbox.handles import BoxShell, KeptCommands, NoShell, ShellEnded
 from sparring.sandbox.image_python import check_has_python, python_line, python_request
@@ -330,15 +330,21 @@ class BubblewrapBox(KeptCommands):
             self._connection.send({"id": 0, "op": "end"})
 
     async def close(self) -> None:
+        if (opening := self.start_closing()) is not None:
+            await asyncio.wait([opening])
+
+    def start_closing(self) -> asyncio.Task[BoxConnection] | None:
+        """End the box: now, or as soon as it has opened, whether somebody waits or not. Return the task that opens it,
+        if it has begun and is not done."""
         self._end_reason = self._end_reason or "the box is closed"
         opening = self._opening
         if opening is None or opening.done():
             self._release()
-            return
+            return None
         if not self._line.layers:  # else it gives borrowed layers back
             opening.cancel()
-        opening.add_done_callback(lambda _: self._release())  # also if the caller is cancelled
-        await asyncio.wait([opening])
+        opening.add_done_callback(lambda _: self._release())
+        return opening
 
     def _release(self) -> None:
         """Give back all that the box holds; its processes end."""

@@ -192,19 +192,20 @@ class Server:
             local, remote = socket.socketpair()
         except OSError as error:
             raise SandboxError(f"sandbox: no socket for a box: {error}") from error
-        try:
-            if self._process is None or self._process.poll() is not None:
-                self._start()
+        with remote, ExitStack() as unfinished:
+            unfinished.callback(local.close)
+            files = [remote.fileno(), *joined, *frozen]
             try:
-                await self._hand_over([remote.fileno(), *joined, *frozen], len(frozen))
-            except (BrokenPipeError, ConnectionResetError):  # the server has just died
-                self._start()
-                await self._hand_over([remote.fileno(), *joined, *frozen], len(frozen))
-        except OSError as error:
-            local.close()
-            raise SandboxError(f"sandbox: the fork server takes no boxes: {error}{self.last_words()}") from error
-        finally:
-            remote.close()
+                if self._process is None or self._process.poll() is not None:
+                    self._start()
+                try:
+                    await self._hand_over(files, len(frozen))
+                except (BrokenPipeError, ConnectionResetError):  # the server has just died
+                    self._start()
+                    await self._hand_over(files, len(frozen))
+            except OSError as error:
+                raise SandboxError(f"sandbox: the fork server takes no boxes: {error}{self.last_words()}") from error
+            unfinished.pop_all()
         return local
 
     async def _hand_over(self, files: list[int], num_frozen: int) -> None:

@@ -72,6 +72,9 @@ class Conversing(Protocol):
     def cancel(self) -> None:
         """End the running command."""
 
+    def start_closing(self) -> object:
+        """End the box, whether somebody waits or not."""
+
     async def close(self) -> None:
         """End the box."""
 
@@ -118,6 +121,8 @@ async def conversation(
                 await answer_task
             return result
     finally:
+        for box in (judge, judged):  # before any wait, which a caller may give up
+            box.start_closing()
         if answer_task is not None:
             answer_task.cancel()
             await asyncio.gather(answer_task, return_exceptions=True)

@@ -29,6 +29,16 @@ async def cancelled_after(turns: int, work: Any) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def cancelled_twice(turns: int, work: Any) -> None:
+    task = asyncio.create_task(work)
+    for _ in range(turns + 1):
+        await asyncio.sleep(0)
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0)
+    await asyncio.gather(task, return_exceptions=True)
+
+
 def test_a_cancelled_snapshot_takes_no_file_from_the_next(bench: Any) -> None:
     async def work(boxes: BubblewrapBoxes) -> list[set[str]]:
         found = []
@@ -119,19 +129,40 @@ def test_a_verifier_cancelled_twice_leaves_no_box(bench: Any) -> None:
         box = await boxes.take(SPEC)
         await box.write("answer", bytes(1 << 20))
         await box.snapshot()
-        before = len(os.listdir("/proc/self/fd"))
+
+        async def open_files() -> int:
+            for _ in range(2):  # after every other one, whose layers these borrow; both servers have started then
+                await (await box.verifier(["answer"])).close()
+            return len(os.listdir("/proc/self/fd"))
+
+        before = await open_files()
         for turns in TURNS:
-            task = asyncio.create_task(box.verifier(["answer"]))
-            for _ in range(turns + 1):
-                await asyncio.sleep(0)
-            for _ in range(2):
-                task.cancel()
-                await asyncio.sleep(0)
-            await asyncio.gather(task, return_exceptions=True)
-        await (await box.verifier(["answer"])).close()  # after every other one, whose layers it borrows
-        after = len(os.listdir("/proc/self/fd"))
+            await cancelled_twice(turns, box.verifier(["answer"]))
+        after = await open_files()
         await box.close()
         return before, after
 
     before, after = bench.run(work)
-    assert after <= before + 1  # the server of verifiers
+    assert after == before
+
+
+def test_a_conversation_cancelled_twice_leaves_no_box(bench: Any) -> None:
+    """Both boxes end, also where the wait for the first is given up."""
+
+    async def work(boxes: BubblewrapBoxes) -> tuple[int, int]:
+        box = await boxes.take(SPEC)
+
+        async def open_files() -> int:
+            for _ in range(2):  # both servers have started then
+                await box.converse("1", "1")
+            return len(os.listdir("/proc/self/fd"))
+
+        before = await open_files()
+        for turns in TURNS:
+            await cancelled_twice(turns, box.converse("while True: pass", "while True: pass"))
+        after = await open_files()
+        await box.close()
+        return before, after
+
+    before, after = bench.run(work)
+    assert after == before

@@ -244,14 +244,8 @@ class BoxFiles:
 
 
 def _mount_proc(target: str) -> None:
-    """Mount a /proc with the box's processes and the files of `SYSTEM`. Where the kernel allows none with more than
-    processes, because part of the host's is covered, it has processes alone."""
-    flags = MS_NOSUID_NODEV | MS_NOEXEC
-    try:
-        mount("proc", target, "proc", flags)
-    except PermissionError:
-        mount("proc", target, "proc", flags, "subset=pid")
-        return
+    """Mount a /proc with the box's processes and the files of `SYSTEM`: the whole, with covers over the rest."""
+    mount("proc", target, "proc", MS_NOSUID_NODEV | MS_NOEXEC)
     for entry in os.scandir(target):
         if not entry.name.isdigit() and entry.name not in SYSTEM and not entry.is_symlink():
             mount("/mnt" if entry.is_dir() else "/dev/null", entry.path, None, MS_BIND)  # /mnt is empty
