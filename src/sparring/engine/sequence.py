@@ -227,14 +227,21 @@ class Sequence:
             raise ValueError(f"expected `ends` to return {expected}, got {end}")
         return stop if end is None or (stop is not None and stop <= end - before) else end - before
 
+    @property
+    def constrained(self) -> bool:
+        """True for a request with a constraint."""
+        return isinstance(self.request, GenerateRequest) and self.request.allowed is not None
+
     def limit(self, vocab_size: int) -> None:
-        """Call the request's constraint for the tokens allowed next and store their mask in `allowed`.
+        """Call the request's constraint for the tokens allowed next and store their mask in `allowed`; None inside a
+        thought.
 
         Raises:
             ValueError: the mask has too many bits, or allows no token.
         """
-        if self.generated.allowed is not None:
-            allowed = bytes(self.generated.allowed(self.turn))
+        request, self.allowed = self.generated, None
+        if request.allowed is not None and not (request.preface and request.preface.thinks(self.turn)):
+            allowed = bytes(request.allowed(self.turn))
             if len(allowed) > -(-vocab_size // 64) * 8:
                 raise ValueError(f"expected a mask of {vocab_size} bits, got {8 * len(allowed)}")
             if not int.from_bytes(allowed, "little") % (1 << vocab_size):

@@ -237,9 +237,10 @@ class EngineWorker:
         chunks = self.scheduler.plan()
         if not chunks:  # all requests wait for newer weights
             return
-        constrained = [one for one, _, _, samples in chunks if samples and one.generated.allowed]
-        steps = self.scheduler.steps_ahead(chunks, 1 if constrained else self._most_steps(chunks))
+        constrained = [one for one, _, _, samples in chunks if samples and one.constrained]
         broken = self._constrain(constrained)
+        masked = any(one.allowed is not None for one in constrained)
+        steps = self.scheduler.steps_ahead(chunks, 1 if masked else self._most_steps(chunks))
         try:
             sampled = self._compute(chunks, steps)
         except EngineError as error:
