@@ -225,33 +225,24 @@ class TopRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preface:
-    """Ids before the text that a constraint applies to, in a format with thoughts. Inside the thought, all tokens but
-    the stop tokens may be sampled.
+    """Ids before the text that a constraint applies to: a thought, in which any token but a stop token may be sampled.
 
     Attributes:
-        plain: ids before a text without a thought; None if the prompt ends inside a thought.
-        begin: ids that begin a thought; empty if the prompt ends inside one.
+        begin: ids that begin a thought, which a reply may do without; empty if the prompt ends inside a thought.
         end: id that ends the thought.
         text: ids between that and the text.
     """
 
-    plain: tuple[int, ...] | None
-    begin: tuple[int, ...]
+    begin: tuple[int, ...] = ()
     end: int
-    text: tuple[int, ...]
+    text: tuple[int, ...] = ()
 
-    def thinks(self, turn: Sequence[int]) -> bool:
-        """Return whether a turn so far ends inside its thought."""
-        return self._has_begun(turn) and self.end not in turn[len(self.begin) :]
-
-    def before(self, turn: Sequence[int]) -> tuple[int, ...]:
-        """Return the ids before the text of a turn that has ended its thought, or begins without one."""
-        if not self._has_begun(turn):
-            return self.plain or ()
-        return (*turn[: turn.index(self.end, len(self.begin)) + 1], *self.text)
-
-    def _has_begun(self, turn: Sequence[int]) -> bool:
-        return tuple(turn[: len(self.begin)]) == self.begin
+    def before(self, turn: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Return the ids of a turn before its text; None while the turn is inside its thought."""
+        begin, rest = turn[: len(self.begin)], turn[len(self.begin) :]
+        if begin != self.begin:
+            return ()
+        return (*begin, *rest[: rest.index(self.end) + 1], *self.text) if self.end in rest else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -103,8 +103,8 @@ def problem_of(request: GenerateRequest, vocab_size: int) -> str | None:
     stops_banned = sampling.stop if sampling.min_tokens or request.preface else ()
     banned = {token for token in stops_banned if 0 <= token < vocab_size}
     if len(banned) + len(biased) > BIASES or len(banned) == vocab_size:
-        most = f"at most {BIASES} tokens in logit_bias and, with min_tokens or a thought, in stop, and one token that is not in stop"
-        return f"{most}, got {len(biased)} and {len(banned)}; remove some"
+        most = f"at most {BIASES} tokens in logit_bias and, with min_tokens or a thought, in stop"
+        return f"{most}, and one token that is not in stop, got {len(biased)} and {len(banned)}; remove some"
     if any(not -LARGEST_ID <= token < LARGEST_ID for token in sampling.stop):
         return f"stop tokens of 32 bits, got {sampling.stop}; use the model's tokenizer"
     if (sampling.stop_strings and not request.ends) or (sampling.constraint and not request.allowed):

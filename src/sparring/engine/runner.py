@@ -32,7 +32,6 @@ from sparring.model.steps.operations import OperationStep
 from sparring.model.steps.rows import SampledTokens, Slots, StepRows
 
 MASK_64 = (1 << 64) - 1
-LARGEST = (1 << 63) - 1
 FAST_TOLERANCE = 5e-2
 """Largest accepted difference of a probe's log-probabilities under fast numerics, in which trainer and engine round
 differently."""
@@ -157,9 +156,9 @@ class Runner:
         sequences, begins, counts, samples = zip(*chunks, strict=True)
         admitted = [self._note(sequence) for sequence in sequences if sequence.stale].count(True)
         for sequence in sequences:
-            if sequence.constrained:
-                self._slots.limit(sequence.slot, sequence.allowed)
-                self._slots.bias_until[sequence.slot] = LARGEST if sequence.allowed is None else 0
+            if sequence.allowed is not None:
+                self._slots.limit(sequence.slot, sequence.allowed or None)
+                self._slots.bias_until[sequence.slot] = 0 if sequence.allowed else np.iinfo(np.int64).max
         if all(count == 1 for count in counts):
             cu_rows: Iterable[int] = range(len(chunks) + 1)
             tokens = [sequence.tokens[begin] for sequence, begin in zip(sequences, begins, strict=True)]
@@ -193,7 +192,7 @@ class Runner:
             slots.adapters[slot] = sequence.served.number
             slots.limit(slot, None)
             slots.states[slot] = sequence.state or 0
-            preface = sequence.generated.preface if sequence.constrained else None
+            preface = sequence.generated.preface if sequence.scored_from is None else None
             stops_banned = sequence.stop if sampling.min_tokens or preface else ()
             banned = sorted(token for token in stops_banned if 0 <= token < self._model.vocab_size)
             slots.bias(slot, sequence.num_prompt + sampling.min_tokens, banned, sampling.logit_bias)

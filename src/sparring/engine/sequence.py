@@ -227,20 +227,16 @@ class Sequence:
             raise ValueError(f"expected `ends` to return {expected}, got {end}")
         return stop if end is None or (stop is not None and stop <= end - before) else end - before
 
-    @property
-    def constrained(self) -> bool:
-        """True for a request with a constraint."""
-        return isinstance(self.request, GenerateRequest) and self.request.allowed is not None
-
     def limit(self, vocab_size: int) -> None:
-        """Call the request's constraint for the tokens allowed next and store their mask in `allowed`; None inside a
-        thought.
+        """Ask the request's constraint for the tokens allowed next; store their mask in `allowed`, b"" in a thought.
 
         Raises:
             ValueError: the mask has too many bits, or allows no token.
         """
-        request, self.allowed = self.generated, None
-        if request.allowed is not None and not (request.preface and request.preface.thinks(self.turn)):
+        request = self.generated
+        if request.preface is not None and request.preface.before(tuple(self.turn)) is None:
+            self.allowed = b""
+        elif request.allowed is not None:
             allowed = bytes(request.allowed(self.turn))
             if len(allowed) > -(-vocab_size // 64) * 8:
                 raise ValueError(f"expected a mask of {vocab_size} bits, got {8 * len(allowed)}")

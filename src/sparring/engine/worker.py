@@ -237,9 +237,9 @@ class EngineWorker:
         chunks = self.scheduler.plan()
         if not chunks:  # all requests wait for newer weights
             return
-        constrained = [one for one, _, _, samples in chunks if samples and one.constrained]
+        constrained = [one for one, _, _, samples in chunks if samples and one.generated.allowed]
         broken = self._constrain(constrained)
-        masked = any(one.allowed is not None for one in constrained)
+        masked = any(one.allowed for one in constrained)
         steps = self.scheduler.steps_ahead(chunks, 1 if masked else self._most_steps(chunks))
         try:
             sampled = self._compute(chunks, steps)

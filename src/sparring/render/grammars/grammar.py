@@ -18,7 +18,7 @@ from sparring.protocols import Renderer
 from sparring.render.control import MARK
 from sparring.render.grammars.call_format import CallFormat, call_format
 from sparring.render.grammars.call_grammar import call_grammar, check_calls
-from sparring.render.grammars.preface import find_preface, prompt_thinks
+from sparring.render.grammars.preface import WORD, find_preface
 from sparring.render.tokenizer import FileTokenizer
 
 REMEMBERED = 64
@@ -30,11 +30,10 @@ class Grammar:
 
     Args:
         matcher: `llguidance.LLMatcher` at the beginning of the text.
-        preface: ids before the text; None if the turn begins with it.
-        thought: mask inside a thought.
+        preface: ids before the text, if any; inside its thought the mask is `thought`.
     """
 
-    def __init__(self, matcher: Any, preface: Preface | None = None, thought: bytes = b"") -> None:
+    def __init__(self, matcher: Any, preface: Preface | None, thought: bytes) -> None:
         self._start, self._preface, self._thought = matcher, preface, thought
         self._matcher = matcher.deep_copy()
         self._taken: list[int] = []
@@ -46,20 +45,17 @@ class Grammar:
         Raises:
             ValueError: the grammar does not allow `tokens`.
         """
-        preface, turn = self._preface, tuple(tokens)
-        if preface is None:
-            return self._after(turn)
-        if preface.thinks(turn):
+        turn, preface = tuple(tokens), self._preface
+        before = preface.before(turn) if preface else ()
+        if before is None:
             return self._thought
-        before = preface.before(turn)
-        ways = {way[len(turn)] for way in (before, preface.begin) if len(way) > len(turn) and way[: len(turn)] == turn}
-        allowed = sum(1 << token for token in ways)
-        if turn[: len(before)] == before and not (turn and ways):
-            allowed |= int.from_bytes(self._after(turn[len(before) :]), "little")
-        return allowed.to_bytes(len(self._thought), "little")
+        way = before if len(before) > len(turn) or not preface else preface.begin
+        following = 1 << way[len(turn)] if len(way) > len(turn) and way[: len(turn)] == turn else 0
+        if not following or not turn:  # a thought, or the text at once
+            following |= int.from_bytes(self._after(turn[len(before) :]), "little")
+        return following.to_bytes(len(self._thought), "little")
 
     def _after(self, tokens: Sequence[int]) -> bytes:
-        """Return the mask after the beginning of the text itself."""
         taken = len(self._taken)
         if list(tokens[:taken]) != self._taken:
             self._matcher, taken = self._start.deep_copy(), 0
@@ -97,8 +93,7 @@ class Grammars:
         self._renderer = renderer
         self._tokenizer, self._stop_ids = tokenizer, list(stop_ids)
         size = self._renamed_vocabulary.vocab_size
-        free = (1 << size) - 1 & ~sum(1 << token for token in {*stop_ids} if token < size)
-        self._thought = free.to_bytes(-(-size // 32) * 4, "little")
+        self._thought = ((1 << size) - 1 & ~sum(1 << id for id in {*stop_ids})).to_bytes(-(-size // 32) * 4, "little")
         self._prefaces: dict[bool, Preface | None] = {}
         # the requests of a run have few constraints, and a schema takes milliseconds
         self._compiled = lru_cache(REMEMBERED)(self._compile)
@@ -113,17 +108,10 @@ class Grammars:
         return Grammar(self._compiled(constraint), preface, self._thought)
 
     def preface(self, prompt: Sequence[int]) -> Preface | None:
-        """Return the ids before a constrained text; None if the text begins the reply, or there is no renderer to tell.
-
-        Args:
-            prompt: ids that the reply continues; they may end inside a thought.
-
-        Raises:
-            BadInput: the prompt ends inside a thought, and no token ends it.
-        """
+        """Return the ids before the text of a reply to a prompt, as `find_preface` does; None without a renderer."""
         if self._renderer is None:
             return None
-        thinks = prompt_thinks(self._renderer, self._tokenizer, prompt)
+        thinks = self._renderer.parse(self._tokenizer.encode(WORD), (), prompt=prompt).reasoning is not None
         if thinks not in self._prefaces:
             self._prefaces[thinks] = find_preface(self._renderer, self._tokenizer, prompt)
         return self._prefaces[thinks]
@@ -160,10 +148,6 @@ class Grammars:
         return self._table(json.dumps(data))
 
     @cached_property
-    def _vocabulary(self) -> Any:
-        return self._table(self._tokenizer.as_json())
-
-    @cached_property
     def _calls(self) -> CallFormat:
         return call_format(self._writer, self._tokenizer)
 
@@ -190,13 +174,11 @@ class Grammars:
         with boundary(BadInput, where, "one that compiles", "correct it"):
             if constraint.kind == "json_schema":
                 grammar = make.grammar_from_json_schema(json.dumps(json.loads(source)))
-            elif constraint.kind == "regex":
-                grammar = make.grammar_from_regex(source)
             else:
-                grammar = make.grammar_from_lark(source)
+                grammar = (make.grammar_from_regex if constraint.kind == "regex" else make.grammar_from_lark)(source)
         matcher = make(self._renamed_vocabulary, grammar, log_level=0)
         if matcher.is_error() and constraint.kind == "lark":  # it may name control tokens
-            matcher = make(self._vocabulary, grammar, log_level=0)
+            matcher = make(self._table(self._tokenizer.as_json()), grammar, log_level=0)
         if matcher.is_error():
             raise refusal(where, "one that compiles", matcher.get_error().splitlines()[0], "correct it")
         return matcher

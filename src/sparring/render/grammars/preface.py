@@ -11,16 +11,10 @@ from sparring.render.demonstrate import reply_tokens
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolCall, ToolSpec
 
-_THOUGHT, _CONTENT, _WORD = "sparring_thought_7f3a", "sparring_content_7f3a", "so"
+WORD = "so"  # a thought or a text, as the prompt says
+_THOUGHT, _CONTENT = "sparring_thought_7f3a", "sparring_content_7f3a"
 _TOOL = ToolSpec(name="look", description="Look.", parameters={"type": "object", "properties": {}})
 _CALL = ToolCall(id="call_0", name="look", arguments={})
-
-_Ids = tuple[int, ...]
-
-
-def prompt_thinks(renderer: Renderer, tokenizer: FileTokenizer, prompt: Sequence[int]) -> bool:
-    """Return whether a prompt ends inside a thought."""
-    return renderer.parse(tokenizer.encode(_WORD), (), prompt=prompt).reasoning is not None
 
 
 def find_preface(renderer: Renderer, tokenizer: FileTokenizer, prompt: Sequence[int]) -> Preface | None:
@@ -29,47 +23,33 @@ def find_preface(renderer: Renderer, tokenizer: FileTokenizer, prompt: Sequence[
     Raises:
         BadInput: the prompt ends inside a thought, and no token ends it.
     """
-    word, begun = tuple(tokenizer.encode(_WORD)), prompt_thinks(renderer, tokenizer, prompt)
-    ways = list(_written(renderer, tokenizer))
-    if begun:  # some formats write no thought of an earlier reply
-        ways = [*(((), *way[1:]) for way in ways), *(((), id, ()) for id in renderer.control_ids.values())]
-    for begin, end, text in ways:
-        if not begun and not begin:
-            continue
-        read = renderer.parse((*begin, *word, end, *text, *word), (), prompt=prompt)
-        if read.reasoning == read.content == _WORD:
-            plain = None if begun else _opening(renderer, tokenizer, begin)
-            return Preface(plain=plain, begin=begin, end=end, text=text)
-    if begun:
-        got = f"{renderer.name!r}, which ends it with text"
-        raise refusal("constraint", "a format that ends a thought with a token", got, "switch render.thinking off")
+    word = tokenizer.encode(WORD)
+    thinks = renderer.parse(word, (), prompt=prompt).reasoning is not None
+    found = [way for way in _written(renderer, tokenizer) if way.begin or thinks]
+    if thinks:  # some formats write no thought of an earlier reply
+        found += [Preface(end=id) for id in renderer.control_ids.values()]
+    for way in found:
+        begin = () if thinks else way.begin
+        read = renderer.parse((*begin, *word, way.end, *way.text, *word), (), prompt=prompt)
+        if read.reasoning == read.content == WORD:
+            return Preface(begin=begin, end=way.end, text=way.text)
+    if thinks:
+        got, do = f"{renderer.name!r}, which ends it with text", "switch its thinking off"
+        raise refusal("constraint", "a format that ends a thought with a token", got, do)
     return None
 
 
-def _written(renderer: Renderer, tokenizer: FileTokenizer) -> Iterator[tuple[_Ids, int, _Ids]]:
-    """Yield the ids before a thought, its end and the ids behind that, as replies are rendered. Blanks around a thought
-    belong to it, except after a word."""
+def _written(renderer: Renderer, tokenizer: FileTokenizer) -> Iterator[Preface]:
+    """Yield the ids around a thought in rendered replies. Blanks around it belong to it, except after a word."""
     for calls in ((), (_CALL,)):  # gpt-oss keeps a thought only in a reply with calls
         reply = Message(role="assistant", content=_CONTENT, reasoning=_THOUGHT, tool_calls=calls)
         try:
-            text = renderer.decode(reply_tokens(renderer, reply, (_TOOL,) * len(calls)))
+            before, _, rest = renderer.decode(reply_tokens(renderer, reply, (_TOOL,) * len(calls))).partition(_THOUGHT)
         except BadInput:
             continue
-        before, _, rest = text.partition(_THOUGHT)
         between, found, _ = rest.partition(_CONTENT)
-        begin, ids = tokenizer.encode(before.rstrip()), tokenizer.encode(between.lstrip())
+        begin, after = tokenizer.encode(before.rstrip()), tokenizer.encode(between.lstrip())
         if begin and begin[-1] not in renderer.control_ids.values():
             begin = tokenizer.encode(before)
-        if found and ids:
-            yield tuple(begin), ids[0], tuple(ids[1:])
-
-
-def _opening(renderer: Renderer, tokenizer: FileTokenizer, begin: _Ids) -> _Ids:
-    """Return the ids that a format writes before a text without a thought, if they begin with a control token other
-    than an empty thought's."""
-    try:
-        text = renderer.decode(reply_tokens(renderer, Message(role="assistant", content=_CONTENT)))
-    except BadInput:
-        return ()
-    ids = tuple(tokenizer.encode(text.partition(_CONTENT)[0]))
-    return ids if ids and ids[0] in renderer.control_ids.values() and ids[: len(begin)] != begin else ()
+        if found and after:
+            yield Preface(begin=tuple(begin), end=after[0], text=tuple(after[1:]))
