@@ -93,6 +93,7 @@ class Words(Env):
 """
 
 
+@pytest.mark.full
 def test_a_run_that_thinks_before_its_constraint_earns_what_one_without_thoughts_does(
     given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,7 +111,7 @@ def test_a_run_that_thinks_before_its_constraint_earns_what_one_without_thoughts
         assert main(["run", str(given), *chosen, "--set", f'run.name="{thinking}"']) == 0
         lines = (given.parent / "runs" / thinking / "metrics.jsonl").read_text().splitlines()
         [values] = [line["values"] for line in map(json.loads, lines) if line["stage"] == "rl" and "step" in line]
-        assert values["reward"] == 1.0
+        assert values["rollout/reward"] == 1.0
     replayed(given.parent / "runs" / thinking, capsys, "rl/0/0", "rl/1/2")
 
 
