@@ -26,8 +26,8 @@ def is_temperature(value: float) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constraint:
-    """Constraint on the whole text of a turn: a JSON schema, a regular expression, a context-free grammar in Lark's
-    notation, or tool calls. `source` is the schema as JSON, the expression or the grammar.
+    """Constraint on the text of a turn, behind its thought: a JSON schema, a regular expression, a context-free grammar
+    in Lark's notation, or tool calls. `source` is the schema as JSON, the expression or the grammar.
 
     A turn of tool calls is reasoning, if the format has any, followed by one or more calls in the format of the model's
     renderer. `source` is then JSON: `{"tools": [{"name": ..., "parameters": ...}], "parallel": true}`, with the allowed
@@ -224,6 +224,28 @@ class TopRows:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Preface:
+    """Ids before the text that a constraint applies to: a thought, in which any token but a stop token may be sampled.
+
+    Attributes:
+        begin: ids that begin a thought, which a reply may do without; empty if the prompt ends inside a thought.
+        end: id that ends the thought.
+        text: ids between that and the text.
+    """
+
+    begin: tuple[int, ...] = ()
+    end: int
+    text: tuple[int, ...] = ()
+
+    def before(self, turn: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Return the ids of a turn before its text; None while the turn is inside its thought."""
+        begin, rest = turn[: len(self.begin)], turn[len(self.begin) :]
+        if begin != self.begin:
+            return ()
+        return (*begin, *rest[: rest.index(self.end) + 1], *self.text) if self.end in rest else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateRequest:
     """Request for one turn: token ids in, token ids out.
 
@@ -241,7 +263,8 @@ class GenerateRequest:
             ones, it returns the number of tokens that belong to the turn if it ends among the new ones, else None.
             Called from `min_tokens` on; stop tokens apply as well.
         allowed: function for constraints, made from a grammar. Given the turn's tokens so far, it returns the allowed
-            next tokens: one bit per id, lowest first, at least one set.
+            next tokens: one bit per id, lowest first, at least one set. Not called inside the thought of `preface`.
+        preface: ids before the constrained text, which only a renderer knows; None: the text begins at once.
         grammar: constraint of tool calls in Lark's notation over ids, which only a renderer can write; None in an
             engine of another process.
         prompt_logprobs: also return log-probabilities of tokens[1:] at the temperature, without bias or truncation,
@@ -261,6 +284,7 @@ class GenerateRequest:
     admission: int = 0
     ends: Callable[[Sequence[int], int], int | None] | None = None
     allowed: Callable[[Sequence[int]], bytes] | None = None
+    preface: Preface | None = None
     grammar: str | None = None
     prompt_logprobs: bool = False
     adapter: str | None = None

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparring.cli.main import main
+from sparring.render.tokenizer import load_tokenizer
 from sparring.store.sqlite import SqliteStore
 from sparring.types import Segment
 
@@ -46,8 +47,8 @@ def trained(recipe: Path, *settings: str) -> tuple[Path, list[Segment]]:
     ]
 
 
-def replayed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for rollout in ("rl/0/0", "rl/3/2"):
+def replayed(folder: Path, capsys: pytest.CaptureFixture[str], *rollouts: str) -> None:
+    for rollout in rollouts or ("rl/0/0", "rl/3/2"):
         capsys.readouterr()
         assert main(["replay", str(folder), rollout]) == 0
         assert capsys.readouterr().out.endswith("identical, bit for bit\n")
@@ -75,6 +76,43 @@ def test_a_run_with_stop_strings_bias_and_a_minimum(given: Path, capsys: pytest.
     assert stopped and all(turn.sampling.stop_strings == ("e", "1") for turn in turns)
     assert all(len(turn.tokens) >= 3 for turn in turns)
     replayed(folder, capsys)
+
+
+WORDS = """
+from sparring.envs.base import Env
+from sparring.types import Score
+
+
+class Words(Env):
+    def generate(self, random):
+        return {"prompt": f"Is {random.randint(0, 99)} even?"}
+
+    async def score(self, trajectory):
+        replies = [segment.message for segment in trajectory.segments if segment.model]
+        return Score(reward=float(bool(replies) and all(reply.content in ("yes", "no") for reply in replies)))
+"""
+
+
+@pytest.mark.full
+def test_a_run_that_thinks_before_its_constraint_earns_what_one_without_thoughts_does(
+    given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world, end = given.parent / "words.py", load_tokenizer(checkpoint).added_tokens["</think>"]
+    world.write_text(WORDS)
+    settings = (
+        *('run.stages=["rl"]', "rl.steps=1", 'models.policy.renderer="qwen3.5"', f"env.name={world}:Words"),
+        'rollout.sampling.constraint={kind="regex", source="(yes|no)"}',
+        f"rollout.sampling.logit_bias=[[{end}, 9.0]]",  # an untrained policy never ends a thought
+    )
+    for thinking, where in (("false", ""), ("true", "behind its thought, ")):
+        chosen = words((*settings, f"models.policy.thinking={thinking}"))
+        assert main(["check", str(given), *chosen]) == 0
+        assert f"rollout: {where}every reply is held to its regex" in capsys.readouterr().out
+        assert main(["run", str(given), *chosen, "--set", f'run.name="{thinking}"']) == 0
+        lines = (given.parent / "runs" / thinking / "metrics.jsonl").read_text().splitlines()
+        [values] = [line["values"] for line in map(json.loads, lines) if line["stage"] == "rl" and "step" in line]
+        assert values["rollout/reward"] == 1.0
+    replayed(given.parent / "runs" / thinking, capsys, "rl/0/0", "rl/1/2")
 
 
 REFUSED = {

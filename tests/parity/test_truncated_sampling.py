@@ -14,7 +14,7 @@ from sparring.batch.batches import assemble
 from sparring.batch.flatten import flatten
 from sparring.engine.config import BatchConfig, EngineConfig
 from sparring.engine.native import NativeEngine
-from sparring.generation import GenerateRequest, Sampling
+from sparring.generation import Constraint, GenerateRequest, Preface, Sampling
 from sparring.model import head
 from sparring.model.load import load
 from sparring.store.codec import decode, encode
@@ -46,6 +46,13 @@ CHANGES = {
     "minimum": {"min_tokens": 6, "stop": (*STOPS, VOCABULARY + 9)},
     "bias, minimum and top-p": {"logit_bias": BIAS, "min_tokens": 6, "stop": STOPS, "top_p": 0.9},
     "bias and grammar": {"logit_bias": BIAS, "allowed": alternating},
+}
+THOUGHT = {
+    "preface": Preface(end=7, text=(4,)),
+    "allowed": alternating,
+    "constraint": Constraint(kind="regex", source="which `allowed` says in ids"),
+    "logit_bias": ((7, 2.5),),
+    "stop": STOPS,
 }
 TASK = Task(id="t", env="e", messages=())
 
@@ -94,14 +101,13 @@ def batch_of(group, step, *, forget=False):
 
 async def sampled(engine, limits, seed):
     limits = dict(limits)
-    allowed, ends = limits.pop("allowed", None), limits.pop("ends", None)
+    rules = {name: limits.pop(name, None) for name in ("allowed", "ends", "preface")}
     requests = [
         GenerateRequest(
             id=str(n),
             tokens=tuple((7 * (n // 3) + 3 * j) % VOCABULARY for j in range(4 + 9 * (n // 3))),
             sampling=Sampling(max_tokens=10 + n, seed=seed + n, **limits),
-            allowed=allowed,
-            ends=ends,
+            **rules,
         )
         for n in range(9)
     ]
@@ -168,6 +174,25 @@ def test_the_ratio_is_one_where_logits_were_changed(path, dtype, limits):
     assert without["logprob_max_abs_diff"] > 1e-3, "without what was added it is another distribution"
     least = limits.get("min_tokens", 0)
     assert all(not set(answer.tokens[:least]) & set(STOPS) for _, answer in answers)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_the_ratio_is_one_inside_a_thought_and_behind_it(path, top_p):
+    """A thought has no stop tokens, whether a kept set says so or, without one, the constraint of the turn."""
+    found, without, answers = steps(path, "float32", {**THOUGHT, "top_p": top_p})
+    for metrics in found:
+        assert (metrics["logprob_max_abs_diff"], metrics["ratio"], metrics["logprob_stale_share"]) == (0.0, 1.0, 0.0)
+    assert without["logprob_max_abs_diff"] > 1e-3, "without what was left out it is another distribution"
+    thoughts = [list(answer.tokens).index(7) if 7 in answer.tokens else None for _, answer in answers]
+    assert len({*thoughts}) > 3 and (None in thoughts or top_p < 1)
+    for (_, answer), end in zip(answers, thoughts, strict=True):
+        ended = len(answer.tokens) if end is None else end + 1
+        assert not {*answer.tokens[:ended]} & {*STOPS}
+        assert (
+            answer.kept is None
+            or top_p < 1
+            or [bool(row) for row in answer.kept.rows] == [place >= ended for place in range(len(answer.tokens))]
+        )
 
 
 def test_a_turn_that_ends_at_a_string_is_trained_up_to_there(path):

@@ -100,9 +100,13 @@ def _bias(segment: Segment) -> Sequence[Bias]:
     count, sampling = len(segment.tokens), segment.sampling
     if sampling is None:
         return ((),) * count
+    without_stops = tuple((token, -math.inf) for token in sampling.stop) + sampling.logit_bias
     early = min(count, sampling.min_tokens)
-    banned = tuple((token, -math.inf) for token in sampling.stop)
-    return (banned + sampling.logit_bias,) * early + (sampling.logit_bias,) * (count - early)
+    if sampling.constraint is None or sampling.temperature == 0:
+        return (without_stops,) * early + (sampling.logit_bias,) * (count - early)
+    # a constraint keeps a set of ids for each token, except inside the thought before it, which has no stop tokens
+    rows = segment.kept.rows if segment.kept else (b"",) * count
+    return tuple(sampling.logit_bias if row else without_stops for row in rows)
 
 
 def _temperature(id: str, segments: Iterable[Segment]) -> float:

@@ -100,10 +100,11 @@ def problem_of(request: GenerateRequest, vocab_size: int) -> str | None:
         return f"each biased token once and below {vocab_size}, got {sorted(biased)}; correct logit_bias"
     if not all(abs(value) <= LARGEST_BIAS for _, value in sampling.logit_bias):
         return f"a bias from -{LARGEST_BIAS:g} to {LARGEST_BIAS:g}, got {sampling.logit_bias}; correct logit_bias"
-    banned = {token for token in sampling.stop if 0 <= token < vocab_size} if sampling.min_tokens else ()
+    stops_banned = sampling.stop if sampling.min_tokens or request.preface else ()
+    banned = {token for token in stops_banned if 0 <= token < vocab_size}
     if len(banned) + len(biased) > BIASES or len(banned) == vocab_size:
-        most = f"at most {BIASES} tokens in logit_bias and, with min_tokens, in stop, and one token that is not in stop"
-        return f"{most}, got {len(biased)} and {len(banned)}; remove some"
+        most = f"at most {BIASES} tokens in logit_bias and, with min_tokens or a thought, in stop"
+        return f"{most}, and one token that is not in stop, got {len(biased)} and {len(banned)}; remove some"
     if any(not -LARGEST_ID <= token < LARGEST_ID for token in sampling.stop):
         return f"stop tokens of 32 bits, got {sampling.stop}; use the model's tokenizer"
     if (sampling.stop_strings and not request.ends) or (sampling.constraint and not request.allowed):

@@ -157,7 +157,8 @@ class Runner:
         admitted = [self._note(sequence) for sequence in sequences if sequence.stale].count(True)
         for sequence in sequences:
             if sequence.allowed is not None:
-                self._slots.limit(sequence.slot, sequence.allowed)
+                self._slots.limit(sequence.slot, sequence.allowed or None)
+                self._slots.bias_until[sequence.slot] = 0 if sequence.allowed else np.iinfo(np.int64).max
         if all(count == 1 for count in counts):
             cu_rows: Iterable[int] = range(len(chunks) + 1)
             tokens = [sequence.tokens[begin] for sequence, begin in zip(sequences, begins, strict=True)]
@@ -191,10 +192,12 @@ class Runner:
             slots.adapters[slot] = sequence.served.number
             slots.limit(slot, None)
             slots.states[slot] = sequence.state or 0
-            stops_banned = sequence.stop if sampling.min_tokens else ()
+            preface = sequence.generated.preface if sequence.scored_from is None else None
+            stops_banned = sequence.stop if sampling.min_tokens or preface else ()
             banned = sorted(token for token in stops_banned if 0 <= token < self._model.vocab_size)
             slots.bias(slot, sequence.num_prompt + sampling.min_tokens, banned, sampling.logit_bias)
-            stops = sampling.stop[: slots.stops.shape[1]]
+            # the end of a thought ends a call of several steps, because the constraint applies after it
+            stops = (*([preface.end] if preface else ()), *sampling.stop)[: slots.stops.shape[1]]
             slots.stops[slot] = (*stops, *[-1] * (slots.stops.shape[1] - len(stops)))
         slots.tables[slot, num_pages : len(pages)] = pages[num_pages:]
         sequence.table_length, sequence.stale = len(pages), False

@@ -228,13 +228,16 @@ class Sequence:
         return stop if end is None or (stop is not None and stop <= end - before) else end - before
 
     def limit(self, vocab_size: int) -> None:
-        """Call the request's constraint for the tokens allowed next and store their mask in `allowed`.
+        """Ask the request's constraint for the tokens allowed next; store their mask in `allowed`, b"" in a thought.
 
         Raises:
             ValueError: the mask has too many bits, or allows no token.
         """
-        if self.generated.allowed is not None:
-            allowed = bytes(self.generated.allowed(self.turn))
+        request = self.generated
+        if request.preface is not None and request.preface.before(tuple(self.turn)) is None:
+            self.allowed = b""
+        elif request.allowed is not None:
+            allowed = bytes(request.allowed(self.turn))
             if len(allowed) > -(-vocab_size // 64) * 8:
                 raise ValueError(f"expected a mask of {vocab_size} bits, got {8 * len(allowed)}")
             if not int.from_bytes(allowed, "little") % (1 << vocab_size):

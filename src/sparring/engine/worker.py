@@ -238,8 +238,9 @@ class EngineWorker:
         if not chunks:  # all requests wait for newer weights
             return
         constrained = [one for one, _, _, samples in chunks if samples and one.generated.allowed]
-        steps = self.scheduler.steps_ahead(chunks, 1 if constrained else self._most_steps(chunks))
         broken = self._constrain(constrained)
+        masked = any(one.allowed for one in constrained)
+        steps = self.scheduler.steps_ahead(chunks, 1 if masked else self._most_steps(chunks))
         try:
             sampled = self._compute(chunks, steps)
         except EngineError as error:

@@ -26,11 +26,11 @@ class TextRules:
         self._renderer = renderer
 
     def bind(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request with `ends` made from its stop strings, and `allowed` made from its constraint. For a
-        constraint to tool calls, `grammar` is made too, unless the request has it.
+        """Return the request with `ends` made from its stop strings, and `allowed` made from its constraint; also,
+        unless the request has it, `grammar` for a constraint to tool calls and `preface` for any other.
 
         Raises:
-            BadInput: the constraint does not compile, or a stop string is empty.
+            BadInput: the constraint does not compile or fit the format's thoughts, or a stop string is empty.
         """
         strings, constraint = request.sampling.stop_strings, request.sampling.constraint
         if strings:
@@ -38,8 +38,11 @@ class TextRules:
         if constraint and constraint.kind == "tool_call":
             grammar = request.grammar or self._grammars.calls(constraint.source, request.tokens)
             request, constraint = replace(request, grammar=grammar), replace(constraint, source=grammar)
+        elif constraint and request.preface is None:
+            preface = self._grammars.preface(request.tokens[: len(request.tokens) - request.told])
+            request = replace(request, preface=preface)
         if constraint:
-            request = replace(request, allowed=self._grammars.of(constraint))
+            request = replace(request, allowed=self._grammars.of(constraint, request.preface))
         return request
 
     @cached_property

@@ -13,11 +13,12 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from sparring.errors import BadInput, boundary, refusal
-from sparring.generation import Constraint
+from sparring.generation import Constraint, Preface
 from sparring.protocols import Renderer
 from sparring.render.control import MARK
 from sparring.render.grammars.call_format import CallFormat, call_format
 from sparring.render.grammars.call_grammar import call_grammar, check_calls
+from sparring.render.grammars.preface import WORD, find_preface
 from sparring.render.tokenizer import FileTokenizer
 
 REMEMBERED = 64
@@ -28,11 +29,12 @@ class Grammar:
     Ids beyond the tokenizer's vocabulary are never allowed. `Grammars` makes it.
 
     Args:
-        matcher: `llguidance.LLMatcher` at the beginning of a turn.
+        matcher: `llguidance.LLMatcher` at the beginning of the text.
+        preface: ids before the text, if any; inside its thought the mask is `thought`.
     """
 
-    def __init__(self, matcher: Any) -> None:
-        self._start = matcher
+    def __init__(self, matcher: Any, preface: Preface | None, thought: bytes) -> None:
+        self._start, self._preface, self._thought = matcher, preface, thought
         self._matcher = matcher.deep_copy()
         self._taken: list[int] = []
 
@@ -43,6 +45,17 @@ class Grammar:
         Raises:
             ValueError: the grammar does not allow `tokens`.
         """
+        turn, preface = tuple(tokens), self._preface
+        before = preface.before(turn) if preface else ()
+        if before is None:
+            return self._thought
+        way = before if len(before) > len(turn) or not preface else preface.begin
+        following = 1 << way[len(turn)] if len(way) > len(turn) and way[: len(turn)] == turn else 0
+        if not following or not turn:  # a thought, or the text at once
+            following |= int.from_bytes(self._after(turn[len(before) :]), "little")
+        return following.to_bytes(len(self._thought), "little")
+
+    def _after(self, tokens: Sequence[int]) -> bytes:
         taken = len(self._taken)
         if list(tokens[:taken]) != self._taken:
             self._matcher, taken = self._start.deep_copy(), 0
@@ -79,18 +92,29 @@ class Grammars:
         self._library = llguidance
         self._renderer = renderer
         self._tokenizer, self._stop_ids = tokenizer, list(stop_ids)
-        self._tokens = self._table(tokenizer.as_json())
+        size = self._renamed_vocabulary.vocab_size
+        self._thought = ((1 << size) - 1 & ~sum(1 << id for id in {*stop_ids})).to_bytes(-(-size // 32) * 4, "little")
+        self._prefaces: dict[bool, Preface | None] = {}
         # the requests of a run have few constraints, and a schema takes milliseconds
         self._compiled = lru_cache(REMEMBERED)(self._compile)
         self._written = lru_cache(REMEMBERED)(self._write)
 
-    def of(self, constraint: Constraint) -> Grammar:
+    def of(self, constraint: Constraint, preface: Preface | None = None) -> Grammar:
         """Return the grammar of one request. A constraint of kind `tool_call` holds the grammar that `calls` wrote.
 
         Raises:
             BadInput: the constraint does not compile.
         """
-        return Grammar(self._compiled(constraint))
+        return Grammar(self._compiled(constraint), preface, self._thought)
+
+    def preface(self, prompt: Sequence[int]) -> Preface | None:
+        """Return the ids before the text of a reply to a prompt, as `find_preface` does; None without a renderer."""
+        if self._renderer is None:
+            return None
+        thinks = self._renderer.parse(self._tokenizer.encode(WORD), (), prompt=prompt).reasoning is not None
+        if thinks not in self._prefaces:
+            self._prefaces[thinks] = find_preface(self._renderer, self._tokenizer, prompt)
+        return self._prefaces[thinks]
 
     def calls(self, source: str, prompt: Sequence[int]) -> str:
         """Return the grammar of a reply of calls, in Lark's notation, over the ids of the tokenizer.
@@ -146,20 +170,15 @@ class Grammars:
 
     def _compile(self, constraint: Constraint) -> Any:
         make, source = self._library.LLMatcher, constraint.source
-        where, tokens = constraint.kind.replace("_", " "), self._tokens
+        where = constraint.kind.replace("_", " ")
         with boundary(BadInput, where, "one that compiles", "correct it"):
             if constraint.kind == "json_schema":
-                grammar, tokens = (
-                    make.grammar_from_json_schema(json.dumps(json.loads(source))),
-                    self._renamed_vocabulary,
-                )
-            elif constraint.kind == "tool_call":
-                grammar, tokens = make.grammar_from_lark(source), self._renamed_vocabulary
+                grammar = make.grammar_from_json_schema(json.dumps(json.loads(source)))
             else:
-                grammar = (
-                    make.grammar_from_regex(source) if constraint.kind == "regex" else make.grammar_from_lark(source)
-                )
-        matcher = make(tokens, grammar, log_level=0)
+                grammar = (make.grammar_from_regex if constraint.kind == "regex" else make.grammar_from_lark)(source)
+        matcher = make(self._renamed_vocabulary, grammar, log_level=0)
+        if matcher.is_error() and constraint.kind == "lark":  # it may name control tokens
+            matcher = make(self._table(self._tokenizer.as_json()), grammar, log_level=0)
         if matcher.is_error():
             raise refusal(where, "one that compiles", matcher.get_error().splitlines()[0], "correct it")
         return matcher

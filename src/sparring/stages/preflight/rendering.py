@@ -136,7 +136,7 @@ def _check_sampling(config: RunConfig, shape: Outline, renderer: Renderer) -> li
 
     sampling = config.rollout.sampling.build(stop=renderer.stop_ids)
     try:
-        request = renderer.bind(GenerateRequest(id="check", tokens=(0,), sampling=sampling))
+        request = _bound(sampling, renderer)
     except BadInput as cause:
         raise refusal_in("rollout.sampling.constraint", cause) from cause
     problem = problem_of(request, shape.vocab_size)
@@ -144,7 +144,14 @@ def _check_sampling(config: RunConfig, shape: Outline, renderer: Renderer) -> li
         raise BadInput(f"[rollout]: expected {problem}", "[rollout]")
     if sampling.constraint is None:
         return []
-    return [f"rollout: every reply is held to its {sampling.constraint.kind.replace('_', ' ')}"]
+    held = f"every reply is held to its {sampling.constraint.kind.replace('_', ' ')}"
+    thought = "behind its thought, ", "; one that is cut inside its thought has no text"
+    return [f"rollout: {held.join(thought if request.preface else ('', ''))}"]
+
+
+def _bound(sampling: Sampling, renderer: Renderer) -> GenerateRequest:
+    prompt = renderer.render([Message(role="user", content="?")], ()).tokens
+    return renderer.bind(GenerateRequest(id="check", tokens=prompt, sampling=sampling))
 
 
 def _check_constraints(held: Sequence[Conversation], renderer: Renderer) -> None:
@@ -152,7 +159,7 @@ def _check_constraints(held: Sequence[Conversation], renderer: Renderer) -> None
     for conversation in held:
         for constraint in conversation.constraints:
             try:
-                renderer.bind(GenerateRequest(id="check", tokens=(0,), sampling=Sampling(constraint=constraint)))
+                _bound(Sampling(constraint=constraint), renderer)
             except BadInput as cause:
                 raise refusal_in(f"{conversation.name}: constraint", cause) from cause
 
