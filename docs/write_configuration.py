@@ -54,6 +54,18 @@ and with `--set`; the new spelling is told once.
 """
 
 
+OWN = '`"file.py:Class"`'
+"""Name of a rule in a file of the user's."""
+
+
+def _declared(kind: object) -> tuple[object, bool]:
+    """The type of a field without what is said beside it, and whether a rule of the user's may stand there."""
+    if typing.get_origin(kind) is not typing.Annotated:
+        return kind, False
+    kind, *beside = typing.get_args(kind)
+    return kind, any("class_of" in (meta.extra or {}) for meta in beside)
+
+
 def page() -> str:
     """The whole page."""
     sections = [HEAD]
@@ -76,9 +88,16 @@ def _section(kind: type[msgspec.Struct], name: str, lead: str = "") -> Iterator[
     for field in msgspec.structs.fields(kind):
         if field.name not in docs:  # a base's, which has a section of its own
             continue
-        rules = _rules(field.type)
+        declared, own = _declared(field.type)
+        rules = _rules(declared)
+        if own and len(rules) < 2 and (below := _struct(declared)) is not None:
+            below = None if field.default is None else below  # a class of the user's alone
+            words = f"{OWN}, or a table"
+            yield f"| `{field.name}` | {words} | {_default(field)} | {_cell(docs[field.name])} |"
+            inner += [] if below is None else [(below, f"{name}.{field.name}", docs[field.name])]
+            continue
         if len(rules) > 1 or rules and field.default is not None:
-            names = ", ".join(f'`"{name}"`' for name in rules)
+            names = ", ".join([*(f'`"{name}"`' for name in rules), *([OWN] if own else [])])
             default = "–" if field.default is None else f'`"{msgspec.to_builtins(field.default)["name"]}"`'
             yield f"| `{field.name}` | {names}, or a table | {default} | {_cell(docs[field.name])} |"
             inner += [(rule, f'{name}.{field.name}] name = "{tag}"', _summary(rule)) for tag, rule in rules.items()]

@@ -63,7 +63,8 @@ def convert(data: Any, kind: Any) -> Any:
         data: tables, lists, strings, numbers, booleans and None.
         kind: any type that `msgspec.inspect.type_info` understands. A dictionary that is declared as
             `Annotated[dict[...], msgspec.Meta(extra={"keys_of": SomeStruct})]` must have keys and values of that
-            struct.
+            struct. A place that is declared as `Annotated[..., msgspec.Meta(extra={"class_of": function})]` may hold
+            a struct of any class that the function returns for its table and keys; None: one that is declared.
 
     Raises:
         InvalidValue: something does not fit; the first in the order of the data.
@@ -115,6 +116,9 @@ def _value(kind: declared.Type, data: Any, keys: tuple[Key, ...]) -> Any:
     if isinstance(kind, declared.Metadata):
         if (table := (kind.extra or {}).get("keys_of")) is not None and isinstance(data, Mapping):
             _value(_declared(table), data, keys)
+        class_of = (kind.extra or {}).get("class_of") if isinstance(data, Mapping) else None
+        if class_of is not None and (chosen := class_of(data, keys)) is not None:
+            return _inner(_declared(chosen), data, keys)
         kind = kind.type
     options = kind.types if isinstance(kind, declared.UnionType) else (kind,)
     fitting = [option for option in map(_plain, options) if _has_shape(option, data)]

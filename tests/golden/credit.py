@@ -19,7 +19,7 @@ from golden import credit_outcome, credit_steps
 from golden.credit_outcome import Credited, Reference
 from golden.draws import random_groups, with_steps, with_tokens
 
-from sparring.testing.groups import Plain
+from sparring.batch.plain_groups import Plain
 
 REFERENCES: Mapping[str, Reference] = {
     function.__name__: function

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Any
 
-from sparring.testing.groups import Plain, simple_group
+from sparring.batch.plain_groups import Plain, simple_group
 
 EPSILON = 1e-300
 """So small that it vanishes beside a deviation: by hand nobody adds it."""

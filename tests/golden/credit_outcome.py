@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sparring.testing.groups import Plain
+from sparring.batch.plain_groups import Plain
 
 Credited = list[list[np.ndarray] | None]
 Reference = Callable[[Sequence[Plain], dict[str, Any]], Credited]

@@ -21,7 +21,7 @@ from golden.order import (
     with_branches,
 )
 
-from sparring.testing.groups import Plain
+from sparring.batch.plain_groups import Plain
 
 
 def rewards_of(member: Plain, discount: float) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Scored groups drawn at random, as plain data (see `sparring.testing.groups`)."""
+"""Scored groups drawn at random, as plain data (see `sparring.batch.plain_groups`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sparring.testing.groups import Plain
+from sparring.batch.plain_groups import Plain
 
 _NAMES = ("reward", "value", "reference", "implicit", "logprob", "probability_squares")
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sparring.testing.groups import Plain
+from sparring.batch.plain_groups import Plain
 
 
 def following(member: Plain) -> list[int | None]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from golden.draws import random_groups, with_tokens
 
-from sparring.testing.groups import Plain, simple_group
+from sparring.batch.plain_groups import Plain, simple_group
 
 Reference = Callable[[Plain, dict[str, Any]], Any]
 

@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "sparring"
 
 LAYERS = (
     "allocator annotations backoff generation open_files types log protocols reply rewards workers errors observe user_cache "
-    "validation",
+    "user_files validation",
     "kernels",
     "tasks envs sandbox render record store algo batch model weights",
     "harness gateway rollout train engine",

@@ -4,7 +4,7 @@ import pytest
 from annotations import literal_keys, uses, with_parents
 
 from sparring.annotations import Annotation
-from sparring.testing.groups import nouns, simple_group
+from sparring.batch.plain_groups import nouns, simple_group
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from sparring.algo.config import AlgoConfig, named
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.algo.pipeline import load_credit
 from sparring.batch.batches import Plan, assemble
+from sparring.batch.plain_groups import Plain, nouns
 from sparring.batch.tensors import micro_batch
-from sparring.testing.groups import Plain, nouns
 from sparring.train.survey import surveyed
 
 ROOMS = (0, 1, 1)

@@ -9,7 +9,7 @@ from golden.credit_by_hand import EXAMPLES
 from golden.mutants import mutants
 
 from sparring.algo.rules import CreditRule
-from sparring.testing.groups import by_member, nouns
+from sparring.batch.plain_groups import by_member, nouns
 
 RULES = sorted(REFERENCES)
 

@@ -21,9 +21,9 @@ from sparring.algo.pipeline import load_credit
 from sparring.algo.rules import CreditRule
 from sparring.batch.batches import assemble
 from sparring.batch.flatten import flatten
+from sparring.batch.plain_groups import by_member, nouns, simple_group
 from sparring.batch.tensors import micro_batch
 from sparring.generation import Scores
-from sparring.testing.groups import by_member, nouns, simple_group
 from sparring.types import Outcome, Segment
 
 LEAK = 100.0

@@ -18,8 +18,8 @@ from sparring.algo.loss.policy import PolicyLoss
 from sparring.algo.pipeline import load_credit
 from sparring.batch.denominators import denominators
 from sparring.batch.packing import pack
+from sparring.batch.plain_groups import nouns, simple_group
 from sparring.batch.tensors import micro_batch
-from sparring.testing.groups import nouns, simple_group
 
 RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-5}
 

@@ -11,7 +11,7 @@ from golden.shaping import EXAMPLES, REFERENCES, cases
 from sparring.algo.filter.difficulty import Difficulty
 from sparring.algo.rules import ShapingRule
 from sparring.algo.shaping.kl_reward import KlReward
-from sparring.testing.groups import by_member, nouns
+from sparring.batch.plain_groups import by_member, nouns
 
 SHAPING = {kind.__struct_config__.tag for kind in ShapingRule.__args__}
 

@@ -16,7 +16,7 @@ import pytest
 from golden.draws import random_groups, with_tokens
 
 from sparring.algo.rules import CreditRule
-from sparring.testing.groups import Plain, by_member, nouns
+from sparring.batch.plain_groups import Plain, by_member, nouns
 
 pytestmark = pytest.mark.peers
 TOLERANCE = 1e-6

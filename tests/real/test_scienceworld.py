@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from sparring.envs.named import named
 from sparring.errors import EnvError
 from sparring.types import Message, Outcome, Task, ToolCall, Trajectory
+from sparring.user_files.named import named
 
 pytestmark = pytest.mark.real
 FOLDER = Path(__file__).parents[2] / "recipes/scienceworld"

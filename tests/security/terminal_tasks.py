@@ -8,8 +8,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from sparring.envs.named import named
 from sparring.types import BoxSpec, Task
+from sparring.user_files.named import named
 
 WORLD = Path(__file__).parents[2] / "recipes/terminal/world.py"
 SPEC = {"timeout_s": 10.0}

@@ -11,8 +11,8 @@ from refusals import refused_at
 from suite import short_of
 from terminal_tasks import KINDS, SPEC, WORLD, drawn, of_world, played, task_of
 
-from sparring.envs.named import named
 from sparring.types import Message
+from sparring.user_files.named import named
 
 SHORT = ("follow", "sort", "commit", "pack", "spool")
 """One of each family, for the short suite."""

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from sparring.envs.config import EnvConfig
-from sparring.envs.named import named
 from sparring.envs.registry import load_env
 from sparring.errors import BadInput, EnvError
 from sparring.render.hermes import parse_reply
 from sparring.types import Message, Outcome, Segment, Task, ToolCall, Trajectory
+from sparring.user_files.named import named
 
 RECIPE = Path(__file__).parents[2] / "recipes/bfcl"
 CHECKER = """

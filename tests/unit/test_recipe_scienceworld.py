@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sparring.envs.named import named
 from sparring.errors import BadInput
 from sparring.types import Task
+from sparring.user_files.named import named
 
 WORLD = Path(__file__).parents[2] / "recipes/scienceworld/world.py"
 HALLWAY = """This room is called the hallway. In it, you see:

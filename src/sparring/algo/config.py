@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -11,8 +11,12 @@ from sparring.algo.aggregation import Aggregation
 from sparring.algo.base import name_of
 from sparring.algo.correction.presets import CORRECTIONS
 from sparring.algo.correction.rule import Correction
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.filter.difficulty import Difficulty
+from sparring.algo.gate.base import BaseGate
 from sparring.algo.kl import Kl
+from sparring.algo.own import class_of, is_own
+from sparring.algo.own_loss import BaseLoss
 from sparring.algo.presets import ALGORITHMS
 from sparring.algo.right_answers import RightAnswers
 from sparring.algo.rules import (
@@ -26,6 +30,7 @@ from sparring.algo.rules import (
     RatioRule,
     ShapingRule,
 )
+from sparring.algo.shaping.base import BaseShaping
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.tokens import StepGate, Unit
 from sparring.annotations import Annotation
@@ -36,33 +41,52 @@ INEXACT: dict[str, Any] = {"correction": Correction(weight="token"), "anchor": "
 """Settings that `correction = "auto"` takes for an engine that does not compute as the trainer does."""
 
 
+OWN: Mapping[str, type[Any]] = {
+    "credit": BaseCredit,
+    "gate": BaseGate,
+    "loss": BaseLoss,
+    "shaping": BaseShaping,
+    "correction": Correction,
+}
+"""Parts whose rule may be one in a file of the user's, `file.py:Class`, each with the base of its class."""
+
+
+def _or_own(part: str) -> msgspec.Meta:
+    """Declare that the rule of a part may also be one of the user's."""
+    return msgspec.Meta(extra={"class_of": class_of(OWN[part])})
+
+
 class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Configuration of the algorithm: the credit rule, ratio, gate, correction and aggregation that turn scores into
     advantages and losses.
 
     Credit, ratio, gate and correction are chosen by name, `gate = "cispo"`, or by a table with settings,
     `gate = { name = "cispo", high = 0.4 }`; a table without a name sets the default rule. docs/algorithms.md lists the
-    names.
+    names. A rule of your own is `file.py:Class`: docs/extend/credit-rule.md.
     """
 
     preset: str = ""
     """Name of an algorithm, such as "gspo", which sets every key that the recipe does not."""
 
-    credit: CreditRule = DEFAULT_CREDIT
+    credit: Annotated[CreditRule, _or_own("credit")] = DEFAULT_CREDIT
     """Rule that turns a rollout's reward into an advantage per token."""
 
     ratio: RatioRule = DEFAULT_RATIO
     """Unit over which the probability ratio is formed: token, turn or sequence."""
 
-    gate: GateRule = DEFAULT_GATE
+    gate: Annotated[GateRule, _or_own("gate")] = DEFAULT_GATE
     """Surrogate objective as a function of ratio and advantage, such as PPO's clip."""
+
+    loss: Annotated[BaseLoss | None, _or_own("loss")] = None
+    """Surrogate of your own, `file.py:Class`, in the place of ratio and gate. Correction, KL penalty, entropy and
+    aggregation stay as they are."""
 
     anchor: Literal["behaviour", "proximal", "loglinear"] = "behaviour"
     """Denominator of the ratio. behaviour: the log-probability that the engine recorded; proximal: the trainer's own
     before the update; loglinear: an interpolation between the recorded and the current one, which needs no forward
     pass."""
 
-    correction: Correction | Literal["auto"] = "auto"
+    correction: Annotated[Correction | Literal["auto"], _or_own("correction")] = "auto"
     """Correction for an engine whose probabilities differ from the trainer's. auto: none if engine and numerics are
     exact, otherwise tis with the anchor proximal."""
 
@@ -85,7 +109,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     right_answers: RightAnswers | None = None
     """Language-model loss on right answers, added to the policy loss."""
 
-    shaping: tuple[ShapingRule, ...] = ()
+    shaping: tuple[Annotated[ShapingRule, _or_own("shaping")], ...] = ()
     """Changes of rewards before credit, applied in this order: a list of tables, each with the name of a rule and its
     settings."""
 
@@ -131,6 +155,10 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         self._check_ratio()
 
     def _check_ratio(self) -> None:
+        if type(self.loss) is BaseLoss:
+            raise ValueError('loss must have a name, "file.py:Class"')
+        if self.loss is not None and (self.ratio, self.gate) != (DEFAULT_RATIO, DEFAULT_GATE):
+            raise ValueError("ratio and gate must be left out with a loss, which takes their place")
         if self.ratio.kind in self.gate.takes:
             return
         gate, ratio = name_of(self.gate), name_of(self.ratio)
@@ -186,7 +214,8 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def unit(self) -> Unit:
         """Return the largest unit of any part; tokens of one unit have to be in one micro-batch."""
-        units = {self.ratio.unit, self.gate.unit, *self.correction_rule.units}
+        surrogate = {self.ratio.unit, self.gate.unit} if self.loss is None else {self.loss.unit}
+        units = surrogate | set(self.correction_rule.units)
         return next(unit for unit in ("sequence", "turn", "token") if unit in units)
 
     @property
@@ -202,7 +231,10 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def needs_idle_rows(self) -> bool:
         """Return whether rows whose advantages are all 0 affect the gradient; if not, such rows are not computed."""
-        return bool(self.kl.coefficient or self.entropy_bonus or self.gate.moves_idle_tokens or self._depends_on_step)
+        surrogate = self.gate if self.loss is None else self.loss
+        return bool(
+            self.kl.coefficient or self.entropy_bonus or surrogate.moves_idle_tokens or self._depends_on_step
+        )
 
     @property
     def _depends_on_step(self) -> bool:
@@ -274,7 +306,7 @@ def named(algo: Any) -> Any:
     correction = filled.get("correction")
     if (
         isinstance(correction, Mapping)
-        and correction.get("weight", "none") != "none"
+        and (correction.get("weight", "none") != "none" or is_own(correction.get("name")))
         and not correction.get("metrics_only")
     ):
         filled.setdefault("anchor", "proximal")
@@ -283,7 +315,7 @@ def named(algo: Any) -> Any:
 
 
 def _as_table(key: str, value: Any) -> Any:
-    if key in RULES and isinstance(value, str):
+    if isinstance(value, str) and (key in RULES or key == "loss" or is_own(value)):
         return {"name": value}
     if key == "correction" and isinstance(value, str) and value != "auto":
         return CORRECTIONS[_check_name(key, value, CORRECTIONS, "auto")]
@@ -294,6 +326,8 @@ def _with_name(key: str, value: Any) -> Any:
     if key not in RULES or not isinstance(value, Mapping):
         return value
     name = value.get("name", name_of(RULES[key]))
+    if is_own(name):
+        return value
     return {**value, "name": _check_name(key, name, [name_of(rule) for rule in RULES_BY_KEY[key]])}
 
 

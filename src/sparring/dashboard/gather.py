@@ -11,15 +11,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from sparring.algo.config import AlgoConfig, named
+from sparring.algo.own import is_own
 from sparring.algo.pipeline import load_credit
 from sparring.dashboard.evaluations import OF_A_RUN, evaluations
 from sparring.dashboard.pick import Picker
 from sparring.dashboard.pieces import Piece, load_pieces
 from sparring.dashboard.rollouts import group_advantages, group_entries
 from sparring.protocols import Credit, Store
+from sparring.validation import convert
 
 POINTS = 600
 """Maximum number of points of a curve; longer curves are averaged over equal stretches."""
@@ -89,8 +89,13 @@ def figures(run_dir: Path, store: Store) -> dict[str, Any]:
 
 
 def credit_of(config: Mapping[str, Any]) -> Credit | None:
-    """Return the credit rule of a run's config; None if advantages depend on more than the stored group."""
-    algo = msgspec.convert(named(config.get("algo", {})), AlgoConfig)
+    """Return the credit rule of a run's config; None if advantages depend on more than the stored group, or on a file
+    of the user's, which is not run."""
+    parts, of_loss = named(config.get("algo", {})), ("ratio", "gate", "loss", "correction")
+    before_loss = {part: rule for part, rule in parts.items() if part not in of_loss}
+    if any(is_own(rule.get("name")) for rule in (before_loss.get("credit", {}), *before_loss.get("shaping", ()))):
+        return None
+    algo = convert(before_loss, AlgoConfig)
     return load_credit(algo, seed=0) if algo.sees_one_group else None
 
 

@@ -9,7 +9,6 @@ from sparring.envs.base import Env
 from sparring.envs.called import ByName, name_of
 from sparring.envs.config import EnvConfig
 from sparring.envs.factory import ReadRows, WorldFactory
-from sparring.envs.named import named
 from sparring.envs.reward_function import OUTSIDE, RewardFunction, RewardFunctionWithPython, outside
 from sparring.envs.rubrics.judges import Judges
 from sparring.envs.rubrics.proven import of_user
@@ -19,6 +18,7 @@ from sparring.envs.schema import env_args
 from sparring.envs.splits import Same, identity
 from sparring.errors import BadInput, boundary, refusal
 from sparring.protocols import EnvFactory
+from sparring.user_files.named import named
 
 BUILT_IN = {
     "instructions": "sparring.envs.instructions.world:Instructions",

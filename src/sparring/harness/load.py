@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sparring.envs.named import named
 from sparring.errors import BadInput, HarnessError, boundary, refusal
 from sparring.harness.chat import ChatHarness
 from sparring.harness.clients import CLIENTS, clients_of, with_clients
@@ -18,6 +17,7 @@ from sparring.harness.workers import NAME as WORKERS
 from sparring.harness.workers import WorkerHarness
 from sparring.protocols import Episode, Harness
 from sparring.record.leases import Leases
+from sparring.user_files.named import named
 
 BUILT_IN: dict[str, type[Harness]] = {"chat": ChatHarness}
 EXPECTED = (

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from sparring.algo.own import record
 from sparring.errors import refusal
 from sparring.launch.checkpoint import CONFIG
 from sparring.launch.layout import is_layout, layout_keys, reason
@@ -113,6 +114,7 @@ def claim(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
         context.sink.event("run", f"goes on with another layout: {', '.join(moved)}")
     if not file.exists():
         context.store.put(BY_MESSAGES, True)
+        record(context.folder, context.config.algo)
         if templates := _templates(context.config):
             context.store.put(TEMPLATES, templates)
     if changes or moved or not file.exists() or any(found(msgspec.to_builtins(load_recorded(file)))):

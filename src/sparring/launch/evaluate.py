@@ -17,7 +17,6 @@ import xxhash
 
 from sparring.dashboard.evaluations import FOLDERS
 from sparring.engine.config import EngineConfig
-from sparring.envs.neighbours import with_neighbours
 from sparring.envs.rubrics.config import Function
 from sparring.errors import refusal
 from sparring.launch.block import block
@@ -38,6 +37,7 @@ from sparring.recipe.url_secrets import refused as url_refused
 from sparring.rollout.config import GatewayConfig, RolloutConfig
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.reward_scorers import OWN
+from sparring.user_files.neighbours import with_neighbours
 
 ENDPOINT = ("http://", "https://", "unix:")
 """Prefixes of an endpoint's address."""

@@ -160,7 +160,7 @@ def _recipe(folder: Path, threads: int | None) -> RunConfig:
     if not (folder / CONFIG).is_file():
         got = "a folder without config.toml" if folder.is_dir() else "no folder"
         raise refusal(str(folder), "the folder of a run", got, "give one, like runs/quickstart")
-    config = load_recorded(folder / CONFIG)
+    config = load_recorded(folder / CONFIG, runs_rules=True)
     if not config.engine.exact:
         got = f'"{config.engine.kind}", which cannot sample the same tokens again from seed and position'
         raise refusal(str(folder), 'a run with engine.kind = "native"', got, "choose such a run")

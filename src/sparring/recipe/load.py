@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from sparring.algo.config import named
+from sparring.algo.config import OWN, named
+from sparring.algo.own import recall
 from sparring.errors import BadInput, refusal
 from sparring.recipe.moved import MOVED, moved, moved_override, tell
 from sparring.recipe.run_config import RunConfig
@@ -43,9 +44,12 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     return from_data(_read(path), str(path), overrides)
 
 
-def load_recorded(path: str | Path) -> RunConfig:
+def load_recorded(path: str | Path, *, runs_rules: bool = False) -> RunConfig:
     """Read the recipe that a run has written into its folder. URLs with users and the keys of `GONE`, which a new
     recipe must not have, are accepted. Nothing is told of keys that have moved.
+
+    Args:
+        runs_rules: whether the recipe's own rules are to compute: their files in the run's folder are run.
 
     Raises:
         BadInput: as `load`.
@@ -54,6 +58,7 @@ def load_recorded(path: str | Path) -> RunConfig:
     for section, key in GONE:
         if isinstance(table := data.get(section), dict):
             table.pop(key, None)
+    recall(Path(path).parent, data.get("algo"), OWN, runs=runs_rules)
     return _built([(str(path), moved(data, ""))])
 
 

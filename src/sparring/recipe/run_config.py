@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -34,6 +35,7 @@ from sparring.render.config import RenderConfig
 from sparring.rollout.config import RolloutConfig
 from sparring.sandbox.config import SandboxConfig
 from sparring.train.config import TrainConfig
+from sparring.validation import InvalidValue, convert
 
 DOMAIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -193,8 +195,10 @@ def dump(config: RunConfig) -> str:
     Raises:
         BadInput: TOML cannot express a value, such as None for a key with another default.
     """
-    text = tomli_w.dumps(_without_none(msgspec.to_builtins(config)))
-    if msgspec.convert(tomllib.loads(text), RunConfig, strict=True) != config:
+    text, same = tomli_w.dumps(_without_none(msgspec.to_builtins(config))), False
+    with suppress(InvalidValue):
+        same = convert(tomllib.loads(text), RunConfig) == config
+    if not same:
         raise refusal(
             "the config", "values that TOML can express", "a None or a NaN", "leave those keys at their defaults"
         )

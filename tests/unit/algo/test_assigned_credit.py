@@ -9,8 +9,8 @@ import pytest
 from sparring.algo.config import AlgoConfig, named
 from sparring.algo.pipeline import load_credit
 from sparring.algo.presets import ALGORITHMS
+from sparring.batch.plain_groups import by_member, nouns, simple_group
 from sparring.errors import BadInput
-from sparring.testing.groups import by_member, nouns, simple_group
 
 
 def config(**algo):

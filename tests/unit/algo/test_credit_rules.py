@@ -15,8 +15,8 @@ from sparring.algo.base import name_of
 from sparring.algo.credit.members import members
 from sparring.algo.rules import CreditRule
 from sparring.annotations import DECLARED
+from sparring.batch.plain_groups import by_member, nouns, simple_group
 from sparring.errors import BadInput
-from sparring.testing.groups import by_member, nouns, simple_group
 from sparring.types import Outcome, Score
 
 RULES = sorted(REFERENCES)

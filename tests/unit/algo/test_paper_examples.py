@@ -19,7 +19,7 @@ from sparring.algo.rare.gate.topr import ToprGate
 from sparring.algo.rare.gate.tv_mask import TvMask
 from sparring.algo.rare.gate.vespo import Vespo
 from sparring.algo.rules import CreditRule
-from sparring.testing.groups import by_member, nouns, simple_group
+from sparring.batch.plain_groups import by_member, nouns, simple_group
 
 LENGTH = 2
 

@@ -14,8 +14,8 @@ from sparring.algo.rare.shaping.stop_properly import StopProperly
 from sparring.algo.rules import ShapingRule
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.algo.shaping.overlong import Overlong
+from sparring.batch.plain_groups import by_member, nouns, simple_group
 from sparring.errors import BadInput
-from sparring.testing.groups import by_member, nouns, simple_group
 from sparring.types import Limits
 
 

@@ -11,7 +11,7 @@ import pytest
 from sparring.algo.config import AlgoConfig, named
 from sparring.algo.pipeline import load_credit
 from sparring.batch.batches import assemble
-from sparring.testing.groups import nouns, simple_group
+from sparring.batch.plain_groups import nouns, simple_group
 
 CHANCES = (0.1, 0.5)
 """Of success, of two prompts whose answer is one token."""

@@ -6,9 +6,9 @@ import pytest
 
 from sparring.algo.rare.credit.prime import Prime
 from sparring.batch.implicit import implicit_rows
+from sparring.batch.plain_groups import nouns, simple_group
 from sparring.errors import SparringError
 from sparring.generation import KeptSets
-from sparring.testing.groups import nouns, simple_group
 
 TOKENS = {"implicit": [-1.0, -2.0, -1.5], "reference": [-1.5, -1.0, -0.5]}
 

@@ -219,13 +219,18 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         each [M]."""
         trainer = old if self.compare == "before" else tokens.logprob.detach()
         difference = bounded(trainer - tokens.behaviour)
-        unbounded = self._weights(difference, tokens)
+        unbounded = self.raw_weights(difference, tokens)
         beyond = ((unbounded > self.high) | (unbounded < self.low)) & (self.bound != "none")
         weights = unbounded.clamp(max=self.high) if self.bound == "truncate" else unbounded.masked_fill(beyond, 0.0)
         rejected = self._rejection_mask(difference, tokens)
         return weights.masked_fill(rejected, 0.0), beyond, rejected
 
-    def _weights(self, difference: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
+    def raw_weights(self, difference: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
+        """Compute the weights before bounds and normalisation, [M]; the method that a rule of your own overrides.
+
+        Args:
+            difference: [M] d = log(old / behaviour).
+        """
         if self.weight == "none":
             return difference.new_ones(len(difference))
         if self.weight == "geometric":

@@ -13,7 +13,7 @@ import torch
 
 from sparring.algo.aggregation import recounted
 from sparring.algo.config import AlgoConfig
-from sparring.algo.tokens import PolicyTokens, StepGate, bounded
+from sparring.algo.tokens import Gated, PolicyTokens, StepGate, bounded
 from sparring.annotations import Annotation
 from sparring.protocols import Divergence, LossResult, Needs
 
@@ -168,8 +168,11 @@ class PolicyLoss:
         """Compute the objective of tokens whose sequences are complete."""
         config = self._config
         corrected = config.correction_rule(old, tokens)
-        log_ratio = bounded(config.ratio(tokens))
-        gated = config.gate(log_ratio, tokens)
+        if config.loss is None:
+            log_ratio = bounded(config.ratio(tokens))
+            gated = config.gate(log_ratio, tokens)
+        else:
+            log_ratio, gated = tokens.log_ratio, Gated(surrogate=-config.loss(tokens), stopped=~tokens.weighted & False)
         surrogate = corrected.weights * gated.surrogate
         if config.top_entropy < 1:
             surrogate = surrogate * tokens.annotations[Annotation.ENTROPIC]

@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 from sparring.envs.called import ByName
-from sparring.envs.named import named
 from sparring.envs.rubrics.config import Function
 from sparring.envs.threads import THREADS
 from sparring.errors import JudgeError, refusal
 from sparring.protocols import Sandbox
 from sparring.types import Task
+from sparring.user_files.named import named
 
 
 class CalledFunction:

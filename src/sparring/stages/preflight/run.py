@@ -35,6 +35,7 @@ from sparring.stages.preflight.harness import check_files, check_images, players
 from sparring.stages.preflight.judges import check_judges
 from sparring.stages.preflight.memory import shapes_of
 from sparring.stages.preflight.metric_names import check_metrics
+from sparring.stages.preflight.own_rules import check_own_rules
 from sparring.stages.preflight.parts import check_parts
 from sparring.stages.preflight.policy import check_model
 from sparring.stages.preflight.process_memory import check_memory
@@ -71,6 +72,7 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
     if "rl" in config.run.stages:
         if config.rl.preference is None:
             config.algo.check(config.rollout.group_size, ANNOTATIONS)
+            facts += check_own_rules(config.algo, config.rollout.group_size)
         check_reference(config)
     for stage in {"rl", "distill"} & set(config.run.stages):
         # distillation compares no rollouts, so a group may have a single one

@@ -7,8 +7,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from sparring.envs.neighbours import run_file
 from sparring.errors import BadInput, boundary, refusal
+from sparring.user_files.neighbours import run_file
 
 
 def named(name: str, where: str) -> Any:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sparring.envs.named import named
-from sparring.envs.neighbours import with_neighbours
 from sparring.errors import BadInput
+from sparring.user_files.named import named
+from sparring.user_files.neighbours import with_neighbours
 
 WORLD = """
 from dataclasses import dataclass

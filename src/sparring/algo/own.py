@@ -1,0 +1,154 @@
+"""Rules of `[algo]` in files of the user's own, `algo.credit = "median.py:Median"`: how they load, how a run records
+them, and how they reach other processes.
+
+A rule's class gets one field more, `digest`: of the text of its file and of the files of that folder which it imports.
+So a recorded recipe names the text that it ran with.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import xxhash
+
+from sparring.algo.base import name_of
+from sparring.errors import refusal
+from sparring.observe.whole_file import write_whole
+from sparring.user_files.named import named
+from sparring.user_files.neighbours import with_neighbours
+from sparring.validation import InvalidValue, Key, dotted
+
+FOLDER = "rules"
+"""Folder of a run for the files of its own rules: a folder for each digest."""
+
+_CLASSES: dict[tuple[str, str], type[Any]] = {}
+"""Classes by name and digest: of equal text there is one class, so that rules of two loads are equal."""
+
+
+def is_own(name: object) -> bool:
+    """Return whether a rule's name is `path/to/file.py:Class`."""
+    return isinstance(name, str) and ".py:" in name
+
+
+def own_name(rule: object) -> str:
+    """Return the name of a rule from a file of the user's; empty for any other."""
+    return name_of(rule) if isinstance(rule, msgspec.Struct) and hasattr(rule, "digest_of_files") else ""
+
+
+def class_of(base: type[Any]) -> Callable[[Mapping[str, Any], tuple[Key, ...]], type[Any] | None]:
+    """Return the function that `validation.convert` asks for the class of a table: the one in the file that its `name`
+    names, or None if it names no file.
+
+    Raises:
+        InvalidValue: the class is no subclass of `base`, or the recipe names a digest that the file does not have.
+        BadInput: there is no such file or class, or the file fails to run.
+    """
+
+    def of_table(table: Mapping[str, Any], keys: tuple[Key, ...]) -> type[Any] | None:
+        name, digest = table.get("name"), table.get("digest")
+        if not isinstance(name, str) or not is_own(name):
+            return None
+        rule = _CLASSES.get((name, str(digest))) or _load(name, _path(name), dotted(keys))
+        if not issubclass(rule, base):
+            raise InvalidValue(keys, f"a subclass of {base.__module__}.{base.__name__}", name)
+        if digest not in (None, rule.digest_of_files):
+            do = "restore the file, or leave `digest` out to take it as it is"
+            raise InvalidValue((*keys, "digest"), f"the digest of {name}, {rule.digest_of_files}", repr(digest), do)
+        return rule
+
+    return of_table
+
+
+def record(folder: Path, algo: msgspec.Struct) -> None:
+    """Write the files of a recipe's own rules into a run's folder."""
+    for rule in _own_rules(algo):
+        _write(folder / FOLDER / rule.digest_of_files, rule.files)
+
+
+def recall(folder: Path, algo: object, bases: Mapping[str, type[Any]], *, runs: bool) -> None:
+    """Make the own rules of a recorded recipe known: their classes from the files in the run's folder, or, without
+    running any code, classes that only say what the recipe says.
+
+    Args:
+        algo: `[algo]` of the recipe as plain data.
+        bases: base class of the rules of each part.
+        runs: whether to run the files.
+    """
+    for part, table in _tables(algo):
+        name, digest = table.get("name"), table.get("digest")
+        if not isinstance(name, str) or not isinstance(digest, str) or not is_own(name):
+            continue
+        if runs:
+            _load(name, folder / FOLDER / digest / _path(name).name, f"{folder}: algo.{part}")
+        elif (name, digest) not in _CLASSES:
+            fields = [(key, Any) for key in table if key not in ("name", "digest", *bases[part].__struct_fields__)]
+            rule = msgspec.defstruct(name.rpartition(":")[2], fields, bases=(bases[part],), frozen=True, kw_only=True)
+            _CLASSES[name, digest] = _with_digest(rule, name, digest, {})
+
+
+def _path(name: str) -> Path:
+    return Path(name.rpartition(":")[0])
+
+
+def _tables(algo: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the tables of `[algo]` that may name a rule, of its lists too, each with the key of its part."""
+    for part, value in algo.items() if isinstance(algo, Mapping) else ():
+        for table in value if isinstance(value, list) else [value]:
+            if isinstance(table, Mapping):
+                yield part, table
+
+
+def _own_rules(algo: msgspec.Struct) -> Iterator[Any]:
+    for value in msgspec.structs.asdict(algo).values():
+        rules = value if isinstance(value, tuple) else (value,)
+        yield from filter(own_name, rules)
+
+
+def _load(name: str, path: Path, where: str) -> type[Any]:
+    """Return the class that `name` names, from the file at `path`."""
+    files = {str(file.relative_to(path.resolve().parent)): file.read_bytes() for file in with_neighbours(path)}
+    digest = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(sorted(files.items())))
+    if (name, digest) not in _CLASSES or not _CLASSES[name, digest].files:
+        rule = named(f"{path}:{name.rpartition(':')[2]}", where)
+        if not isinstance(rule, type) or not issubclass(rule, msgspec.Struct):
+            raise refusal(where, "a class of a rule", repr(name), "see docs/extend/credit-rule.md")
+        _CLASSES[name, digest] = _with_digest(rule, name, digest, files)
+    return _CLASSES[name, digest]
+
+
+def _with_digest(rule: type[msgspec.Struct], name: str, digest: str, files: Mapping[str, bytes]) -> type[Any]:
+    """Return a subclass whose tag is the rule's name in a recipe, with the field `digest`; pickled with its files."""
+
+    def reduced(self: msgspec.Struct) -> tuple[Any, ...]:
+        return _restored, (name, digest, files, msgspec.structs.asdict(self))
+
+    inside = {
+        "__annotations__": {"digest": str},
+        "__doc__": rule.__doc__,
+        "__module__": rule.__module__,
+        "__reduce__": reduced,
+        **{"digest": digest, "digest_of_files": digest, "files": files},
+    }
+    options: Any = {"tag": name, "tag_field": "name", "frozen": True, "kw_only": True, "forbid_unknown_fields": True}
+    made: type[Any] = types.new_class(rule.__name__, (rule,), options, lambda namespace: namespace.update(inside))
+    return made
+
+
+def _restored(name: str, digest: str, files: Mapping[str, bytes], values: Mapping[str, Any]) -> Any:
+    """Return a rule that another process has pickled."""
+    if (name, digest) not in _CLASSES:
+        with TemporaryDirectory(prefix="sparring-rules-") as folder:
+            _write(Path(folder), files)
+            _load(name, Path(folder) / _path(name).name, name)
+    return _CLASSES[name, digest](**values)
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / name, data)

@@ -1,0 +1,1 @@
+"""Python files of the user's own that a recipe names."""
