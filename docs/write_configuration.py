@@ -89,7 +89,7 @@ def _section(kind: type[msgspec.Struct], name: str, lead: str = "") -> Iterator[
         if field.name not in docs:  # a base's, which has a section of its own
             continue
         declared, own = _declared(field.type)
-        rules = _rules(declared)
+        rules = _rules(field.type)
         if own and len(rules) < 2 and (below := _struct(declared)) is not None:
             below = None if field.default is None else below  # a class of the user's alone
             words = f"{OWN}, or a table"
@@ -145,8 +145,10 @@ def _kinds(kind: object) -> dict[str, type[msgspec.Struct]]:
 
 def _rules(kind: object) -> dict[str, type[msgspec.Struct]]:
     """The structs of a field that are chosen by name; none where that is not how they are chosen."""
+    kind, _ = _declared(kind)
     options = [o for o in (kind, *typing.get_args(kind)) if isinstance(o, type) and issubclass(o, msgspec.Struct)]
-    return {str(o.__struct_config__.tag): o for o in options if o.__struct_config__.tag is not None}
+    tags = {str(o.__struct_config__.tag): o for o in options if o.__struct_config__.tag is not None}
+    return {tag: o for tag, o in tags.items() if ":" not in tag}  # the base of a class that only a file can have
 
 
 def _summary(kind: type[msgspec.Struct]) -> str:
