@@ -143,8 +143,8 @@ def _average(name: str, values: Sequence[float]) -> float | None:
 
 
 def _summary(path: Path) -> dict[str, Any]:
-    """Return the run's summary, or {} before its end. NaN becomes None, because a browser's JSON has no NaN."""
-    return json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None) if path.exists() else {}
+    """Return the run's summary, or {} before its end."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def read_config(run_dir: Path) -> tuple[str, dict[str, Any]]:

@@ -6,7 +6,8 @@ bytes, lists and string-keyed mappings. A tuple is restored as a list.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from threading import Lock
@@ -149,6 +150,25 @@ def decode(data: bytes, kind: type[T]) -> T:
     """
     value: T = _decoder(cast("Any", kind)).decode(data)
     return value
+
+
+def refused_value(data: bytes, error: msgspec.ValidationError) -> str:
+    """Return the value that `decode` refused, with its place: `metrics.rollout/reward = False`."""
+    found = [("", msgspec.msgpack.decode(data, ext_hook=_extension))]
+    for place in re.findall(r"[^.\[\]]+|\.\.\.", str(error).partition("`$")[2].removesuffix("`")):
+        inner = [(f"{name}.{key}", key, value) for name, data in found for key, value in _items(data)]
+        found = [(name, value) for name, key, value in inner if place in (key, "...")]
+    got = re.search("got `(.+?)`", str(error))
+    kinds = {"object": "dict", "array": "list", "None": "NoneType", "ext": "int"}
+    kind = kinds.get(got[1], got[1]) if got else ""
+    named = (f"{name.lstrip('.')} = {value!r:.80}" for name, value in found if type(value).__name__ == kind)
+    return next(named, "another record")
+
+
+def _items(data: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the entries of a mapping or list, by name or number."""
+    pairs = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    yield from ((str(key), value) for key, value in pairs)
 
 
 @cache
