@@ -14,7 +14,7 @@ from sparring.errors import refusal
 from sparring.launch.checkpoint import CONFIG
 from sparring.launch.layout import is_layout, layout_keys, reason
 from sparring.launch.sameness import BY_MESSAGES
-from sparring.model.hub import template_text
+from sparring.model.hub import base_folder, model_folder, template_text
 from sparring.observe.whole_file import write_whole
 from sparring.protocols import Store
 from sparring.recipe.load import load_recorded
@@ -104,7 +104,9 @@ def raised(folder: Path, config: RunConfig) -> dict[str, tuple[int, int]]:
 
 def claim(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
     """Write the resolved config into a run's folder if the folder is new, if steps were raised, if the layout changed,
-    or if the config there contains passwords. An event tells a change of the layout."""
+    or if the config there contains passwords. An event tells a change of the layout. A new folder gets the tokenizers
+    of the models."""
+    keep_tokenizers(context.folder, context.config)
     file = context.folder / CONFIG
     moved = _layout_changes(context)
     if changes:
@@ -117,6 +119,17 @@ def claim(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
             context.store.put(TEMPLATES, templates)
     if changes or moved or not file.exists() or any(found(msgspec.to_builtins(load_recorded(file)))):
         write_whole(file, dump(context.config).encode())
+
+
+def keep_tokenizers(folder: Path, config: RunConfig) -> None:
+    """Copy the tokenizer of each model that a recipe names by its path to `tokenizers/<model>` in a run's folder, so
+    that its ids can be read as text wherever the folder is."""
+    for name, spec in config.models.items():
+        kept = folder / "tokenizers" / name / "tokenizer.json"
+        file = None if spec.path is None or kept.exists() else base_folder(model_folder(spec)) / kept.name
+        if file is not None and file.is_file():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(kept, file.read_bytes())
 
 
 def _layout_changes(context: Context) -> list[str]:

@@ -32,7 +32,7 @@ def check_spec(spec: BoxSpec) -> None:
     check_count("box.processes", spec.processes, 1, MOST_PROCESSES)
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     if most != resource.RLIM_INFINITY and most < spec.disk_bytes:
-        expected = f"files of {megabytes(spec.disk_bytes)}, which is disk_bytes"
+        expected = f"files of {megabytes(spec.disk_bytes)}"
         do = "do: raise ulimit -f before the run, or lower disk_bytes"
         raise refusal("box.disk_bytes", expected, f"a limit of {megabytes(most)} for each file", do)
 

@@ -23,8 +23,6 @@ WAY_OUT = {
     "SQLITE_CONSTRAINT": "it is already recorded and nothing was written: report this as a defect of Sparring",
 }
 """Advice by prefix of SQLite's error code (`sqlite.org/rescode.html`)."""
-OF_THE_DISK = tuple(WAY_OUT)[:4]
-"""Prefixes of the codes of errors that the disk or a limit of the process may have caused."""
 
 
 def store_error(path: Path, what: str, error: sqlite3.Error | OSError) -> StoreError:
@@ -35,10 +33,9 @@ def store_error(path: Path, what: str, error: sqlite3.Error | OSError) -> StoreE
         what: what was to be done, as an infinitive.
         error: cause.
     """
-    code = getattr(error, "sqlite_errorname", "")
-    otherwise = WAY_OUT["SQLITE_CANTOPEN"] if isinstance(error, OSError) else "report this as a defect of Sparring"
-    do = next((way for name, way in WAY_OUT.items() if code.startswith(name)), otherwise)
-    lacking = shortage(error, path) if isinstance(error, OSError) or code.startswith(OF_THE_DISK) else None
+    code = getattr(error, "sqlite_errorname", "SQLITE_CANTOPEN")
+    do = next((way for name, way in WAY_OUT.items() if code.startswith(name)), "report this as a defect of Sparring")
+    lacking = shortage(error, path) if do.endswith(AGAIN) else None
     if lacking is not None:
         return StoreError(f"{path}: expected to {what}, got {lacking[0]} ({error}); {lacking[1]}, {AGAIN}")
     return StoreError(f"{path}: expected to {what}, got {error}; {do}")

@@ -154,21 +154,19 @@ def decode(data: bytes, kind: type[T]) -> T:
 
 def refused_value(data: bytes, error: msgspec.ValidationError) -> str:
     """Return the value that `decode` refused, with its place: `metrics.rollout/reward = False`."""
-    found = [("", msgspec.msgpack.decode(data, ext_hook=_extension))]
-    for place in re.findall(r"[^.\[\]]+|\.\.\.", str(error).partition("`$")[2].removesuffix("`")):
-        inner = [(f"{name}.{key}", key, value) for name, data in found for key, value in _items(data)]
-        found = [(name, value) for name, key, value in inner if place in (key, "...")]
     got = re.search("got `(.+?)`", str(error))
-    kinds = {"object": "dict", "array": "list", "None": "NoneType", "ext": "int"}
-    kind = kinds.get(got[1], got[1]) if got else ""
-    named = (f"{name.lstrip('.')} = {value!r:.80}" for name, value in found if type(value).__name__ == kind)
-    return next(named, "another record")
+    kind = {"object": "dict", "array": "list", "None": "NoneType", "ext": "int"}.get(got[1], got[1]) if got else ""
+    above = str(error).partition("`$")[2].partition("[")[0].removesuffix("`")
+    entries = _entries(msgspec.msgpack.decode(data, ext_hook=_extension), "")
+    fitting = (entry for entry in entries if entry[0].startswith(above) and type(entry[1]).__name__ == kind)
+    return next((f"{place[1:]} = {value!r:.80}" for place, value in fitting), "another record")
 
 
-def _items(data: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of a mapping or list, by name or number."""
-    pairs = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    yield from ((str(key), value) for key, value in pairs)
+def _entries(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Yield the entries of plain data at any depth, each with its place."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in pairs:
+        yield from ((f"{place}.{key}", inner), *_entries(inner, f"{place}.{key}"))
 
 
 @cache

@@ -108,7 +108,5 @@ except BadInput as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(
-        "box.disk_bytes: expected files of 16.8 MB, which is disk_bytes, got a limit of 1.0 MB"
-    )
+    assert done.stdout.startswith("box.disk_bytes: expected files of 16.8 MB, got a limit of 1.0 MB")
     assert "ulimit -f" in done.stdout

@@ -295,6 +295,5 @@ def _check_disk(files: RunFiles, estimate: MemoryEstimate) -> None:
     free, kept = shutil.disk_usage(files.folder).free, files.config.train.keep_last + 1
     disk = ((estimate.trained + estimate.learner) * 12 + estimate.averaged * 4) * kept * 2
     if disk > free:
-        raise refusal(
-            str(files.folder), f"{megabytes(disk)} of disk for checkpoints", megabytes(free), "free disk space"
-        )
+        expected = f"{megabytes(disk)} of disk for checkpoints"
+        raise refusal(str(files.folder), expected, megabytes(free), "free disk space")
