@@ -11,12 +11,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "show",
         help="print rollouts of a run as text",
-        description="Print recorded rollouts, also while the run goes on: task, reward, outcome, and the conversation "
-        "with its thoughts, calls and results.",
+        description="Print the newest scored rollouts of each stage, or GROUP: task, reward, outcome, conversation.",
     )
     parser.add_argument("folder", metavar="RUN", type=Path, help="the folder of a run, like runs/quickstart")
-    given = "the id of a group or a rollout, like rl/12 or rl/12/3; without it, the newest group of each stage"
-    parser.add_argument("group", metavar="GROUP", nargs="?", help=given)
+    parser.add_argument("group", metavar="GROUP", nargs="?", help="the id of a group or rollout, like rl/12 or rl/12/3")
     parser.set_defaults(run=run)
 
 

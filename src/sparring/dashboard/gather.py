@@ -232,7 +232,7 @@ def _account(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def vocabulary(run_dir: Path, config: Mapping[str, Any], model: str) -> dict[int, Piece]:
     """Return the text of every token of a run's model; {} without a tokenizer, in which case the page shows ids."""
-    folders = [run_dir / "tokenizers" / model, *sorted(run_dir.glob("*/")), *sorted(run_dir.glob("*/*/"))]
+    folders = [run_dir, *sorted(run_dir.glob("*/")), *sorted(run_dir.glob("*/*/"))]
     named = config.get("models", {}).get(model, {}).get("path")
     folders += [Path(named)] if named else []
     file = next((f / "tokenizer.json" for f in folders if (f / "tokenizer.json").is_file()), None)

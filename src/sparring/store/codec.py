@@ -7,7 +7,7 @@ bytes, lists and string-keyed mappings. A tuple is restored as a list.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from threading import Lock
@@ -152,21 +152,13 @@ def decode(data: bytes, kind: type[T]) -> T:
     return value
 
 
-def refused_value(data: bytes, error: msgspec.ValidationError) -> str:
-    """Return the value that `decode` refused, with its place: `metrics.rollout/reward = False`."""
-    got = re.search("got `(.+?)`", str(error))
-    kind = {"object": "dict", "array": "list", "None": "NoneType", "ext": "int"}.get(got[1], got[1]) if got else ""
-    above = str(error).partition("`$")[2].partition("[")[0].removesuffix("`")
-    entries = _entries(msgspec.msgpack.decode(data, ext_hook=_extension), "")
-    fitting = (entry for entry in entries if entry[0].startswith(above) and type(entry[1]).__name__ == kind)
-    return next((f"{place[1:]} = {value!r:.80}" for place, value in fitting), "another record")
-
-
-def _entries(value: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of plain data at any depth, each with its place."""
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in pairs:
-        yield from ((f"{place}.{key}", inner), *_entries(inner, f"{place}.{key}"))
+def refused_entries(data: bytes, error: msgspec.ValidationError) -> dict[str, Any]:
+    """Return the entries that are no float of the table that an error of `decode` names; the error leaves out which
+    entry it means."""
+    table = msgspec.msgpack.decode(data, ext_hook=_extension)
+    for key in re.findall(r"\w+", str(error).partition("`$")[2]):
+        table = table[int(key)] if isinstance(table, list) else table.get(key)
+    return {key: value for key, value in table.items() if type(value) is not float} if isinstance(table, dict) else {}
 
 
 @cache

@@ -24,7 +24,7 @@ import msgspec
 from sparring.errors import StoreError, refusal
 from sparring.log import LogEntry, LogKind
 from sparring.store.advice import DAMAGED, store_error
-from sparring.store.codec import SCHEMA_VERSION, StoredGroup, StoredRollout, decode, encode, refused_value
+from sparring.store.codec import SCHEMA_VERSION, StoredGroup, StoredRollout, decode, encode, refused_entries
 from sparring.store.connection import connect, copy_log, end_log, lock_of, needs_exclusive
 from sparring.store.cut import check_pages
 from sparring.store.lock import RunLock
@@ -431,9 +431,11 @@ class SqliteStore:
         try:
             return decode(data, kind)
         except msgspec.ValidationError as error:
-            name, got = getattr(kind, "__name__", kind), refused_value(data, error)
+            name, got = getattr(kind, "__name__", kind), f"{error} {refused_entries(data, error)}"
             do = "the file is whole: report this as a defect of Sparring"
-            raise StoreError(f"{self._path}: expected {name}, got {got} ({error}); {do}") from error
+            raise StoreError(
+                f"{self._path}: expected {name}, got a value of another type ({got:.300}); {do}"
+            ) from error
         except msgspec.MsgspecError as error:
             raise StoreError(
                 f"{self._path}: expected {getattr(kind, '__name__', kind)}, got damaged data ({error}); {DAMAGED}"
