@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparring.dashboard.show import show
     from sparring.envs.base import Env, ToolError, tool
     from sparring.envs.tools.python import PythonTool
     from sparring.launch.checkpoint_engine import CheckpointEngine as Engine
@@ -30,6 +31,7 @@ __all__ = [
     "evaluate",
     "load_recipe",
     "run",
+    "show",
     "tool",
 ]
 
@@ -46,6 +48,7 @@ _HOMES = {
     "evaluate": "launch.from_python:evaluate",
     "load_recipe": "launch.from_python:load_recipe",
     "run": "launch.from_python:run",
+    "show": "dashboard.show:show",
     "tool": "envs.base:tool",
 }
 """Definition of each public name: module below `sparring`, name in it."""

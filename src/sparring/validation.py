@@ -1,4 +1,5 @@
-"""Plain data (TOML, JSON) into msgspec structs, with the exact place and the declared type of whatever does not fit.
+"""Plain data (TOML, JSON) into msgspec structs, with the exact place and the declared type of whatever does not fit;
+numbers of any library into Python's.
 
 `msgspec.convert` names a place in an English sentence, and leaves out which entry of a table it means. This module
 walks the declared types itself, so that a refusal can name the key that the user wrote and the keys that exist.
@@ -8,7 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -70,6 +74,29 @@ def convert(data: Any, kind: Any) -> Any:
         InvalidValue: something does not fit; the first in the order of the data.
     """
     return _value(_declared(kind), data, ())
+
+
+def number(what: str, value: object) -> float:
+    """Convert a real number to a Python float: an int, a bool, a float, a Fraction, a Decimal, or a scalar of an array
+    library (`numpy.float32`, an array or tensor of shape ()). It may be NaN or infinite.
+
+    Raises:
+        ValueError: the value is anything else, or too large; the message names it by `what`.
+    """
+    if type(value) is float:
+        return value
+    plain = plain_scalar(value)
+    if isinstance(plain, (numbers.Real, Decimal)):
+        with suppress(OverflowError, ValueError):  # an int of 400 digits, a signalling NaN
+            return float(plain)
+    raise ValueError(f"expected a number as {what}, got {value!r:.80}")
+
+
+def plain_scalar(value: object) -> object:
+    """Convert a scalar of an array library to Python's type; return anything else unchanged."""
+    if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
+        return item()
+    return value
 
 
 def in_words(kind: declared.Type) -> str:

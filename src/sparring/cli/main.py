@@ -33,6 +33,7 @@ from sparring.cli import (
     run,
     sandbox,
     serve,
+    show,
     try_,
 )
 from sparring.errors import BadInput, SparringError
@@ -41,7 +42,6 @@ from sparring.observe.terminal import guard_terminal, printable, say
 if TYPE_CHECKING:
     from sparring.launch.ending import Ending
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of a path that this user cannot open, or that names no file."""
 
@@ -49,7 +49,7 @@ YOUNG_OBJECTS = 50_000
 """Number of new objects that starts a garbage collection of the youngest generation; Python's default is 700. Imports
 make two million permanent objects, and collections that walked them took a third of the start-up time."""
 
-VERBS = (run, check, eval, export, convert, chat, serve, gateway, try_, image, sandbox, replay, diff, report)
+VERBS = (run, check, eval, export, convert, chat, serve, gateway, try_, image, sandbox, replay, diff, show, report)
 
 
 REFUSALS = (
@@ -124,7 +124,8 @@ def guarded(verb: Callable[[], int], command: str, ending: Ending | None = None)
         command: command line of the user, quoted in the advice of error messages.
         ending: handler of the signals that end `run` and `eval`; None makes one.
     """
-    from sparring.launch.ending import STATUS, Ending  # not for --help
+    from sparring.disk import shortage  # not for --help, and while files can be opened
+    from sparring.launch.ending import STATUS, Ending
 
     ending = ending or Ending()
     resumes = command.startswith(("sparring run ", "sparring eval "))
@@ -143,12 +144,14 @@ def guarded(verb: Callable[[], int], command: str, ending: Ending | None = None)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if _disk_is_full(error):
-            again = f"free some space, then the same command goes on, nothing is lost: {command}"
-            return _say(f"disk: expected room to write, got none ({str(error).partition(';')[0]}); {again}", 2)
+        lacking = shortage(error)
         if isinstance(error, OSError) and error.errno in CLOSED and error.filename is not None:
-            do = "check the path, and whether this user may read and write it"
-            return _say(f"{error.filename}: expected a path that can be opened, got {error.strerror}; {do}", 2)
+            got, do = lacking or (error.strerror, "check the path, and whether this user may read and write it")
+            return _say(f"{error.filename}: expected a path that can be opened, got {got}; {do}", 2)
+        if lacking is not None:
+            again = f"{lacking[1]}, then the same command goes on, nothing is lost: {command}"
+            got = f"{lacking[0]} ({str(error).partition(';')[0]})"
+            return _say(f"disk: expected room to write, got {got}; {again}", 2)
         if isinstance(error, SparringError):
             # a system may signal every process of a job, so that a part has ended before it could be closed
             ended = "" if ending.came is None else f"\nended by {ending.came.name}{goes_on}"
@@ -159,16 +162,6 @@ def guarded(verb: Callable[[], int], command: str, ending: Ending | None = None)
 def _say(message: str, code: int) -> int:
     say(message, stream=sys.stderr)
     return code
-
-
-def _disk_is_full(error: BaseException | None) -> bool:
-    while error is not None:
-        if getattr(error, "errno", None) in FULL or getattr(error, "sqlite_errorname", None) == "SQLITE_FULL":
-            return True
-        if any(f"(os error {number})" in str(error) for number in FULL):  # as libraries in Rust say it
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 if __name__ == "__main__":

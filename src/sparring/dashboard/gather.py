@@ -148,8 +148,8 @@ def _average(name: str, values: Sequence[float]) -> float | None:
 
 
 def _summary(path: Path) -> dict[str, Any]:
-    """Return the run's summary, or {} before its end. NaN becomes None, because a browser's JSON has no NaN."""
-    return json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None) if path.exists() else {}
+    """Return the run's summary, or {} before its end."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def read_config(run_dir: Path) -> tuple[str, dict[str, Any]]:
@@ -237,7 +237,7 @@ def _account(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def vocabulary(run_dir: Path, config: Mapping[str, Any], model: str) -> dict[int, Piece]:
     """Return the text of every token of a run's model; {} without a tokenizer, in which case the page shows ids."""
-    folders = [*sorted(run_dir.glob("*/")), *sorted(run_dir.glob("*/*/"))]
+    folders = [run_dir, *sorted(run_dir.glob("*/")), *sorted(run_dir.glob("*/*/"))]
     named = config.get("models", {}).get(model, {}).get("path")
     folders += [Path(named)] if named else []
     file = next((f / "tokenizer.json" for f in folders if (f / "tokenizer.json").is_file()), None)

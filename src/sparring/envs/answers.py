@@ -4,7 +4,6 @@ it is invalid."""
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any, get_args
 
 from sparring.generation import Constraint
 from sparring.types import Message, Observation, Role, Score, Trajectory
+from sparring.validation import number, plain_scalar
 
 ROLES = frozenset(get_args(Role))
 
@@ -56,7 +56,7 @@ def rated(score: object, roles: Sequence[str], trajectories: Sequence[Trajectory
         return None
     if not isinstance(score, Score):
         raise TypeError(f"expected a Score or None, got {score!r:.80}")
-    success = _to_python(score.success)
+    success = plain_scalar(score.success)
     if not isinstance(success, (bool, type(None))):
         raise TypeError(f"expected success to be True, False or None, got {score.success!r:.80}")
     if not isinstance(score.parts, Mapping):
@@ -128,25 +128,15 @@ def _check_state(state: object) -> None:
 
 
 def finite(what: str, value: object) -> float:
-    """Convert a finite real number to a Python float. It may be an int, a bool, a float, a Fraction, or a scalar of an
-    array library (`numpy.float32`, an array or tensor of shape ()).
+    """Convert a finite real number of a type that `number` converts to a Python float.
 
     Raises:
         ValueError: the value is anything else; the message names it by `what`.
     """
-    number = _to_python(value)
-    if isinstance(number, numbers.Real):
-        with suppress(OverflowError):
-            if math.isfinite(converted := float(number)):
-                return converted
+    with suppress(ValueError):
+        if math.isfinite(converted := number(what, value)):
+            return converted
     raise ValueError(f"expected a finite number as {what}, got {value!r:.80}")
-
-
-def _to_python(value: object) -> object:
-    """Convert a scalar of an array library to Python's type; return anything else unchanged."""
-    if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
-        return item()
-    return value
 
 
 def _finite_rewards(rewards: object) -> Any:

@@ -30,6 +30,7 @@ class ByName:
     Attributes:
         function: user's function.
         is_async: whether it is a coroutine function.
+        batched: whether it is called as TRL's trainers call it.
 
     Raises:
         BadInput: the parameters cannot be read, or only TRL's trainers can pass them.
@@ -47,18 +48,18 @@ class ByName:
         self._wants = [each for each in parameters if each.kind not in variadic and each.name not in bound]
         self._bound = bound
         names = {parameter.name for parameter in self._wants}
-        self._batched = bool(names & {"completions", "prompts"})
+        self.batched = bool(names & {"completions", "prompts"})
         self._texts = (
-            set() if self._batched else {name for name, hint in _hints(underlying).items() if hint in (str, "str")}
+            set() if self.batched else {name for name, hint in _hints(underlying).items() if hint in (str, "str")}
         )
         for parameter in self._wants:
-            if self._batched and parameter.name in OF_TRAINER and parameter.default is parameter.empty:
+            if self.batched and parameter.name in OF_TRAINER and parameter.default is parameter.empty:
                 got = f"{parameter.name!r}, which is the trainer's"
                 raise refusal(where, "a reward of an answer and its row", got, "leave it out, or give it a default")
 
     def check(self, task: Task) -> None:
         """Refuse a row without a column that the function needs (`BadInput`)."""
-        own = ("completions", "prompts", "completion_ids") if self._batched else ("completion", "task")
+        own = ("completions", "prompts", "completion_ids") if self.batched else ("completion", "task")
         for parameter in self._wants:
             if parameter.default is parameter.empty and parameter.name not in task.data and parameter.name not in own:
                 columns = ", ".join(sorted(task.data))
@@ -74,7 +75,7 @@ class ByName:
             task: task that it answers.
             ids: token ids of the answer.
         """
-        values = _batch(completion, task, ids) if self._batched else _single(completion, task)
+        values = _batch(completion, task, ids) if self.batched else _single(completion, task)
         positional, named = [], {}
         for parameter in self._wants:
             if parameter.name not in values:
@@ -85,7 +86,7 @@ class ByName:
             else:
                 named[parameter.name] = value
         if self._takes_all:
-            own = set() if self._batched else {"completion", "task"}
+            own = set() if self.batched else {"completion", "task"}
             named = {k: v for k, v in values.items() if k not in own | self._bound} | named
             for parameter in self._wants:
                 if parameter.kind is parameter.POSITIONAL_ONLY:
@@ -98,7 +99,7 @@ class ByName:
         Raises:
             TypeError: a function with TRL's signature returned anything else.
         """
-        if not self._batched:
+        if not self.batched:
             return result
         try:
             (reward,) = result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 from sparring.envs.base import Env, final_text
@@ -28,20 +27,24 @@ class RewardFunction(Env):
     def __init__(self, called: ByName) -> None:
         super().__init__()
         self._called = called
-        self._ids: Sequence[int] = ()
+        self._text, self._ids = "", tuple[int, ...]()
 
     def check(self, task: Task) -> None:
         self._called.check(task)
 
     @cooperative
     async def score(self, trajectory: Trajectory) -> Score | None:
-        """Score the final answer, and keep its token ids for a function with TRL's signature."""
-        answer = trajectory.answer
-        self._ids = answer.tokens if answer is not None and final_text(trajectory) else ()
+        """Score the final answer. A function with TRL's signature gets its token ids too, and a reply that a limit
+        cut."""
+        answer, self._text = trajectory.answer, final_text(trajectory)
+        cut = answer is not None and answer.finish_reason == "length" and self._called.batched
+        if answer is not None and answer.message is not None and cut:
+            self._text = answer.message.content.strip()
+        self._ids = answer.tokens if answer is not None and (self._text or cut) else ()
         return await super().score(trajectory)
 
     async def reward(self, completion: str, task: Task) -> Any:
-        positional, named = self._called.arguments(completion, task, self._ids)
+        positional, named = self._called.arguments(self._text, task, self._ids)
         result = self._called.function(*positional, **named)
         return self._called.value(await result if inspect.isawaitable(result) else result)
 

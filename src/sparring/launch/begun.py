@@ -15,13 +15,13 @@ from sparring.errors import refusal
 from sparring.launch.checkpoint import CONFIG
 from sparring.launch.layout import is_layout, layout_keys, reason
 from sparring.launch.sameness import BY_MESSAGES
-from sparring.model.hub import template_text
+from sparring.model.hub import base_folder, template_text
 from sparring.observe.whole_file import write_whole
 from sparring.protocols import Store
 from sparring.recipe.load import load_recorded
 from sparring.recipe.run_config import RunConfig, dump, resolve
 from sparring.recipe.url_secrets import as_now, found, masked, without_users
-from sparring.stages.context import ONLINE_STAGES, Context
+from sparring.stages.context import ONLINE_STAGES, Context, given_checkpoint
 from sparring.stages.runtime.raised import first_steps, raises_key
 from sparring.stages.runtime.saved import train_of
 from sparring.train.config import TrainConfig
@@ -105,7 +105,9 @@ def raised(folder: Path, config: RunConfig) -> dict[str, tuple[int, int]]:
 
 def claim(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
     """Write the resolved config into a run's folder if the folder is new, if steps were raised, if the layout changed,
-    or if the config there contains passwords. An event tells a change of the layout."""
+    or if the config there contains passwords. An event tells a change of the layout. A new folder gets the
+    policy's tokenizer."""
+    keep_tokenizer(context.folder, context.config)
     file = context.folder / CONFIG
     moved = _layout_changes(context)
     if changes:
@@ -119,6 +121,14 @@ def claim(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
             context.store.put(TEMPLATES, templates)
     if changes or moved or not file.exists() or any(found(msgspec.to_builtins(load_recorded(file)))):
         write_whole(file, dump(context.config).encode())
+
+
+def keep_tokenizer(folder: Path, config: RunConfig) -> None:
+    """Copy the tokenizer of a policy that a recipe names by its path into a run's folder, so that the ids of its
+    rollouts can be read as text wherever the folder is."""
+    kept, start = folder / "tokenizer.json", given_checkpoint(config)
+    if start is not None and not kept.exists() and (file := base_folder(start) / kept.name).is_file():
+        write_whole(kept, file.read_bytes())
 
 
 def _layout_changes(context: Context) -> list[str]:

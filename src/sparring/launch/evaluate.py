@@ -19,6 +19,7 @@ from sparring.dashboard.evaluations import FOLDERS
 from sparring.engine.config import EngineConfig
 from sparring.envs.rubrics.config import Function
 from sparring.errors import refusal
+from sparring.launch.begun import keep_tokenizer
 from sparring.launch.block import block
 from sparring.launch.checkpoint import CONFIG, find_checkpoint
 from sparring.launch.rehearsal import rehearse
@@ -249,10 +250,11 @@ def _evaluated_result(context: Context, subject: Subject, evaluation: Evaluation
 
 
 def _write_recipe(folder: Path, recipe: RunConfig) -> None:
-    """Write the recipe of an evaluation into its folder. The folder's name has the digest of the recipe."""
+    """Write the recipe and the tokenizer of an evaluation into its folder. Its name has the digest of the recipe."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).write_text(dump(recipe), encoding="utf-8")
+        keep_tokenizer(folder, recipe)
     except OSError as error:
         raise refusal(
             str(folder), "a folder that can be created", error.strerror or str(error), "choose another --name"

@@ -70,7 +70,7 @@ class Evaluation:
         mean_turns_successful: model turns per successful rollout.
         outcomes: number of rollouts by outcome, as `kind/reason`.
         versions: lowest and highest weight version that sampled a token; None without sampled tokens.
-        shortfalls: shares that training reports as `rollout/nothing_to_train`, `unread_calls` and `cut_by_context`;
+        shortfalls: shares that training reports as `rollout/nothing_to_train`, `unread_calls`, `cut_by_...`;
             without those that are undefined.
         tasks: results by task id.
     """

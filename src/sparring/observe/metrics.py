@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from sparring.validation import number
+
 Reduce = Literal["mean", "sum", "max", "min", "last", "ratio"]
 
 
@@ -29,13 +31,15 @@ class Metrics:
     def __init__(self) -> None:
         self._cells: dict[str, _Cell] = {}
 
-    def add(self, name: str, value: float, reduce: Reduce = "mean", *, weight: float = 1.0) -> None:
-        """Report a value. For a ratio, `value` is the numerator and `weight` the denominator.
+    def add(self, name: str, value: object, reduce: Reduce = "mean", *, weight: float = 1.0) -> None:
+        """Report a value: anything that `number` converts, NaN and the infinities included, which say that something
+        went wrong. For a ratio, `value` is the numerator and `weight` the denominator.
 
         Raises:
-            ValueError: the name was reported with another reduction.
+            ValueError: the value is no number, or the name was reported with another reduction.
         """
-        self._merge(name, reduce, value * weight if reduce == "mean" else value, weight)
+        top = number(f"metric {name}", value)
+        self._merge(name, reduce, top * weight if reduce == "mean" else top, float(weight))
 
     def merge(self, other: Metrics) -> None:
         """Add the values of another collector, after the values of this collector."""
@@ -72,15 +76,14 @@ class Metrics:
 def merged(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Merge the metrics of an update's optimiser steps, and add the number of these steps as `optimiser_steps`. Counts
     and seconds add up, maxima are maximised, and everything else is averaged over the steps that report it. A single
-    step is unchanged. Metrics of another model, such as a critic, have its role as a prefix: "critic/grad_norm"."""
-    if len(steps) == 1:
-        return dict(steps[0])
+    step has no such number. Metrics of another model, such as a critic, have its role as a prefix:
+    "critic/grad_norm"."""
     metrics = Metrics()
     for step in steps:
         for name, value in step.items():
             summed = name.rpartition("/")[2].startswith(("tokens_", "micro_batches")) or name.endswith("_s")
             metrics.add(name, value, "max" if name.endswith(("_max", "_max_abs_diff")) else "sum" if summed else "mean")
-    return {**metrics.values(), "optimiser_steps": float(len(steps))}
+    return {**metrics.values(), **({"optimiser_steps": float(len(steps))} if len(steps) > 1 else {})}
 
 
 def _value(cell: _Cell) -> float:

@@ -21,5 +21,9 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     draft = path.with_name(path.name + ".part")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
-        file.write(data)
+        try:
+            file.write(data)
+            file.flush()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error  # which names the disk
     draft.replace(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,14 +11,16 @@ from sparring.observe.survival import lost_rollouts, silent_rollouts, turns
 from sparring.record.order import tools_of
 from sparring.render.tags import CALL_TAGS
 from sparring.rollout.admitted import AdmittedRollouts, sampled_tokens
-from sparring.types import UNTRAINED, Group, Rollout, Segment
+from sparring.types import UNTRAINED, Group, Rollout, Segment, alike
 
 WARNED_ABOVE: Mapping[str, tuple[float, str]] = {
     "nothing_to_train": (0.25, "of rollouts have nothing to train: they broke, or the policy has no turn in them"),
     "unread_calls": (0.1, "of replies to requests with tools hold a call's tag and no call that can be read"),
     "cut_by_context": (0.1, "of replies were cut because the context was full"),
+    "cut_by_limit": (0.1, "of replies were cut; a cut answer counts as empty: raise rollout.sampling.max_turn_tokens"),
+    "equal_rewards": (0.99, "of groups have equal rewards and teach nothing: vary tasks, raise rollout.group_size"),
 }
-"""Shares of `shortfalls` that cause a warning, once: the threshold, and the words of the warning."""
+"""Shares that cause a warning, once: the threshold, and the words of the warning."""
 
 Shares = Mapping[str, tuple[float, float]]
 """Shares by name, each as numerator and denominator."""
@@ -69,6 +72,10 @@ def measure(metrics: Metrics, group: Group, *, lag: int, max_context: int | None
     metrics.add("rollout/silent_rate", silent, "ratio", weight=rollouts)
     for name, (count, of) in shortfalls(group, max_context).items():
         metrics.add(f"rollout/{name}", count, "ratio", weight=of)
+    if len(group.scores) > 1:
+        roles = {trajectory.role for rollout in group.rollouts for trajectory in rollout.trajectories}
+        equal = all(alike([score.of(role) for score in group.scores]) for role in roles)
+        metrics.add("rollout/equal_rewards", equal)
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         _measure_rollout(metrics, rollout)
         metrics.add("rollout/reward", score.reward or 0.0)
@@ -84,15 +91,17 @@ def measure(metrics: Metrics, group: Group, *, lag: int, max_context: int | None
 
 def shortfalls(group: Group, max_context: int | None = None) -> Shares:
     """Return the shares of a group's rollouts and replies that fell short: rollouts with nothing to train, replies with
-    an unreadable call, and replies that the context length cut off. The result depends only on the record.
+    an unreadable call, and replies that the context length or another limit on tokens cut. The result depends only on
+    the record.
 
     Args:
         group: scored group, or a group of an evaluation.
-        max_context: maximum number of tokens as in `measure`; without it, no share of the context length is returned.
+        max_context: maximum number of tokens as in `measure`; without it, no share of the context length is returned,
+            and all replies that were cut count as cut by a limit.
     """
     lost, silent = len(lost_rollouts(group)), len(silent_rollouts(group))
     untrained = sum(not any(trajectory.turns for trajectory in rollout.trajectories) for rollout in group.rollouts)
-    unread = called = cut = replies = 0
+    unread = called = cut = full = replies = 0
     for trajectory in (trajectory for rollout in group.rollouts for trajectory in rollout.trajectories):
         segments, lengths = trajectory.segments, [0] * len(trajectory.segments)
         for segment in segments:
@@ -102,13 +111,14 @@ def shortfalls(group: Group, max_context: int | None = None) -> Shares:
         with_tools = [segment for segment in sampled if tools_of(segments, segment.index)]
         called, unread = called + len(with_tools), unread + sum(map(_is_unread, with_tools))
         replies += len(sampled)
-        full = [segment for segment in sampled if lengths[segment.index] >= (max_context or 0)]
-        cut += sum(segment.finish_reason == "length" for segment in full)
+        at = [lengths[segment.index] for segment in sampled if segment.finish_reason == "length"]
+        cut, full = cut + len(at), full + sum(length >= (max_context or math.inf) for length in at)
     shares = {
         "nothing_to_train": (lost + silent + untrained, lost + silent + len(group.rollouts)),
         "unread_calls": (unread, called),
+        "cut_by_limit": (cut - full, replies),
     }
-    return shares if max_context is None else {**shares, "cut_by_context": (cut, replies)}
+    return shares if max_context is None else {**shares, "cut_by_context": (full, replies)}
 
 
 def admitted_metrics(admitted: AdmittedRollouts) -> dict[str, float]:

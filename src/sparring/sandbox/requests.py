@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import resource
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sparring.disk import megabytes
 from sparring.errors import BadInput, refusal
 from sparring.open_files import allow_files
 from sparring.types import BoxSpec
@@ -21,13 +23,18 @@ def check_spec(spec: BoxSpec) -> None:
     """Refuse a spec whose limits are none.
 
     Raises:
-        BadInput: a limit is no number, or none that a kernel takes.
+        BadInput: a limit is no number, or none that a kernel takes, or above what this process may give a box.
     """
     check_seconds("box.timeout_s", spec.timeout_s)
     check_text("box.image", spec.image)
     for name, least in (("memory_bytes", 1), ("disk_bytes", 1), ("output_bytes", 0)):
         check_count(f"box.{name}", getattr(spec, name), least, MOST_SPEC_BYTES)
     check_count("box.processes", spec.processes, 1, MOST_PROCESSES)
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    if most != resource.RLIM_INFINITY and most < spec.disk_bytes:
+        expected = f"files of {megabytes(spec.disk_bytes)}"
+        do = "do: raise ulimit -f before the run, or lower disk_bytes"
+        raise refusal("box.disk_bytes", expected, f"a limit of {megabytes(most)} for each file", do)
 
 
 def check_seconds(where: str, value: object) -> None:

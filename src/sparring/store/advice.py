@@ -1,15 +1,19 @@
-"""Advice to the user about errors of the store."""
+"""Errors of the store, with advice to the user."""
 
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
+
+from sparring.disk import shortage
+from sparring.errors import StoreError
 
 AGAIN = "then run the same command again: nothing recorded before is lost"
 DAMAGED = "the file is damaged: restore it from a copy, or start a new run folder"
 
 WAY_OUT = {
     "SQLITE_FULL": f"free disk space, {AGAIN}",
-    "SQLITE_IOERR": f"free disk space or check the disk, {AGAIN}",
+    "SQLITE_IOERR": f"check the disk, {AGAIN}",
     "SQLITE_CANTOPEN": f"check the folder and the disk, {AGAIN}",
     "SQLITE_READONLY": f"make the file and its folder writable, {AGAIN}",
     "SQLITE_BUSY": f"end the program that holds the file, {AGAIN}",
@@ -21,9 +25,17 @@ WAY_OUT = {
 """Advice by prefix of SQLite's error code (`sqlite.org/rescode.html`)."""
 
 
-def way_out(error: sqlite3.Error | OSError) -> str:
-    """Return advice on an error: that of `WAY_OUT`, or else to report a bug."""
-    if isinstance(error, OSError):
-        return f"free disk space or check the folder and the disk, {AGAIN}"
-    code = getattr(error, "sqlite_errorname", "")
-    return next((way for name, way in WAY_OUT.items() if code.startswith(name)), "report this as a defect of Sparring")
+def store_error(path: Path, what: str, error: sqlite3.Error | OSError) -> StoreError:
+    """Return a StoreError that says what the disk or this process lacks, or what is wrong with the file.
+
+    Args:
+        path: file or folder of the store.
+        what: what was to be done, as an infinitive.
+        error: cause.
+    """
+    code = getattr(error, "sqlite_errorname", "SQLITE_CANTOPEN")
+    do = next((way for name, way in WAY_OUT.items() if code.startswith(name)), "report this as a defect of Sparring")
+    lacking = shortage(error, path) if do.endswith(AGAIN) else None
+    if lacking is not None:
+        return StoreError(f"{path}: expected to {what}, got {lacking[0]} ({error}); {lacking[1]}, {AGAIN}")
+    return StoreError(f"{path}: expected to {what}, got {error}; {do}")

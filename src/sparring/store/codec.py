@@ -6,6 +6,7 @@ bytes, lists and string-keyed mappings. A tuple is restored as a list.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -149,6 +150,15 @@ def decode(data: bytes, kind: type[T]) -> T:
     """
     value: T = _decoder(cast("Any", kind)).decode(data)
     return value
+
+
+def refused_entries(data: bytes, error: msgspec.ValidationError) -> dict[str, Any]:
+    """Return the entries that are no float of the table that an error of `decode` names; the error leaves out which
+    entry it means."""
+    table = msgspec.msgpack.decode(data, ext_hook=_extension)
+    for key in re.findall(r"\w+", str(error).partition("`$")[2]):
+        table = table[int(key)] if isinstance(table, list) else table.get(key)
+    return {key: value for key, value in table.items() if type(value) is not float} if isinstance(table, dict) else {}
 
 
 @cache

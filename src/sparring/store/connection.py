@@ -11,8 +11,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from sparring.errors import StoreError
-from sparring.store.advice import DAMAGED
+from sparring.store.advice import store_error
 from sparring.store.cut import check_header
 from sparring.store.file_system import file_system_of
 from sparring.store.lock import RunLock
@@ -48,12 +47,12 @@ def connect(path: Path, *, read_only: bool = False, exclusive: bool = False) -> 
         check_header(path)
         if exclusive and read_only:
             _fold_log(path)
-        database = _opened(path, "ro" if read_only else "rwc")
+        database = _opened_to_read(path) if read_only else _opened(path, "mode=rwc")
         if exclusive and not read_only:
             database.execute("PRAGMA locking_mode = EXCLUSIVE")
         return database
     except (sqlite3.Error, OSError) as error:
-        raise StoreError(f"{path}: expected a file to open, got {error}; check the folder and the disk") from error
+        raise store_error(path, "open a database", error) from error
 
 
 def end_log(database: sqlite3.Connection) -> None:
@@ -92,13 +91,27 @@ def is_blank(path: Path) -> bool:
         with closing(connect(path, read_only=True, exclusive=needs_exclusive(path))) as database:
             return bool(database.execute("PRAGMA user_version").fetchone()[0] == 0)
     except sqlite3.Error as error:
-        raise StoreError(f"{path}: expected a database, got {error}; {DAMAGED}") from error
+        raise store_error(path, "read a database", error) from error
 
 
-def _opened(path: Path, mode: str) -> sqlite3.Connection:
+def _opened(path: Path, how: str) -> sqlite3.Connection:
     return sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False, timeout=5.0
+        f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None, check_same_thread=False, timeout=5.0
     )
+
+
+def _opened_to_read(path: Path) -> sqlite3.Connection:
+    """Return a connection that reads. On a read-only or full disk there may be no room for shared memory
+    (sqlite.org/wal.html, read-only databases); without a log none is needed, because nobody writes the file."""
+    database, log = _opened(path, "mode=ro"), path.with_name(path.name + "-wal")
+    try:
+        database.execute("PRAGMA user_version").fetchone()
+    except sqlite3.OperationalError:
+        if log.exists() and log.stat().st_size:
+            raise
+        database.close()
+        database = _opened(path, "mode=ro&immutable=1")
+    return database
 
 
 def _fold_log(path: Path) -> None:
@@ -107,10 +120,9 @@ def _fold_log(path: Path) -> None:
     Raises:
         BadInput: a run holds the folder.
     """
-    with closing(RunLock(lock_of(path), reads=True)):
-        with path.open("rb") as file:
-            logged = file.read(LOG_VERSION.stop)[LOG_VERSION] == b"\x02"
-        if logged:
-            with closing(_opened(path, "rw")) as database:
-                database.execute("PRAGMA locking_mode = EXCLUSIVE")
-                end_log(database)
+    with path.open("rb") as file:
+        if file.read(LOG_VERSION.stop)[LOG_VERSION] != b"\x02":
+            return
+    with closing(RunLock(lock_of(path), reads=True)), closing(_opened(path, "mode=rw")) as database:
+        database.execute("PRAGMA locking_mode = EXCLUSIVE")
+        end_log(database)

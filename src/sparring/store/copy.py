@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from sparring.errors import StoreError
+from sparring.store.advice import store_error
 from sparring.store.connection import connect, needs_exclusive
 
 
@@ -28,6 +28,4 @@ def copy_store(source: Path, target: Path) -> None:
         ):
             reader.backup(writer)
     except (sqlite3.Error, OSError) as error:
-        raise StoreError(
-            f"{source}: expected a store to copy to {target}, got {error}; check the file, and the space of the disk"
-        ) from error
+        raise store_error(target, f"copy the store {source}", error) from error

@@ -23,8 +23,8 @@ import msgspec
 
 from sparring.errors import StoreError, refusal
 from sparring.log import LogEntry, LogKind
-from sparring.store.advice import DAMAGED, way_out
-from sparring.store.codec import SCHEMA_VERSION, StoredGroup, StoredRollout, decode, encode
+from sparring.store.advice import DAMAGED, store_error
+from sparring.store.codec import SCHEMA_VERSION, StoredGroup, StoredRollout, decode, encode, refused_entries
 from sparring.store.connection import connect, copy_log, end_log, lock_of, needs_exclusive
 from sparring.store.cut import check_pages
 from sparring.store.lock import RunLock
@@ -421,7 +421,7 @@ class SqliteStore:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise StoreError(f"{self._path}: expected to {what}, got {error}; {way_out(error)}") from error
+            raise store_error(self._path, what, error) from error
 
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._one_at_a_time, self._store_errors("read"):
@@ -430,6 +430,12 @@ class SqliteStore:
     def _decode(self, data: bytes, kind: Any) -> Any:
         try:
             return decode(data, kind)
+        except msgspec.ValidationError as error:
+            name, got = getattr(kind, "__name__", kind), f"{error} {refused_entries(data, error)}"
+            do = "the file is whole: report this as a defect of Sparring"
+            raise StoreError(
+                f"{self._path}: expected {name}, got a value of another type ({got:.300}); {do}"
+            ) from error
         except msgspec.MsgspecError as error:
             raise StoreError(
                 f"{self._path}: expected {getattr(kind, '__name__', kind)}, got damaged data ({error}); {DAMAGED}"

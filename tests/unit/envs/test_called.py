@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ from sparring.envs.base import Env
 from sparring.envs.called import ByName, name_of
 from sparring.envs.reward_function import RewardFunction
 from sparring.errors import EnvError
-from sparring.types import Message, Observation, Outcome, Score, Segment, Task, Trajectory
+from sparring.generation import Runs
+from sparring.types import Message, Observation, Outcome, Score, Segment, Task, ToolCall, Trajectory
 
 if TYPE_CHECKING:
     from nowhere import Row
@@ -88,14 +90,21 @@ def test_a_reward_function_of_any_kind(function: Callable[..., Any], task: Task)
     assert score_of(function, task, "8") == Score(reward=0.0, success=False)
 
 
-def score_of(function: Callable[..., Any], task: Task, text: str) -> Score | None:
+ANSWERED = Outcome(kind="completed", reason="answered")
+
+
+def score_of(
+    function: Callable[..., Any], task: Task, said: str | Message, outcome: Outcome = ANSWERED
+) -> Score | None:
     async def run() -> Score | None:
         world: Env = RewardFunction(ByName(function, "env.reward"))
         world.check(task)
         await world.open(task, None)
-        reply = Message(role="assistant", content=text)
+        reply = Message(role="assistant", content=said) if isinstance(said, str) else said
         turn = Segment(index=0, parent=None, source="expert", tokens=(4, 5), message=reply)
-        outcome = Outcome(kind="completed", reason="answered")
+        if outcome.kind == "truncated":
+            sampled: dict[str, Any] = {"logprobs": (-1.0, -2.0), "versions": Runs.of(0, 2), "finish_reason": "length"}
+            turn = replace(turn, source="policy", model="policy", **sampled)
         return await world.score(Trajectory(id="r", task="t", role="policy", segments=(turn,), outcome=outcome))
 
     return asyncio.run(run())
@@ -111,6 +120,30 @@ def test_an_uncallable_reward_function_is_refused() -> None:
     for wrong in (0.0, [0.0, 1.0], []):
         with pytest.raises(EnvError, match="expected a list of one reward"):
             score_of(lambda completions: wrong, TASK, "7")
+
+
+@pytest.mark.parametrize(
+    ("content", "calls"),
+    [("It is 2, sin", ()), ("", ()), ("Let me", (ToolCall(id="c", name="python", arguments=None, raw='{"co'),))],
+)
+def test_a_reply_that_a_limit_cut_is_handed_to_a_function_of_trl_and_to_no_other(
+    content: str, calls: tuple[ToolCall, ...]
+) -> None:
+    """With its ids, whatever is in it; functions of one answer and rubrics get an empty text."""
+    got: list[object] = []
+
+    def of_trl(completions: list[str], completion_ids: list[list[int]]) -> list[float]:
+        got.append((completions, completion_ids))
+        return [0.5]
+
+    def of_one(completion: str) -> float:
+        got.append(completion)
+        return 0.25
+
+    reply = Message(role="assistant", content=content, tool_calls=calls)
+    for function in (of_trl, of_one):
+        score_of(function, TASK, reply, Outcome(kind="truncated", reason="max_tokens"))
+    assert got == [([content], [[4, 5]]), ""]
 
 
 NUMBERS = [

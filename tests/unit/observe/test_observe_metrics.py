@@ -1,13 +1,17 @@
 """Metrics add up the same however they were split."""
 
 import math
+from decimal import Decimal
 from fractions import Fraction
+from typing import get_args
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.observe.metrics import Metrics, merged
+from sparring.observe.metrics import Metrics, Reduce, merged
 
 VALUES = st.lists(st.tuples(st.integers(-1000, 1000), st.integers(1, 9)), min_size=1, max_size=12)
 
@@ -82,3 +86,58 @@ def test_merged_counts_add_up_per_model() -> None:
 
 def test_a_single_step_is_merged_unchanged() -> None:
     assert merged([{"tokens_trained": 3.0}]) == {"tokens_trained": 3.0}
+
+
+class _Scalar:
+    """A scalar as array libraries have them: of shape (), with `item`."""
+
+    shape = ()
+
+    def __init__(self, plain: object) -> None:
+        self._plain = plain
+
+    def item(self) -> object:
+        return self._plain
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (True, 1.0),
+        (False, 0.0),
+        (3, 3.0),
+        (Fraction(1, 4), 0.25),
+        (Decimal("0.5"), 0.5),
+        (_Scalar(True), 1.0),
+        (np.float32(0.5), 0.5),
+        (np.bool_(True), 1.0),
+        (np.int64(-2), -2.0),
+        (np.array(7), 7.0),
+        (math.inf, math.inf),
+        (Decimal("-Infinity"), -math.inf),
+    ],
+)
+@pytest.mark.parametrize("reduce", get_args(Reduce))
+def test_whatever_is_a_number_is_kept_as_a_float(value: object, expected: float, reduce: Reduce) -> None:
+    metrics = Metrics()
+    metrics.add("a", value, reduce)
+    [(name, kept)] = metrics.values().items()
+    assert (name, type(kept), kept) == ("a", float, expected)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode({name: kept}), type=dict[str, float]) == {name: expected}
+
+
+@pytest.mark.parametrize(
+    "value", ["1", None, 1j, [1.0], np.ones(1), np.str_("1"), _Scalar("1"), 10**400, Decimal("sNaN"), b"1"]
+)
+def test_whatever_is_none_is_refused_by_name(value: object) -> None:
+    metrics = Metrics()
+    with pytest.raises(ValueError, match="^expected a number as metric rollout/part/style, got "):
+        metrics.add("rollout/part/style", value)
+    assert metrics.values() == {}
+
+
+def test_an_update_of_one_step_has_numbers_too() -> None:
+    [(name, kept)] = merged([{"updated": True}]).items()
+    assert (name, type(kept), kept) == ("updated", float, 1.0)
+    with pytest.raises(ValueError, match="metric loss, got 'low'"):
+        merged([{"loss": "low"}])  # type: ignore[dict-item]

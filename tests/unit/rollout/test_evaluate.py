@@ -74,7 +74,12 @@ def test_infrastructure_is_counted_named_and_left_out() -> None:
         1 / 3
     )
     assert result.outcomes == {"completed/answered": 20, "judge_failed/failure": 10}
-    assert result.shortfalls == {"nothing_to_train": 1 / 3, "unread_calls": 0.0, "cut_by_context": 0.0}
+    assert result.shortfalls == {
+        "nothing_to_train": 1 / 3,
+        "unread_calls": 0.0,
+        "cut_by_limit": 0.0,
+        "cut_by_context": 0.0,
+    }
 
 
 def test_an_evaluation_has_the_shares_that_training_has_from_its_record_too(tmp_path: Path) -> None:
@@ -91,7 +96,7 @@ def test_an_evaluation_has_the_shares_that_training_has_from_its_record_too(tmp_
     values = metrics.take()
     shares = summarize(plan, found).shortfalls
     assert shares == {name: values[f"rollout/{name}"] for name in shares}
-    assert shares == {"nothing_to_train": 0.0, "unread_calls": 1.0, "cut_by_context": 1.0}
+    assert shares == {"nothing_to_train": 0.0, "unread_calls": 1.0, "cut_by_limit": 0.0, "cut_by_context": 1.0}
 
 
 def test_a_task_that_lost_a_sample_counts_by_the_others() -> None:

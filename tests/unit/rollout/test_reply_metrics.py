@@ -8,7 +8,7 @@ import pytest
 
 from sparring.generation import Runs
 from sparring.observe.metrics import Metrics
-from sparring.rollout.metrics import WARNED_ABOVE, Warnings, measure
+from sparring.rollout.metrics import WARNED_ABOVE, Warnings, measure, shortfalls
 from sparring.testing.conversations import TOOL
 from sparring.testing.toy import toy_task
 from sparring.types import Fork, Group, Message, Outcome, Rollout, Score, Segment, ToolCall, ToolSpec, Trajectory
@@ -74,9 +74,36 @@ def test_a_call_that_nobody_can_read_is_counted_where_there_are_tools(reply: Mes
     assert without != without, "of a reply to a request without tools the text is text: there is nothing to count"
 
 
-def test_a_reply_that_the_context_cut_is_counted_and_one_that_its_client_cut_is_not() -> None:
-    assert measured(rollout(says("a"), says("b"), finish_reason="length"))["rollout/cut_by_context"] == 0.5
-    assert measured(rollout(says("a"), finish_reason="length"))["rollout/cut_by_context"] == 0.0
+def test_a_reply_that_was_cut_is_counted_by_what_cut_it() -> None:
+    """The context of 30 tokens, or another limit."""
+    full, other = "rollout/cut_by_context", "rollout/cut_by_limit"
+    by_context = measured(rollout(says("a"), says("b"), finish_reason="length"))
+    assert (by_context[full], by_context[other]) == (0.5, 0.0)
+    by_limit = measured(rollout(says("a"), finish_reason="length"), rollout(says("a")), rollout(says("b")))
+    assert (by_limit[full], by_limit[other]) == (0.0, pytest.approx(1 / 3))
+    group = Group(
+        id="rl/0",
+        index=0,
+        task=toy_task(),
+        rollouts=(rollout(says("a"), says("b"), finish_reason="length"),),
+        scores=(Score(reward=0.0),),
+    )
+    assert shortfalls(group)["cut_by_limit"] == (1, 2) and "cut_by_context" not in shortfalls(group)
+
+
+@pytest.mark.parametrize(
+    ("scores", "equal"),
+    [
+        ((Score(reward=0.1 + 0.2), Score(reward=0.3)), 1.0),
+        ((Score(reward=1.0), Score(reward=0.0)), 0.0),
+        ((Score(reward=1.0, per_role={"policy": 0.0}), Score(reward=0.0, per_role={"policy": 0.0})), 1.0),
+        ((Score(reward=0.0),), None),
+    ],
+)
+def test_groups_whose_rewards_are_equal_are_counted(scores: tuple[Score, ...], equal: float | None) -> None:
+    metrics, rollouts = Metrics(), tuple(rollout(says("a")) for _ in scores)
+    measure(metrics, Group(id="rl/0", index=0, task=toy_task(), rollouts=rollouts, scores=scores), lag=0)
+    assert metrics.values().get("rollout/equal_rewards") == equal
 
 
 def test_rollouts_with_nothing_to_train_are_counted_and_branches_of_other_tools() -> None:
@@ -95,8 +122,11 @@ def test_rollouts_with_nothing_to_train_are_counted_and_branches_of_other_tools(
 def test_what_is_too_high_is_said_once(prefix: str) -> None:
     told: list[str] = []
     warnings = Warnings(told.append, prefix)
-    for share in (0.0, 0.5, 0.9):
+    for share in (0.0, 0.5, 1.0):
         warnings.look({f"{prefix}{name}": share for name in WARNED_ABOVE})
     warnings.look({})
     assert [line.partition(":")[0] for line in told] == [f"{prefix}{name}" for name in WARNED_ABOVE]
-    assert all(": 50% of re" in line or ": 50% of rollouts" in line for line in told)
+    shares = {name: 0.5 if most < 0.5 else 1.0 for name, (most, _) in WARNED_ABOVE.items()}
+    assert all(f": {shares[name]:.0%} of " in line for name, line in zip(shares, told, strict=True))
+    keys = {"cut_by_limit": "rollout.sampling.max_turn_tokens", "equal_rewards": "rollout.group_size"}
+    assert all(key in line for name, line in zip(shares, told, strict=True) for key in [keys.get(name, "")])

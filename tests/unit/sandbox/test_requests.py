@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -90,3 +92,21 @@ def test_a_spec_that_no_box_can_have_is_refused(bench: Any, limit: str) -> None:
             await boxes.take(replace(SPEC, **{limit: SPECS[limit]}))
 
     bench.run(work)
+
+
+def test_a_box_with_larger_files_than_this_process_may_have_is_refused() -> None:
+    script = """
+import resource
+from sparring.errors import BadInput
+from sparring.sandbox.requests import check_spec
+from sparring.types import BoxSpec
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+check_spec(BoxSpec(disk_bytes=1 << 20))
+try:
+    check_spec(BoxSpec())
+except BadInput as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("box.disk_bytes: expected files of 16.8 MB, got a limit of 1.0 MB")
+    assert "ulimit -f" in done.stdout

@@ -1,5 +1,6 @@
 """The SQLite store against the world: kills, full disks, a second run, damage."""
 
+import math
 import random
 import signal
 import sqlite3
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -151,7 +153,7 @@ def test_a_full_disk_is_reported_and_loses_nothing(tmp_path: Path) -> None:
     out, _ = filler.communicate()
     assert filler.returncode == 0
     number, _, message = out.partition(" ")
-    assert int(number) > 3 and "free disk space" in message and str(path) in message
+    assert int(number) > 3 and "got a limit of 0.3 MB for each file" in message and str(path) in message
     assert integrity(path) == "ok"
     store = SqliteStore(path)
     assert list(store.groups()) == [make_group(n, size=500) for n in range(int(number))]
@@ -163,7 +165,7 @@ def test_a_full_database_is_reported_and_loses_nothing(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.sqlite")
     store._database.execute("PRAGMA max_page_count = 60")
     number = 0
-    with pytest.raises(StoreError, match="database or disk is full; free disk space"):
+    with pytest.raises(StoreError, match=r"MB free \(database or disk is full\); free disk space"):
         while True:
             store.append(make_group(number, size=500), stage="rl")
             number += 1
@@ -469,3 +471,22 @@ def test_a_store_of_schema_6_opens_with_every_id(tmp_path: Path) -> None:
         store = SqliteStore(path)
         assert list(store.groups(stage="rl")) == [group]
         store.close()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "named"),
+    [({"a": 1.0, "rollout/rewards_missing": False}, "False"), ({"rollout/rewards_missing": None}, "None")],
+)
+def test_a_value_of_another_type_is_named_and_not_called_damage(
+    tmp_path: Path, metrics: dict[str, Any], named: str
+) -> None:
+    """No part of Sparring stores one."""
+    store = SqliteStore(tmp_path / "store.sqlite")
+    store.checkpoint(CheckpointRef(model="policy", stage="rl", step=1, path=str(tmp_path), metrics=metrics), {})
+    with pytest.raises(StoreError, match=rf"`\$.metrics\[...\]` {{'rollout/rewards_missing': {named}}}") as it:
+        store.checkpoints("rl")
+    assert "damaged" not in str(it.value)
+    store.metric("rl", 1, {"grad_norm": math.inf, "rollout/reward": math.nan})
+    [(_, values)] = store.metrics("rl")
+    store.close()
+    assert values["grad_norm"] == math.inf and math.isnan(values["rollout/reward"])

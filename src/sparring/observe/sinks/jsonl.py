@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from sparring.disk import shortage
 from sparring.errors import StoreError
 from sparring.observe.sinks.sink import SampleRow
 
@@ -55,14 +55,14 @@ class JsonlSink:
     def _write(self, line: dict[str, Any]) -> None:
         data = msgspec.json.encode({"time": time.time(), **line}) + b"\n"
         with self._store_errors():
-            if self._file.write(data) != len(data):
-                raise OSError(errno.ENOSPC, "the line was cut short")
+            while data:  # a disk that takes a part of a line refuses the rest, and says why
+                data = data[self._file.write(data) :]
 
     @contextmanager
     def _store_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise StoreError(
-                f"{self._path}: expected to write a line, got {error}; free disk space, then run the same command again"
-            ) from error
+            got, do = shortage(error, self._path) or (str(error), "check the folder and the disk")
+            again = "then run the same command again"
+            raise StoreError(f"{self._path}: expected to write a line, got {got}; {do}, {again}") from error

@@ -22,6 +22,7 @@ def check_directory(directory: Path, mounts: Path = MOUNTS) -> list[str]:
     there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         got = "one without the right to write" if there.is_dir() else "a file"
+        got = "a read-only disk" if os.statvfs(there).f_flag & os.ST_RDONLY else got
         raise refusal("run.directory", f"a folder at {there}", got, "choose another")
     found = file_system_of(directory, mounts)
     if found.locks_here_alone:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from sparring.disk import megabytes
 from sparring.errors import BadInput, refusal
 from sparring.model.outline import Outline
 from sparring.recipe.run_config import RunConfig
@@ -294,5 +295,5 @@ def _check_disk(files: RunFiles, estimate: MemoryEstimate) -> None:
     free, kept = shutil.disk_usage(files.folder).free, files.config.train.keep_last + 1
     disk = ((estimate.trained + estimate.learner) * 12 + estimate.averaged * 4) * kept * 2
     if disk > free:
-        expected, got = f"{disk / GIB:.1f} GiB of disk for checkpoints", f"{free / GIB:.1f} GiB"
-        raise refusal(str(files.folder), expected, got, "free disk space")
+        expected = f"{megabytes(disk)} of disk for checkpoints"
+        raise refusal(str(files.folder), expected, megabytes(free), "free disk space")

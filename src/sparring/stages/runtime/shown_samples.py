@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from sparring.dashboard.show import conversation
 from sparring.observe.config import ObserveConfig
 from sparring.observe.sinks.sink import SampleRow
 from sparring.protocols import Store
-from sparring.types import Message, Rollout, Score
+from sparring.types import Rollout, Score
 
 MOST_CHARACTERS = 4000
 """Maximum number of characters of a conversation in the table."""
@@ -30,7 +29,7 @@ def sample_rows(config: ObserveConfig, store: Store, stage: str, groups_per_step
 
 
 def _row(rollout: Rollout, score: Score) -> SampleRow:
-    text = "\n".join(_lines(rollout))
+    text = "\n".join(conversation(rollout))
     cut = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} ..."
     return SampleRow(
         rollout=rollout.id,
@@ -39,16 +38,3 @@ def _row(rollout: Rollout, score: Score) -> SampleRow:
         reward=score.reward,
         outcome=rollout.outcome.kind,
     )
-
-
-def _lines(rollout: Rollout) -> Iterator[str]:
-    """Yield the messages of a rollout's trajectories in the order of their requests."""
-    for trajectory in rollout.trajectories:
-        for segment in trajectory.segments:
-            if segment.message is not None:
-                yield f"{segment.message.role}: {_text(segment.message)}"
-
-
-def _text(message: Message) -> str:
-    calls = [f"{call.name}({call.arguments})" for call in message.tool_calls]
-    return " ".join([str(message.content or ""), *calls]).strip()

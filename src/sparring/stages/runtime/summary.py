@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,7 +57,7 @@ def write_summary(context: Context) -> dict[str, Any]:
         "wall_s": {stage: wall_s(context.store, stage) for stage in context.config.run.stages},
         "peak_rss_bytes": peak_rss(context.store),
     }
-    write_whole(context.folder / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
+    write_whole(context.folder / "summary.json", msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
     return summary
 
 
