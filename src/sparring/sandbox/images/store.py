@@ -1,6 +1,6 @@
 """Store of pulled images: layers by the digest of their content and of all below them, unpacked once and shared.
 
-    images/NAME.json       an image: its layers' names and what it says about its programs
+    images/NAME.json       an image: its layers' names and what it says about its programs; + for each / of its name
     layers/DIGEST          an unpacked layer; never changed
     counts/DIGEST          what it holds
     making/XXXX            what a pull is unpacking, or a removal deletes; locked by its process
@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
-from urllib.parse import quote
 
 import msgspec
 
@@ -36,7 +35,9 @@ from sparring.sandbox.images.unpack import LayerTree, is_base
 from sparring.sandbox.mounts import NOBODY, box_identity
 from sparring.user_cache import user_cache
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}")
+MOST_NAME = 128
+"""Maximum number of characters of an image's name."""
+NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:/@-]{{0,{MOST_NAME - 1}}}")
 FOLDERS = ("images", "layers", "counts", "making")
 RESERVED = ("python", "host")
 """Names of the roots that need no archive."""
@@ -221,10 +222,14 @@ class ImageStore:
                     raise
 
     def _file(self, name: str) -> Path:
-        if not NAME.fullmatch(name) or name in RESERVED:
-            do = "do: choose one such as debian:12"
-            raise refusal("an image's name", "letters, digits and . _ : / @ -", repr(name), do)
-        return self._images / f"{quote(name, safe=':@')}.json"
+        do = "do: choose one such as debian:12"
+        if name in RESERVED:
+            got = f"{name!r}, which is taken: boxes with the host's programs have it"
+            raise refusal("an image's name", "a name that is free", got, do)
+        if not NAME.fullmatch(name):
+            expected = f"letters, digits and . _ : / @ -, at most {MOST_NAME}, the first a letter or digit"
+            raise refusal("an image's name", expected, repr(name), do)
+        return self._images / f"{name.replace('/', '+')}.json"
 
     def _make_folders(self) -> None:
         """Make the store, and check that the boxes' user can enter it."""
