@@ -252,8 +252,9 @@ class Server:
                         stdout=theirs_errors,
                         stderr=theirs_errors,
                         cwd="/",
+                        env={},  # the run's, with its keys, would stay readable in /proc
                         start_new_session=True,  # Ctrl-C in a terminal goes to the run, which ends its boxes itself
-                        **box_identity(),
+                        **box_identity(self._config.user),
                     )
             except (OSError, subprocess.SubprocessError) as error:
                 raise SandboxError(f"sandbox: {program} does not start: {error}") from error

@@ -17,7 +17,6 @@ import hashlib
 import os
 import re
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,12 +26,13 @@ from typing import BinaryIO, cast
 import msgspec
 
 from sparring.errors import refusal
+from sparring.sandbox.config import BOX_USER
 from sparring.sandbox.images.held import hold
 from sparring.sandbox.images.image import Bounds, Image, UnpackedImage
 from sparring.sandbox.images.source import Archive, opened
 from sparring.sandbox.images.streams import TarStream
 from sparring.sandbox.images.unpack import LayerTree, is_base
-from sparring.sandbox.mounts import NOBODY, box_identity
+from sparring.sandbox.mounts import box_identity, unreadable_part
 from sparring.user_cache import user_cache
 
 MOST_NAME = 128
@@ -50,19 +50,19 @@ Counts = tuple[int, int, int]
 """Bytes, entries and devices of a layer, as its folder has them."""
 
 
-def unpacked_image(name: str) -> UnpackedImage:
-    """Return a pulled image of this user.
+def unpacked_image(name: str, user: int = BOX_USER) -> UnpackedImage:
+    """Return a pulled image, whose layers belong to `sandbox.user`.
 
     Raises:
         BadInput: there is none by this name.
     """
-    return ImageStore().unpacked(name)
+    return ImageStore(user=user).unpacked(name)
 
 
-def store_folder() -> Path:
+def store_folder(user: int = BOX_USER) -> Path:
     """Return the folder of this user's images: `images` in the user's cache, or for root `SYSTEM_FOLDER`, unless
     XDG_CACHE_HOME says where."""
-    if box_identity() and not Path(os.environ.get("XDG_CACHE_HOME", "")).is_absolute():
+    if box_identity(user) and not Path(os.environ.get("XDG_CACHE_HOME", "")).is_absolute():
         return SYSTEM_FOLDER
     return user_cache("images")
 
@@ -71,11 +71,13 @@ class ImageStore:
     """Images in a folder.
 
     Args:
-        folder: by default that of this user.
+        folder: by default that of the user whom Sparring runs as.
+        user: `sandbox.user`. Where Sparring is root, the layers belong to it, and only root and it can enter the store.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = store_folder() if folder is None else folder
+    def __init__(self, folder: Path | None = None, user: int = BOX_USER) -> None:
+        self.folder = store_folder(user) if folder is None else folder
+        self._user, self._identity = user, box_identity(user)
         self._images, self._layers, self._counts, self._making = (self.folder / name for name in FOLDERS)
 
     def image(self, name: str) -> Image:
@@ -95,9 +97,10 @@ class ImageStore:
         """Return what a box needs of a pulled image.
 
         Raises:
-            BadInput: there is none by this name.
+            BadInput: there is none by this name, or its layers are another user's.
         """
         image = self.image(name)
+        self._check_owner()
         return UnpackedImage(self.layers(image), image.config)
 
     def images(self) -> list[Image]:
@@ -204,13 +207,13 @@ class ImageStore:
 
     def _unpack(self, source: Archive, at: int, name: str, below: Sequence[str], bounds: Bounds) -> None:
         """Unpack one layer and rename it into its place, unless another pull was faster."""
-        identity = box_identity()
+        owner = (self._user, self._user) if self._identity else None
         where, stream = source.layer(at)
         with stream, self._folder_in_making() as scratch:
             tree, counts = scratch / "layer", scratch / "counts"
             tree.mkdir()
             lower = [self._layers / layer for layer in reversed(below)]
-            layer = LayerTree(tree, lower, (identity["user"], identity["group"]) if identity else None, bounds)
+            layer = LayerTree(tree, lower, owner, bounds)
             layer.unpack(TarStream(cast(BinaryIO, stream), where))
             stream.finish()
             counts.write_bytes(msgspec.json.encode((layer.num_bytes, layer.num_entries, layer.left_out)))
@@ -238,15 +241,26 @@ class ImageStore:
                 if not folder.is_dir():
                     folder.mkdir(parents=True, exist_ok=True)
                     folder.chmod(0o755)
+                    if folder == self.folder and self._identity:
+                        os.chown(folder, 0, self._user)
+                        folder.chmod(0o710)
         except OSError as error:
             do = "do: set XDG_CACHE_HOME to a folder of yours"
             raise refusal(str(self.folder), "a folder for images", error.strerror or str(error), do) from error
-        for parent in (self._layers, *self._layers.parents) if box_identity() else ():
-            kind = parent.stat()
-            if not kind.st_mode & stat.S_IXOTH and kind.st_uid != NOBODY:
-                expected = f"a folder that user {NOBODY} (nobody), whom boxes run as, can enter"
-                do = f"do: chmod o+x {parent}, or set XDG_CACHE_HOME to another folder"
-                raise refusal(str(self.folder), expected, f"mode {kind.st_mode & 0o7777:04o} of {parent}", do)
+        self._check_owner()
+        if (closed := unreadable_part(self._layers, self._user)) is not None:
+            expected = f"a folder that user {self._user}, whom boxes run as, can enter"
+            do = f"do: chmod o+x {closed}, or set XDG_CACHE_HOME to another folder"
+            raise refusal(str(self.folder), expected, f"mode {closed.stat().st_mode & 0o7777:04o} of {closed}", do)
+
+    def _check_owner(self) -> None:
+        """Refuse a store of another user than the boxes', or one that others can enter."""
+        kind = self.folder.stat()
+        if self._identity and (kind.st_uid, kind.st_gid, kind.st_mode & 0o7) != (0, self._user, 0):
+            expected = f"a folder that only root and the boxes' group {self._user} can enter"
+            got = f"one of user {kind.st_uid} and group {kind.st_gid}, mode {kind.st_mode & 0o7777:04o}"
+            do = "do: remove it and pull its images again, or set sandbox.user to that group"
+            raise refusal(str(self.folder), expected, got, do)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

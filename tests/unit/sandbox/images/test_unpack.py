@@ -13,8 +13,10 @@ import pytest
 from archives import Entry, entry, hard, layout, tar_of
 
 from sparring.errors import BadInput
+from sparring.sandbox.config import BOX_USER
 from sparring.sandbox.images.image import Bounds
 from sparring.sandbox.images.store import ImageStore
+from sparring.sandbox.mounts import box_identity
 
 BASE = tar_of(
     [
@@ -73,8 +75,7 @@ def mounted(layers: tuple[Path, ...]) -> dict[str, tuple[str, str]]:
     if len(layers) == 1:
         script = f"exec python3 -c '{LOOK}' {layers[0]}"
     line = ["unshare", "-Urm", "sh", "-c", f"mount -t tmpfs tmpfs /tmp && {script}"]
-    identity = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
-    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd="/", **identity)  # type: ignore[call-overload]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd="/", **box_identity())
     assert done.returncode == 0, done.stderr
     return {path: (mode, content) for path, (mode, content) in json.loads(done.stdout).items()}
 
@@ -116,7 +117,7 @@ def test_owners_and_attributes_are_dropped(store: ImageStore, tmp_path: Path) ->
     assert isinstance(folder, tarfile.TarInfo)
     folder.pax_headers = {"SCHILY.xattr.user.overlay.opaque": "y"}
     (tree,) = store.layers(store.pull(layout(tmp_path / "oci", tar_of([(info, content), folder])), "one"))
-    assert {(tree / name).stat().st_uid for name in ("file", "folder")} == {os.geteuid() or 65534}
+    assert {(tree / name).stat().st_uid for name in ("file", "folder")} == {os.geteuid() or BOX_USER}
     assert os.listxattr(tree / "folder") == os.listxattr(tree / "file") == []
     assert {(tree / name).stat().st_mtime for name in ("file", "folder")} == {1_000_000_000}
 
