@@ -19,12 +19,10 @@ from sparring.sandbox.check import check_sandbox
 from sparring.sandbox.config import BOX_USER, OVERFLOW_USER, SandboxConfig
 from sparring.sandbox.doctor import examine
 from sparring.sandbox.images.store import ImageStore
-from sparring.sandbox.mounts import box_identity
 from sparring.sandbox.server import find_python
 from sparring.types import BoxSpec
 
-IS_ROOT = bool(box_identity())
-"""Else boxes run as whoever runs Sparring, and whatever else he runs can enter them."""
+pytestmark = pytest.mark.root
 
 ATTACK = """
 import ctypes, os, subprocess, sys
@@ -86,7 +84,6 @@ def descendants(pid: int) -> list[int]:
 
 def test_no_other_user_reaches_boxes_or_layers(store: ImageStore) -> None:
     os.environ["SPARRING_TEST_KEY"] = "secret"
-    box_user = BOX_USER if IS_ROOT else os.geteuid()
 
     async def work() -> None:
         boxes = BubblewrapBoxes(SandboxConfig(servers=1), image_of=store.unpacked)
@@ -96,15 +93,13 @@ def test_no_other_user_reaches_boxes_or_layers(store: ImageStore) -> None:
         assert changed.stdout == "0\nx\n", "in its box an image's files can be changed"
         below = descendants(os.getpid())
         assert len(below) >= 4, "bubblewrap, the server, the box and its command"
-        if IS_ROOT:
-            assert all(b"secret" not in Path(f"/proc/{pid}/environ").read_bytes() for pid in below)
-            assert {Path(f"/proc/{pid}/status").read_text().partition("Uid:")[2].split()[0] for pid in below} == {
-                str(BOX_USER)
-            }
+        for pid in below:
+            assert b"secret" not in Path(f"/proc/{pid}/environ").read_bytes(), "the run's environment stays its own"
+            assert f"Uid:\t{BOX_USER}\t" in Path(f"/proc/{pid}/status").read_text()
         layer = store.unpacked("shell").layers[0]
-        assert {path.lstat().st_uid for path in (layer, *layer.rglob("*"))} == {box_user}
+        assert {path.lstat().st_uid for path in (layer, *layer.rglob("*"))} == {BOX_USER}
         line = [find_python(SandboxConfig()), "-I", "-c", ATTACK, " ".join(map(str, below)), str(layer)]
-        for user in (OVERFLOW_USER, 1, BOX_USER + 1, BOX_USER) if IS_ROOT else ():
+        for user in (OVERFLOW_USER, 1, BOX_USER + 1, BOX_USER):
             done = subprocess.run(line, user=user, group=user, extra_groups=[], capture_output=True, text=True, cwd="/")
             reached = set(done.stdout.split())
             assert (
@@ -122,8 +117,6 @@ def test_no_other_user_reaches_boxes_or_layers(store: ImageStore) -> None:
 
 @pytest.mark.parametrize("folder", ["layers", "making", "images"])
 def test_only_root_and_the_boxes_enter_a_store(store: ImageStore, folder: str) -> None:
-    if not IS_ROOT:
-        return
     kind = store.folder.stat()
     assert (kind.st_uid, kind.st_gid, kind.st_mode & 0o777) == (0, BOX_USER, 0o710)
     done = subprocess.run(["ls", store.folder / folder], user=OVERFLOW_USER, group=OVERFLOW_USER, extra_groups=[])
@@ -131,8 +124,6 @@ def test_only_root_and_the_boxes_enter_a_store(store: ImageStore, folder: str) -
 
 
 def test_a_store_of_another_user_is_refused(store: ImageStore, tmp_path: Path) -> None:
-    if not IS_ROOT:
-        return
     other = ImageStore(store.folder, BOX_USER + 1)
     with pytest.raises(BadInput, match=f"the boxes' group {BOX_USER + 1} can enter, got one of user 0 and group"):
         other.unpacked("shell")
@@ -147,8 +138,6 @@ def test_an_id_that_somebody_has_is_refused() -> None:
     for user in (0, OVERFLOW_USER, -1, 2**32 - 1):
         with pytest.raises(ValueError, match="an id that nobody has"):
             SandboxConfig(user=user)
-    if not IS_ROOT:
-        return
     with pytest.raises(BadInput, match=r"sandbox.user: expected an id that nobody has, .* got 1, that of daemon"):
         check_sandbox(SandboxConfig(user=1))
     (finding,) = examine(SandboxConfig(user=1))
@@ -156,8 +145,6 @@ def test_an_id_that_somebody_has_is_refused() -> None:
 
 
 def test_an_id_that_something_runs_as_is_refused() -> None:
-    if not IS_ROOT:
-        return
     config = SandboxConfig(user=BOX_USER + 2)
     with subprocess.Popen(["sleep", "60"], user=config.user, group=config.user, extra_groups=[]) as other:
         with pytest.raises(BadInput, match=f"{config.user}, whom process {other.pid} runs as"):

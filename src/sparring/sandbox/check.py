@@ -44,8 +44,11 @@ def check_sandbox(config: SandboxConfig | None = None) -> None:
         raise refusal(
             "sandbox.python", "an interpreter", f"no file {config.python!r}", "write 'auto' or a path that exists"
         )
-    if is_ours and box_identity(config.user) and (others := others_of(config.user, config.bwrap)):
-        raise user_refusal(config.user, f"whom process {min(others)} runs as")
+    others = others_of(config.user, config.bwrap) if is_ours and box_identity(config.user) else set()
+    if others:
+        time.sleep(0.2)  # what another run had just begun is bubblewrap by now
+        if others := others & others_of(config.user, config.bwrap):
+            raise user_refusal(config.user, f"whom process {min(others)} runs as")
     with ThreadPoolExecutor(1) as thread:  # the caller may already run an event loop
         failure = thread.submit(asyncio.run, _probe(config)).result()
     if failure is not None and not is_ours:
@@ -55,30 +58,18 @@ def check_sandbox(config: SandboxConfig | None = None) -> None:
 
 
 def others_of(user: int, bwrap: str) -> set[int]:
-    """Return the processes that run as a user outside of boxes: none that starts or holds boxes of some run."""
-    names, ours = {"bwrap", os.path.basename(os.path.realpath(shutil.which(bwrap) or bwrap))}, _namespace("self")
-
-    def look() -> set[int]:
-        found = set()
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                ids = Path(f"/proc/{pid}/status").read_text().partition("\nUid:")[2].split(maxsplit=4)[:4]
-                is_here = str(user) in ids and _namespace(pid) == ours
-                found |= (
-                    {int(pid)} if is_here and os.path.basename(os.readlink(f"/proc/{pid}/exe")) not in names else set()
-                )
-            except OSError:
-                pass  # it has ended
-        return found
-
-    found = look()
-    if found:
-        time.sleep(0.2)  # one that another run has just begun is bubblewrap by now
-    return found & look() if found else found
-
-
-def _namespace(pid: str) -> str:
-    return os.readlink(f"/proc/{pid}/ns/user")
+    """Return the processes that run as a user outside of boxes, but for bubblewrap, which holds these."""
+    programs, ours = {"bwrap", Path(shutil.which(bwrap) or bwrap).resolve().name}, os.readlink("/proc/self/ns/user")
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            ids = (folder / "status").read_text().partition("\nUid:")[2].split()[:4]
+            is_here = str(user) in ids and os.readlink(folder / "ns/user") == ours
+            if is_here and os.path.basename(os.readlink(folder / "exe")) not in programs:
+                found.add(int(folder.name))
+        except OSError:
+            pass  # it has ended
+    return found
 
 
 PROBE = """

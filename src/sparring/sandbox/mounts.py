@@ -40,17 +40,20 @@ SHARED = ("bin", "etc", "include", "lib", "libexec", "local", "man", "sbin", "sh
 
 def box_identity(user: int = BOX_USER) -> dict[str, Any]:
     """Return the user for bubblewrap as arguments of Popen: this one if Sparring is root, whose processes the kernel
-    does not count, and the id exists in its namespace; else none.
+    does not count, and the id exists in its namespace; else none."""
+    rows = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    is_mapped = any(first <= user < first + count for first, _, count in rows)
+    return {"user": user, "group": user, "extra_groups": []} if os.geteuid() == 0 and is_mapped else {}
+
+
+def check_box_user(user: int) -> None:
+    """Refuse an id that boxes run as and somebody has: whatever else runs as it can enter boxes.
 
     Raises:
-        BadInput: somebody has the id: their processes could enter the boxes.
+        BadInput: passwd or group has an entry of it.
     """
-    rows = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    if os.geteuid() != 0 or not any(first <= user < first + count for first, _, count in rows):
-        return {}
-    if names := [*_named(pwd.getpwuid, user), *_named(grp.getgrgid, user)]:
+    if box_identity(user) and (names := [*_named(pwd.getpwuid, user), *_named(grp.getgrgid, user)]):
         raise user_refusal(user, f"that of {names[0][0]}")
-    return {"user": user, "group": user, "extra_groups": []}
 
 
 def user_refusal(user: int, whose: str) -> Exception:

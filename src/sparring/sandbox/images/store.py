@@ -32,12 +32,10 @@ from sparring.sandbox.images.image import Bounds, Image, UnpackedImage
 from sparring.sandbox.images.source import Archive, opened
 from sparring.sandbox.images.streams import TarStream
 from sparring.sandbox.images.unpack import LayerTree, is_base
-from sparring.sandbox.mounts import box_identity, unreadable_part
+from sparring.sandbox.mounts import box_identity, check_box_user, unreadable_part
 from sparring.user_cache import user_cache
 
-MOST_NAME = 128
-"""Maximum number of characters of an image's name."""
-NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:/@-]{{0,{MOST_NAME - 1}}}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}")
 FOLDERS = ("images", "layers", "counts", "making")
 RESERVED = ("python", "host")
 """Names of the roots that need no archive."""
@@ -230,12 +228,13 @@ class ImageStore:
             got = f"{name!r}, which is taken: boxes with the host's programs have it"
             raise refusal("an image's name", "a name that is free", got, do)
         if not NAME.fullmatch(name):
-            expected = f"letters, digits and . _ : / @ -, at most {MOST_NAME}, the first a letter or digit"
+            expected = "letters, digits and . _ : / @ -, at most 128, the first a letter or digit"
             raise refusal("an image's name", expected, repr(name), do)
         return self._images / f"{name.replace('/', '+')}.json"
 
     def _make_folders(self) -> None:
-        """Make the store, and check that the boxes' user can enter it."""
+        """Make the store, and check that the boxes' user can enter it, and nobody else."""
+        check_box_user(self._user)
         try:
             for folder in (self.folder.parent, self.folder, *(self.folder / name for name in FOLDERS)):
                 if not folder.is_dir():

@@ -123,23 +123,17 @@ class LayerTree:
                 os.mkfifo(name, dir_fd=folder)
             elif not os.path.isdir(path):
                 os.mkdir(name, dir_fd=folder)
-            if member.islnk():
-                return
-            self._own(name, folder, None if member.issym() else _mode(member))
-            if not member.isdir():
+            if not member.islnk():
+                self._own(name, folder, None if member.issym() else _mode(member))
                 os.utime(name, (_time(member),) * 2, dir_fd=folder, follow_symlinks=False)
-                return
+        if member.isdir():
             self._times[path] = _time(member)
-        if hid_folder:
-            self._make_opaque(path)
+            if hid_folder:
+                self._make_opaque(path)
 
     @contextmanager
     def _opened(self, path: str) -> Iterator[int]:
-        """Open a folder of this layer, or of one below it, without following a link.
-
-        Raises:
-            OSError: it is none, or a part of its path is none.
-        """
+        """Open a folder of this layer, or of one below it. A link on its path is an OSError."""
         tree = next(tree for tree in self._stack if f"{path}/".startswith(f"{tree}/"))
         folder = os.open(tree, FOLDER)
         try:
