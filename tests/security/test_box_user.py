@@ -134,6 +134,23 @@ def test_a_store_of_another_user_is_refused(store: ImageStore, tmp_path: Path) -
         store.unpacked("shell")
 
 
+def test_a_key_names_another_user(store: ImageStore, tmp_path: Path) -> None:
+    """Its boxes change files of an image that was pulled for it, and cannot enter another one's."""
+    other = ImageStore(store.folder.parent / "other", BOX_USER + 1)
+    other.pull(tmp_path / "image.tar", "shell")
+
+    async def work() -> None:
+        boxes = BubblewrapBoxes(SandboxConfig(servers=1, user=BOX_USER + 1), image_of=other.unpacked)
+        box = await boxes.take(BoxSpec(image="shell", user=0, timeout_s=20.0))
+        assert (await box.exec("echo x >> /etc/passwd; tail -n 1 /etc/passwd")).stdout == "x\n"
+        boxes.image_of = store.unpacked
+        with pytest.raises(BadInput, match=f"user {BOX_USER + 1}, whom boxes run as, cannot read .* .mode 0710."):
+            await boxes.take(BoxSpec(image="shell"))
+        await boxes.close()
+
+    asyncio.run(work())
+
+
 def test_an_id_that_somebody_has_is_refused() -> None:
     for user in (0, OVERFLOW_USER, -1, 2**32 - 1):
         with pytest.raises(ValueError, match="an id that nobody has"):

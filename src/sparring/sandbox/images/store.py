@@ -237,12 +237,12 @@ class ImageStore:
         check_box_user(self._user)
         try:
             for folder in (self.folder.parent, self.folder, *(self.folder / name for name in FOLDERS)):
-                if not folder.is_dir():
+                is_closed = self._identity and folder == self.folder
+                if not folder.is_dir() or is_closed and not self._layers.is_dir():  # another pull may be as far
                     folder.mkdir(parents=True, exist_ok=True)
-                    folder.chmod(0o755)
-                    if folder == self.folder and self._identity:
+                    if is_closed:
                         os.chown(folder, 0, self._user)
-                        folder.chmod(0o710)
+                    folder.chmod(0o710 if is_closed else 0o755)
         except OSError as error:
             do = "do: set XDG_CACHE_HOME to a folder of yours"
             raise refusal(str(self.folder), "a folder for images", error.strerror or str(error), do) from error
