@@ -13,7 +13,8 @@ import tarfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-NOBODY = 65534
+from sparring.sandbox.config import BOX_USER
+
 SHELL = "sh bash ls cat printf truncate cp grep setsid echo mkfifo id env head tail wc sleep mkdir rm mv ln touch chmod kill true false seq stty tr".split()
 LEFT_OUT = shutil.ignore_patterns(
     *(
@@ -89,7 +90,7 @@ def readable(folder: Path) -> None:
     """Give an image to the user whom boxes run as, who can enter every folder on its path."""
     if os.geteuid() == 0:
         for path in (folder, *folder.rglob("*")):
-            os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+            os.chown(path, BOX_USER, BOX_USER, follow_symlinks=False)
     for path in (folder, *folder.parents):
         if not path.stat().st_mode & 0o005 and path != Path("/"):
             path.chmod(path.stat().st_mode | 0o055)

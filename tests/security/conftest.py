@@ -15,6 +15,7 @@ from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.groups import hierarchy_of_this_process
 from sparring.sandbox.images.image import UnpackedImage
+from sparring.sandbox.mounts import box_identity
 from sparring.types import BoxSpec
 
 InBox = Callable[..., Any]
@@ -27,7 +28,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def is_possible(item: pytest.Item) -> bool:
         program = item.get_closest_marker("program")
         has_program = program is None or shutil.which(program.args[0], path="/usr/bin:/bin") is not None
-        return has_program and (makes_groups or item.get_closest_marker("groups") is None)
+        is_there = bool(box_identity()) or item.get_closest_marker("root") is None
+        return has_program and is_there and (makes_groups or item.get_closest_marker("groups") is None)
 
     left_out = [item for item in items if not is_possible(item)]
     if left_out:

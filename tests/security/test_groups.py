@@ -18,6 +18,7 @@ import pytest
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.groups import BoxGroups, find_hierarchy, hierarchy_of_this_process
+from sparring.sandbox.inner.confine import TCP_BYTES
 from sparring.sandbox.inner.filter import ALLOWED, numbers
 from sparring.types import BoxSpec
 
@@ -116,7 +117,81 @@ def test_sizes_and_sessions_are_refused_without_a_group() -> None:
     assert result.stdout.split() == ["1"] * 6
     if HIERARCHY is not None:
         result, _ = asyncio.run(held(code, is_grouped=True))
-        assert result.stdout.split() == ["None", "None", "1", "1", "1", "0"]  # FORCE needs a privilege
+        assert result.stdout.split() == ["None", "1", "1", "1", "1", "0"]  # what waits unaccepted is in no group
+
+
+CONNECTIONS = """
+import errno, socket
+family, host, ports = NUMBERS
+def fill(port):
+    client = socket.socket(family)
+    client.setblocking(False)
+    client.connect_ex((host, port))
+    count = 0
+    try:
+        while True: count += client.send(b"x" * 65536)
+    except BlockingIOError:
+        client.close()
+    return count
+listening, most, connections = [], 0, 0
+for port in range(7001, 7001 + ports):
+    listening.append(socket.socket(family))
+    listening[-1].bind((host, port))
+    listening[-1].listen(4096)
+    while count := fill(port):
+        most, connections = max(most, count), connections + 1
+        print(connections, most, flush=True)
+"""
+"""Fills connections that nobody accepts, as many as wait at a port, and tells how many and the most bytes of one."""
+
+
+def test_connections_that_wait_at_a_port_are_few_and_hold_little(in_box: Any) -> None:
+    """For other groups than the kernel's own count: what waits is in no group at all."""
+    code = CONNECTIONS.replace("NUMBERS", "socket.AF_INET, '127.0.0.1', 1")
+    result = in_box(lambda box: box.python(code), image="host", memory_bytes=256 * MB)
+    connections, most = map(int, result.stdout.splitlines()[-1].split())
+    assert (result.end, connections) == ("exited", 129), "the kernel takes one more than the setting"
+    assert most <= 4 * TCP_BYTES
+
+
+@pytest.mark.parametrize(
+    "place", ["socket.AF_INET, '127.0.0.1'", "socket.AF_INET6, '::1'", "socket.AF_INET6, '::ffff:127.0.0.1'"]
+)
+def test_connections_that_wait_at_many_ports_are_out_of_memory(place: str, in_box: Any) -> None:
+    code = CONNECTIONS.replace("NUMBERS", f"{place}, 200") + "import time; time.sleep(60)"
+    result = in_box(lambda box: box.python(code), image="host", memory_bytes=64 * MB, timeout_s=50.0)
+    assert (result.out_of_memory, result.end) == (True, "out of memory")
+
+
+def test_connections_that_were_closed_are_not_counted(in_box: Any) -> None:
+    """A thousand at once would be the box's memory; many more one after another are not."""
+    code = (
+        "import socket\n"
+        "listening = socket.create_server(('127.0.0.1', 7001))\n"
+        "for number in range(2000):\n"
+        " with socket.create_connection(('127.0.0.1', 7001)) as client, listening.accept()[0] as taken:\n"
+        "  client.send(b'x'); taken.recv(1)\n"
+        "print(number)"
+    )
+    result = in_box(lambda box: box.python(code), image="host", memory_bytes=64 * MB)
+    assert (result.stdout, result.end) == ("1999\n", "exited")
+
+
+def test_locks_of_open_files_are_unknown_and_those_of_processes_work(in_box: Any) -> None:
+    """F_OFD_GETLK, SETLK, SETLKW as in a kernel before 3.15; F_SETLK, which databases and dpkg need, as ever."""
+    code = (
+        "import fcntl, os, sqlite3, struct\n"
+        "file, lock = open('f', 'wb'), struct.pack('hhqqixxxx', 1, 0, 0, 1, 0)\n"
+        "for operation in (36, 37, 38, fcntl.F_GETLK, fcntl.F_SETLK, fcntl.F_SETLKW):\n"
+        " try: print(len(fcntl.fcntl(file, operation, lock)))\n"
+        " except OSError as error: print(error.errno)\n"
+        "fcntl.flock(file, fcntl.LOCK_EX)\n"
+        "base = sqlite3.connect('base')\n"
+        "with base: base.execute('create table t as select 7 as x')\n"
+        "print(*base.execute('select x from t').fetchone())"
+    )
+    result = in_box(lambda box: box.python(code))
+    assert result.stdout.split() == ["22", "22", "22", "32", "32", "32", "7"], result.stderr
 
 
 @pytest.mark.groups

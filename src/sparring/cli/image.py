@@ -23,6 +23,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     pull.add_argument("--as", dest="name", metavar="NAME", required=True, help="its name in box.image, such as app:1")
     pull.add_argument("--most-bytes", type=int, metavar="N", help="most bytes that it may unpack to (default: 32 GiB)")
     pull.add_argument("--most-files", type=int, metavar="N", help="most files that it may have (default: 500000)")
+    pull.add_argument("--user", type=int, metavar="N", help="sandbox.user of the recipes that use it (default: 65530)")
     pull.set_defaults(run=run_pull)
     verbs.add_parser("list", help="list the images that were pulled").set_defaults(run=run_list)
     remove = verbs.add_parser("remove", help="remove an image, and the layers that nothing else uses")
@@ -38,15 +39,17 @@ def run_pull(args: argparse.Namespace) -> int:
     """
     from sparring.errors import refusal
     from sparring.observe.terminal import say
+    from sparring.sandbox.config import BOX_USER
     from sparring.sandbox.images.image import Bounds
     from sparring.sandbox.images.store import ImageStore
 
     chosen = {"num_bytes": args.most_bytes, "num_entries": args.most_files}
-    for option, value in zip(("--most-bytes", "--most-files"), chosen.values(), strict=True):
+    for option, value in zip(("--most-bytes", "--most-files", "--user"), (*chosen.values(), args.user), strict=True):
         if value is not None and value < 1:
             raise refusal(option, "1 or more", str(value), "leave it out for the default")
     bounds = Bounds(**{name: value for name, value in chosen.items() if value is not None})
-    image = ImageStore().pull(args.file, args.name, bounds, lambda text: say(text, stream=sys.stderr))
+    store = ImageStore(user=args.user or BOX_USER)
+    image = store.pull(args.file, args.name, bounds, lambda text: say(text, stream=sys.stderr))
     if image.left_out:
         say(f"left out {image.left_out} devices: boxes have their own", stream=sys.stderr)
     say(f"{image.name} {image.digest}")

@@ -7,6 +7,7 @@ import asyncio
 import os
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -33,7 +34,7 @@ class BubblewrapBoxes:
         config: `[sandbox]`.
         mounts: files and folders of the host that programs need, by their path in the boxes; None: the boxes run no
             programs.
-        image_of: finds an unpacked image by its name.
+        image_of: finds an unpacked image by its name; None: among those that were pulled.
         hierarchy: place for control groups of boxes; None makes none.
     """
 
@@ -41,7 +42,7 @@ class BubblewrapBoxes:
         self,
         config: SandboxConfig,
         mounts: Mapping[str, str] | None = None,
-        image_of: ImageOf = stored_image,
+        image_of: ImageOf | None = None,
         *,
         hierarchy: Hierarchy | Literal["found"] | None = "found",
     ) -> None:
@@ -50,7 +51,7 @@ class BubblewrapBoxes:
         self.runs_programs = mounts is not None
         self._mounts = mounts
         self.shown = list(outermost(mounts or {}))
-        self.image_of = image_of
+        self.image_of = image_of or partial(stored_image, user=config.user)
         self._servers: dict[tuple[object, ...], list[Server]] = {}
         self._num_servers = config.servers or cpus
         self.slots = asyncio.Semaphore(config.concurrency or 2 * cpus)
@@ -74,7 +75,7 @@ class BubblewrapBoxes:
                 "box.network", "false", "true", "bubblewrap boxes have no network; use another kind of sandbox"
             )
         check_spec(spec)
-        root = root_of(spec, self.image_of, self._held)
+        root = root_of(spec, self.image_of, self._held, self._config.user)
         if not self._config.enabled:
             return OffBox()
         check_open_files()

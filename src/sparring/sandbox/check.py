@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sparring.errors import BadInput, SandboxError, refusal
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.make import make_boxes
+from sparring.sandbox.mounts import box_identity, user_refusal
 from sparring.types import BoxSpec
 
 KERNEL_SWITCHES = (
@@ -28,7 +31,7 @@ def check_sandbox(config: SandboxConfig | None = None) -> None:
 
     Raises:
         BadInput: bubblewrap or an interpreter for the boxes is missing, the machine forbids user namespaces, or the
-            boxes of another kind fail; or this process may open too few files.
+            boxes of another kind fail; this process may open too few files; or something else runs as the boxes' user.
     """
     config = config or SandboxConfig()
     if not config.enabled:
@@ -41,12 +44,32 @@ def check_sandbox(config: SandboxConfig | None = None) -> None:
         raise refusal(
             "sandbox.python", "an interpreter", f"no file {config.python!r}", "write 'auto' or a path that exists"
         )
+    others = others_of(config.user, config.bwrap) if is_ours and box_identity(config.user) else set()
+    if others:
+        time.sleep(0.2)  # what another run had just begun is bubblewrap by now
+        if others := others & others_of(config.user, config.bwrap):
+            raise user_refusal(config.user, f"whom process {min(others)} runs as")
     with ThreadPoolExecutor(1) as thread:  # the caller may already run an event loop
         failure = thread.submit(asyncio.run, _probe(config)).result()
     if failure is not None and not is_ours:
         raise refusal("sandbox.kind", "boxes that run a command", repr(failure), f"see what {config.kind} lacks")
     if failure is not None:
         raise _explain(config, failure)
+
+
+def others_of(user: int, bwrap: str) -> set[int]:
+    """Return the processes that run as a user outside of boxes, but for bubblewrap, which holds these."""
+    programs, ours = {"bwrap", Path(shutil.which(bwrap) or bwrap).resolve().name}, os.readlink("/proc/self/ns/user")
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            ids = (folder / "status").read_text().partition("\nUid:")[2].split()[:4]
+            is_here = str(user) in ids and os.readlink(folder / "ns/user") == ours
+            if is_here and os.path.basename(os.readlink(folder / "exe")) not in programs:
+                found.add(int(folder.name))
+        except OSError:
+            pass  # it has ended
+    return found
 
 
 PROBE = """

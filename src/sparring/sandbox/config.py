@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+BOX_USER = 65530
+"""Id that boxes run as by default. Distributions and systemd give 65520 to 65533 to nobody."""
+OVERFLOW_USER = 65534
+"""Id that the kernel, NFS and daemons use for whoever has none: `nobody`."""
+
 
 class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the sandbox. The limits of one box (time, memory, disk, ...) are in the task's `BoxSpec`."""
@@ -21,6 +26,10 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     python: str = "auto"
     """Absolute path of the interpreter in the boxes; auto: the system's, or else the one that runs Sparring."""
 
+    user: int = BOX_USER
+    """Where Sparring is root, the host's id that boxes run as, user and group: one that nobody has and nothing else
+    runs as. Layers of images belong to it (sparring image pull --user)."""
+
     servers: int = 0
     """Number of fork servers, processes that start boxes. 0: one per CPU."""
 
@@ -37,6 +46,8 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if self.servers < 0 or self.concurrency < 0:
             raise ValueError("servers and concurrency must be 0 (by CPU count) or more")
+        if not 1 <= self.user < 2**32 - 1 or self.user == OVERFLOW_USER:
+            raise ValueError(f"user must be an id that nobody has, not {self.user}")
         if self.starting < 1:
             raise ValueError("starting must be at least 1")
         if self.kind != "bubblewrap" and not all(self.kind.partition(":")[::2]):

@@ -6,16 +6,15 @@ neighbours (a project's `.env`, a configuration with a key) stay outside.
 
 from __future__ import annotations
 
+import grp
 import os
 import pwd
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sparring.errors import refusal
-
-NOBODY = 65534
-"""User id for bubblewrap if Sparring runs as root, because the kernel does not count root's processes."""
+from sparring.sandbox.config import BOX_USER
 
 SYSTEM = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")))
 """Folders of the host that every box sees."""
@@ -39,12 +38,28 @@ SHARED = ("bin", "etc", "include", "lib", "libexec", "local", "man", "sbin", "sh
 """Folders of /opt that belong to no package."""
 
 
-def box_identity() -> dict[str, Any]:
-    """Return the user for bubblewrap as arguments of Popen: `NOBODY` if Sparring is root and that user exists here,
-    else none."""
+def box_identity(user: int = BOX_USER) -> dict[str, Any]:
+    """Return the user for bubblewrap as arguments of Popen: this one if Sparring is root, whose processes the kernel
+    does not count, and the id exists in its namespace; else none."""
     rows = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    is_mapped = any(first <= NOBODY < first + count for first, _, count in rows)
-    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 and is_mapped else {}
+    is_mapped = any(first <= user < first + count for first, _, count in rows)
+    return {"user": user, "group": user, "extra_groups": []} if os.geteuid() == 0 and is_mapped else {}
+
+
+def check_box_user(user: int) -> None:
+    """Refuse an id that boxes run as and somebody has: whatever else runs as it can enter boxes.
+
+    Raises:
+        BadInput: passwd or group has an entry of it.
+    """
+    if box_identity(user) and (names := [*_named(pwd.getpwuid, user), *_named(grp.getgrgid, user)]):
+        raise user_refusal(user, f"that of {names[0][0]}")
+
+
+def user_refusal(user: int, whose: str) -> Exception:
+    """Return the refusal of an id that boxes cannot have to themselves."""
+    do = "do: set sandbox.user to another, and pull images with --user"
+    return refusal("sandbox.user", "an id that nobody has, for boxes alone", f"{user}, {whose}", do)
 
 
 def mounts_of_program(program: Path, where: str) -> dict[str, str]:
@@ -74,12 +89,13 @@ def mounts_of_program(program: Path, where: str) -> dict[str, str]:
     return mounts
 
 
-def check_mounts(mounts: Mapping[str, str], where: str) -> None:
+def check_mounts(mounts: Mapping[str, str], where: str, user: int = BOX_USER) -> None:
     """Refuse mounts that a box must not have, cannot show, or cannot read.
 
     Args:
         mounts: paths on the host by path in the box.
         where: setting that asked for them, for refusals.
+        user: `sandbox.user`, whose files it may show.
 
     Raises:
         BadInput: a mount is a home, or a folder of a home that many programs share; its path in the box is in a folder
@@ -91,9 +107,9 @@ def check_mounts(mounts: Mapping[str, str], where: str) -> None:
             raise refusal(where, "a program that boxes can see", f"{source}, over which their own folder lies", do)
         if os.path.isdir(source) and is_private(Path(source)):
             raise _private_refusal(Path(source), where)
-        if (closed := _unreadable_part(Path(source))) is not None:
-            user = f"user {NOBODY} (nobody), whom boxes run as" if box_identity() else "the user whom boxes run as"
-            got = f"{source}, but {user}, cannot read {closed} (mode {closed.stat().st_mode & 0o7777:04o})"
+        if (closed := unreadable_part(Path(source), user)) is not None:
+            whom = f"user {user}, whom boxes run as" if box_identity(user) else "the user whom boxes run as"
+            got = f"{source}, but {whom}, cannot read {closed} (mode {closed.stat().st_mode & 0o7777:04o})"
             do = f"do: chmod o+{'rx' if closed == Path(source) else 'x'} {closed}, or install it in another folder"
             raise refusal(where, "a program that boxes can read", got, do)
 
@@ -163,20 +179,20 @@ def _is_private(folder: Path) -> bool:
 def _homes(folder: Path = Path("/")) -> Iterator[Path]:
     """Yield the homes that matter for a folder: this user's, root's, and the home that the folder's path begins
     with."""
-    user = pwd.getpwuid(os.getuid()).pw_dir if _has_entry() else "/root"
-    named = [os.environ.get("HOME", "/root"), user, "/root"]
+    user = [entry.pw_dir for entry in _named(pwd.getpwuid, os.getuid())]
+    named = [os.environ.get("HOME", "/root"), *user, "/root"]
     if folder.is_relative_to(HOMES):
         named.append(str(Path(*folder.parts[:3])))
     named += [os.path.realpath(name) for name in named]
     yield from (Path(name) for name in dict.fromkeys(named) if name.startswith("/") and name != "/")
 
 
-def _has_entry() -> bool:
+def _named(entry_of: Callable[[int], Any], number: int) -> list[Any]:
+    """Return the entry of an id in passwd or group; none if it has none."""
     try:
-        pwd.getpwuid(os.getuid())
+        return [entry_of(number)]
     except KeyError:
-        return False
-    return True
+        return []
 
 
 def _package(path: Path, where: str) -> list[Path]:
@@ -218,16 +234,16 @@ def _python_parts(folder: Path) -> tuple[str, ...]:
     return PREFIX if any((library / "os.py").is_file() for library in libraries) else ()
 
 
-def _unreadable_part(source: Path) -> Path | None:
+def unreadable_part(source: Path, user: int = BOX_USER) -> Path | None:
     """Return the first folder on a path, or the path itself, that the boxes' user cannot read."""
     real = Path(os.path.realpath(source))
-    if not box_identity():
+    if not box_identity(user):
         ways = [(parent, os.X_OK) for parent in reversed(real.parents)]
         ways.append((real, os.R_OK | (os.X_OK if real.is_dir() else 0)))
         return next((path for path, mode in ways if not os.access(path, mode)), None)
     for path in (*reversed(real.parents), real):
         kind = path.stat()
-        bits = kind.st_mode >> (6 if kind.st_uid == NOBODY else 3 if kind.st_gid == NOBODY else 0)
+        bits = kind.st_mode >> (6 if kind.st_uid == user else 3 if kind.st_gid == user else 0)
         if not bits & 1 and path.is_dir() or path == real and not bits & 4:
             return path
     return None

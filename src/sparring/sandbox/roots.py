@@ -60,11 +60,12 @@ class Root:
         return {"image": self.kind, "layers": layers, "variables": dict(self.variables)}
 
 
-def root_of(spec: BoxSpec, image_of: ImageOf, held: HeldLayers) -> Root:
+def root_of(spec: BoxSpec, image_of: ImageOf, held: HeldLayers, user: int) -> Root:
     """Return the root that a box of this spec has.
 
     Args:
         held: holds the layers.
+        user: `sandbox.user`, who must be able to read these.
 
     Raises:
         BadInput: there is no such image, its layers are gone or cannot be shown, or the user is no id.
@@ -82,12 +83,12 @@ def root_of(spec: BoxSpec, image_of: ImageOf, held: HeldLayers) -> Root:
         variables=tuple(config.environment.items()),
     )
     held.add(root.layers)
-    check_mounts({f"{SHOWN}/{number}": str(folder) for number, folder in enumerate(root.folders)}, "box.image")
+    check_mounts({f"{SHOWN}/{number}": str(folder) for number, folder in enumerate(root.folders)}, "box.image", user)
     return root
 
 
-def stored_image(name: str) -> UnpackedImage:
-    """Return a pulled image.
+def stored_image(name: str, user: int) -> UnpackedImage:
+    """Return a pulled image, whose layers belong to `sandbox.user`.
 
     Raises:
         BadInput: there is no image of that name.
@@ -95,7 +96,7 @@ def stored_image(name: str) -> UnpackedImage:
     from sparring.sandbox.images.store import unpacked_image
 
     try:
-        return unpacked_image(name)
+        return unpacked_image(name, user)
     except BadInput as error:
         expected = "'python', 'host' or the name of an image that was pulled"
         raise refusal("box.image", expected, repr(name), str(error)) from error

@@ -19,7 +19,7 @@ from pathlib import Path
 from sparring.errors import SandboxError
 from sparring.open_files import allow_files
 from sparring.sandbox.config import SandboxConfig
-from sparring.sandbox.mounts import arguments_of, box_identity, hidden_homes, mounts_of_program
+from sparring.sandbox.mounts import arguments_of, box_identity, check_box_user, hidden_homes, mounts_of_program
 from sparring.sandbox.roots import SHOWN, Root, site_packages
 
 INNER_UID = 1000
@@ -227,6 +227,7 @@ class Server:
         program = shutil.which(self._config.bwrap)
         if program is None:
             raise SandboxError(f"sandbox: no program {self._config.bwrap!r}")
+        check_box_user(self._config.user)
         line = command_line(self._config, self._mounts, self._root)
         home = ENVIRONMENT["HOME"] if self._mounts is None else PROGRAM_FOLDERS[0]
         with ExitStack() as unfinished, ExitStack() as given:  # what is given is closed here once bubblewrap has it
@@ -252,8 +253,9 @@ class Server:
                         stdout=theirs_errors,
                         stderr=theirs_errors,
                         cwd="/",
+                        env={},  # the run's, with its keys, would stay readable in /proc
                         start_new_session=True,  # Ctrl-C in a terminal goes to the run, which ends its boxes itself
-                        **box_identity(),
+                        **box_identity(self._config.user),
                     )
             except (OSError, subprocess.SubprocessError) as error:
                 raise SandboxError(f"sandbox: {program} does not start: {error}") from error

@@ -21,6 +21,9 @@ def test_the_doctor_prints_a_row_for_each_promise(capsys: pytest.CaptureFixture[
         "memory",
         "shares of the processors",
     ]
+    assert {"memory in no group", "watches on files of /usr", "user of the boxes"} <= {
+        row.split("  ")[1].strip() for row in rows
+    }
     memory = next(row for row in rows if " memory " in row)
     assert memory.startswith("yes") == (hierarchy_of_this_process() is not None)
 

@@ -37,7 +37,7 @@ class SourceFolder:
 
     def has(self, name: str) -> bool:
         """Return True if there is a file by this name."""
-        return (self._folder / name).is_file()
+        return os.path.isfile(self._folder / name)
 
     def open(self, name: str) -> BinaryIO:
         """Open a regular file; a pipe or a device is refused without waiting.
@@ -48,14 +48,24 @@ class SourceFolder:
         where = str(self._folder / name)
         if ".." in name.split("/") or name.startswith("/"):
             raise refusal(where, "a part within the folder", repr(name), SAVE)
-        try:
-            file = os.fdopen(os.open(where, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
-        except OSError as error:
-            raise refusal(where, "a part of the image", error.strerror or "an error", SAVE) from error
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            file.close()
-            raise refusal(where, "a regular file", "something else", SAVE)
-        return cast(BinaryIO, file)
+        return _opened_file(where, "a part of the image", SAVE)
+
+
+def _opened_file(where: str, expected: str, do: str) -> BinaryIO:
+    """Open a regular file, without waiting for a pipe.
+
+    Raises:
+        BadInput: it cannot be opened, or is something else.
+    """
+    try:
+        file = os.fdopen(os.open(where, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
+    except (OSError, ValueError) as error:
+        got = error.strerror if isinstance(error, OSError) else str(error)
+        raise refusal(where, expected, got or "an error", do) from error
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise refusal(where, "a regular file", "something else", do)
+    return cast(BinaryIO, file)
 
 
 class SourceTar:
@@ -321,10 +331,11 @@ def opened(path: Path, bounds: Bounds, scratch: Path) -> Iterator[Archive]:
     """
     where = str(path)
     try:
-        if path.is_dir():
+        if os.path.isdir(path):
             yield Archive(SourceFolder(path), where, bounds)
             return
-        with SourceFolder(path.parent).open(path.name) as file, tempfile.TemporaryFile(dir=scratch) as plain:
+        do = "do: correct the path of the archive, a file or a folder that can be read"
+        with _opened_file(where, "an archive of an image", do) as file, tempfile.TemporaryFile(dir=scratch) as plain:
             stream = decompressed(file, where)
             if not isinstance(stream, io.BufferedReader):
                 checked = Checked(stream, where, "", 2 * bounds.num_bytes)

@@ -1,6 +1,6 @@
 """Store of pulled images: layers by the digest of their content and of all below them, unpacked once and shared.
 
-    images/NAME.json       an image: its layers' names and what it says about its programs
+    images/NAME.json       an image: its layers' names and what it says about its programs; + for each / of its name
     layers/DIGEST          an unpacked layer; never changed
     counts/DIGEST          what it holds
     making/XXXX            what a pull is unpacking, or a removal deletes; locked by its process
@@ -17,23 +17,22 @@ import hashlib
 import os
 import re
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
-from urllib.parse import quote
 
 import msgspec
 
 from sparring.errors import refusal
+from sparring.sandbox.config import BOX_USER
 from sparring.sandbox.images.held import hold
 from sparring.sandbox.images.image import Bounds, Image, UnpackedImage
 from sparring.sandbox.images.source import Archive, opened
 from sparring.sandbox.images.streams import TarStream
 from sparring.sandbox.images.unpack import LayerTree, is_base
-from sparring.sandbox.mounts import NOBODY, box_identity
+from sparring.sandbox.mounts import box_identity, check_box_user, unreadable_part
 from sparring.user_cache import user_cache
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}")
@@ -49,19 +48,19 @@ Counts = tuple[int, int, int]
 """Bytes, entries and devices of a layer, as its folder has them."""
 
 
-def unpacked_image(name: str) -> UnpackedImage:
-    """Return a pulled image of this user.
+def unpacked_image(name: str, user: int = BOX_USER) -> UnpackedImage:
+    """Return a pulled image, whose layers belong to `sandbox.user`.
 
     Raises:
         BadInput: there is none by this name.
     """
-    return ImageStore().unpacked(name)
+    return ImageStore(user=user).unpacked(name)
 
 
-def store_folder() -> Path:
+def store_folder(user: int = BOX_USER) -> Path:
     """Return the folder of this user's images: `images` in the user's cache, or for root `SYSTEM_FOLDER`, unless
     XDG_CACHE_HOME says where."""
-    if box_identity() and not Path(os.environ.get("XDG_CACHE_HOME", "")).is_absolute():
+    if box_identity(user) and not Path(os.environ.get("XDG_CACHE_HOME", "")).is_absolute():
         return SYSTEM_FOLDER
     return user_cache("images")
 
@@ -70,11 +69,13 @@ class ImageStore:
     """Images in a folder.
 
     Args:
-        folder: by default that of this user.
+        folder: by default that of the user whom Sparring runs as.
+        user: `sandbox.user`. Where Sparring is root, the layers belong to it, and only root and it can enter the store.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = store_folder() if folder is None else folder
+    def __init__(self, folder: Path | None = None, user: int = BOX_USER) -> None:
+        self.folder = store_folder(user) if folder is None else folder
+        self._user, self._identity = user, box_identity(user)
         self._images, self._layers, self._counts, self._making = (self.folder / name for name in FOLDERS)
 
     def image(self, name: str) -> Image:
@@ -94,9 +95,10 @@ class ImageStore:
         """Return what a box needs of a pulled image.
 
         Raises:
-            BadInput: there is none by this name.
+            BadInput: there is none by this name, or its layers are another user's.
         """
         image = self.image(name)
+        self._check_owner()
         return UnpackedImage(self.layers(image), image.config)
 
     def images(self) -> list[Image]:
@@ -203,13 +205,13 @@ class ImageStore:
 
     def _unpack(self, source: Archive, at: int, name: str, below: Sequence[str], bounds: Bounds) -> None:
         """Unpack one layer and rename it into its place, unless another pull was faster."""
-        identity = box_identity()
+        owner = (self._user, self._user) if self._identity else None
         where, stream = source.layer(at)
         with stream, self._folder_in_making() as scratch:
             tree, counts = scratch / "layer", scratch / "counts"
             tree.mkdir()
             lower = [self._layers / layer for layer in reversed(below)]
-            layer = LayerTree(tree, lower, (identity["user"], identity["group"]) if identity else None, bounds)
+            layer = LayerTree(tree, lower, owner, bounds)
             layer.unpack(TarStream(cast(BinaryIO, stream), where))
             stream.finish()
             counts.write_bytes(msgspec.json.encode((layer.num_bytes, layer.num_entries, layer.left_out)))
@@ -221,27 +223,43 @@ class ImageStore:
                     raise
 
     def _file(self, name: str) -> Path:
-        if not NAME.fullmatch(name) or name in RESERVED:
-            do = "do: choose one such as debian:12"
-            raise refusal("an image's name", "letters, digits and . _ : / @ -", repr(name), do)
-        return self._images / f"{quote(name, safe=':@')}.json"
+        do = "do: choose one such as debian:12"
+        if name in RESERVED:
+            got = f"{name!r}, which is taken: boxes with the host's programs have it"
+            raise refusal("an image's name", "a name that is free", got, do)
+        if not NAME.fullmatch(name):
+            expected = "letters, digits and . _ : / @ -, at most 128, the first a letter or digit"
+            raise refusal("an image's name", expected, repr(name), do)
+        return self._images / f"{name.replace('/', '+')}.json"
 
     def _make_folders(self) -> None:
-        """Make the store, and check that the boxes' user can enter it."""
+        """Make the store, and check that the boxes' user can enter it, and nobody else."""
+        check_box_user(self._user)
         try:
             for folder in (self.folder.parent, self.folder, *(self.folder / name for name in FOLDERS)):
-                if not folder.is_dir():
+                is_closed = self._identity and folder == self.folder
+                if not folder.is_dir() or is_closed and not self._layers.is_dir():  # another pull may be as far
                     folder.mkdir(parents=True, exist_ok=True)
-                    folder.chmod(0o755)
+                    if is_closed:
+                        os.chown(folder, 0, self._user)
+                    folder.chmod(0o710 if is_closed else 0o755)
         except OSError as error:
             do = "do: set XDG_CACHE_HOME to a folder of yours"
             raise refusal(str(self.folder), "a folder for images", error.strerror or str(error), do) from error
-        for parent in (self._layers, *self._layers.parents) if box_identity() else ():
-            kind = parent.stat()
-            if not kind.st_mode & stat.S_IXOTH and kind.st_uid != NOBODY:
-                expected = f"a folder that user {NOBODY} (nobody), whom boxes run as, can enter"
-                do = f"do: chmod o+x {parent}, or set XDG_CACHE_HOME to another folder"
-                raise refusal(str(self.folder), expected, f"mode {kind.st_mode & 0o7777:04o} of {parent}", do)
+        self._check_owner()
+        if (closed := unreadable_part(self._layers, self._user)) is not None:
+            expected = f"a folder that user {self._user}, whom boxes run as, can enter"
+            do = f"do: chmod o+x {closed}, or set XDG_CACHE_HOME to another folder"
+            raise refusal(str(self.folder), expected, f"mode {closed.stat().st_mode & 0o7777:04o} of {closed}", do)
+
+    def _check_owner(self) -> None:
+        """Refuse a store of another user than the boxes', or one that others can enter."""
+        kind = self.folder.stat()
+        if self._identity and (kind.st_uid, kind.st_gid, kind.st_mode & 0o7) != (0, self._user, 0):
+            expected = f"a folder that only root and the boxes' group {self._user} can enter"
+            got = f"one of user {kind.st_uid} and group {kind.st_gid}, mode {kind.st_mode & 0o7777:04o}"
+            do = "do: remove it and pull its images again, or set sandbox.user to that group"
+            raise refusal(str(self.folder), expected, got, do)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -3,6 +3,9 @@
 What was deleted is a character device 0/0, and a folder that hides what is below it has the attribute
 `user.overlay.opaque` (overlayfs.rst; mounted with `userxattr`). Owners, setuid bits and extended attributes are
 dropped: in a box, one user owns every file. That user may read and write what root could: owners' bits are added.
+
+Whatever is made, changed or removed is named in an open folder of the layer (`LayerTree._opened`), to which no link
+leads: a folder that an entry put a link in the place of is an error, never a way out.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ import os
 import shutil
 import stat
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ from sparring.sandbox.images.streams import PIECE_BYTES, SAVE, TarStream, member
 HIDING, OPAQUE = ".wh.", ".wh..wh..opq"
 """Beginning of the name of an entry that deletes another, and the entry that hides all that is below its folder."""
 ATTRIBUTE = "user.overlay.opaque"
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MOST_LINKS = 40
 MOST_DEPTH = 256
 """Maximum number of folders above an entry."""
@@ -63,7 +68,8 @@ class LayerTree:
             BadInput: an entry leads out of the image, is of an unknown kind, has a file or a loop of links among its
                 parents, or is more than the bounds allow; or the layer is cut.
         """
-        self._own(self._tree, 0o755)
+        with self._opened(self._tree) as folder:
+            self._own(".", folder, 0o755)
         for member in members(stream):
             self.num_entries += 1
             where = f"{stream.where}: {member.name!r}"
@@ -76,15 +82,19 @@ class LayerTree:
                 words = error.strerror if isinstance(error, OSError) else None
                 do = f"{SAVE}; or use a disk with devices of overlayfs and user attributes (XDG_CACHE_HOME)"
                 raise refusal(where, "an entry that can be unpacked", words or str(error), do) from error
-        for folder, time in self._times.items():
-            if os.path.isdir(folder) and not os.path.islink(folder):
-                os.utime(folder, (time, time))
+        for path, time in self._times.items():
+            try:
+                with self._opened(path) as folder:
+                    os.utime(folder, (time, time))
+            except OSError:
+                pass  # a later entry has removed it, or put a link in its place or above it
 
     def _add(self, member: tarfile.TarInfo, stream: TarStream, where: str) -> None:
         parts = _parts(member.name, where)
         if not parts:
             if member.isdir():
-                os.chmod(self._tree, _mode(member))
+                with self._opened(self._tree) as folder:
+                    os.fchmod(folder, _mode(member))
             return
         name = parts[-1]
         if name.startswith(HIDING):
@@ -96,56 +106,70 @@ class LayerTree:
             self.left_out += 1
             return
         source = self._linked(member, where) if member.islnk() else ""
-        parent = self._folder(parts[:-1], where)
-        path = f"{parent}/{name}"
+        path = f"{self._folder(parts[:-1], where)}/{name}"
         if source and os.path.lexists(path) and os.path.samestat(os.lstat(source), os.lstat(path)):
             return
-        hid_folder = self._make_room(path, member)
+        with self._opened(os.path.dirname(path)) as folder:
+            hid_folder = self._make_room(name, folder, path, member)
+            if member.isreg():
+                self._write(name, folder, member, stream, where)
+            elif member.issym():
+                os.symlink(member.linkname, name, dir_fd=folder)
+            elif member.islnk():
+                with self._opened(os.path.dirname(source)) as other:
+                    linked = os.path.basename(source)
+                    os.link(linked, name, src_dir_fd=other, dst_dir_fd=folder, follow_symlinks=False)
+            elif member.isfifo():
+                os.mkfifo(name, dir_fd=folder)
+            elif not os.path.isdir(path):
+                os.mkdir(name, dir_fd=folder)
+            if not member.islnk():
+                self._own(name, folder, None if member.issym() else _mode(member))
+                os.utime(name, (_time(member),) * 2, dir_fd=folder, follow_symlinks=False)
         if member.isdir():
-            if not os.path.isdir(path):
-                os.mkdir(path)
-            self._own(path, _mode(member))
+            self._times[path] = _time(member)
             if hid_folder:
                 self._make_opaque(path)
-            self._times[path] = _time(member)
-            return
-        if member.isreg():
-            self._write(path, member, stream, where)
-        elif member.issym():
-            os.symlink(member.linkname, path)
-            self._own(path, None)
-        elif member.islnk():
-            os.link(source, path, follow_symlinks=False)
-        else:
-            os.mkfifo(path)
-            self._own(path, _mode(member))
-        if not member.islnk():
-            os.utime(path, (_time(member),) * 2, follow_symlinks=False)
 
-    def _make_room(self, path: str, member: tarfile.TarInfo) -> bool:
+    @contextmanager
+    def _opened(self, path: str) -> Iterator[int]:
+        """Open a folder of this layer, or of one below it. A link on its path is an OSError."""
+        tree = next(tree for tree in self._stack if f"{path}/".startswith(f"{tree}/"))
+        folder = os.open(tree, FOLDER)
+        try:
+            for name in path[len(tree) :].split("/")[1:]:
+                inner = os.open(name, FOLDER, dir_fd=folder)
+                os.close(folder)
+                folder = inner
+            yield folder
+        finally:
+            os.close(folder)
+
+    def _make_room(self, name: str, folder: int, path: str, member: tarfile.TarInfo) -> bool:
         """Remove what this layer has at a path. Return True if that was a deletion of what is below."""
         try:
-            kind = os.lstat(path)
+            kind = os.lstat(name, dir_fd=folder)
         except FileNotFoundError:
             if path in self._followed:
                 self._known.clear()
             return False
         if stat.S_ISDIR(kind.st_mode):
             if not member.isdir():
-                shutil.rmtree(path)
+                shutil.rmtree(name, dir_fd=folder)
                 self._known.clear()
             return False
-        os.unlink(path)
+        os.unlink(name, dir_fd=folder)
         self._known.clear()
         return _is_hidden(kind)
 
-    def _write(self, path: str, member: tarfile.TarInfo, stream: TarStream, where: str) -> None:
+    def _write(self, name: str, folder: int, member: tarfile.TarInfo, stream: TarStream, where: str) -> None:
         if self.num_bytes + member.size > self._bounds.num_bytes:
             do = "if you trust it, allow more (--most-bytes)"
             got = f"{self.num_bytes + member.size} or more"
             raise refusal(where, f"at most {self._bounds.num_bytes} bytes in an image", got, do)
         self.num_bytes += member.size
-        with open(path, "xb", buffering=0) as file:
+        new = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        with open(new, "wb", buffering=0) as file:
             missing = member.size
             while missing:
                 piece = stream.take(min(PIECE_BYTES, missing))
@@ -154,18 +178,22 @@ class LayerTree:
                 missing -= len(piece)
                 while piece:
                     piece = piece[file.write(piece) :]
-        self._own(path, _mode(member))
 
-    def _own(self, path: str, mode: int | None) -> None:
-        """Give a new entry its owner and its mode; None for a link, which has none."""
+    def _own(self, name: str, folder: int, mode: int | None) -> None:
+        """Give a new entry of a folder its owner and its mode; None for a link, which has none, and a device."""
         if self._owner is not None:
-            os.chown(path, *self._owner, follow_symlinks=False)
+            os.chown(name, *self._owner, dir_fd=folder, follow_symlinks=False)
         if mode is not None:
-            os.chmod(path, mode)
+            file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                os.fchmod(file, mode)
+            finally:
+                os.close(file)
 
     def _make_opaque(self, path: str) -> None:
         if len(self._stack) > 1:
-            os.setxattr(path, ATTRIBUTE, b"y", follow_symlinks=False)
+            with self._opened(path) as folder:
+                os.setxattr(folder, ATTRIBUTE, b"y")
 
     def _hide(self, parents: list[str], name: str, where: str) -> None:
         """Delete, for the layers above, what is below; entries of this layer itself stay."""
@@ -184,8 +212,9 @@ class LayerTree:
             if os.path.isdir(path) and not os.path.islink(path):
                 self._make_opaque(path)
         elif self._find(self._stacked(parent), hidden) is not None:
-            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(0, 0))  # needs no privilege since Linux 5.8
-            self._own(path, None)
+            with self._opened(parent) as folder:
+                os.mknod(hidden, stat.S_IFCHR | 0o600, os.makedev(0, 0), dir_fd=folder)  # no privilege since Linux 5.8
+                self._own(hidden, folder, None)
         self._known.clear()
 
     # ---- paths, as the box will see them: this layer over those below ----
@@ -262,12 +291,14 @@ class LayerTree:
         if found and found[0] == path:
             return
         is_hidden = os.path.lexists(path)
-        if is_hidden:
-            os.unlink(path)
-        os.mkdir(path)
+        above, name = os.path.split(path)
+        below = os.lstat(found[0]) if found else None
+        with self._opened(above) as folder:
+            if is_hidden:
+                os.unlink(name, dir_fd=folder)
+            os.mkdir(name, dir_fd=folder)
+            self._own(name, folder, 0o755 if below is None else stat.S_IMODE(below.st_mode))
         self.num_entries += 1
-        below = os.stat(found[0]) if found else None
-        self._own(path, 0o755 if below is None else stat.S_IMODE(below.st_mode))
         if below is not None:
             self._times[path] = below.st_mtime
         if is_hidden:

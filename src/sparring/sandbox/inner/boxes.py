@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from sparring.sandbox.inner.command import ANSWERED, ASKED
-from sparring.sandbox.inner.confine import address_space_bytes, fork_isolated, furnish, raise_loopback
+from sparring.sandbox.inner.confine import address_space_bytes, fork_isolated, furnish, raise_loopback, tcp_bytes
 from sparring.sandbox.inner.processes import below, command_lines, end_all, parents, reap_orphans, resident_bytes
 from sparring.sandbox.inner.run import Run
 from sparring.sandbox.inner.shell import ShellRun
@@ -381,7 +381,7 @@ class Box:
         if direct is not None:
             reap_orphans(direct.pid)
         held = resident_bytes()
-        if sum(held.values()) > self._limits["memory"]:
+        if sum(held.values()) + (tcp_bytes() if self._loopback else 0) > self._limits["memory"]:
             tree = parents()
             shares = {
                 run.id: sum(held.get(pid, 0) for pid in below({run.pid}, tree) | {run.pid})

@@ -39,6 +39,16 @@ COUNTS = {
     "max_inotify_watches": 8192,
 }
 """Counts of a user that all boxes share, with the most that one box may have."""
+TCP_BYTES = 64 << 10
+"""Most that a TCP socket of a box holds in each direction. The kernel counts one that waits to be accepted for no
+group, so a box counts its sockets itself (`tcp_bytes`)."""
+NETWORK = {
+    "core/somaxconn": "128",
+    "ipv4/tcp_rmem": f"4096 {TCP_BYTES} {TCP_BYTES}",
+    "ipv4/tcp_wmem": f"4096 16384 {TCP_BYTES}",
+    "ipv4/tcp_max_tw_buckets": "1024",
+}
+"""Settings of a box's network: connections that wait at one port, buffers of TCP, connections that have ended."""
 TERMINALS = 128
 """Maximum number of terminals of a box; the kernel has 4,096 for all."""
 SIGNALS = 1024
@@ -107,6 +117,8 @@ def furnish(limits: dict[str, Any], frozen: list[int]) -> Furnished:
     _write("/proc/self/gid_map", f"{user} {UID} 1")
     for name, most in COUNTS.items():
         _write(f"/proc/sys/user/{name}", str(most))
+    for name, text in NETWORK.items():
+        _write(f"/proc/sys/net/{name}", text)
     if limits["image"] != "python":  # services of images listen at their ports, 80 or 22
         _write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
     mount(None, "/", None, MS_REC_PRIVATE)
@@ -147,6 +159,19 @@ def raise_loopback() -> None:
         request = fcntl.ioctl(any_socket, SIOCGIFFLAGS, struct.pack("16sH22x", b"lo", 0))
         (flags,) = struct.unpack("16xH22x", request)
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", flags | IFF_UP))
+
+
+def tcp_bytes() -> int:
+    """Return the most that this box's TCP sockets hold: `TCP_BYTES` each, those among them that nobody has accepted or
+    that are closed and not yet empty."""
+    count = 0
+    for name in ("sockstat", "sockstat6"):
+        try:
+            with open(f"/proc/self/net/{name}", "rb") as file:
+                count += sum(int(words[2]) for words in map(bytes.split, file) if words[0].startswith(b"TCP"))
+        except FileNotFoundError:
+            pass  # a kernel without IPv6
+    return count * TCP_BYTES
 
 
 def address_space_bytes() -> int:

@@ -95,7 +95,8 @@ LOAD, EQUAL, ANY_BIT, AT_LEAST, SKIP, ANSWER = 0x20, 0x15, 0x45, 0x35, 0x05, 0x0
 NUMBER_AT, AUDIT_AT, ARGUMENTS_AT = 0, 4, 16
 """Offsets in struct seccomp_data."""
 
-ALLOW, EPERM, ENOSYS, EPROTONOSUPPORT, EAFNOSUPPORT = 0x7FFF0000, 0x50001, 0x50026, 0x5005D, 0x50061
+ALLOW, EPERM, EINVAL, ENOSYS = 0x7FFF0000, 0x50001, 0x50016, 0x50026
+EPROTONOSUPPORT, EAFNOSUPPORT = 0x5005D, 0x50061
 NOTHING = 0x50000
 """Answer of a call that does nothing: error number 0."""
 
@@ -108,10 +109,14 @@ PROTOCOLS = (0, 1, 6, 17, 58)
 SOL_SOCKET, SOL_TCP = 1, 6
 PROGRAM_OPTIONS = (26, 50, 51, 52)
 """SO_ATTACH_FILTER, ATTACH_BPF, ATTACH_REUSEPORT_CBPF and ATTACH_REUSEPORT_EBPF: programs in the kernel."""
-SIZE_OPTIONS = (7, 8, 32, 33)
-"""SO_SNDBUF, RCVBUF, SNDBUFFORCE and RCVBUFFORCE."""
+RECEIVE_OPTIONS, SEND_OPTIONS = (8, 33), (7, 32)
+"""SO_RCVBUF and RCVBUFFORCE; SO_SNDBUF and SNDBUFFORCE. What lies in the queue of a connection that nobody has accepted
+is counted for no group, so its size stays as the box sets it."""
 TCP_ULP = 31
 F_SETPIPE_SZ = 1031
+F_OFD_LOCKS = (36, 37, 38)
+"""F_OFD_GETLK, SETLK and SETLKW. No limit holds the locks of a file, and few programs ask for these; a kernel before
+3.15 does not know them."""
 TIOCSTI, TIOCLINUX, TIOCSETD = 0x5412, 0x541C, 0x5423
 SHARED_MEMORY = ("shmat", "shmctl", "shmdt", "shmget")
 PERSONALITIES = (0, 0x40000, 0xFFFFFFFF)
@@ -142,8 +147,8 @@ class Rules(NamedTuple):
 
     Attributes:
         owners: calls that change owners answer success and do nothing.
-        sizes: buffers of sockets and pipes may be made larger, and System V's shared memory may outlive its processes:
-            a control group holds their memory.
+        sizes: buffers of pipes, and those that a socket sends from, may be made larger, and System V's shared memory
+            may outlive its processes: a control group holds their memory.
         sessions: commands may begin sessions of their own: control groups share the processors, or programs need it.
     """
 
@@ -168,9 +173,10 @@ def _checks(rules: Rules) -> dict[str, Outcome]:
     """Return the decisions of `CHECKED`."""
     internet = Decision(_argument(2), tuple((protocol, ALLOW) for protocol in PROTOCOLS), EPROTONOSUPPORT)
     families = ((AF_UNIX, ALLOW), (AF_INET, internet), (AF_INET6, internet))
-    options = PROGRAM_OPTIONS + (() if rules.sizes else SIZE_OPTIONS)
+    options = PROGRAM_OPTIONS + RECEIVE_OPTIONS + (() if rules.sizes else SEND_OPTIONS)
     of_socket = Decision(_argument(2), tuple((option, EPERM) for option in options), ALLOW)
     of_tcp = Decision(_argument(2), ((TCP_ULP, EPERM),), ALLOW)
+    locks = tuple((operation, EINVAL) for operation in F_OFD_LOCKS)
     terminal = tuple((request, EPERM) for request in (TIOCSTI, TIOCLINUX, TIOCSETD))
     return {
         "clone": Decision(_argument(0), ((NEW_NAMESPACES, EPERM),), ALLOW, ANY_BIT),
@@ -178,7 +184,7 @@ def _checks(rules: Rules) -> dict[str, Outcome]:
         "prlimit64": Decision(_argument(0), ((0, ALLOW),), EPERM),
         "socket": Decision(_argument(0), families, EAFNOSUPPORT),
         "setsockopt": Decision(_argument(1), ((SOL_SOCKET, of_socket), (SOL_TCP, of_tcp)), ALLOW),
-        "fcntl": ALLOW if rules.sizes else Decision(_argument(1), ((F_SETPIPE_SZ, EPERM),), ALLOW),
+        "fcntl": Decision(_argument(1), (*locks, *(() if rules.sizes else ((F_SETPIPE_SZ, EPERM),))), ALLOW),
         "ioctl": Decision(_argument(1), terminal, ALLOW),
         "personality": Decision(_argument(0), tuple((value, ALLOW) for value in PERSONALITIES), EPERM),
         "setsid": ALLOW if rules.sessions else EPERM,

@@ -228,9 +228,14 @@ def test_loops_of_links_in_an_archive_are_refused(store: ImageStore, tmp_path: P
 
 def test_a_name_must_be_free_and_plain(store: ImageStore, tmp_path: Path) -> None:
     one, other = layout(tmp_path / "one", LOWER), layout(tmp_path / "two", UPPER)
-    for name in ("", "python", "host", "../x", "a b", "a\n", "-x", "x" * 200, "é"):
-        with pytest.raises(BadInput, match="an image's name"):
+    for name in ("", "../x", "a b", "a\n", "-x", "x" * 200, "é"):
+        with pytest.raises(BadInput, match="an image's name: expected letters, digits and"):
             store.pull(one, name)
+    for name in ("python", "host"):
+        with pytest.raises(BadInput, match=f"expected a name that is free, got '{name}', which is taken"):
+            store.pull(one, name)
+    image = store.pull(one, "a" + "/" * 121)
+    assert (store.image(image.name), store.remove(image.name)) == (image, 1)
     image = store.pull(one, "org/app:1.0")
     assert store.pull(one, "org/app:1.0") == image
     with pytest.raises(BadInput, match="a name that is free"):
@@ -315,10 +320,13 @@ def test_the_command_line(store: ImageStore, tmp_path: Path, capsys: pytest.Capt
         assert main(["image", "pull", str(archive), "--as", "b", "--most-files", "1"]) == 2
         assert main(["image", "pull", str(archive), "--as", "b", "--most-bytes", "0"]) == 2
         assert main(["image", "pull", str(tmp_path / "absent"), "--as", "b"]) == 2
+        assert main(["image", "pull", "n" * 300, "--as", "b"]) == 2
         assert main(["image", "remove", "app:1"]) == 0
         assert main(["image", "remove", "app:1"]) == 2
     finally:
         os.environ.pop("XDG_CACHE_HOME") if before is None else os.environ.__setitem__("XDG_CACHE_HOME", before)
     said = capsys.readouterr()
     assert [line.split()[0] for line in said.out.splitlines()] == ["app:1", "NAME", "app:1", "removed"]
-    assert "in 1 files" in said.err and "absent: expected a part of the image" in said.err
+    assert "in 1 files" in said.err
+    gone, name = [f"expected an archive of an image, got {what}" for what in ("No such file", "File name too long")]
+    assert gone in said.err and name in said.err and "by `docker save`" not in said.err

@@ -6,14 +6,17 @@ import json
 import os
 import subprocess
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from archives import Entry, entry, hard, layout, tar_of
 
 from sparring.errors import BadInput
+from sparring.sandbox.config import BOX_USER
 from sparring.sandbox.images.image import Bounds
 from sparring.sandbox.images.store import ImageStore
+from sparring.sandbox.mounts import box_identity
 
 BASE = tar_of(
     [
@@ -72,8 +75,7 @@ def mounted(layers: tuple[Path, ...]) -> dict[str, tuple[str, str]]:
     if len(layers) == 1:
         script = f"exec python3 -c '{LOOK}' {layers[0]}"
     line = ["unshare", "-Urm", "sh", "-c", f"mount -t tmpfs tmpfs /tmp && {script}"]
-    identity = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
-    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd="/", **identity)  # type: ignore[call-overload]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd="/", **box_identity())
     assert done.returncode == 0, done.stderr
     return {path: (mode, content) for path, (mode, content) in json.loads(done.stdout).items()}
 
@@ -115,8 +117,9 @@ def test_owners_and_attributes_are_dropped(store: ImageStore, tmp_path: Path) ->
     assert isinstance(folder, tarfile.TarInfo)
     folder.pax_headers = {"SCHILY.xattr.user.overlay.opaque": "y"}
     (tree,) = store.layers(store.pull(layout(tmp_path / "oci", tar_of([(info, content), folder])), "one"))
-    assert {(tree / name).stat().st_uid for name in ("file", "folder")} == {os.geteuid() or 65534}
+    assert {(tree / name).stat().st_uid for name in ("file", "folder")} == {os.geteuid() or BOX_USER}
     assert os.listxattr(tree / "folder") == os.listxattr(tree / "file") == []
+    assert {(tree / name).stat().st_mtime for name in ("file", "folder")} == {1_000_000_000}
 
 
 def test_a_layer_that_hides_everything_is_the_lowest(store: ImageStore, tmp_path: Path) -> None:
@@ -150,6 +153,86 @@ def test_links_stay_within_the_image(store: ImageStore, tmp_path: Path) -> None:
     ]
     seen = mounted(store.layers(store.pull(layout(tmp_path / "oci", tar_of(entries)), "one")))
     assert {path for path, (mode, _) in seen.items() if mode[0] == "-"} == {"etc/hostname", "etc/second"}
+
+
+OUT = "/var/tmp"
+"""Stands for the folder of the host that hostile archives are after, which has a folder `sub` with a file `inner`."""
+OPAQUE = ".wh..wh..opq"
+
+
+def timed(name: str, mode: int = 0o777) -> Entry:
+    """A folder of 1970 that anybody may write to."""
+    info = entry(name, mode=mode)
+    assert isinstance(info, tarfile.TarInfo)
+    info.mtime, info.pax_headers = 1, {"SCHILY.xattr.user.overlay.opaque": "y"}
+    return info
+
+
+AWAY = entry("a", link=OUT)
+HOSTILE: dict[str, list[list[Entry]]] = {
+    "a parent that becomes a link": [[timed("a/"), timed("a/sub/"), AWAY]],
+    "one that was a deeper folder": [[timed("b/"), timed("b/a/"), timed("b/a/sub/"), entry("b/a", link=OUT)]],
+    "one that becomes a relative link": [[timed("a/"), timed("a/sub/"), entry("a", link="../../../../../..{out}")]],
+    "a folder that becomes a link itself": [[timed("a/"), entry("a", link=f"{OUT}/sub")]],
+    "a link by way of a link": [[timed("a/"), timed("a/sub/"), entry("l", link=OUT), entry("a", link="l")]],
+    "a link in a lower layer": [[AWAY], [timed("a/"), timed("a/sub/")]],
+    "a link in a layer above": [[timed("a/"), timed("a/sub/")], [timed("a/sub/"), AWAY]],
+    "a folder over a link, and a link again": [[AWAY], [timed("a/"), timed("a/sub/"), AWAY]],
+    "a link after a deletion": [[timed("a/sub/")], [entry(".wh.a", b""), timed("a/sub/"), AWAY]],
+    "deletion through a link": [[AWAY, entry("a/.wh.sub", b"")], [entry("a/.wh.sub", b"")]],
+    "deletion of what lies behind a link": [[timed("a/sub/"), AWAY, entry("a/sub/.wh.inner", b"")]],
+    "a folder emptied through a link": [[AWAY, entry(f"a/sub/{OPAQUE}", b"")], [entry(f"a/{OPAQUE}", b"")]],
+    "a folder emptied that becomes a link": [[timed("a/sub/")], [entry(f"a/sub/{OPAQUE}", b""), AWAY]],
+    "a hard link to a link": [[entry("l", link=f"{OUT}/sub/inner"), hard("h", "l"), entry("h", b"x", mode=0o4777)]],
+    "a hard link through a link": [[AWAY, hard("h", "a/sub/inner")]],
+    "a hard link behind what becomes a link": [[entry("a/sub/inner", b"x"), AWAY, hard("h", "a/sub/inner")]],
+    "a hard link to a folder's link": [[AWAY, hard("h", "a"), timed("h/sub/")]],
+    "a hard link over two layers": [[AWAY], [hard("h", "a"), entry("h/sub/inner", b"x")]],
+    "a file through a link": [[entry("l", link=f"{OUT}/sub/inner"), entry("l", b"x", mode=0o777)]],
+    "a file in a link's folder": [[AWAY, entry("a/sub/inner", b"x"), entry("a/new", b"x")]],
+    "a file in what becomes a link": [[timed("a/sub/"), AWAY, entry("a/sub/inner", b"x", mode=0o777)]],
+    "a pipe in what becomes a link": [[timed("a/sub/"), AWAY, entry("a/sub/inner", kind=tarfile.FIFOTYPE)]],
+    "a link in what becomes a link": [[timed("a/sub/"), AWAY, entry("a/sub/inner", link="/etc")]],
+    "a device in what becomes a link": [[timed("a/sub/"), AWAY, entry("a/sub/inner", kind=tarfile.CHRTYPE)]],
+    "a mode behind a link": [[AWAY, timed("a/sub/", mode=0o000)]],
+    "a folder in the place of a link": [[AWAY, timed("a/"), entry("a/sub/inner", b"x"), timed("a/sub/")]],
+    "the root as a link": [[entry("./", link=OUT, kind=tarfile.SYMTYPE), timed("sub/")]],
+    "a path with ..": [[timed("a/../..{out}/sub/")]],
+    "an absolute path": [[timed(f"{OUT}/sub/"), entry(f"{OUT}/sub/inner", b"x")]],
+    "another spelling": [[timed("a/"), timed("./a//sub/."), entry("a/", link=OUT, kind=tarfile.SYMTYPE)]],
+}
+"""Layers of each archive."""
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_nothing_outside_of_a_layer_is_touched(store: ImageStore, tmp_path: Path, what: str) -> None:
+    out = store.folder.parent / "out"
+    (out / "sub").mkdir(parents=True)
+    (out / "sub/inner").write_text("ours")
+
+    def state() -> list[object]:
+        kinds = {path: path.lstat() for path in (out, out / "sub", out / "sub/inner")}
+        told = [
+            (path, kind.st_mode, kind.st_uid, kind.st_nlink, kind.st_mtime_ns, kind.st_ctime_ns, os.listxattr(path))
+            for path, kind in kinds.items()
+        ]
+        return [*told, sorted(out.rglob("*")), (out / "sub/inner").read_text()]
+
+    before = state()
+    layers = [tar_of(place(one, out) for one in layer) for layer in HOSTILE[what]]
+    with suppress(BadInput):
+        store.pull(layout(tmp_path / "oci", *layers), "one")
+    assert state() == before
+
+
+def place(one: Entry, out: Path) -> Entry:
+    """An entry with the real folder in its name and its link."""
+    info, *content = one if isinstance(one, tuple) else (one,)
+    info = info.replace(
+        name=info.name.replace("{out}", str(out)).replace(OUT, str(out)),
+        linkname=info.linkname.replace("{out}", str(out)).replace(OUT, str(out)),
+    )
+    return (info, *content) if content else info  # type: ignore[return-value]
 
 
 BAD: dict[str, tuple[list[Entry], str]] = {
