@@ -342,7 +342,7 @@ def test_a_reward_model_is_named_and_fits(given: Path, checkpoint: Path, tmp_pat
         ),
         (
             ["rl.reward_model=judge", f"models.judge.path={checkpoint}"],
-            "models.judge.path: expected a checkpoint with a scalar head",
+            f"models.judge.path: {checkpoint / 'config.json'}: expected a checkpoint with a scalar head",
         ),
     ):
         words = [word for override in ("run.stages=['rl']", *overrides) for word in ("--set", override)]

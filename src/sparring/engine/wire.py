@@ -83,7 +83,7 @@ class GenerateForm(_Generate, frozen=True, kw_only=True, forbid_unknown_fields=T
     `tokens` are the ids behind it."""
 
     stream: bool = False
-    deltas: bool = True
+    deltas: bool | None = None
     prefix: KnownPrefix | None = None
 
 
@@ -92,6 +92,10 @@ class WeightForm(_Weights, frozen=True, kw_only=True, forbid_unknown_fields=True
     unchanged."""
 
     base: int | None = None
+
+
+class SeesForm(_Weights, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[call-arg,misc]
+    """Request to fetch published weights, and to drop them again."""
 
 
 class FilesForm(_Weights, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[call-arg,misc]
@@ -181,7 +185,7 @@ POSTS: Mapping[str, tuple[type, Any]] = {
     "weights": (WeightForm, None),
     "sleep": (SleepForm, None),
     "wake": (WeightForm, None),
-    "sees": (WeightForm, None),
+    "sees": (SeesForm, None),
     "files": (FilesForm, ServedModel),
     "drop": (DropForm, None),
 }
@@ -224,6 +228,23 @@ def encode(value: Any) -> bytes:
     return msgspec.json.encode(value)
 
 
+def passed_over(form: msgspec.Struct) -> str | None:
+    """Describe a field of a form that has no effect beside the others, as "expected ..., got ..."; None if all have."""
+    sampling = getattr(form, "sampling", None)
+    calls = sampling is not None and sampling.constraint is not None and sampling.constraint.kind == "tool_call"
+    without = {
+        "deltas": (isinstance(form, GenerateForm) and not form.stream, "stream true"),
+        "grammar": (not calls, "a constraint of kind tool_call"),
+        "prefix": (not getattr(form, "conversation", None), "a conversation"),
+        "adapter": (isinstance(form, FilesForm), "weights"),
+        "probe": (isinstance(form, FilesForm), "weights"),
+    }
+    for name, (missing, needed) in without.items():
+        if missing and getattr(form, name, None) is not None:
+            return f"{needed} with `{name}`, got none"
+    return None
+
+
 def decode(data: bytes, kind: type[T], where: str) -> T:
     """Read JSON strictly: no other types, no unknown fields of a form.
 
@@ -234,8 +255,11 @@ def decode(data: bytes, kind: type[T], where: str) -> T:
         return msgspec.json.decode(data, type=kind)
 
 
-def generate_form(request: GenerateRequest, *, stream: bool, deltas: bool) -> GenerateForm:
+def generate_form(request: GenerateRequest, *, deltas: bool | None) -> GenerateForm:
     """Convert a request to its form, with stop strings and constraint as text, for the server to bind again.
+
+    Args:
+        deltas: whether a streamed answer has pieces; None: the answer is not streamed.
 
     Raises:
         RequestRefused: the request has Python functions whose text is not in its sampling.
@@ -247,7 +271,9 @@ def generate_form(request: GenerateRequest, *, stream: bool, deltas: bool) -> Ge
         expected = "stop strings and constraint as text"
         raise RequestRefused(f"request {request.id}: expected {expected}, got {got}; set them in its sampling")
     values = {name: getattr(request, name) for name in _Generate.__struct_fields__ if name != "sampling"}
-    return GenerateForm(**values, sampling=SamplingForm(**_fields(request.sampling)), stream=stream, deltas=deltas)
+    return GenerateForm(
+        **values, sampling=SamplingForm(**_fields(request.sampling)), stream=deltas is not None, deltas=deltas
+    )
 
 
 def generate_request(form: GenerateForm) -> GenerateRequest:
@@ -267,7 +293,7 @@ def files_form(ref: WeightRef, dtype: str, numerics: str) -> FilesForm:
     return FilesForm(**_fields(ref), dtype=dtype, numerics=numerics)
 
 
-def weight_ref(form: WeightForm | FilesForm) -> WeightRef:
+def weight_ref(form: WeightForm | SeesForm | FilesForm) -> WeightRef:
     """Turn a form back into a weight reference."""
     return WeightRef(**{name: getattr(form, name) for name in _Weights.__struct_fields__})
 

@@ -88,6 +88,14 @@ class EngineWorker:
         """Version of the weights that serve requests without an adapter's name."""
         return self._adapters.find(None).version
 
+    def check_adapter(self, name: str | None) -> None:
+        """Check that an adapter is served, if there is a name.
+
+        Raises:
+            RequestRefused: no adapter with this name is loaded.
+        """
+        self._adapters.find(name)
+
     @property
     def problem(self) -> EngineError | None:
         """Error that every request would get; None while requests are answered."""

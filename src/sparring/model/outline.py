@@ -221,7 +221,7 @@ def outline(
         where, config = "models.policy.init", config_of(source, source.vocab_size)
     else:
         where = str(base_folder(source))
-        config = read_config(where, numerics)
+        config = read_config(where, numerics, "own" if scalar else "tokens")
     config = copy.deepcopy(config)
     if getattr(config.get_text_config(), "pad_token_id", None) is not None:
         config.get_text_config().pad_token_id = 0  # whether ids fit the embedding is told elsewhere

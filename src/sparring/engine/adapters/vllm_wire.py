@@ -31,11 +31,18 @@ def truncates(sampling: Sampling) -> bool:
     return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
 
 
+def no_adapter(name: str) -> str:
+    """Describe a request for an adapter."""
+    return f"no adapter, got {name}; vLLM serves the model alone here: use a native engine"
+
+
 def problem_for_vllm(request: GenerateRequest, vocab_size: int) -> str | None:
     """Describe the part of a request that vLLM does not support, and why; None if it supports all."""
     sampling = request.sampling
     if request.adapter is not None:
-        return f"no adapter, got {request.adapter}; vLLM serves the model alone here: use a native engine"
+        return no_adapter(request.adapter)
+    if request.recorded is not None:
+        return "no recorded versions, got some; vLLM samples under the version it serves: use a native engine"
     if request.allowed is not None:
         kind = "a function" if sampling.constraint is None else f"a {sampling.constraint.kind}"
         do = 'leave it to the policy (a tool choice, a format), or set engine.kind to "native" or "remote"'

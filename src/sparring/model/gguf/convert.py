@@ -29,6 +29,7 @@ from sparring.model.gguf.settings import FREQUENCIES, complete
 from sparring.model.gguf.tokenizer import check_tokenizer, write_tokenizer
 from sparring.model.library import class_of
 from sparring.model.load import refuse_incomplete
+from sparring.model.save import share
 
 CAUSAL = ("llama", "qwen2", "qwen3", "gemma3")
 """Architectures (`general.architecture`) that are read: those for which the converted weights are compared with the
@@ -67,6 +68,7 @@ def convert(file: Path, other: Path | None, out: Path) -> None:
     (out / "config.json").write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     write_tokenizer(file, fields, other, out, config.model_type)
     save_torch_state_dict(revert_weight_conversion(module, state), out)
+    share(out)
 
 
 def _check(reader: gguf.GGUFReader, fields: Mapping[str, Any], where: str) -> None:
