@@ -27,9 +27,9 @@ import asyncio
 import hmac
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -283,22 +283,22 @@ class TokenServer:
         return _json({})
 
     async def _weights(self, request: Request) -> Response:
-        return await self._served_with(request, "pull")
+        return await self._served_with(request, lambda ref: self._engine.pull(ref))
 
     async def _wake(self, request: Request) -> Response:
-        return await self._served_with(request, "wake")
+        return await self._served_with(request, lambda ref: self._engine.wake(ref))
 
     async def _sleep(self, request: Request) -> Response:
         await self._body(request, wire.SleepForm)
         await self._engine.sleep()
         return _json({})
 
-    async def _served_with(self, request: Request, take: Literal["pull", "wake"]) -> Response:
+    async def _served_with(self, request: Request, take: Callable[[WeightRef], Coroutine[Any, Any, None]]) -> Response:
         """Have the engine take the weights that a request names."""
         form = await self._body(request, wire.WeightForm)
         ref = self._located(wire.weight_ref(form))
         try:
-            await unless_left(request.receive, getattr(self._engine, take)(ref))
+            await unless_left(request.receive, take(ref))
         finally:
             self._drop_upload(ref)
         self._base = self._base if form.base is None else form.base

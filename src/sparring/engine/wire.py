@@ -65,7 +65,7 @@ def _form(noun: type, without: tuple[str, ...] = (), **replaced: tuple[Any, Any]
 SamplingForm = _form(Sampling)
 ScoreForm = _form(ScoreRequest, id=(str, ""))
 # bases of the forms below, which mypy cannot follow because they are made when this module loads
-_Weights: Any = _form(WeightRef, transport=(str, "shared_memory"))
+SeesForm: Any = _form(WeightRef, transport=(str, "shared_memory"))
 _Generate: Any = _form(GenerateRequest, ("ends", "allowed"), id=(str, ""), sampling=(SamplingForm, SamplingForm()))
 
 
@@ -87,18 +87,14 @@ class GenerateForm(_Generate, frozen=True, kw_only=True, forbid_unknown_fields=T
     prefix: KnownPrefix | None = None
 
 
-class WeightForm(_Weights, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[call-arg,misc]
+class WeightForm(SeesForm, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[call-arg,misc]
     """Request to serve other weights. `base` is the version that the sending run counts as 0; None leaves it
     unchanged."""
 
     base: int | None = None
 
 
-class SeesForm(_Weights, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[call-arg,misc]
-    """Request to fetch published weights, and to drop them again."""
-
-
-class FilesForm(_Weights, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[call-arg,misc]
+class FilesForm(SeesForm, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[call-arg,misc]
     """Request to serve the model of a checkpoint's files, which are published like weights. `numerics` is "exact" or
     "fast"."""
 
@@ -230,19 +226,16 @@ def encode(value: Any) -> bytes:
 
 def passed_over(form: msgspec.Struct) -> str | None:
     """Describe a field of a form that has no effect beside the others, as "expected ..., got ..."; None if all have."""
-    sampling = getattr(form, "sampling", None)
-    calls = sampling is not None and sampling.constraint is not None and sampling.constraint.kind == "tool_call"
-    without = {
-        "deltas": (isinstance(form, GenerateForm) and not form.stream, "stream true"),
-        "grammar": (not calls, "a constraint of kind tool_call"),
-        "prefix": (not getattr(form, "conversation", None), "a conversation"),
-        "adapter": (isinstance(form, FilesForm), "weights"),
-        "probe": (isinstance(form, FilesForm), "weights"),
-    }
-    for name, (missing, needed) in without.items():
-        if missing and getattr(form, name, None) is not None:
-            return f"{needed} with `{name}`, got none"
-    return None
+    needed: dict[str, tuple[str, bool]] = {}
+    if isinstance(form, GenerateForm):
+        constraint = form.sampling.constraint
+        calls = constraint is not None and constraint.kind == "tool_call"
+        needed = {"deltas": ("stream true", form.stream), "grammar": ("a constraint of kind tool_call", calls)}
+        needed |= {"prefix": ("a conversation", bool(form.conversation))}
+    elif isinstance(form, FilesForm):
+        needed = {"adapter": ("weights", False), "probe": ("weights", False)}
+    wrong = [name for name, (_, there) in needed.items() if not there and getattr(form, name) is not None]
+    return f"{needed[wrong[0]][0]} with `{wrong[0]}`, got none" if wrong else None
 
 
 def decode(data: bytes, kind: type[T], where: str) -> T:
@@ -256,10 +249,8 @@ def decode(data: bytes, kind: type[T], where: str) -> T:
 
 
 def generate_form(request: GenerateRequest, *, deltas: bool | None) -> GenerateForm:
-    """Convert a request to its form, with stop strings and constraint as text, for the server to bind again.
-
-    Args:
-        deltas: whether a streamed answer has pieces; None: the answer is not streamed.
+    """Convert a request to its form, with stop strings and constraint as text, for the server to bind again. With
+    `deltas` None the answer is not streamed.
 
     Raises:
         RequestRefused: the request has Python functions whose text is not in its sampling.
@@ -295,7 +286,7 @@ def files_form(ref: WeightRef, dtype: str, numerics: str) -> FilesForm:
 
 def weight_ref(form: WeightForm | SeesForm | FilesForm) -> WeightRef:
     """Turn a form back into a weight reference."""
-    return WeightRef(**{name: getattr(form, name) for name in _Weights.__struct_fields__})
+    return WeightRef(**{name: getattr(form, name) for name in SeesForm.__struct_fields__})
 
 
 def noun(form: msgspec.Struct, kind: type[T]) -> T:

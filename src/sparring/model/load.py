@@ -37,8 +37,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 HEADS = {
     "tokens": ("a language model", "name the language model that it was trained from"),
     "scalar": (
-        "a checkpoint with a scalar head (a reward model or critic: ForSequenceClassification with one label)",
-        "train one: the stage reward_model writes such a folder",
+        "a checkpoint with a scalar head (ForSequenceClassification, one label)",
+        "train one: stage reward_model",
     ),
     "new scalar": ("a language model, to add a scalar head to", "name the language model that it was trained from"),
     "own": ("a language model, or a reward model or critic with one label", "choose another model"),

@@ -11,11 +11,10 @@ from safetensors import safe_open
 from transformers import AutoModelForSequenceClassification
 
 from sparring.model.attention import Packed
-from sparring.model.checkpoint import checkpoint_outline
 from sparring.model.config import LoraConfig
 from sparring.model.load import load, without_weights
 from sparring.model.lora import fresh_state
-from sparring.model.outline import outline
+from sparring.model.outline import checkpoint_outline, outline
 from sparring.model.peft import write
 from sparring.model.save import save
 from sparring.model.servable import check_servable

@@ -18,13 +18,13 @@ from sparring.engine.adapters.vllm_server import VllmServer
 from sparring.engine.adapters.vllm_weights import VllmWeights
 from sparring.engine.adapters.vllm_wire import (
     GENERATE,
+    NO_ADAPTER,
     WHOLE_VOCABULARY,
     SampledTurn,
     generate_body,
     judge_body,
     judged_rows,
     judging_version,
-    no_adapter,
     problem_for_vllm,
 )
 from sparring.engine.check import EngineLimits, check_request, check_score
@@ -276,7 +276,7 @@ class VllmEngine:
     def _check_score(self, request: ScoreRequest) -> None:
         vocab_size, most = self.server.vocab_size, self.server.max_positions
         if request.adapter is not None:
-            raise RequestRefused(f"score {request.id}: expected {no_adapter(request.adapter)}")
+            raise RequestRefused(f"score {request.id}: expected {NO_ADAPTER.format(request.adapter)}")
         if vocab_size > WHOLE_VOCABULARY:
             why = "vLLM sends all log-probabilities as text; score with a native engine"
             problem = f"a vocabulary of at most {WHOLE_VOCABULARY}, got {vocab_size}; {why}"

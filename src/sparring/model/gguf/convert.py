@@ -25,7 +25,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from sparring.errors import BadInput, boundary, refusal
 from sparring.model.gguf.lengths import check_head
-from sparring.model.gguf.settings import FREQUENCIES, complete
+from sparring.model.gguf.settings import FREQUENCIES, REQUIRED, check_positive, complete
 from sparring.model.gguf.tokenizer import check_tokenizer, write_tokenizer
 from sparring.model.library import class_of
 from sparring.model.load import refuse_incomplete
@@ -84,6 +84,8 @@ def _check(reader: gguf.GGUFReader, fields: Mapping[str, Any], where: str) -> No
     if arch not in CAUSAL:
         do = "take the model's Hugging Face folder"
         raise refusal(where, f"an architecture that is read ({', '.join(CAUSAL)})", repr(arch), do)
+    for key in REQUIRED:
+        check_positive(fields.get(f"{arch}.{key}"), f"{arch}.{key}", where)
     there = {tensor.name.split(".")[1] for tensor in reader.tensors if tensor.name.startswith("blk.")}
     if (layers := fields.get(f"{arch}.block_count")) != len(there):
         expected = f"weights of as many layers as {arch}.block_count says, {layers}"

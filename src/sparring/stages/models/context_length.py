@@ -23,7 +23,7 @@ def outline_of(folder: Path, head: str = "tokens") -> Outline:
     Raises:
         BadInput: the folder holds no such model.
     """
-    from sparring.model.checkpoint import checkpoint_outline
+    from sparring.model.outline import checkpoint_outline
 
     return checkpoint_outline(folder, head)
 

@@ -69,14 +69,13 @@ def check_reward_model(files: RunFiles, factory: EnvFactory, tokenizer: Path | N
             )
         return [f"rl: the stage reward_model scores {_scored_units(config)}"]
     folder = checkpoint_of(config, "rl.reward_model", name, (OWN,), tokenizer, head="scalar")
-    return [f"rl: {folder} scores {_scored_units(config)}", *_padded_ends(config, folder, tokenizer)]
+    return [f"rl: {folder} scores {_scored_units(config)}", *_padded_ends(config, folder, tokenizer or folder)]
 
 
-def _padded_ends(config: RunConfig, folder: Path, policy: Path | None) -> list[str]:
+def _padded_ends(config: RunConfig, folder: Path, policy: Path) -> list[str]:
     """Tell of a reward model whose padding ends replies, such as one that TRL trained with the end as its padding."""
     from sparring.model.load import read_config
 
-    assert policy is not None, "checkpoint_of has compared its tokenizer"
     pad = read_config(str(folder), "fast", "scalar").get_text_config().pad_token_id
     if pad not in (renderer := renderer_of(config, policy)).stop_ids:
         return []
