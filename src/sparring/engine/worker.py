@@ -89,11 +89,7 @@ class EngineWorker:
         return self._adapters.find(None).version
 
     def check_adapter(self, name: str | None) -> None:
-        """Check that an adapter is served, if there is a name.
-
-        Raises:
-            RequestRefused: no adapter with this name is loaded.
-        """
+        """Refuse the name of an adapter that is not loaded."""
         self._adapters.find(name)
 
     @property

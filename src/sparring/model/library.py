@@ -24,10 +24,16 @@ def class_of(config: Any) -> Any:
     return several if composite else transformers.AutoModelForCausalLM
 
 
+def classes_named(config: Any) -> list[str]:
+    """Return the names of the classes that a config names (`architectures`)."""
+    named = config.architectures or ()
+    return [named] if isinstance(named, str) else [str(name) for name in named]
+
+
 def head_of(config: Any) -> str:
     """Return the head of a checkpoint by the class that its config names (`architectures`): "tokens" for a language
     model, "scalar" for a reward model or critic, "" for anything else."""
-    names = config.architectures or ("",)
+    names = classes_named(config) or [""]
     if all(name.endswith(SCALAR) for name in names):
         return "scalar"
     known = type(config) in class_of(config)._model_mapping and all(name.endswith(LANGUAGE) for name in names)

@@ -18,7 +18,7 @@ from sparring.kernels.packed import packed_later
 from sparring.model.attention import IMPLEMENTATION
 from sparring.model.causal import ATTENTION, CausalModel, forward_of
 from sparring.model.decoder import FAMILY
-from sparring.model.library import NonTextParts, class_of, head_of
+from sparring.model.library import NonTextParts, class_of, classes_named, head_of
 from sparring.model.lora import Adapter
 from sparring.model.peft import base_of, is_adapter, read
 from sparring.model.recurrent import split
@@ -237,7 +237,7 @@ def read_config(where: str, numerics: str, head: str) -> Any:
 
 def _refuse_other_head(where: str, config: Any, head: str) -> None:
     """Refuse a model that transformers would load without its own head, or with a random one."""
-    found, named = head_of(config), " and ".join(config.architectures or ()) or "no class (architectures)"
+    found, named = head_of(config), " and ".join(classes_named(config)) or "no class (architectures)"
     if found == "scalar" and config.num_labels == 1:
         named += ", a reward model or critic"
     elif found == "scalar":

@@ -109,6 +109,7 @@ def test_an_adapter_of_a_reward_model_is_merged_below_its_head(folders, tmp_path
 
 STRANGE = {
     "no class": ({"architectures": ...}, "got no class (architectures); write the class of the model there"),
+    "no text": ({"architectures": [1]}, "got 1; "),
     "null": ({"architectures": None}, "got no class (architectures)"),
     "of tokens": ({"architectures": ["Qwen3ForTokenClassification"]}, "got Qwen3ForTokenClassification; "),
     "trunk": ({"architectures": ["Qwen3Model"]}, "got Qwen3Model; "),

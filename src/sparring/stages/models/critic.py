@@ -29,12 +29,11 @@ def open_critic(section: CriticConfig, cluster: Cluster, folder: Path, total_ste
     from sparring.model.library import head_of
     from sparring.model.load import read_config
 
-    found = head_of(read_config(str(folder), "fast", "own"))
     plan = TrainPlan(
         losses=[ValueLoss(clip=section.clip)],
         total_steps=total_steps,
         overrides=section.train,
-        head="scalar" if found == "scalar" else "new scalar",
+        head="scalar" if head_of(read_config(str(folder), "fast", "own")) == "scalar" else "new scalar",
         role=CRITIC,
     )
     numerics_of = POLICY if section.model == OWN else section.model
