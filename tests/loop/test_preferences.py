@@ -342,7 +342,7 @@ def test_a_reward_model_is_named_and_fits(given: Path, checkpoint: Path, tmp_pat
         ),
         (
             ["rl.reward_model=judge", f"models.judge.path={checkpoint}"],
-            "models.judge.path: expected a checkpoint with a scalar head",
+            f"models.judge.path: {checkpoint / 'config.json'}: expected a checkpoint with a scalar head",
         ),
     ):
         words = [word for override in ("run.stages=['rl']", *overrides) for word in ("--set", override)]
@@ -356,7 +356,10 @@ def test_an_auxiliary_model_with_a_shorter_context_is_refused(
 ) -> None:
     shutil.copytree(checkpoint, tmp_path / "short")
     config = json.loads((tmp_path / "short/config.json").read_text())
-    (tmp_path / "short/config.json").write_text(json.dumps({**config, "max_position_embeddings": 511}))
+    config |= {"max_position_embeddings": 511}
+    if "reward" in section:
+        config |= {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    (tmp_path / "short/config.json").write_text(json.dumps(config))
     overrides = ["run.stages=['rl']", f"models.judge.path={tmp_path / 'short'}", section]
     overrides += ['algo.preset="ppo"'] if "critic" in section else []
     assert main(["check", str(given), *(word for override in overrides for word in ("--set", override))]) == 2

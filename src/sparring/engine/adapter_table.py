@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from sparring.engine.runner import Runner
 from sparring.engine.served import ServedWeights, Weights
 from sparring.engine.update import OLD_STAYS, verify, where
-from sparring.errors import EngineError, WeightsError, boundary
+from sparring.errors import RequestRefused, WeightsError, boundary
 from sparring.model.causal import CausalModel
 from sparring.model.lora import Adapter
 from sparring.types import WeightRef
@@ -41,13 +41,13 @@ class AdapterTable:
         model if there is no such adapter.
 
         Raises:
-            EngineError: no adapter with this name is loaded.
+            RequestRefused: no adapter with this name is loaded.
         """
         if name is None:
             return self._served.get(self._name, self._base)
         if name not in self._served:
             loaded = ", ".join(sorted(self._served)) or "none"
-            raise EngineError(f"adapter {name}: expected a loaded adapter, got another name; loaded: {loaded}")
+            raise RequestRefused(f"adapter {name}: expected a loaded adapter, got another name; loaded: {loaded}")
         return self._served[name]
 
     def commit(self, ref: WeightRef, adapter: Adapter) -> ServedWeights | None:
@@ -82,7 +82,7 @@ class AdapterTable:
         """Serve no new request with an adapter; running ones finish with it.
 
         Raises:
-            EngineError: no adapter with this name is loaded.
+            RequestRefused: no adapter with this name is loaded.
         """
         self.find(name)
         self._leaving.append(self._served.pop(name))

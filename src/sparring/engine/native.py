@@ -226,6 +226,7 @@ class NativeEngine:
     async def _sequence(self, request: GenerateRequest, reply: Reply) -> Sequence:
         """Check a request and make its sequence. If it asks for prompt_logprobs, its prompt is scored first."""
         max_new = check_request(request, self._limits)
+        self._worker.check_adapter(request.adapter)
         self._arrivals += 1
         keep = self._config.kv.across_turns != "drop"
         sequence = Sequence.of(request, reply, arrival=self._arrivals, max_new=max_new, keep=keep)

@@ -15,11 +15,13 @@ from sparring.errors import EngineError, boundary
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.head import token_quantities
+from sparring.model.padding import scored_part
 
 
 class RewardModel:
     """Reward model on a thread of its own. Implements `ValueModel`. Texts are packed and computed by the trainer's
-    module as in training: in exact numerics a text's value has the same bits in any batch and in training.
+    module as in training: in exact numerics a text's value has the same bits in any batch and in training. It is read
+    where transformers reads it: padding at the end of a text does not count.
 
     Args:
         model: model with a scalar head; it must have no other user.
@@ -29,12 +31,13 @@ class RewardModel:
 
     def __init__(self, model: CausalModel, *, token_budget: int = 8192, threads: int = 0) -> None:
         self._model, self._budget = model, token_budget
+        self._pad = model.module.config.get_text_config().pad_token_id
         count = threads or torch.get_num_threads()
         self._worker = ThreadPoolExecutor(1, "reward", initializer=torch.set_num_threads, initargs=(count,))
 
     async def values(self, texts: Sequence[Sequence[int]]) -> list[float]:
-        """Return the value of each text: the head's output after its last token. Common prompts of texts are computed
-        once.
+        """Return the value of each text: the head's output after its last token that is no padding. Common prompts of
+        texts are computed once.
 
         Raises:
             EngineError: a text is empty or longer than the model's positions, or the model failed.
@@ -53,7 +56,8 @@ class RewardModel:
 
     @torch.no_grad()
     def _worth(self, texts: Sequence[Sequence[int]]) -> list[float]:
-        rows = [whole_text(text, id=str(index), group=str(index), label=CHOSEN) for index, text in enumerate(texts)]
+        scored = [scored_part(text, self._pad) for text in texts]
+        rows = [whole_text(text, id=str(index), group=str(index), label=CHOSEN) for index, text in enumerate(scored)]
         value_of: dict[str, float] = {}
         with boundary(EngineError, "reward model"):
             for packed in pack(rows, self._budget):

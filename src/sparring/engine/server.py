@@ -58,7 +58,7 @@ context, and one, for biases, per token of the vocabulary."""
 SWEEP_S = (0.2, 1.0, 5.0)
 """Pauses, in seconds, before each search for what a client published that left."""
 
-T = TypeVar("T")
+F = TypeVar("F", bound=msgspec.Struct)
 Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
 Bind = Callable[[GenerateRequest], GenerateRequest]
 
@@ -239,7 +239,7 @@ class TokenServer:
             completion = await unless_left(request.receive, self._engine.generate(wanted))
             ended(completion)
             return _json(completion)
-        pieces = self._engine.stream(wanted) if form.deltas else completion_alone(self._engine, wanted)
+        pieces = completion_alone(self._engine, wanted) if form.deltas is False else self._engine.stream(wanted)
         first = asyncio.ensure_future(anext(pieces))
         # a request that can never be served fails here, with a status; all others are in the engine now
         await asyncio.sleep(0)
@@ -261,7 +261,8 @@ class TokenServer:
         return wanted if wanted.id else replace(wanted, id=f"{self._served.instance}-{next(self._numbers)}")
 
     async def _abort(self, request: Request) -> Response:
-        await self._engine.abort((await self._body(request, wire.AbortForm)).id)
+        form = await self._body(request, wire.AbortForm)
+        await self._engine.abort(form.id)
         return _json({})
 
     async def _fork(self, request: Request) -> Response:
@@ -269,7 +270,7 @@ class TokenServer:
         branches = await self._engine.fork(form.id, form.seeds)
         for branch in branches:
             self._prompts.remember(branch.conversation, self._prompts.whole(None, None, branch.tokens))
-        return _json([wire.generate_form(branch, stream=False, deltas=True) for branch in branches])
+        return _json([wire.generate_form(branch, deltas=None) for branch in branches])
 
     async def _score(self, request: Request) -> Response:
         wanted = self._named(wire.noun(await self._body(request, wire.ScoreForm), ScoreRequest))
@@ -282,10 +283,10 @@ class TokenServer:
         return _json({})
 
     async def _weights(self, request: Request) -> Response:
-        return await self._served_with(request, self._engine.pull)
+        return await self._served_with(request, lambda ref: self._engine.pull(ref))
 
     async def _wake(self, request: Request) -> Response:
-        return await self._served_with(request, self._engine.wake)
+        return await self._served_with(request, lambda ref: self._engine.wake(ref))
 
     async def _sleep(self, request: Request) -> Response:
         await self._body(request, wire.SleepForm)
@@ -306,7 +307,7 @@ class TokenServer:
     async def _sees(self, request: Request) -> Response:
         from sparring.weights.fetch import fetch  # imports torch, which the engine has imported
 
-        ref = self._located(wire.weight_ref(await self._body(request, wire.WeightForm)))
+        ref = self._located(wire.weight_ref(await self._body(request, wire.SeesForm)))
         try:
             await asyncio.to_thread(fetch, ref)
         finally:
@@ -372,21 +373,33 @@ class TokenServer:
             self._uploads.drop(ref.location.location["upload"])
 
     async def _drop(self, request: Request) -> Response:
-        await self._engine.drop((await self._body(request, wire.DropForm)).adapter)
+        form = await self._body(request, wire.DropForm)
+        await self._engine.drop(form.adapter)
         return _json({})
 
-    async def _body(self, request: Request, kind: type[T]) -> T:
+    async def _body(self, request: Request, kind: type[F]) -> F:
         """Decode the body of a request.
 
         Raises:
-            BadInput: the body is not JSON of this kind, or too long.
+            BadInput: the body is no JSON, or too long.
+            RequestRefused: it has wrong or unknown fields, or one that would have no effect.
         """
         where, data = f"POST {request.scope['path']}", bytearray()
+        if request.url.query:
+            raise RequestRefused(f"{where}: expected no query, got {request.url.query}; send its fields in the body")
         async for chunk in request.stream():
             data += chunk
             if len(data) > self._most_bytes:
                 raise refusal(where, f"a body of at most {self._most_bytes} bytes", "a longer one", "send less")
-        return wire.decode(bytes(data), kind, where)
+        try:
+            form = wire.decode(bytes(data), kind, where)
+        except BadInput as error:
+            if isinstance(error.__cause__, msgspec.ValidationError):
+                raise RequestRefused(str(error)) from error
+            raise
+        if problem := wire.passed_over(form):
+            raise RequestRefused(f"{where}: expected {problem}; leave it out")
+        return form
 
     async def _refused(self, request: Request, error: SparringError) -> Response:
         self._counts[request.scope["path"].rpartition("/")[2], type(error).__name__] += 1

@@ -65,7 +65,7 @@ def _form(noun: type, without: tuple[str, ...] = (), **replaced: tuple[Any, Any]
 SamplingForm = _form(Sampling)
 ScoreForm = _form(ScoreRequest, id=(str, ""))
 # bases of the forms below, which mypy cannot follow because they are made when this module loads
-_Weights: Any = _form(WeightRef, transport=(str, "shared_memory"))
+SeesForm: Any = _form(WeightRef, transport=(str, "shared_memory"))
 _Generate: Any = _form(GenerateRequest, ("ends", "allowed"), id=(str, ""), sampling=(SamplingForm, SamplingForm()))
 
 
@@ -83,18 +83,18 @@ class GenerateForm(_Generate, frozen=True, kw_only=True, forbid_unknown_fields=T
     `tokens` are the ids behind it."""
 
     stream: bool = False
-    deltas: bool = True
+    deltas: bool | None = None
     prefix: KnownPrefix | None = None
 
 
-class WeightForm(_Weights, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[call-arg,misc]
+class WeightForm(SeesForm, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[call-arg,misc]
     """Request to serve other weights. `base` is the version that the sending run counts as 0; None leaves it
     unchanged."""
 
     base: int | None = None
 
 
-class FilesForm(_Weights, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[call-arg,misc]
+class FilesForm(SeesForm, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[call-arg,misc]
     """Request to serve the model of a checkpoint's files, which are published like weights. `numerics` is "exact" or
     "fast"."""
 
@@ -181,7 +181,7 @@ POSTS: Mapping[str, tuple[type, Any]] = {
     "weights": (WeightForm, None),
     "sleep": (SleepForm, None),
     "wake": (WeightForm, None),
-    "sees": (WeightForm, None),
+    "sees": (SeesForm, None),
     "files": (FilesForm, ServedModel),
     "drop": (DropForm, None),
 }
@@ -224,6 +224,20 @@ def encode(value: Any) -> bytes:
     return msgspec.json.encode(value)
 
 
+def passed_over(form: msgspec.Struct) -> str | None:
+    """Describe a field of a form that has no effect beside the others, as "expected ..., got ..."; None if all have."""
+    needed: dict[str, tuple[str, bool]] = {}
+    if isinstance(form, GenerateForm):
+        constraint = form.sampling.constraint
+        calls = constraint is not None and constraint.kind == "tool_call"
+        needed = {"deltas": ("stream true", form.stream), "grammar": ("a constraint of kind tool_call", calls)}
+        needed |= {"prefix": ("a conversation", bool(form.conversation))}
+    elif isinstance(form, FilesForm):
+        needed = {"adapter": ("weights", False), "probe": ("weights", False)}
+    wrong = [name for name, (_, there) in needed.items() if not there and getattr(form, name) is not None]
+    return f"{needed[wrong[0]][0]} with `{wrong[0]}`, got none" if wrong else None
+
+
 def decode(data: bytes, kind: type[T], where: str) -> T:
     """Read JSON strictly: no other types, no unknown fields of a form.
 
@@ -234,8 +248,9 @@ def decode(data: bytes, kind: type[T], where: str) -> T:
         return msgspec.json.decode(data, type=kind)
 
 
-def generate_form(request: GenerateRequest, *, stream: bool, deltas: bool) -> GenerateForm:
-    """Convert a request to its form, with stop strings and constraint as text, for the server to bind again.
+def generate_form(request: GenerateRequest, *, deltas: bool | None) -> GenerateForm:
+    """Convert a request to its form, with stop strings and constraint as text, for the server to bind again. With
+    `deltas` None the answer is not streamed.
 
     Raises:
         RequestRefused: the request has Python functions whose text is not in its sampling.
@@ -247,7 +262,9 @@ def generate_form(request: GenerateRequest, *, stream: bool, deltas: bool) -> Ge
         expected = "stop strings and constraint as text"
         raise RequestRefused(f"request {request.id}: expected {expected}, got {got}; set them in its sampling")
     values = {name: getattr(request, name) for name in _Generate.__struct_fields__ if name != "sampling"}
-    return GenerateForm(**values, sampling=SamplingForm(**_fields(request.sampling)), stream=stream, deltas=deltas)
+    return GenerateForm(
+        **values, sampling=SamplingForm(**_fields(request.sampling)), stream=deltas is not None, deltas=deltas
+    )
 
 
 def generate_request(form: GenerateForm) -> GenerateRequest:
@@ -267,9 +284,9 @@ def files_form(ref: WeightRef, dtype: str, numerics: str) -> FilesForm:
     return FilesForm(**_fields(ref), dtype=dtype, numerics=numerics)
 
 
-def weight_ref(form: WeightForm | FilesForm) -> WeightRef:
+def weight_ref(form: WeightForm | SeesForm | FilesForm) -> WeightRef:
     """Turn a form back into a weight reference."""
-    return WeightRef(**{name: getattr(form, name) for name in _Weights.__struct_fields__})
+    return WeightRef(**{name: getattr(form, name) for name in SeesForm.__struct_fields__})
 
 
 def noun(form: msgspec.Struct, kind: type[T]) -> T:

@@ -88,6 +88,10 @@ class EngineWorker:
         """Version of the weights that serve requests without an adapter's name."""
         return self._adapters.find(None).version
 
+    def check_adapter(self, name: str | None) -> None:
+        """Refuse the name of an adapter that is not loaded."""
+        self._adapters.find(name)
+
     @property
     def problem(self) -> EngineError | None:
         """Error that every request would get; None while requests are answered."""

@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from sparring.model.config import InitConfig
+from sparring.model.save import share
 
 # a progress bar on stderr would tear the live view
 transformers.utils.logging.disable_progress_bar()
@@ -53,6 +54,7 @@ def create(
     out = Path(out_path)
     out.mkdir(parents=True, exist_ok=True)
     module.save_pretrained(out)
+    share(out)
     return out
 
 

@@ -11,12 +11,33 @@ from torch import nn
 transformers.utils.logging.disable_default_handler()
 transformers.utils.logging.enable_propagation()
 
+SCALAR = "ForSequenceClassification"
+"""End of the names of classes with a scalar head."""
+LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""Ends of the names of classes with a head over tokens."""
+
 
 def class_of(config: Any) -> Any:
     """Return the transformers class of a causal LM; for a multimodal model, the class over all its inputs."""
     several = transformers.AutoModelForImageTextToText
     composite = config.get_text_config() is not config and type(config) in several._model_mapping
     return several if composite else transformers.AutoModelForCausalLM
+
+
+def classes_named(config: Any) -> list[str]:
+    """Return the names of the classes that a config names (`architectures`)."""
+    named = config.architectures or ()
+    return [named] if isinstance(named, str) else [str(name) for name in named]
+
+
+def head_of(config: Any) -> str:
+    """Return the head of a checkpoint by the class that its config names (`architectures`): "tokens" for a language
+    model, "scalar" for a reward model or critic, "" for anything else."""
+    names = classes_named(config) or [""]
+    if all(name.endswith(SCALAR) for name in names):
+        return "scalar"
+    known = type(config) in class_of(config)._model_mapping and all(name.endswith(LANGUAGE) for name in names)
+    return "tokens" if known else ""
 
 
 def text_model(module: transformers.PreTrainedModel) -> nn.Module:

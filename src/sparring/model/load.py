@@ -18,7 +18,7 @@ from sparring.kernels.packed import packed_later
 from sparring.model.attention import IMPLEMENTATION
 from sparring.model.causal import ATTENTION, CausalModel, forward_of
 from sparring.model.decoder import FAMILY
-from sparring.model.library import NonTextParts, class_of
+from sparring.model.library import NonTextParts, class_of, classes_named, head_of
 from sparring.model.lora import Adapter
 from sparring.model.peft import base_of, is_adapter, read
 from sparring.model.recurrent import split
@@ -34,7 +34,16 @@ attention."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-HEADS = ("tokens", "scalar", "new scalar")
+HEADS = {
+    "tokens": ("a language model", "name the language model that it was trained from"),
+    "scalar": (
+        "a checkpoint with a scalar head (ForSequenceClassification, one label)",
+        "train one: stage reward_model",
+    ),
+    "new scalar": ("a language model, to add a scalar head to", "name the language model that it was trained from"),
+    "own": ("a language model, or a reward model or critic with one label", "choose another model"),
+}
+"""Heads that a caller may ask for: the checkpoint that has it, and what to do about another."""
 
 
 def load(
@@ -57,12 +66,12 @@ def load(
         numerics: "exact": a row's bits do not depend on the batch, or the model is refused; "fast": our compiled layers
             if available, otherwise transformers' own, without any guarantee of bits.
         head: "tokens"; "scalar": one number per row, from a sequence classifier checkpoint with one label; "new
-            scalar": the same for any checkpoint, initialised to zero.
+            scalar": the same, initialised to zero, for a language model; "own": the one that the checkpoint has.
         gradient_checkpointing: recompute layers in the backward pass.
         packs: False leaves the packed copies of the weights of a Llama family's decoder to `refresh`.
 
     Raises:
-        BadInput: there is no model at `path`, or it cannot run with these numerics.
+        BadInput: there is no model at `path`, or one with another head, or it cannot run with these numerics.
     """
     module = module_of(path, dtype=dtype, device=device, numerics=numerics, head=head)
     return equipped(module, path, numerics, gradient_checkpointing, packs=packs)
@@ -78,7 +87,7 @@ def without_weights(path: str | Path, *, dtype: str, numerics: str, device: str 
     Raises:
         BadInput: there is no config at `path`, or its model cannot run with these numerics.
     """
-    config = read_config(str(path), numerics)
+    config = read_config(str(path), numerics, "tokens")
     with boundary(BadInput, str(path), "a config of a causal LM", "check the checkpoint"):
         module = class_of(config).from_config(
             config, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION, trust_remote_code=False
@@ -101,8 +110,9 @@ def module_of(
         raise refusal("numerics", "'exact' or 'fast'", repr(numerics), "choose one of them")
     if head not in HEADS:
         raise refusal("head", f"one of {sorted(HEADS)}", repr(head), "choose one of them")
-    config = read_config(where, numerics)
-    found_in = class_of(config) if head == "tokens" else transformers.AutoModelForSequenceClassification
+    config = read_config(where, numerics, head)
+    scalar = head == "new scalar" or head_of(config) == "scalar"
+    found_in = transformers.AutoModelForSequenceClassification if scalar else class_of(config)
     with (
         _without_report(),
         boundary(BadInput, where, "a checkpoint that the library loads", "repair it or take another"),
@@ -113,7 +123,7 @@ def module_of(
             attn_implementation=IMPLEMENTATION,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # transformers' own error does not name the parameters
-            **({} if head == "tokens" else {"num_labels": 1}),
+            **({"num_labels": 1} if scalar else {}),
         )
     if head == "new scalar":
         report = {name: {key for key in keys if "score.weight" not in key} for name, keys in report.items()}
@@ -205,11 +215,14 @@ def build_model(
     return model
 
 
-def read_config(where: str, numerics: str) -> Any:
-    """Read the transformers config of the checkpoint.
+def read_config(where: str, numerics: str, head: str) -> Any:
+    """Read the transformers config of the checkpoint. All who open a checkpoint pass here, and say what head they want.
+
+    Args:
+        head: as in `load`.
 
     Raises:
-        BadInput: the config is missing, or its model cannot run with these numerics.
+        BadInput: the config is missing, or its model has another head or cannot run with these numerics.
     """
     looks_local = where.startswith((".", "/", "~")) or where.count("/") > 1
     if (Path(where).is_dir() or looks_local) and not (Path(where) / "config.json").is_file():
@@ -217,8 +230,24 @@ def read_config(where: str, numerics: str) -> Any:
         raise refusal(where, "a checkpoint folder with config.json", got, "check the model's path")
     with boundary(BadInput, where, "a Hugging Face causal LM", "check the model's path"):
         config = transformers.AutoConfig.from_pretrained(where)
+    _refuse_other_head(where, config, head)
     _refuse_unservable(where, config, numerics)
     return config
+
+
+def _refuse_other_head(where: str, config: Any, head: str) -> None:
+    """Refuse a model that transformers would load without its own head, or with a random one."""
+    found, named = head_of(config), " and ".join(classes_named(config)) or "no class (architectures)"
+    if found == "scalar" and config.num_labels == 1:
+        named += ", a reward model or critic"
+    elif found == "scalar":
+        found, named = "", f"{named} with {config.num_labels} labels"
+    wanted = {"new scalar": "tokens", "own": found}.get(head, head)
+    if found and found == wanted:
+        return
+    expected, do = HEADS[head]
+    do = do if found or config.architectures else "write the class of the model there"
+    raise refusal(f"{where}/config.json", expected, named, do)
 
 
 def refuse_incomplete(where: str, missing: Iterable[str], mismatched: Iterable[tuple[str, Any, Any]]) -> None:

@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sparring.errors import BadInput, boundary
+from sparring.errors import BadInput, boundary, refusal
 from sparring.kernels.memory import LARGE
 from sparring.kernels.pages import token_bytes
 from sparring.model.attention import IMPLEMENTATION, Packed
@@ -221,7 +221,7 @@ def outline(
         where, config = "models.policy.init", config_of(source, source.vocab_size)
     else:
         where = str(base_folder(source))
-        config = read_config(where, numerics)
+        config = read_config(where, numerics, "own" if scalar else "tokens")
     config = copy.deepcopy(config)
     if getattr(config.get_text_config(), "pad_token_id", None) is not None:
         config.get_text_config().pad_token_id = 0  # whether ids fit the embedding is told elsewhere
@@ -240,6 +240,25 @@ def outline(
             state[f"{name}.{B}"] = torch.empty(*experts, outputs, lora.rank, device="meta")
         model.adapters.everywhere = model.adapters.fit(Adapter(state, model.dtype, model.device))
     return Outline(model)
+
+
+def checkpoint_outline(folder: Path, head: str = "tokens") -> Outline:
+    """Return the outline of the checkpoint in `folder`, or of an adapter's base, with the defaults of `outline`.
+
+    Args:
+        head: head that the checkpoint must have, as in `load`.
+
+    Raises:
+        BadInput: the folder has no config or no weights, transformers cannot make a model of the config, or the model
+            has another head.
+    """
+    folder = base_folder(folder)
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
+        raise refusal(
+            str(folder), "weights (*.safetensors)", "none in the folder", "copy or download the whole checkpoint"
+        )
+    read_config(str(folder), "fast", head)
+    return outline(folder, numerics="fast", scalar=head == "scalar")
 
 
 class ZeroValues(TorchDispatchMode):

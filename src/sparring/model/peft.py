@@ -195,6 +195,7 @@ def write(state: Mapping[str, torch.Tensor], config: LoraConfig, base: str | Pat
     from safetensors.torch import save_file
 
     from sparring.model.lora import SCALE
+    from sparring.model.save import share
 
     folder, base = Path(out), Path(base).absolute() if Path(base).is_dir() else base
     folder.mkdir(parents=True, exist_ok=True)
@@ -217,6 +218,7 @@ def write(state: Mapping[str, torch.Tensor], config: LoraConfig, base: str | Pat
         "inference_mode": True,
     }
     (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    share(folder)
     return folder
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from huggingface_hub import save_torch_state_dict, snapshot_download
 from transformers.core_model_loading import revert_weight_conversion
 
-from sparring.model.library import NonTextParts, class_of, text_model
+from sparring.model.library import NonTextParts, class_of, head_of, text_model
+from sparring.model.padding import write_padding
 
-SCALAR = "ForSequenceClassification"
 NAMED_TEMPLATES = "additional_chat_templates"
 """Folder of chat templates by name, as the library writes it."""
 COPIED = (".json", ".jinja", ".txt", ".model", ".py")
@@ -51,11 +51,8 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
     config["dtype"] = str(dtype).removeprefix("torch.")
-    if "score.weight" in model_state:  # a scalar head
-        names = config.get("architectures") or []
-        kinds = ("ForCausalLM", "ForConditionalGeneration")
-        config["architectures"] = [reduce(lambda name, kind: name.replace(kind, SCALAR), kinds, name) for name in names]
-        config["id2label"], config["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
+    if "score.weight" in model_state:
+        _describe_scalar(config, out)
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     state = {
         name: tensor.detach().cpu().contiguous()
@@ -63,7 +60,26 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
     }
     on_disk = revert_weight_conversion(skeleton(source), state)
     save_torch_state_dict({name: _with_own_storage(tensor) for name, tensor in on_disk.items()}, out)
+    share(out)
     return out
+
+
+def share(folder: Path) -> None:
+    """Give the weights of a folder, which safetensors writes for their owner alone, the mode of its config."""
+    mode = next(folder.glob("*config.json")).stat().st_mode
+    for file in folder.glob("*.safetensors"):
+        file.chmod(mode)
+
+
+def _describe_scalar(config: dict[str, Any], out: Path) -> None:
+    """Describe a model with a scalar head in `config`. A new one gets a padding of its own; one that was loaded keeps
+    its padding, which says where its scores are read."""
+    parsed = transformers.AutoConfig.from_pretrained(out)
+    if head_of(parsed) == "scalar":
+        return
+    kind: Any = transformers.AutoModelForSequenceClassification._model_mapping[type(parsed)]
+    config |= {"architectures": [kind.__name__], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    write_padding(out, config, parsed.get_text_config().vocab_size)
 
 
 def _with_own_storage(tensor: torch.Tensor) -> torch.Tensor:

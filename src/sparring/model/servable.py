@@ -40,7 +40,7 @@ def check_servable(
         BadInput: a stage of the run would refuse the checkpoint.
     """
     where = base_of(path)
-    config = read_config(where, numerics)
+    config = read_config(where, numerics, "tokens")
     files = sorted(Path(where).glob("*.safetensors"))
     if not files or sum(file.stat().st_size for file in files) <= small_bytes:
         return load(path, dtype=dtype, device=device, numerics=numerics)

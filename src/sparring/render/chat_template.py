@@ -72,6 +72,7 @@ class ChatTemplate:
             return template.render(
                 messages=list(messages),
                 tools=list(tools) or None,
+                documents=None,
                 add_generation_prompt=generation,
                 **switch,
                 **self._special,

@@ -35,7 +35,8 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def export_folder(source: Path, out: Path, dtype: str, run: tuple[RunConfig, Store] | None = None) -> list[str]:
-    """Write a checkpoint as a Hugging Face folder, whole or not at all; an adapter is merged into its base.
+    """Write a checkpoint as a Hugging Face folder, whole or not at all, with the head that it has; an adapter is merged
+    into its base.
 
     Args:
         source: Hugging Face or adapter folder.
@@ -53,7 +54,7 @@ def export_folder(source: Path, out: Path, dtype: str, run: tuple[RunConfig, Sto
     from sparring.model.save import save
     from sparring.model.targets import targets_of
 
-    model = load(base_of(source), dtype=dtype, device="cpu", numerics="fast")
+    model = load(base_of(source), dtype=dtype, device="cpu", numerics="fast", head="own")
     state = model.state()
     if is_adapter(source):
         state = Adapter(read(source), model.dtype, model.device).merged(state, targets_of(model.module))

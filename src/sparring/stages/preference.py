@@ -10,12 +10,12 @@ import xxhash
 
 from sparring.algo.loss.preference.config import KtoConfig
 from sparring.annotations import Annotation
-from sparring.batch.preference import CHOSEN, REJECTED, mismatched, preference_batch, reply
+from sparring.batch.preference import CHOSEN, mismatched, preference_batch, reply
 from sparring.errors import refusal
 from sparring.protocols import Renderer, Trainer, TrainPlan
 from sparring.recipe.sections.preference import PreferenceConfig
 from sparring.stages.context import POLICY, Context, renderer_of
-from sparring.stages.data.preferences import in_words, preference_rows, rate, render_reply, split_held_out
+from sparring.stages.data.preferences import in_words, preference_rows, rate, render_sides, split_held_out
 from sparring.stages.models.adapters import trained_folder
 from sparring.stages.models.context_length import outline_of
 from sparring.stages.runtime.offline import supervise
@@ -80,11 +80,7 @@ def _units(
     single = isinstance(section.loss, KtoConfig)
     for row in rows:
         unit = []
-        for label, replied in ((CHOSEN, row.chosen), (REJECTED, row.rejected)):
-            if replied is None:
-                continue
-            tokens, sampled = render_reply(renderer, tools, row.where, row.prompt, replied, longest)
-            id = f"{row.where} {'chosen' if label == CHOSEN else 'rejected'}"
+        for id, label, tokens, sampled in render_sides(renderer, tools, row, longest):
             imitate = label == CHOSEN and section.imitates > 0
             share = 1.0 if single else PAIR_SHARE
             unit.append(reply(tokens, sampled, id=id, group=row.where, label=label, share=share, imitate=imitate))

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.annotations import Annotation
-from sparring.batch.preference import CHOSEN, REJECTED, labelled_steps, preference_batch, whole_text
+from sparring.batch.preference import labelled_steps, preference_batch, whole_text
 from sparring.errors import refusal
 from sparring.protocols import Loss, Renderer, Trainer, TrainPlan
 from sparring.recipe.sections.preference import BradleyTerryConfig, RewardModelConfig, StepsConfig, TurnsConfig
 from sparring.render.steps import step_ends
 from sparring.stages.context import POLICY, Context, renderer_of
-from sparring.stages.data.preferences import in_words, rate, render_reply, reward_rows, split_held_out
+from sparring.stages.data.preferences import in_words, rate, render_reply, render_sides, reward_rows, split_held_out
 from sparring.stages.models.context_length import outline_of
 from sparring.stages.runtime.offline import supervise
 from sparring.tasks.preferences import JudgedTurns, Preference, Solution
@@ -73,13 +73,10 @@ def _unit(
     if isinstance(row, JudgedTurns):
         tokens, sampled = render_reply(renderer, tools, row.where, row.prompt, row.reply, longest)
         return [labelled_steps(tokens, turn_labels(sampled, row), id=row.where)]
-    unit = []
-    for label, replied in ((CHOSEN, row.chosen), (REJECTED, row.rejected)):
-        assert replied is not None, "a pair has two sides"
-        tokens, _ = render_reply(renderer, tools, row.where, row.prompt, replied, longest)
-        side = "chosen" if label == CHOSEN else "rejected"
-        unit.append(whole_text(tokens, id=f"{row.where} {side}", group=row.where, label=label, margin=row.margin))
-    return unit
+    return [
+        whole_text(tokens, id=id, group=row.where, label=label, margin=row.margin)
+        for id, label, tokens, _ in render_sides(renderer, tools, row, longest)
+    ]
 
 
 def _solution(

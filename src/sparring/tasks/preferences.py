@@ -57,8 +57,9 @@ def read_preferences(path: str, *, single: bool = False) -> list[Preference]:
     """Read rows of {prompt | messages, chosen, rejected, margin?}; with `single` also {prompt | messages, completion,
     label}.
 
-    `prompt` is a text or a list of messages, replies are texts or lists of messages. Without a prompt, chosen and
-    rejected are whole conversations, and the prompt is their common beginning.
+    `prompt` is a text or a list of messages, replies are texts or lists of messages. Without a prompt, or where both
+    begin with another message than the assistant's, chosen and rejected are whole conversations, and the prompt is
+    their common beginning; a prompt beside them has to be its last message or all of it.
 
     Raises:
         BadInput: the file does not exist, has no row, or has a row that does not parse.
@@ -97,6 +98,7 @@ def _preference(row: Mapping[str, Any], where: str, single: bool) -> Preference:
         if not isinstance(row["label"], bool):
             raise refusal(f"{where}, label", "true or false", repr(row["label"])[:80], "correct the row")
         answer = _reply(row, "completion", where)
+        _check_reply(answer, where, "completion")
         is_chosen = row["label"]
         if is_chosen:
             _check_wanted(answer, where, "completion")
@@ -107,15 +109,20 @@ def _preference(row: Mapping[str, Any], where: str, single: bool) -> Preference:
             rejected=None if is_chosen else answer,
         )
     chosen, rejected = _reply(row, "chosen", where), _reply(row, "rejected", where)
-    if "prompt" in row or "messages" in row:
-        prompt = _prompt(row, where)
+    given = _prompt(row, where) if "prompt" in row or "messages" in row else None
+    if given is not None and any(not reply or reply[0].role == "assistant" for reply in (chosen, rejected)):
+        prompt = given
     else:
         pairs = list(zip(chosen, rejected, strict=False))
         shared = next((n for n, (a, b) in enumerate(pairs) if a != b), len(pairs))
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+        if given is not None and given not in (prompt, prompt[-1:]):
+            got = "another: the replies are whole conversations that begin differently"
+            do = "leave out the column 'prompt', or begin both replies with the assistant"
+            raise refusal(f"{where}, prompt", "the beginning of chosen and rejected, or its last message", got, do)
         _check_prompt(prompt, where)
-        _check_reply(chosen, where, "chosen")
-        _check_reply(rejected, where, "rejected")
+    _check_reply(chosen, where, "chosen")
+    _check_reply(rejected, where, "rejected")
     _check_wanted(chosen, where, "chosen")
     if chosen == rejected:
         raise refusal(where, "two different replies", "the same one twice", "leave the row out")
@@ -179,10 +186,7 @@ def _reply(row: Mapping[str, Any], name: str, where: str) -> Messages:
         raise refusal(where, f"a column {name!r}", ", ".join(map(repr, row)) or "none", "add it")
     if isinstance(row[name], str):
         return (Message(role="assistant", content=row[name]),)
-    reply = messages_of(row[name], f"{where}, {name}")
-    if "prompt" in row or "messages" in row:
-        _check_reply(reply, where, name)
-    return reply
+    return messages_of(row[name], f"{where}, {name}")
 
 
 def _check_reply(reply: Messages, where: str, name: str) -> None:
@@ -202,6 +206,6 @@ def _margin(row: Mapping[str, Any], where: str) -> float:
     margin = row.get("margin")
     if margin is None:
         return 0.0
-    if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not math.isfinite(margin):
-        raise refusal(f"{where}, margin", "a number", repr(margin)[:80], "correct the row")
+    if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin < math.inf:
+        raise refusal(f"{where}, margin", "a number of 0 or more", repr(margin)[:80], "correct the row")
     return float(margin)

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from sparring.errors import StoreError, refusal
+from sparring.errors import StoreError
 from sparring.train import one_by_one
 from sparring.train.best import best_of
 from sparring.train.held import Held, drain
@@ -124,9 +124,8 @@ def read(
     which `stored_optimiser` reads. Files of the optimiser are dealt to ranks to be verified.
 
     Raises:
-        BadInput: `path` holds no checkpoint.
-        StoreError: the checkpoint is damaged.
-        OtherRankFailed: another rank has found one of these.
+        StoreError: the checkpoint is damaged, or lacks a file.
+        OtherRankFailed: another rank has found it so.
     """
     manifest: dict[str, Any] = {}
     tensors: dict[str, dict[str, torch.Tensor]] = {}
@@ -139,10 +138,10 @@ def read(
             of_optimiser = [name for name in manifest["checksums"] if name in (*manifest.get(SHARDS, ()), OPTIMISER)]
             for name in of_optimiser[ranks.rank :: ranks.count]:
                 _check(path, name, load_file(folder / name), manifest)
-            for name in manifest["checksums"].keys() - set(of_optimiser):
+            for name in manifest["checksums"].keys() - set(of_optimiser) | {MODEL}:
                 tensors[name] = load_file(folder / name, device=str(device))
                 _check(path, name, tensors[name], manifest)
-        except (OSError, ValueError, KeyError, SafetensorError) as cause:
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as cause:
             raise StoreError(f"checkpoint {path}: cannot be read ({cause}); {WAY_OUT}") from cause
         return b""
 
@@ -173,14 +172,12 @@ def _present(path: Path) -> Path:
     """Return the folder of a checkpoint, which has another name after a crash between the two renames of `_swap`.
 
     Raises:
-        BadInput: there is none.
+        StoreError: there is none.
     """
     replaced = path.with_name(path.name + ".old")
     folder = replaced if not path.exists() and replaced.exists() else path
     if not (folder / MANIFEST).is_file():
-        raise refusal(
-            f"checkpoint {folder}", f"a folder with {MANIFEST}", "none", "name a checkpoint that this run wrote"
-        )
+        raise StoreError(f"checkpoint {folder}: expected a folder with {MANIFEST}, got none; {WAY_OUT}")
     return folder
 
 

@@ -226,8 +226,8 @@ class LocalTrainer:
         had never stopped.
 
         Raises:
-            BadInput: there is no checkpoint, or it was written under another config.
-            StoreError: the checkpoint is damaged.
+            BadInput: the checkpoint was written under another config.
+            StoreError: the checkpoint is damaged, or there is none.
         """
         await self._run_in_worker(self._restore, ref)
 

@@ -39,7 +39,7 @@ def test_a_prompt_is_restored_or_refused(turns, most) -> None:
             client.forget(conversation)
             server.forget(conversation)
         prompt = new if event == "begins anew" else (*told.get(conversation, ()), *new)
-        form = wire.generate_form(ask(conversation, prompt), stream=False, deltas=False)
+        form = wire.generate_form(ask(conversation, prompt), deltas=None)
         for last in (False, True):
             short, sent = client.shortened(form)
             there = wire.decode(wire.encode(short), wire.GenerateForm, "test")

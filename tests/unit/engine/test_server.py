@@ -10,12 +10,14 @@ import threading
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 import httpx
 import pytest
 import torch
 from refusals import refused_at
 
+from sparring.engine import wire
 from sparring.engine.adapters.remote import RemoteEngine
 from sparring.engine.config import BatchConfig, EngineConfig, KvConfig
 from sparring.engine.native import NativeEngine
@@ -63,6 +65,14 @@ def server(model_path):
 def http(server):
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
+
+
+@pytest.fixture
+def empty():
+    """A server that was started without a model."""
+    thread = ServerThread(None, Path())
+    yield thread
+    thread.stop()
 
 
 def post(http, name, **body):
@@ -121,12 +131,12 @@ def test_events_end_with_the_completion(http):
 BAD_BODIES = [
     (b"{", 400, "BadInput", "Input data was truncated"),
     (b"", 400, "BadInput", "Input data was truncated"),
-    (b"[]", 400, "BadInput", "Expected `object`, got `array`"),
-    (b"{}", 400, "BadInput", "missing required field `tokens`"),
-    (b'{"tokens": "5 6"}', 400, "BadInput", "Expected `array`, got `str` - at `$.tokens`"),
-    (b'{"tokens": [1.5]}', 400, "BadInput", "Expected `int`, got `float`"),
-    (b'{"tokens": [5], "sampling": {"temprature": 1}}', 400, "BadInput", "unknown field `temprature`"),
-    (b'{"tokens": [5], "ends": 3}', 400, "BadInput", "unknown field `ends`"),
+    (b"[]", 422, "RequestRefused", "Expected `object`, got `array`"),
+    (b"{}", 422, "RequestRefused", "missing required field `tokens`"),
+    (b'{"tokens": "5 6"}', 422, "RequestRefused", "Expected `array`, got `str` - at `$.tokens`"),
+    (b'{"tokens": [1.5]}', 422, "RequestRefused", "Expected `int`, got `float`"),
+    (b'{"tokens": [5], "sampling": {"temprature": 1}}', 422, "RequestRefused", "unknown field `temprature`"),
+    (b'{"tokens": [5], "ends": 3}', 422, "RequestRefused", "unknown field `ends`"),
     (b'{"tokens": []}', 422, "RequestRefused", "at least one token"),
     (b'{"tokens": [80]}', 422, "RequestRefused", "token ids below 80"),
     (b'{"tokens": [-1]}', 422, "RequestRefused", "token ids below 80"),
@@ -136,6 +146,9 @@ BAD_BODIES = [
     (b'{"tokens": [5], "sampling": {"max_tokens": 0}}', 422, "RequestRefused", "max_tokens of at least 1"),
     (b'{"tokens": [5], "sampling": {"stop": [99999999999]}}', 422, "RequestRefused", "stop tokens of 32 bits"),
     (b'{"tokens": [5], "sampling": {"stop_strings": ["a"]}}', 422, "RequestRefused", "a tokenizer.json"),
+    (b'{"tokens": [5], "grammar": "start: \\"a\\""}', 422, "RequestRefused", "expected a constraint of kind tool_call"),
+    (b'{"tokens": [5], "prefix": {"tokens": 3, "digest": "0"}}', 422, "RequestRefused", "a conversation with `prefix`"),
+    (b'{"tokens": [5], "adapter": "nobody"}', 422, "RequestRefused", "adapter nobody: expected a loaded adapter"),
 ]
 
 
@@ -148,6 +161,59 @@ def test_a_bad_request_is_refused_and_the_others_go_on(http, body, status, kind,
     assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
     assert said in answer.json()["error"]["message"]
     assert post(http, "generate", tokens=PROMPT).status_code == 200
+
+
+WEIGHTS = {"model": "policy", "version": 1, "checksum": "0", "location": {}}
+BODIES = {
+    "generate": {"tokens": PROMPT},
+    "abort": {"id": "r"},
+    "fork": {"id": "r", "seeds": {}},
+    "score": {"tokens": PROMPT},
+    "release": {"conversation": "c"},
+    "sleep": {},
+    "drop": {"adapter": "a"},
+    "files": {**WEIGHTS, "dtype": "float32", "numerics": "exact"},
+    **dict.fromkeys(("weights", "wake", "sees"), WEIGHTS),
+}
+"""A right body of each endpoint, without what may be left out."""
+PASSED_OVER = [
+    ("generate", {"deltas": True}, "stream true with `deltas`"),
+    ("generate", {"deltas": False}, "stream true with `deltas`"),
+    ("generate", {"sampling": {"beams": 2}}, "unknown field `beams`"),
+    ("fork", {"seeds": {"a": "1"}}, "Expected `int`, got `str`"),
+    ("generate", {"recorded": {"versions": {"lengths": [1]}, "kv_versions": {}}}, "the versions of at least one token"),
+    ("score", {"adapter": "nobody"}, "adapter nobody"),
+    ("score", {"sampling": {}}, "unknown field `sampling`"),
+    ("sees", {"base": 3}, "unknown field `base`"),
+    ("files", {"adapter": "a"}, "weights with `adapter`"),
+    ("files", {"probe": [[1], [0.5]]}, "weights with `probe`"),
+]
+
+
+@pytest.mark.parametrize("name", wire.POSTS)
+def test_every_endpoint_refuses_names_that_it_does_not_know(http, name):
+    for body in ({**BODIES[name], "temprature": 1}, {**BODIES[name], "model_": None}):
+        answer = post(http, name, **body)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (422, "RequestRefused")
+        assert f"POST /v1/{name}: expected" in answer.json()["error"]["message"]
+        assert f"unknown field `{[*body][-1]}`" in answer.json()["error"]["message"]
+    answer = http.post(f"/v1/{name}?stream=true", json=BODIES[name])
+    assert answer.status_code == 422 and "stream=true" in answer.json()["error"]["message"]
+
+
+def test_every_field_that_would_be_passed_over_is_refused(http):
+    for name, fields, said in PASSED_OVER:
+        answer = post(http, name, **{**BODIES[name], **fields})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (422, "RequestRefused"), (name, fields)
+        assert said in answer.json()["error"]["message"]
+    assert post(http, "drop", adapter="nobody").status_code == 422
+
+
+def test_a_server_without_a_model_refuses_them_too(empty):
+    with httpx.Client(base_url=empty.url, timeout=60) as http:
+        for name in wire.POSTS:
+            answer = post(http, name, **BODIES[name], temprature=1)
+            assert answer.status_code == 422 and "unknown field `temprature`" in answer.json()["error"]["message"]
 
 
 def test_other_endpoints_refuse_too(http):
@@ -464,7 +530,7 @@ def test_odd_heads_and_bodies_over_the_bound_are_refused_in_its_form(model_path)
         with httpx.Client(base_url=server.url, timeout=60, headers={"authorization": "Bearer k"}) as client:
             for host in ("[", "[::1", "x:y", "\u00b2", ""):
                 answer = client.post("/v1/abort", json={"id": 1}, headers={"host": host.encode("latin-1")})
-                assert answer.status_code == 400 and "POST /v1/abort" in answer.json()["error"]["message"]
+                assert answer.status_code == 422 and "POST /v1/abort" in answer.json()["error"]["message"]
                 assert client.get("/nowhere", headers={"host": host.encode("latin-1")}).status_code == 404
             for key in (b"", b"Bearer \xff", b"[" * 60_000):
                 answer = client.post("/v1/abort", json={"id": "x"}, headers={"authorization": key})

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sparring.engine.adapters.vllm_wire import SampledTurn, generate_body, judge_body, judged_rows, problem_for_vllm
-from sparring.generation import Constraint, GenerateRequest, Runs, Sampling
+from sparring.generation import Constraint, GenerateRequest, Recorded, Runs, Sampling
 
 VOCABULARY = 80
 
@@ -114,3 +114,9 @@ def test_an_abort_before_the_first_token_is_empty():
 def test_judged_rows_begin_where_asked():
     answer = {"prompt_logprobs": [None, {"6": {"logprob": -1.0}}, {"7": {"logprob": -2.0}, "9": {"logprob": -0.5}}]}
     assert judged_rows(answer, 2) == [{7: -2.0, 9: -0.5}]
+
+
+def test_what_vllm_would_pass_over_is_refused():
+    versions = Recorded(versions=Runs.of(1, 3), kv_versions=Runs.of(1, 3))
+    assert "no recorded versions" in problem_for_vllm(replace(request(), recorded=versions), VOCABULARY)
+    assert "no adapter, got a; " in problem_for_vllm(replace(request(), adapter="a"), VOCABULARY)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparring.errors import BadInput
-from sparring.render.chat_template import NAMED, read_chat_template
+from sparring.render.chat_template import NAMED, ChatTemplate, read_chat_template
 
 TOOL = [{"type": "function", "function": {"name": "look"}}]
 
@@ -51,3 +51,28 @@ def test_a_template_that_draws_is_refused(tmp_path: Path, drawn: str) -> None:
     (tmp_path / "chat_template.jinja").write_text(drawn)
     with pytest.raises(BadInput):
         texts(tmp_path)
+
+
+NAMES = (
+    "messages tools documents add_generation_prompt continue_final_message enable_thinking bos_token eos_token "
+    "unk_token pad_token image_token raise_exception strftime_now"
+).split()
+
+
+@pytest.mark.parametrize("tools", [(), ({"type": "function", "function": {"name": "look"}},)])
+@pytest.mark.parametrize("generation", [True, False])
+def test_a_template_sees_the_names_that_transformers_gives_it(tools, generation):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    told = "".join(f"{{{{ '{n}' if {n} is defined }}}}{{{{ ' none' if {n} is none }}}} " for n in NAMES)
+    text = told + (
+        "{% for message in messages %}{% if message.role == 'assistant' %}{% generation %}{{ message.content }}"
+        "{% endgeneration %}{% continue %}{% endif %}{{ bos_token + message.content }}{% endfor %}"
+        "{{ documents | tojson }}{{ tools | tojson }}{{ add_generation_prompt }}{{ strftime_now('%A') | length > 5 }}"
+    )
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "é\n"}]
+    ours = ChatTemplate(text, special, where="t").text(messages, tools, generation=generation, thinking=None)
+    given = {"tools": list(tools) or None, "chat_template": text, "add_generation_prompt": generation}
+    [theirs], _ = render_jinja_template([messages], **given, **special)
+    assert ours == theirs and "documents none" in ours

@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sparring.cluster.ranks import RankTrainer
+from sparring.cluster.trainer import TrainerParts
 from sparring.errors import StoreError
+from sparring.model.config import ModelConfig
 from sparring.model.load import load
+from sparring.protocols import Trainer, TrainPlan
 from sparring.stages.runtime.checkpoints import Checkpoints, Keeping
 from sparring.store.sqlite import SqliteStore
+from sparring.testing.rank_threads import RankThread
 from sparring.testing.tiny_models import tiny_model
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
@@ -224,3 +230,83 @@ def test_a_damaged_checkpoint_is_passed_over_where_that_is_asked_for(tmp_path: P
     aside = [name for name in folders(tmp_path) if name.startswith("damaged")]
     assert aside == [f"damaged-step-{step:06d}" for step in sorted(damaged)], "nothing is removed"
     assert asyncio.run(life(False, 3)) == (left, 3)
+
+
+HARMS = {
+    "gone": Path.unlink,
+    "cut": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "empty": lambda file: os.truncate(file, 0),
+}
+
+
+class Life:
+    """Lives of a stage with a policy, its moving average and a critic, each trained by `ranks` ranks."""
+
+    def __init__(self, folder: Path, ranks: int) -> None:
+        self._folder, self._model, self._ranks = folder, tiny_model("qwen3", folder / "model"), ranks
+
+    def _trainer(self, name: str) -> Trainer:
+        own: dict[str, Any] = {"teachers": {"slow": None}, "averages": {"slow": 0.5}} if name == "policy" else {}
+        parts = TrainerParts(
+            name="policy",
+            path=str(self._model),
+            plan=TrainPlan(losses=[], total_steps=3, overrides={}, role=name, **own),
+            models={"policy": ModelConfig(path=str(self._model))},
+            train=TrainConfig(save_every=1, keep_last=3),
+            device="cpu",
+            threads=1,
+        )
+        return parts.trainer() if self._ranks == 1 else RankTrainer(parts, _threads, self._ranks, 60.0)
+
+    def live(self, steps: int) -> int:
+        """Resume, train up to a step, and return the step that was resumed from."""
+        return asyncio.run(self._life(steps))
+
+    async def _life(self, steps: int) -> int:
+        policy, critic = self._trainer("policy"), self._trainer("critic")
+        with closing(SqliteStore(self._folder / "store.sqlite")) as store:
+            keeping = Keeping(train=TrainConfig(save_every=1, keep_last=3), last_step=3, passes_over=True)
+            checkpoints = Checkpoints(
+                trainer=policy,
+                store=store,
+                stage="rl",
+                folder=self._folder / "rl",
+                keeping=keeping,
+                beside={"critic": critic},
+            )
+            try:
+                done, _ = await checkpoints.resume()
+                for _ in range(done, steps):
+                    await checkpoints.after(await policy.step(), {}, {})
+            finally:
+                await policy.close()
+                await critic.close()
+        return done
+
+
+def _threads(count: int) -> Iterator[RankThread]:
+    return (RankThread() for _ in range(count))
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_checkpoint_that_lacks_any_of_its_files_is_passed_over(tmp_path: Path, ranks: int) -> None:
+    """Each file of a real checkpoint in its turn, those of ranks and of the critic too: gone, cut short, empty."""
+    life = Life(tmp_path, ranks)
+    assert life.live(2) == 0
+    newest = tmp_path / "rl/checkpoints/step-000002"
+    aside = newest.with_name("damaged-step-000002")
+    files = sorted(file for file in newest.rglob("*") if file.is_file())
+    shards = ["optimiser"] if ranks == 1 else ["optimiser-1-of-2", "optimiser-2-of-2"]
+    own = ["model.safetensors", "trainer.json", *(f"{shard}.safetensors" for shard in shards)]
+    expected = ["average-slow.safetensors", *own, *(f"critic/{name}" for name in own)]
+    assert [str(file.relative_to(newest)) for file in files] == sorted(expected)
+    for number, file in enumerate(files):
+        whole = file.read_bytes()
+        [*HARMS.values()][number % len(HARMS)](file)
+        assert life.live(1) == 1, file
+        assert folders(tmp_path) == ["damaged-step-000002", "step-000001"], file
+        aside.rename(newest)
+        file.write_bytes(whole)
+    assert life.live(2) == 2
+    shutil.rmtree(newest / "critic")
+    assert life.live(1) == 1

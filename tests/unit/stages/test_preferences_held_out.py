@@ -9,7 +9,7 @@ from sparring.errors import BadInput
 from sparring.render.load import load_renderer
 from sparring.render.steps import StepSplitter, step_ends
 from sparring.render.train_tokenizer import train_tokenizer
-from sparring.stages.data.preferences import render_reply, split_held_out
+from sparring.stages.data.preferences import render_reply, render_sides, split_held_out
 from sparring.stages.reward_model import turn_labels
 from sparring.tasks.preferences import JudgedTurns, Preference
 from sparring.testing.conversations import TOOL, answer, call, say, user
@@ -52,6 +52,15 @@ def test_earlier_replies_of_the_prompt_are_not_the_reply(renderer):
     assert "two" in whole and whole.index("two") < whole.index("it is 3")
     with refused_at("row 1", f"at most 20 tokens, the positions of the model, got {len(tokens)}"):
         render_reply(renderer, (TOOL,), "row 1", prompt, reply, 20)
+
+
+def test_replies_that_become_equal_ids_are_refused_by_row(renderer):
+    """The format writes no blanks at the ends of a reply."""
+    row = Preference(where="rows.jsonl:7", prompt=(user("one"),), chosen=(say("a"),), rejected=(say("a \n"),))
+    with refused_at("rows.jsonl:7", "two replies of different tokens, got the same ids twice"):
+        list(render_sides(renderer, (), row, 1000))
+    names = [(id, label) for id, label, *_ in render_sides(renderer, (), preference(1, "one"), 1000)]
+    assert names == [("row 1 chosen", 1.0), ("row 1 rejected", -1.0)]
 
 
 def test_sampled_replies_are_split_into_steps_like_rows(renderer):

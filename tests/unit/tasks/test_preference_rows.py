@@ -35,8 +35,10 @@ YES, NO, ASKED = (
         {"prompt": [asked("ok?")], "chosen": [said("yes")], "rejected": [said("no")]},
         {"messages": [asked("ok?")], "chosen": "yes", "rejected": [said("no")]},
         {"chosen": [asked("ok?"), said("yes")], "rejected": [asked("ok?"), said("no")]},
+        {"prompt": "ok?", "chosen": [asked("ok?"), said("yes")], "rejected": [asked("ok?"), said("no")]},
+        {"prompt": [asked("ok?")], "chosen": [asked("ok?"), said("yes")], "rejected": [asked("ok?"), said("no")]},
     ],
-    ids=["texts", "messages", "both", "conversations"],
+    ids=["texts", "messages", "both", "conversations", "beside a prompt", "beside messages"],
 )
 def test_every_form_of_a_preference_row_reads_the_same(tmp_path, row):
     (found,) = read_preferences(write_rows(tmp_path, {**row, "margin": 2}))
@@ -100,13 +102,19 @@ def test_a_solution_that_does_not_parse_is_refused(tmp_path, row, message):
             "a prompt that waits for the assistant, got none",
         ),
         ({"prompt": "a", "completion": "b", "label": 1}, "label: expected true"),
+        ({"prompt": "a", "completion": [asked("b")], "label": True}, "completion: expected a reply that begins"),
+        (
+            {"prompt": "z", "chosen": [asked("a"), said("b")], "rejected": [asked("a"), said("c")]},
+            "prompt: expected the beginning of chosen and rejected, or its last message",
+        ),
+        ({"prompt": "a", "chosen": "c", "rejected": "d", "margin": -0.5}, "margin: expected a number of 0 or more"),
         ({"prompt": " ", "chosen": "c", "rejected": "d"}, "expected a prompt that says something"),
         ({"prompt": "a", "chosen": "\n", "rejected": "d"}, "chosen: expected a reply with a text or a call"),
         ({"prompt": "a", "chosen": [said(None)], "rejected": "d"}, "chosen: expected a reply with a text or a call"),
         ({"prompt": "a", "completion": "", "label": True}, "completion: expected a reply with a text or a call"),
         ({"prompt": "a", "chosen": None, "rejected": "d"}, "chosen, messages: expected a list"),
+        ({"prompt": "a", "chosen": [], "rejected": "d"}, "chosen, messages: expected a list"),
     ],
-    ids=["answered", "question", "prompts", "label", "silent", "blank", "null", "wanted", "none"],
 )
 def test_a_comparison_that_does_not_parse_is_refused(tmp_path, row, message):
     with pytest.raises(BadInput, match=message):

@@ -65,7 +65,7 @@ def test_a_checkpoint_is_refused_when_missing_damaged_or_of_other_settings(make_
     train(make_model(), [], restore=ref, save_every=7)
     with pytest.raises(BadInput, match="dtype"):
         train(make_model("bfloat16"), [], restore=ref)
-    with pytest.raises(BadInput, match=r"trainer\.json"):
+    with pytest.raises(StoreError, match=r"trainer\.json"):
         train(make_model(), [], restore=CheckpointRef(model="policy", stage="rl", step=1, path=str(tmp_path / "none")))
     file = tmp_path / "c" / checkpoint.MODEL
     data = bytearray(file.read_bytes())

@@ -233,7 +233,7 @@ class RemoteClient:
 
     async def _pieces(self, request: GenerateRequest, *, deltas: bool) -> AsyncGenerator[Delta | Completion, None]:
         where, live = f"engine at {self.url}: request {request.id}", _SentRequest()
-        form = wire.generate_form(request, stream=True, deltas=deltas)
+        form = wire.generate_form(request, deltas=deltas)
         self._live[request.id].append(live)
         try:
             with boundary(EngineError, where):

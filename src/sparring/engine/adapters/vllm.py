@@ -18,6 +18,7 @@ from sparring.engine.adapters.vllm_server import VllmServer
 from sparring.engine.adapters.vllm_weights import VllmWeights
 from sparring.engine.adapters.vllm_wire import (
     GENERATE,
+    NO_ADAPTER,
     WHOLE_VOCABULARY,
     SampledTurn,
     generate_body,
@@ -197,7 +198,7 @@ class VllmEngine:
         streamed = [live for live in self._live if live.request.id == request and live.streams]
         if self._closed or len(streamed) != 1:
             got = f"{len(streamed)}; vLLM forks streamed requests only"
-            raise EngineError(f"fork of {request}: expected one streamed request of this id, got {got}")
+            raise RequestRefused(f"fork of {request}: expected one streamed request of this id, got {got}")
         [live] = streamed
         sampled = live.sampled.tokens
         return tuple(branch_of(live.request, sampled, *branch) for branch in seeds.items())
@@ -209,17 +210,17 @@ class VllmEngine:
         """Refuse: vLLM serves no adapters here.
 
         Raises:
-            EngineError: always.
+            RequestRefused: always.
         """
-        raise EngineError(f"adapter {adapter}: expected an engine with adapters, got vLLM; use a native one")
+        raise RequestRefused(f"adapter {adapter}: expected an engine with adapters, got vLLM; use a native one")
 
     async def sleep(self) -> None:
         """Refuse: vLLM's own sleep needs a GPU.
 
         Raises:
-            EngineError: always.
+            RequestRefused: always.
         """
-        raise EngineError("sleep: expected an engine that can sleep, got vLLM; use a native one, or leave it awake")
+        raise RequestRefused("sleep: expected an engine that can sleep, got vLLM; use a native one, or leave it awake")
 
     async def wake(self, ref: WeightRef) -> None:
         """Serve other weights, as `pull` does: vLLM is always awake."""
@@ -274,6 +275,8 @@ class VllmEngine:
 
     def _check_score(self, request: ScoreRequest) -> None:
         vocab_size, most = self.server.vocab_size, self.server.max_positions
+        if request.adapter is not None:
+            raise RequestRefused(f"score {request.id}: expected {NO_ADAPTER.format(request.adapter)}")
         if vocab_size > WHOLE_VOCABULARY:
             why = "vLLM sends all log-probabilities as text; score with a native engine"
             problem = f"a vocabulary of at most {WHOLE_VOCABULARY}, got {vocab_size}; {why}"

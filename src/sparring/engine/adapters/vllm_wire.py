@@ -19,6 +19,7 @@ WHOLE_VOCABULARY = 4096
 each."""
 PROBE = "sparring-verifies"
 """Prefix of the ids of requests that are served while vLLM is paused: see `vllm_process/sparring_vllm.py`."""
+NO_ADAPTER = "no adapter, got {}; vLLM serves the model alone here: use a native engine"
 _IMPOSSIBLE = -9000.0
 _SEED_BITS = (1 << 63) - 1
 _LEVEL = 1 << 32
@@ -35,7 +36,9 @@ def problem_for_vllm(request: GenerateRequest, vocab_size: int) -> str | None:
     """Describe the part of a request that vLLM does not support, and why; None if it supports all."""
     sampling = request.sampling
     if request.adapter is not None:
-        return f"no adapter, got {request.adapter}; vLLM serves the model alone here: use a native engine"
+        return NO_ADAPTER.format(request.adapter)
+    if request.recorded is not None:
+        return "no recorded versions, got some; vLLM samples under the version it serves: use a native engine"
     if request.allowed is not None:
         kind = "a function" if sampling.constraint is None else f"a {sampling.constraint.kind}"
         do = 'leave it to the policy (a tool choice, a format), or set engine.kind to "native" or "remote"'

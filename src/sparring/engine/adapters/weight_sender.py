@@ -68,7 +68,7 @@ class WeightSender:
         self._connection: http.client.HTTPConnection | None = None
 
     def sees(self, ref: WeightRef) -> None:
-        self.post("sees", wire.encode(wire.weight_form(ref, None)))
+        self.post("sees", wire.encode(ref))
 
     def take(self, bucket: Bucket, data: Sequence[memoryview]) -> None:
         self._read("bucket", self._asked("bucket", data, {wire.BUCKET: wire.encode(bucket).decode()}))

@@ -25,10 +25,11 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from sparring.errors import BadInput, boundary, refusal
 from sparring.model.gguf.lengths import check_head
-from sparring.model.gguf.settings import FREQUENCIES, complete
+from sparring.model.gguf.settings import FREQUENCIES, REQUIRED, check_positive, complete
 from sparring.model.gguf.tokenizer import check_tokenizer, write_tokenizer
 from sparring.model.library import class_of
 from sparring.model.load import refuse_incomplete
+from sparring.model.save import share
 
 CAUSAL = ("llama", "qwen2", "qwen3", "gemma3")
 """Architectures (`general.architecture`) that are read: those for which the converted weights are compared with the
@@ -67,6 +68,7 @@ def convert(file: Path, other: Path | None, out: Path) -> None:
     (out / "config.json").write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     write_tokenizer(file, fields, other, out, config.model_type)
     save_torch_state_dict(revert_weight_conversion(module, state), out)
+    share(out)
 
 
 def _check(reader: gguf.GGUFReader, fields: Mapping[str, Any], where: str) -> None:
@@ -82,6 +84,8 @@ def _check(reader: gguf.GGUFReader, fields: Mapping[str, Any], where: str) -> No
     if arch not in CAUSAL:
         do = "take the model's Hugging Face folder"
         raise refusal(where, f"an architecture that is read ({', '.join(CAUSAL)})", repr(arch), do)
+    for key in REQUIRED:
+        check_positive(fields.get(f"{arch}.{key}"), f"{arch}.{key}", where)
     there = {tensor.name.split(".")[1] for tensor in reader.tensors if tensor.name.startswith("blk.")}
     if (layers := fields.get(f"{arch}.block_count")) != len(there):
         expected = f"weights of as many layers as {arch}.block_count says, {layers}"

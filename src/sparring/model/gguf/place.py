@@ -22,7 +22,7 @@ from sparring.user_cache import user_cache
 SUFFIX = ".gguf"
 PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 """Suffix of the name of a file that holds a part of a model."""
-FORM = 2
+FORM = 3
 """Version of the output of `convert`; a new version uses new folders."""
 
 

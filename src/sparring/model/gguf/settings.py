@@ -18,9 +18,18 @@ from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 from sparring.errors import refusal
 
 HARMLESS = {"tensor_data_layout", "pooling_type", "vocab_size", "context_length", "block_count"}
-POSITIVE = {"attention.layer_norm_rms_epsilon", "rope.freq_base", "context_length", "attention.head_count"}
+FACTOR, ORIGINAL = "rope.scaling.factor", "rope.scaling.original_context_length"
+REQUIRED = (
+    *("attention.head_count", "attention.layer_norm_rms_epsilon", "block_count", "context_length"),
+    *("embedding_length", "feed_forward_length"),
+)
+"""Settings that llama.cpp requires; transformers would take a default of the model's family."""
+POSITIVE = {*REQUIRED, "attention.head_count_kv", "attention.sliding_window", "rope.freq_base", FACTOR, ORIGINAL}
 """Settings that have to be above 0. transformers accepts any value and would make a model of it that computes nothing
 useful."""
+THETA = 10000.0
+"""Base of the rotary frequencies where a file has none (llama.cpp, `llama_model::load_hparams`), and of the sliding
+layers of Gemma 3."""
 FREQUENCIES = "rope_freqs.weight"
 """Tensor with a divisor for each rotary frequency: the position scaling of converted Llama 3 models."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -45,8 +54,7 @@ def complete(
     """
     own = {key.removeprefix(f"{arch}."): value for key, value in fields.items() if key.startswith(f"{arch}.")}
     for key in POSITIVE & own.keys():
-        if not (isinstance(own[key], (int, float)) and 0 < own[key] < math.inf):
-            raise refusal(where, f"a number above 0 as {arch}.{key}", str(own[key])[:40], DO)
+        check_positive(own[key], f"{arch}.{key}", where)
     names = (str(config.get("model_type", arch)).removesuffix("_text"), arch)
     mapping: Mapping[str, Any] = GGUF_CONFIG_MAPPING
     taken = {key: name for arch_name in names for key, name in mapping.get(arch_name, {}).items()}
@@ -54,15 +62,21 @@ def complete(
     own = {key: value for key, value in own.items() if taken.get(key) is None and key not in HARMLESS} | rotated
     _head_size(config, own, where)
     _positions(config, own, divisors, where)
+    # what llama.cpp takes where the file says nothing; each family of transformers has defaults of its own
+    config.setdefault("num_key_value_heads", config["num_attention_heads"])
     if arch == "gemma3":
-        own.pop("attention.sliding_window_pattern", None)
-        own.pop("rope.freq_base_swa", None)
-        _gemma3(config, own)
+        _gemma3(config, own, where)
     if own.get("expert_count") == 0:
         own = {key: value for key, value in own.items() if not key.startswith("expert_")}
     if own:
         key, value = next(iter(sorted(own.items())))
         raise refusal(where, "settings that can be read", f"{arch}.{key} = {str(value)[:40]}", DO)
+
+
+def check_positive(value: object, name: str, where: str) -> None:
+    """Refuse a setting that is no finite number above 0."""
+    if isinstance(value, bool) or not (isinstance(value, (int, float)) and 0 < value < math.inf):
+        raise refusal(where, f"a number above 0 as {name}", "none" if value is None else str(value)[:40], DO)
 
 
 def _head_size(config: dict[str, Any], own: dict[str, Any], where: str) -> None:
@@ -75,13 +89,15 @@ def _head_size(config: dict[str, Any], own: dict[str, Any], where: str) -> None:
 
 
 def _positions(config: dict[str, Any], own: dict[str, Any], divisors: np.ndarray | None, where: str) -> None:
-    """Set scaled rotary positions: linear, YaRN (arXiv 2309.00071) or Llama 3's."""
+    """Set scaled rotary positions: linear, YaRN (arXiv 2309.00071) or Llama 3's. As in llama.cpp, a factor without a
+    type is a linear one."""
     scaling = {key: own.pop(key) for key in list(own) if key.startswith("rope.scaling.")}
-    kind = scaling.pop("rope.scaling.type", "none")
+    kind = scaling.pop("rope.scaling.type", "linear" if FACTOR in scaling else "none")
     scaled: dict[str, Any] = {}
     if kind in ("linear", "yarn") and "gemma" not in str(config.get("model_type")):
-        scaled = {"rope_type": kind, "factor": scaling.pop("rope.scaling.factor", 1.0)}
-        original = scaling.pop("rope.scaling.original_context_length", None)
+        factor, original = scaling.pop(FACTOR, None), scaling.pop(ORIGINAL, None)
+        check_positive(factor, f"{FACTOR} of {kind} positions", where)
+        scaled = {"rope_type": kind, "factor": factor}
         if original is not None and kind == "yarn":
             scaled["original_max_position_embeddings"] = original
     elif kind != "none":
@@ -93,15 +109,16 @@ def _positions(config: dict[str, Any], own: dict[str, Any], divisors: np.ndarray
         if scaled:
             raise refusal(where, f"scaled positions or {FREQUENCIES}", "both", DO)
         scaled = _llama3(divisors, config, where)
+    config.setdefault("rope_theta", THETA)
     if scaled:
-        config["rope_parameters"] = {"rope_theta": config.pop("rope_theta", 10000.0), **scaled}
+        config["rope_parameters"] = {"rope_theta": config.pop("rope_theta"), **scaled}
 
 
 def _llama3(divisors: np.ndarray, config: Mapping[str, Any], where: str) -> dict[str, Any]:
     factor = float(divisors.max())
     if not 0 < factor < math.inf:
         raise refusal(where, f"divisors above 0 in {FREQUENCIES}", f"{factor:g} as the largest", DO)
-    size, theta = config["head_dim"], config.get("rope_theta", 10000.0)
+    size, theta = config["head_dim"], config.get("rope_theta", THETA)
     low, high, original = LLAMA3.values()
     expected = []
     for index in range(size // 2):
@@ -114,10 +131,16 @@ def _llama3(divisors: np.ndarray, config: Mapping[str, Any], where: str) -> dict
     return {"rope_type": "llama3", "factor": factor, **LLAMA3}
 
 
-def _gemma3(config: dict[str, Any], own: dict[str, Any]) -> None:
-    """Set the scale of attention: by the width in the largest model, which has 62 layers, by the head size in all
-    others (llama.cpp, `llama_model_gemma3`)."""
-    wide = config["num_hidden_layers"] == 62
+def _gemma3(config: dict[str, Any], own: dict[str, Any], where: str) -> None:
+    """Refuse other sliding layers than the library makes, and set the scale of attention: by the width in the largest
+    model, which has 62 layers, by the head size in all others (llama.cpp, `llama_model_gemma3`)."""
+    layers = config["num_hidden_layers"]
+    sliding = [bool((layer + 1) % 6) for layer in range(layers)]
+    for key, known in (("attention.sliding_window_pattern", (6, sliding)), ("rope.freq_base_swa", (THETA,))):
+        if (value := own.pop(key, known[0])) not in known:
+            raise refusal(where, f"{key} {known[0]}, which the library has", str(value)[:40], DO)
+    check_positive(config.get("sliding_window"), "gemma3.attention.sliding_window", where)
+    wide = layers == 62
     config["query_pre_attn_scalar"] = (
         config["hidden_size"] // config["num_attention_heads"] if wide else config["head_dim"]
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,19 @@ AS_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling
 """Names (`tokenizer.ggml.pre`) of pre-tokenizers that split as GPT-2 does (llama.cpp, llama-vocab.cpp)."""
 DIGIT_BY_DIGIT = ("smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b")
 """Names of pre-tokenizers that isolate every digit and otherwise split as GPT-2 does (same source)."""
+WHOLE_WORDS = (
+    *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"),
+    *("midm-2.0", "lfm2", "jina-v5-nano", "tekken"),
+)
+"""Names of pre-tokenizers whose vocabulary takes a word that it has whole, whatever the merges say, and which begin a
+text with bos unless the file says otherwise (same source)."""
 ENDS = ("eos", "eot", "eom")
 """Tokens that end a reply (`tokenizer.ggml.*_token_id`)."""
 NAMED = ("bos", *ENDS, "unknown", "padding")
 CONTROL, USER_DEFINED = 3, 4
 """Types of tokens (`tokenizer.ggml.token_type`) that text is never split inside; CONTROL tokens are special."""
+NEEDED = {"gpt2": ("tokenizer.ggml.pre", "tokenizer.ggml.merges"), "llama": ("tokenizer.ggml.scores",)}
+"""Fields without which transformers and llama.cpp split texts differently, or not at all, by `tokenizer.ggml.model`."""
 DO = "put the model's tokenizer.json beside the file"
 
 
@@ -53,10 +61,16 @@ def check_tokenizer(file: Path, fields: Mapping[str, Any], rows: int | None, oth
         raise refusal(str(file), f"at most {rows} tokens, the rows of the embedding", str(len(tokens)), do)
     for name in NAMED:
         id = fields.get(f"tokenizer.ggml.{name}_token_id", 0)
-        if not 0 <= id < len(tokens):
+        if not isinstance(id, int) or not 0 <= id < len(tokens):
             raise refusal(str(file), f"a {name}_token_id below {len(tokens)}", str(id), do)
+    if all(f"tokenizer.ggml.{name}_token_id" not in fields for name in ENDS):
+        raise refusal(str(file), "the id of a token that ends replies (tokenizer.ggml.eos_token_id)", "none", do)
     if other is not None:
         return
+    kind = fields.get("tokenizer.ggml.model")
+    for key in NEEDED.get(str(kind), ()):
+        if key not in fields and not (key.endswith("scores") and "tokenizer.ggml.merges" in fields):
+            raise refusal(str(file), f"a {kind} tokenizer with {key}", "none", do)
     if len(set(tokens)) < len(tokens):
         twice = next(token for token, count in Counter(tokens).items() if count > 1)
         raise refusal(str(file), "every token once", f"two of {twice!r}", do)
@@ -99,7 +113,11 @@ def _library_s(file: Path, kind: str) -> Any:
 
 def _split(file: Path, fields: Mapping[str, Any], where: str) -> None:
     """Correct the pre-tokenizer of a byte-level tokenizer whose name transformers does not know."""
-    name = fields.get("tokenizer.ggml.pre", "gpt-2")
+    name = fields.get("tokenizer.ggml.pre")
+    if name in WHOLE_WORDS:
+        _change(file, lambda written: written["model"].update(ignore_merges=True))
+    if name in WHOLE_WORDS and "tokenizer.ggml.add_bos_token" not in fields and "tokenizer.ggml.bos_token_id" in fields:
+        _change(file.with_name("tokenizer_config.json"), lambda written: written.update(add_bos_token=True))
     splits = (*gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS, *AS_GPT2)
     if fields.get("tokenizer.ggml.model") != "gpt2" or name in splits:
         return
@@ -110,6 +128,12 @@ def _split(file: Path, fields: Mapping[str, Any], where: str) -> None:
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.save(str(file))
+
+
+def _change(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    written = json.loads(file.read_text(encoding="utf-8"))
+    change(written)
+    file.write_text(json.dumps(written, ensure_ascii=False, indent=2), encoding="utf-8")
 
 
 def _added(file: Path, fields: Mapping[str, Any], where: str) -> None:
@@ -163,7 +187,5 @@ def _templates(out: Path, fields: Mapping[str, Any]) -> None:
         named = {**named, "default": own}
     (out / "chat_template.jinja").unlink(missing_ok=True)
     shutil.rmtree(out / "additional_chat_templates", ignore_errors=True)
-    file = out / "tokenizer_config.json"
-    written = json.loads(file.read_text(encoding="utf-8"))
-    written["chat_template"] = [{"name": name, "template": text} for name, text in sorted(named.items())]
-    file.write_text(json.dumps(written, ensure_ascii=False, indent=2), encoding="utf-8")
+    templates = [{"name": name, "template": text} for name, text in sorted(named.items())]
+    _change(out / "tokenizer_config.json", lambda written: written.update(chat_template=templates))

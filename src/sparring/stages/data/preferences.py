@@ -4,12 +4,13 @@ rows."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import xxhash
 
 from sparring.algo.loss.preference.config import KtoConfig
+from sparring.batch.preference import CHOSEN, REJECTED
 from sparring.errors import BadInput, refusal, refusal_in
 from sparring.observe.statistics import wilson
 from sparring.protocols import EnvFactory, Renderer
@@ -143,6 +144,31 @@ def render_reply(
         marks.append(mark and earlier < 0)
         before = mark
     return rendered.tokens, tuple(marks)
+
+
+def render_sides(
+    renderer: Renderer, tools: Sequence[ToolSpec], row: Preference, longest: int
+) -> Iterator[tuple[str, float, tuple[int, ...], tuple[bool, ...]]]:
+    """Yield the name, label, ids and marks of each reply of a row, as `render_reply` returns them.
+
+    Raises:
+        BadInput: as `render_reply`, or both replies have the same ids.
+    """
+    seen = None
+    for label, side, replied in ((CHOSEN, "chosen", row.chosen), (REJECTED, "rejected", row.rejected)):
+        if replied is None:
+            continue
+        tokens, sampled = render_reply(renderer, tools, row.where, row.prompt, replied, longest)
+        if tokens == seen:
+            raise same_ids(row.where)
+        seen = tokens
+        yield f"{row.where} {side}", label, tokens, sampled
+
+
+def same_ids(where: str) -> BadInput:
+    """Return the refusal of a row whose replies differ as text and not as ids: nothing can be learned from them."""
+    got = "the same ids twice: the chat format writes both alike"
+    return refusal(where, "two replies of different tokens", got, "correct the row or leave it out")
 
 
 def rate(right: int, count: int) -> dict[str, float]:

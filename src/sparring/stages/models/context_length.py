@@ -14,15 +14,18 @@ if TYPE_CHECKING:
     from sparring.model.outline import Outline
 
 
-def outline_of(folder: Path) -> Outline:
+def outline_of(folder: Path, head: str = "tokens") -> Outline:
     """Return the outline of a checkpoint folder; imports torch.
 
-    Raises:
-        BadInput: the folder holds no causal language model.
-    """
-    from sparring.model.checkpoint import checkpoint_outline
+    Args:
+        head: head that the model must have, as in `model.load.load`.
 
-    return checkpoint_outline(folder)
+    Raises:
+        BadInput: the folder holds no such model.
+    """
+    from sparring.model.outline import checkpoint_outline
+
+    return checkpoint_outline(folder, head)
 
 
 def engine_of(config: RunConfig, name: str) -> EngineConfig:

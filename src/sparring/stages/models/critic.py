@@ -13,7 +13,7 @@ from sparring.protocols import Cluster, Trainer, TrainPlan
 from sparring.recipe.sections.rl import CriticConfig
 from sparring.stages.context import POLICY, RunFiles, given_checkpoint
 from sparring.stages.models.auxiliary import check_section
-from sparring.stages.models.reward_scorers import SCALAR, architectures, checkpoint_of
+from sparring.stages.models.reward_scorers import checkpoint_of
 
 CRITIC = "critic"
 """Role of the critic on batches and checkpoints."""
@@ -26,12 +26,14 @@ LEAST_SPREAD = 1e-12
 def open_critic(section: CriticConfig, cluster: Cluster, folder: Path, total_steps: int) -> Trainer:
     """Return the trainer of the critic, which begins as the checkpoint `folder`."""
     from sparring.algo.loss.value import ValueLoss
+    from sparring.model.library import head_of
+    from sparring.model.load import read_config
 
     plan = TrainPlan(
         losses=[ValueLoss(clip=section.clip)],
         total_steps=total_steps,
         overrides=section.train,
-        head="scalar" if SCALAR in architectures(folder) else "new scalar",
+        head="scalar" if head_of(read_config(str(folder), "fast", "own")) == "scalar" else "new scalar",
         role=CRITIC,
     )
     numerics_of = POLICY if section.model == OWN else section.model
@@ -78,7 +80,7 @@ def _check_model(files: RunFiles, name: str) -> None:
             stages = str(list(files.config.run.stages))
             raise refusal(where, f"a stage {OWN} before rl", stages, "add it, or name another model")
         return
-    checkpoint_of(files.config, where, name, (POLICY, OWN), given_checkpoint(files.config))
+    checkpoint_of(files.config, where, name, (POLICY, OWN), given_checkpoint(files.config), head="own")
 
 
 def with_explained_variance(metrics: Mapping[str, float]) -> dict[str, float]:

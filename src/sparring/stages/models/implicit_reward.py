@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparring.annotations import Annotation
-from sparring.errors import refusal
 from sparring.observe.hooks import prefixed
 from sparring.protocols import Cluster, Trainer, TrainPlan
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.rl import ImplicitConfig
 from sparring.stages.context import POLICY, given_checkpoint
 from sparring.stages.models.auxiliary import check_section
-from sparring.stages.models.reward_scorers import SCALAR, architectures, checkpoint_of
+from sparring.stages.models.reward_scorers import checkpoint_of
 
 IMPLICIT = "implicit"
 """Role of the model on batches and checkpoints, and the annotation with its log-probabilities."""
@@ -45,8 +44,5 @@ def check_implicit(config: RunConfig) -> list[str]:
     if not check_section(config, IMPLICIT, Annotation.IMPLICIT, "prime") or section is None:
         return []
     if (name := section.model) != POLICY:
-        folder = checkpoint_of(config, "rl.implicit.model", name, (POLICY,), given_checkpoint(config))
-        if SCALAR in (kinds := architectures(folder)):
-            do = "name a language model: what this one's stage began with"
-            raise refusal(f"models.{name}.path", "a language model, whose log-probabilities are the reward", kinds, do)
+        checkpoint_of(config, "rl.implicit.model", name, (POLICY,), given_checkpoint(config), head="tokens")
     return [f"rl: an implicit reward model that begins as {section.model}"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from sparring.algo.base import name_of
 from sparring.algo.rules import credits_with
 from sparring.envs.roles import roles_of
-from sparring.errors import refusal
+from sparring.errors import BadInput, refusal, refusal_in
 from sparring.model.hub import base_folder, model_folder
 from sparring.model.peft import is_adapter
 from sparring.protocols import EnvFactory, Scorer
@@ -23,8 +22,6 @@ from sparring.stages.models.context_length import outline_of
 
 OWN = "reward_model"
 """Stage whose output `rl.reward_model` may name."""
-SCALAR = "ForSequenceClassification"
-"""End of the names of classes with a scalar head."""
 
 
 def scorers(context: Context) -> list[Scorer]:
@@ -71,12 +68,20 @@ def check_reward_model(files: RunFiles, factory: EnvFactory, tokenizer: Path | N
                 "rl.reward_model", f"a stage {OWN} before rl", str(list(config.run.stages)), "add it, or name a model"
             )
         return [f"rl: the stage reward_model scores {_scored_units(config)}"]
-    folder = checkpoint_of(config, "rl.reward_model", name, (OWN,), tokenizer)
-    kinds = architectures(folder)
-    if SCALAR not in kinds:
-        got, do = kinds or "none", "train one: the stage reward_model writes such a folder"
-        raise refusal(f"models.{name}.path", "a checkpoint with a scalar head (ForSequenceClassification)", got, do)
-    return [f"rl: {folder} scores {_scored_units(config)}"]
+    folder = checkpoint_of(config, "rl.reward_model", name, (OWN,), tokenizer, head="scalar")
+    return [f"rl: {folder} scores {_scored_units(config)}", *_padded_ends(config, folder, tokenizer or folder)]
+
+
+def _padded_ends(config: RunConfig, folder: Path, policy: Path) -> list[str]:
+    """Tell of a reward model whose padding ends replies, such as one that TRL trained with the end as its padding."""
+    from sparring.model.load import read_config
+
+    pad = read_config(str(folder), "fast", "scalar").get_text_config().pad_token_id
+    if pad not in (renderer := renderer_of(config, policy)).stop_ids:
+        return []
+    what = f"{renderer.decode([pad])!r}, which ends replies, is the padding of {folder}"
+    do = "if it was trained to be read there, give its config.json a pad_token_id that no text has"
+    return [f"rl: {what}: its scores are read before it, as transformers reads them; {do}"]
 
 
 def _check_turns(config: RunConfig) -> None:
@@ -105,23 +110,19 @@ def _scored_units(config: RunConfig) -> str:
     return "rollouts" if by == "reply" else f"every {by}"
 
 
-def architectures(folder: Path) -> str:
-    """Return the names of the model classes in the config of a checkpoint folder (`architectures`), separated by
-    commas."""
-    config = json.loads((base_folder(folder) / "config.json").read_text(encoding="utf-8"))
-    return ", ".join(config.get("architectures") or [])
-
-
-def checkpoint_of(config: RunConfig, where: str, name: str, others: Sequence[str], policy: Path | None) -> Path:
+def checkpoint_of(
+    config: RunConfig, where: str, name: str, others: Sequence[str], policy: Path | None, *, head: str
+) -> Path:
     """Return the checkpoint folder of a model that scores the policy's tokens.
 
-    Refuse a model without a path. Refuse a checkpoint that is an adapter, has another tokenizer than the policy, or has
-    fewer positions.
+    Refuse a model without a path. Refuse a checkpoint that is an adapter, has another head, another tokenizer than the
+    policy, or fewer positions.
 
     Args:
         where: key of the recipe that names the model.
         others: names that the key may have in addition to models with a path.
         policy: checkpoint folder of the policy; None: the run makes one.
+        head: head that it must have, as in `model.load.load`.
     """
     models = config.models
     if name == POLICY or name not in models or models[name].path is None:
@@ -134,7 +135,11 @@ def checkpoint_of(config: RunConfig, where: str, name: str, others: Sequence[str
     if policy is None or not tokenizers[0].is_file() or len({file.read_bytes() for file in tokenizers}) > 1:
         do = "train a reward model from the policy"
         raise refusal(where, "the policy's tokenizer.json", "a different one or none", do)
-    if (most := outline_of(folder).max_positions) < (longest := outline_of(policy).max_positions):
+    try:
+        shape = outline_of(folder, head)
+    except BadInput as error:
+        raise refusal_in(where, error) from error
+    if (most := shape.max_positions) < (longest := outline_of(policy).max_positions):
         raise refusal(where, f"a model that reads the policy's {longest} tokens", str(most), "take another")
     return folder
 

@@ -17,6 +17,7 @@ from sparring.protocols import EnvFactory, Renderer
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import POLICY, given_checkpoint, renderer_of
 from sparring.stages.data.demonstrations import Conversation, rendered, too_long
+from sparring.stages.data.preferences import same_ids
 from sparring.stages.init import fit_tokenizer
 from sparring.stages.models.context_length import max_context
 from sparring.types import Message, Task, ToolSpec
@@ -69,8 +70,10 @@ def check_rendering(
         if min(lengths) >= room:
             got, expected = f"a prompt of {min(lengths)}, tools included", f"prompts of fewer than the {room} tokens"
             raise refusal("engine.kv.bytes", f"{expected} of the cache", got, "raise it, or engine.kv.tokens")
-        for conversation in shown[:SOME]:
-            rendered(conversation, renderer, shape.max_positions)
+        written = [(each.name, rendered(each, renderer, shape.max_positions).tokens) for each in shown[:SOME]]
+        for row, following in itertools.pairwise(written):
+            if row == following:  # both sides of a pair have its name
+                raise same_ids(row[0])
     fitting = [length for length in lengths if length < room]
     most = max(length for length in (*fitting, *others) if length < room)
     facts.append(f"context: prompts of up to {most} tokens leave {room - most} for the rest")

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
+from refusals import refused_at
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from unit.model.gguf import written
 
 from sparring.errors import BadInput
 from sparring.model.gguf.place import converted, gguf_file, write
+from sparring.model.gguf.settings import REQUIRED, complete
 from sparring.model.hub import local_folder, with_template
 from sparring.model.load import load
 from sparring.user_cache import user_cache
@@ -138,7 +140,13 @@ def test_llama_3_s_scaled_positions_are_read(tmp_path):
         ("rope.dimension_count 32", {"settings": {"llama.rope.dimension_count": 16}}),
         ("llama.block_count", {"settings": {"llama.block_count": 2**31}}),
         ("llama.context_length", {"settings": {"llama.context_length": 0}}),
-        ("'longrope'", {"settings": {"llama.rope.scaling.type": "longrope"}}),
+        *(
+            (f"'{kind}'", {"settings": {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 2.0}})
+            for kind in ("longrope", "su", "llama3", "dynamic", "Linear")
+        ),
+        ("gemma3.attention.sliding_window", {"arch": "gemma3", "settings": {"gemma3.attention.sliding_window": 0}}),
+        ("pattern 6", {"arch": "gemma3", "settings": {"gemma3.attention.sliding_window_pattern": 4}}),
+        ("freq_base_swa 10000", {"arch": "gemma3", "settings": {"gemma3.rope.freq_base_swa": 5000.0}}),
         ("attention.value_length 64", {"settings": {"llama.attention.key_length": 64}}),
         ("blk.0.attn_sinks.weight", {"tensors": {"blk.0.attn_sinks.weight": np.zeros(8, np.float32)}}),
         ("'own-split'", {"pre": "own-split"}),
@@ -154,6 +162,48 @@ def test_unsupported_settings_and_weights_are_refused_by_name(tmp_path, said, ch
         local_folder(str(file))
     assert said in str(refused.value) and str(file) in str(refused.value)
     assert not any((tmp_path / "cache" / "sparring" / "gguf").iterdir())
+
+
+ROPE = "llama.rope.scaling."
+
+
+def settings_of(scaling, **others):
+    """Complete the settings of a model with these scaled positions."""
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "rope_theta": 500.0, **others}
+    complete(config, "llama", {f"{ROPE}{key}": value for key, value in scaling.items()}, None, "m.gguf")
+    return config
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn", None])
+@pytest.mark.parametrize("factor", [0.0, -2.0, math.nan, math.inf, "4", True, [4.0], None])
+def test_positions_are_scaled_by_a_number_above_0_alone(kind, factor):
+    scaling = {"type": kind, "factor": factor}
+    if kind or factor is not None:
+        with refused_at("m.gguf", "a number above 0 as llama.rope.scaling.factor" if factor else "rope.scaling.factor"):
+            settings_of({key: value for key, value in scaling.items() if value is not None})
+    with refused_at("m.gguf", "original_context_length"):
+        settings_of({"type": kind or "yarn", "factor": 4.0, "original_context_length": 0})
+
+
+def test_scaled_positions_are_read_as_llama_cpp_reads_them():
+    yarn = settings_of({"type": "yarn", "factor": 4.0, "original_context_length": 32})["rope_parameters"]
+    assert yarn == {
+        "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32
+    }  # fmt: skip
+    for scaling in ({"type": "linear", "factor": 4.0}, {"factor": 4.0}):
+        assert settings_of(scaling)["rope_parameters"] == {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+    unscaled = settings_of({"type": "none", "factor": 4.0})
+    assert "rope_parameters" not in unscaled and unscaled["rope_theta"] == 500.0
+    config = {"model_type": "qwen2", "hidden_size": 64, "num_attention_heads": 2}
+    complete(config, "qwen2", {}, None, "m.gguf")
+    assert (config["rope_theta"], config["num_key_value_heads"]) == (10000.0, 2), "not the family's defaults"
+
+
+@pytest.mark.parametrize("key", REQUIRED)
+def test_settings_that_llama_cpp_requires_are_not_guessed(tmp_path, key):
+    file = written.write_model(tmp_path / "m.gguf", "qwen2", without={f"qwen2.{key}"})
+    with refused_at(str(file), f"qwen2.{key}, got none"):
+        local_folder(str(file))
 
 
 def test_spoilt_files_are_refused(tmp_path):

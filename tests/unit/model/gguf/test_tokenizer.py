@@ -81,8 +81,26 @@ def test_named_templates_are_kept(tmp_path):
         ("eot_token_id below", {f"{GGML}eot_token_id": written.IDS}),
         ("bos_token_id below", {f"{GGML}bos_token_id": (1 << 32) - 1}),
         ("out of vocabulary", {f"{GGML}merges": ["zzq qqz"]}),
+        ("a gpt2 tokenizer with tokenizer.ggml.merges, got none", {f"{GGML}merges": None}),
+        ("a gpt2 tokenizer with tokenizer.ggml.pre, got none", {f"{GGML}pre": None}),
+        ("a llama tokenizer with tokenizer.ggml.scores", {f"{GGML}model": "llama", f"{GGML}merges": None}),
+        ("a token that ends replies", {f"{GGML}eos_token_id": None}),
+        ("eos_token_id below", {f"{GGML}eos_token_id": "2"}),
     ],
 )
 def test_mismatched_tokenizers_are_refused(tmp_path, said, changes):
     with pytest.raises(BadInput, match=said):
         _made(tmp_path, changes)
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "tekken", "qwen2"])
+def test_words_of_the_vocabulary_are_whole_where_llama_cpp_takes_them_so(tmp_path, tokens, pre):
+    """ "cook" is a token that no merge makes."""
+    tokens[300:302] = "cook", "he"
+    out, _ = _made(
+        tmp_path, {f"{GGML}tokens": tokens, f"{GGML}pre": pre, f"{GGML}bos_token_id": 0, f"{GGML}merges": ["h e"]}
+    )
+    whole = pre != "qwen2"
+    ids = Tokenizer.from_file(str(out / "tokenizer.json")).encode("cook", add_special_tokens=False).ids
+    assert (ids == [300]) is whole
+    assert (json.loads((out / "tokenizer_config.json").read_text()).get("add_bos_token") is True) is whole

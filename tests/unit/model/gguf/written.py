@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,10 @@ def write_model(
     tied: bool = True,
     head: int = HEAD,
     tokenizer: Mapping[str, Any] | None = None,
+    without: Collection[str] = (),
 ) -> Path:
     """Write a model of `arch` whose matrices are of type `kind`; settings and tensors come on top, and what `tokenizer`
-    says in the place of the vocabulary's own (`tokenizer.ggml.*`; None: left out)."""
+    says in the place of the vocabulary's own (`tokenizer.ggml.*`; None: left out). Settings of `without` are left out."""
     writer = gguf.GGUFWriter(file, arch)
     shape = {
         "block_count": LAYERS,
@@ -84,6 +85,8 @@ def write_model(
             type(value), writer.add_uint32
         )
         add(key, value)
+    for key in without:
+        del writer.kv_data[0][key]
     if pre is not None:
         _add_tokenizer(writer, file.parent, pre)
     for key, value in (tokenizer or {}).items():
