@@ -253,7 +253,8 @@ def common_beginnings(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[tup
         figures[name] = shared_over_apart(trainer, continuations(after, vocabulary, spec["part"]), spec["rounds"])
         claims.append((f"rows apart over shared: {name}", figures[name]["ratio"], "x", target, ">="))
     trainer = trainer_of(quickstart_model(spec["folder"]), threads=spec["threads"])
-    for term, (groups, size, target) in QUICKSTART.items():
+    for term, (count, size, target) in QUICKSTART.items():
+        groups = max(2, count // spec["part"])
         name = f"{groups} x {size} under a header, {term}"
         figures[name] = shared_over_apart(trainer, groups_under_a_header(groups, size, term, 640), spec["rounds"])
         claims.append((f"rows apart over shared: {name}", figures[name]["ratio"], "x", target, ">="))
