@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import torch
+from common.figures import read_options
 from engine import MODELS
 
 from sparring.engine.config import EngineConfig, KvConfig
@@ -48,7 +49,8 @@ async def rate(engine: NativeEngine, draw: random.Random, adapters: int, argumen
     ]
     started = time.perf_counter()
     await asyncio.gather(*map(engine.generate, requests))
-    return arguments.count * arguments.new / (time.perf_counter() - started)
+    tokens: int = arguments.count * arguments.new
+    return tokens / (time.perf_counter() - started)
 
 
 async def measure(engine: NativeEngine, folder: Path, arguments: argparse.Namespace) -> dict[int, list[float]]:
@@ -57,7 +59,8 @@ async def measure(engine: NativeEngine, folder: Path, arguments: argparse.Namesp
     for number in range(max(kinds)):
         path = tiny_adapter(folder / "base", folder / str(number), seed=number, rank=arguments.rank)
         await engine.pull(publish("policy", 1, read(path), adapter=f"adapter {number}"))
-    draw, rates = random.Random(0), {kind: [] for kind in kinds}
+    draw = random.Random(0)
+    rates: dict[int, list[float]] = {kind: [] for kind in kinds}
     for _ in range(arguments.rounds + 1):  # the first warms up
         for kind in kinds:
             rates[kind].append(await rate(engine, draw, kind, arguments))
@@ -75,7 +78,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    arguments = parser.parse_args()
+    arguments = read_options(parser, count=4, new=8, rounds=1)
     torch.set_num_threads(arguments.threads)
     shape, spec = MODELS["A"]
     with tempfile.TemporaryDirectory() as folder:

@@ -13,11 +13,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from common.figures import SHORT_RUNS, Claims, read_options
+from common.figures import claim as claimed
+from common.short_recipes import fewest_steps
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 LEAST = 0.6
@@ -55,9 +60,11 @@ T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9
 def main() -> None:
     """Run what is missing, print the table."""
     options = _options()
-    begun = start(options.directory)
+    begun = start(options.directory, short=options.short)
     exam = ['run.stages=["init","eval"]', 'eval.checkpoints=["init"]', f"models.policy.path={begun}"]
-    before = _summary(run("algorithms.toml", "algorithms-before", options.directory, exam))["init_success"]
+    before = _summary(run("algorithms.toml", "algorithms-before", options.directory, exam, short=options.short))[
+        "init_success"
+    ]
     print(f"the start: {before:.3f}\n", flush=True)
     print("| algorithm | held-out success, mean over seeds | each | own term | least, most of a seed |")
     print("| --- | --- | --- | --- | --- |")
@@ -67,7 +74,7 @@ def main() -> None:
         found, acted, curves = [], [], []
         for seed in range(1, options.seeds + 1):
             own = [f"run.seed={seed}", f"rl.steps={options.steps}", f"models.policy.path={begun}", *settings]
-            folder = run("algorithms.toml", f"algorithms-{name}-{seed}", options.directory, own)
+            folder = run("algorithms.toml", f"algorithms-{name}-{seed}", options.directory, own, short=options.short)
             found.append(_summary(folder)["rl_success"])
             acted.append(_mean(folder, metric))
             curves.append(_values(folder, "rollout/success"))
@@ -85,9 +92,9 @@ def main() -> None:
     print(json.dumps({"start": before, "algorithms": rows, "claims": claims}))
 
 
-def _claims(name: str, row: dict[str, Any]) -> list[dict[str, Any]]:
-    def claim(what: str, value: float, target: float, direction: str = ">=") -> dict[str, Any]:
-        return {"name": f"{name}: {what}", "value": value, "unit": "", "target": target, "direction": direction}
+def _claims(name: str, row: dict[str, Any]) -> Claims:
+    def claim(what: str, value: float, target: float, direction: str = ">=") -> dict[str, object]:
+        return claimed(f"{name}: {what}", value, "", target, direction)
 
     sizes = [abs(value) for value in row["acted"]]
     term, least, most = row["term"], min(sizes), max(sizes)
@@ -97,14 +104,16 @@ def _claims(name: str, row: dict[str, Any]) -> list[dict[str, Any]]:
     return [claim("least success of a seed", min(row["each"]), LEAST), *acts]
 
 
-def start(directory: Path) -> Path:
+def start(directory: Path, *, short: bool) -> Path:
     """The policy that all of them begin with: the quickstart's after its demonstrations."""
-    return run("quickstart.toml", "algorithms-start", directory, ['run.stages=["init","sft"]']) / "sft/model"
+    stages = ['run.stages=["init","sft"]']
+    return run("quickstart.toml", "algorithms-start", directory, stages, short=short) / "sft/model"
 
 
-def run(recipe: str, name: str, directory: Path, settings: list[str]) -> Path:
-    """Run a recipe, or what is missing of it; the folder."""
-    words = [f"run.directory={directory}", "observe.progress=off", *settings]
+def run(recipe: str, name: str, directory: Path, settings: list[str], *, short: bool) -> Path:
+    """Run a recipe, or what is missing of it, by its fewest steps if `short`; the folder."""
+    words = [*settings, *(fewest_steps(RECIPES / recipe) if short else ())]
+    words += [f"run.directory={directory}", "observe.progress=off"]
     sets = [word for setting in words for word in ("--set", setting)]
     command = [sys.executable, "-m", "sparring.cli.main", "run", str(RECIPES / recipe), "--name", name, *sets]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -114,7 +123,8 @@ def run(recipe: str, name: str, directory: Path, settings: list[str]) -> Path:
 
 
 def _summary(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "summary.json").read_text())
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
 
 
 def _print_curves(rows: dict[str, Any]) -> None:
@@ -126,8 +136,9 @@ def _print_curves(rows: dict[str, Any]) -> None:
 
 
 def _mean(folder: Path, metric: str) -> float:
-    """Of a metric over all updates that have it; every algorithm here reports its own."""
-    return statistics.fmean(_values(folder, metric))
+    """Of a metric over all updates that have it; nan if nothing was trained, as in the short form."""
+    values = _values(folder, metric)
+    return statistics.fmean(values) if values else math.nan
 
 
 def _values(folder: Path, metric: str) -> list[float]:
@@ -151,7 +162,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
     parser.add_argument("--directory", type=lambda text: Path(text).absolute(), default=Path("runs"))
-    options = parser.parse_args()
+    options = read_options(parser, seeds=1, steps=1, algorithms="grpo", directory=SHORT_RUNS)
     if unknown := set(options.algorithms.split(",")) - ALGORITHMS.keys():
         parser.error(f"--algorithms: expected some of {', '.join(ALGORITHMS)}, got {', '.join(sorted(unknown))}")
     return options

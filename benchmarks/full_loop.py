@@ -22,6 +22,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from common.figures import SHORT_RUNS, Claims, read_options
+from common.figures import claim as claimed
+from common.short_recipes import shorten
+
 RECIPES = Path(__file__).parents[1] / "recipes"
 DOMAINS = ("people", "walks")
 
@@ -29,7 +33,9 @@ DOMAINS = ("people", "walks")
 def main() -> None:
     """Run what is missing, print the tables."""
     options = _options()
-    found = {seed: _seed(options.directory / f"full-loop-{seed}", seed) for seed in range(1, options.seeds + 1)}
+    found = {}
+    for seed in range(1, options.seeds + 1):
+        found[seed] = _seed(options.directory / f"full-loop-{seed}", seed, short=options.short)
     print(
         "\n| seed | domain | student's start | teacher | student | kept of the teacher, 95 % interval |\n| --- | --- | --- | --- | --- | --- |"
     )
@@ -53,10 +59,12 @@ def main() -> None:
     print(json.dumps({"seeds": found, "claims": [claim for seed in found for claim in _claims(seed, found[seed])]}))
 
 
-def _seed(folder: Path, seed: int) -> dict[str, Any]:
+def _seed(folder: Path, seed: int, *, short: bool) -> dict[str, Any]:
     shutil.copytree(RECIPES, folder / "recipes", dirs_exist_ok=True)
     for recipe in (folder / "recipes").rglob("*.toml"):
         recipe.write_text(recipe.read_text().replace("\nseed = 1\n", f"\nseed = {seed}\n"))
+        if short:
+            shorten(recipe)
     runs = folder / "runs"
     fresh = not runs.exists()
     started = time.monotonic()
@@ -82,9 +90,9 @@ def _of(one: dict[str, Any], domain: str) -> tuple[float, float, dict[str, float
     )
 
 
-def _claims(seed: int, one: dict[str, Any]) -> list[dict[str, Any]]:
-    def claim(what: str, value: float, target: float, direction: str = ">=") -> dict[str, Any]:
-        return {"name": f"seed {seed}: {what}", "value": value, "unit": "", "target": target, "direction": direction}
+def _claims(seed: int, one: dict[str, Any]) -> Claims:
+    def claim(what: str, value: float, target: float, direction: str = ">=") -> dict[str, object]:
+        return claimed(f"seed {seed}: {what}", value, "", target, direction)
 
     told, other = one["summary"], one["summary"]["against"]["imitation"]
     claims = [claim("parameters, student to teacher", one["size"], 0.5, "<=")]
@@ -110,7 +118,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, choices=range(1, 10))
     parser.add_argument("--directory", type=lambda text: Path(text).absolute(), default=Path("runs").absolute())
-    return parser.parse_args()
+    return read_options(parser, seeds=1, directory=SHORT_RUNS)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from itertools import chain
 from typing import Any
 
 import uvicorn
+from common.figures import claim, read_options
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -55,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--connections", type=int, default=8)
-    options = parser.parse_args()
+    options = read_options(parser, seconds=0.5, connections=2)
     figures = {}
     for name, serve in (("bare", bare), ("gateway", gateway)):
         here, there = multiprocessing.Pipe()
@@ -74,11 +75,6 @@ def main() -> None:
         claim("added latency at 200 requests/s, p99", ours["p99_ms"] - beside["p99_ms"], "ms", 5.0, "<="),
     ]
     print(json.dumps({"claims": claims}))
-
-
-def claim(name: str, value: float, unit: str, target: float, direction: str) -> dict[str, object]:
-    """One figure with its target."""
-    return {"name": name, "value": round(value, 3), "unit": unit, "target": target, "direction": direction}
 
 
 async def measured(url: str, keys: list[str], seconds: float, connections: int) -> dict[str, float]:

@@ -19,6 +19,7 @@ import time
 from typing import Any
 
 import torch
+from common.figures import read_options
 from engine import MODELS
 
 from sparring.engine.config import EngineConfig
@@ -58,7 +59,7 @@ async def measure(
 ) -> tuple[list[float], list[float]]:
     """Seconds of one request and of a group, round by round."""
     draw = random.Random(0)
-    alone, group = [], []
+    alone, group = list[float](), list[float]()
     for _ in range(arguments.rounds + 1):  # the first warms up
         for taken, size in ((alone, 1), (group, arguments.size)):
             prompt = tuple(draw.randrange(vocabulary) for _ in range(arguments.prompt))
@@ -84,7 +85,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
+    arguments = read_options(parser, prompt=64, size=2, rounds=1)
     torch.set_num_threads(arguments.threads)
     figures, claims = {}, []
     for model in arguments.models.split(","):

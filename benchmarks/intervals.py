@@ -17,6 +17,7 @@ import json
 import math
 
 import numpy as np
+from common.figures import claim, read_options
 
 from sparring.observe.statistics import paired_difference, paired_mean_difference, rate
 
@@ -92,7 +93,7 @@ def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--evaluations", type=int, default=1000, help="simulated for each cell")
-    evaluations = parser.parse_args().evaluations
+    evaluations = read_options(parser, evaluations=5).evaluations
     print(
         f"| chances of the tasks | {' | '.join(f'{count} tasks' for count in TASKS)} |\n|{' --- |' * (len(TASKS) + 1)}"
     )
@@ -105,29 +106,24 @@ def main() -> None:
             flush=True,
         )
     rare = {tasks: coverage("rare", tasks, 16, evaluations) for tasks in TASKS}
-    cells = [f"{100 * value:.1f} %" for value in rare.values()]
-    print(f"| Beta(0.05, 1.95), 16 samples alone | {' | '.join(cells)} |\n", flush=True)
+    told = [f"{100 * value:.1f} %" for value in rare.values()]
+    print(f"| Beta(0.05, 1.95), 16 samples alone | {' | '.join(told)} |\n", flush=True)
     changes = {shape: [change(shape, *design, evaluations) for design in DESIGNS] for shape in SHAPES}
     print(f"| a change; chances | {' | '.join(f'{tasks} x {samples}' for tasks, samples in DESIGNS)} |")
     print(f"|{' --- |' * (len(DESIGNS) + 1)}")
-    for shape, cells in changes.items():
-        print(f"| {shape} | {' | '.join(f'{100 * covered:.1f} %, {width:.2f}' for covered, width in cells)} |")
+    for shape, found in changes.items():
+        print(f"| {shape} | {' | '.join(f'{100 * covered:.1f} %, {width:.2f}' for covered, width in found)} |")
     turned = {f"{tasks} x {samples}": change("", tasks, samples, evaluations, 0.05)[0] for tasks, samples in DESIGNS}
     print(f"| one task in twenty turned | {' | '.join(f'{100 * covered:.1f} %' for covered in turned.values())} |\n")
-    of_changes = [found for each in changes.values() for found in each]
-    found = [
-        ("least coverage of a 95 % interval", min(every), LEAST, ">="),
-        (
-            "least coverage of the interval of a change",
-            min(covered for covered, _ in of_changes),
-            LEAST_OF_CHANGES,
-            ">=",
-        ),
-        ("width of the interval of a change over Student's", max(width for _, width in of_changes), WIDEST, "<="),
+    least, widest = "least coverage of the interval of a change", "width of the interval of a change over Student's"
+    of_changes = [pair for each in changes.values() for pair in each]
+    claims = [
+        claim("least coverage of a 95 % interval", min(every), "", LEAST, ">="),
+        claim(least, min(covered for covered, _ in of_changes), "", LEAST_OF_CHANGES, ">="),
+        claim(widest, max(width for _, width in of_changes), "", WIDEST),
     ]
-    claims = [dict(name=name, value=value, unit="", target=target, direction=way) for name, value, target, way in found]
-    told = {"rare": rare, "turned": turned, "claims": claims}
-    print(json.dumps({"benchmark": "intervals", "evaluations": evaluations, **told}))
+    figures = {"rare": rare, "turned": turned, "claims": claims}
+    print(json.dumps({"benchmark": "intervals", "evaluations": evaluations, **figures}))
 
 
 if __name__ == "__main__":

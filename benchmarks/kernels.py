@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from common.figures import read_options
 
 from sparring.kernels import ops
 
@@ -64,10 +65,8 @@ def linear_training_speedup(report: dict[str, float]) -> float:
         x, weight = (torch.randn(n, inputs, requires_grad=True) for n in (TRAINED_ROWS, outputs))
         packed, slope = ops.pack(weight), torch.randn(TRAINED_ROWS, outputs)
         mine, other = in_turns(
-            lambda x=x, weight=weight, packed=packed, slope=slope: torch.autograd.grad(
-                ops.linear(x, packed), (x, weight), slope
-            ),
-            lambda x=x, weight=weight, slope=slope: torch.autograd.grad(F.linear(x, weight), (x, weight), slope),
+            lambda: torch.autograd.grad(ops.linear(x, packed), (x, weight), slope),
+            lambda: torch.autograd.grad(F.linear(x, weight), (x, weight), slope),
         )
         report[f"linear {ops.path_name()} forward and backward {TRAINED_ROWS}x{inputs}x{outputs} us"] = mine * 1e6
         report[f"linear forward and backward {TRAINED_ROWS}x{inputs}x{outputs} torch us"] = other * 1e6
@@ -86,8 +85,8 @@ def attention_training(report: dict[str, float]) -> float:
         ops.attention_packed(q, k, v, offsets, form).sum().backward()
 
     def theirs() -> None:
-        batch = (t.view(count, length, -1, size).transpose(1, 2) for t in (q, k, v))
-        F.scaled_dot_product_attention(*batch, is_causal=True, scale=0.125, enable_gqa=True).sum().backward()
+        a, b, c = (t.view(count, length, -1, size).transpose(1, 2) for t in (q, k, v))
+        F.scaled_dot_product_attention(a, b, c, is_causal=True, scale=0.125, enable_gqa=True).sum().backward()
 
     mine, other = in_turns(ours, theirs)
     report["attention 16x128 forward and backward us"], report["attention 16x128 torch us"] = mine * 1e6, other * 1e6
@@ -152,7 +151,7 @@ def main() -> None:
     """Measure, print a report, then the claims."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=2)
-    torch.set_num_threads(parser.parse_args().threads)
+    torch.set_num_threads(read_options(parser).threads)
     report: dict[str, float] = {}
     claims: list[dict[str, object]] = []
 

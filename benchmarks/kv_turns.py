@@ -18,8 +18,10 @@ import random
 import statistics
 import tempfile
 import time
+from typing import Any
 
 import torch
+from common.figures import read_options
 from engine import MODELS
 
 from sparring.engine.config import EngineConfig, KvConfig
@@ -30,7 +32,7 @@ from sparring.model.create import create
 from sparring.model.load import load
 
 PROMPT, SAMPLED, OBSERVED, THINK_S = 200, 20, 60, 0.1
-POLICIES = {
+POLICIES: dict[str, dict[str, Any]] = {
     "nothing": {"across_turns": "drop", "share_prefixes": False},
     "drop": {"across_turns": "drop"},
     "keep": {"across_turns": "keep"},
@@ -60,13 +62,13 @@ async def talk(engine: NativeEngine, number: int, turns: int, vocabulary: int, w
 
 
 async def once(
-    folder: str, settings: dict[str, str | bool], arguments: argparse.Namespace
+    folder: str, settings: dict[str, Any], arguments: argparse.Namespace
 ) -> tuple[dict[str, float], list[Answers]]:
     """Figures of one policy on a fresh engine, and what was sampled."""
     longest = PROMPT + arguments.turns * (SAMPLED + OBSERVED)
     config = EngineConfig(kv=KvConfig(**settings, tokens=arguments.room * longest))
     engine = NativeEngine(load(folder), config, threads=arguments.threads)
-    vocabulary, waits = MODELS["A"][1]["vocabulary"], []
+    vocabulary, waits = MODELS["A"][1]["vocabulary"], list[float]()
     await engine.generate(GenerateRequest(id="warm", tokens=(1, 2, 3), sampling=Sampling(max_tokens=50)))
     before, started, cpu = engine.metrics, time.perf_counter(), time.process_time()
     talks = (talk(engine, number, arguments.turns, vocabulary, waits) for number in range(arguments.conversations))
@@ -126,7 +128,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
+    arguments = read_options(parser, conversations=2, room=1, turns=2, rounds=1)
     torch.set_num_threads(arguments.threads)
     shape, spec = MODELS["A"]
     figures: dict[str, list[dict[str, float]]] = {name: [] for name in POLICIES}

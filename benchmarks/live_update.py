@@ -20,8 +20,10 @@ import json
 import statistics
 import tempfile
 import time
+from typing import Any
 
 import torch
+from common.figures import read_options
 from engine import MODELS
 
 from sparring.engine.config import EngineConfig
@@ -70,7 +72,7 @@ async def follow(engine: NativeEngine, number: int, arrivals: list[float], seen:
                 seen[number] += len(piece.tokens)
 
 
-async def measure(engine: NativeEngine, refs: list[WeightRef], arguments: argparse.Namespace) -> dict[str, object]:
+async def measure(engine: NativeEngine, refs: list[WeightRef], arguments: argparse.Namespace) -> dict[str, Any]:
     """Gaps across updates and elsewhere."""
     seen = [0] * arguments.streams
     arrivals: list[list[float]] = [[] for _ in seen]
@@ -115,7 +117,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--every", type=int, default=60, help="tokens of each stream between two updates")
     parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
+    arguments = read_options(parser, streams=2, updates=2, every=4)
     torch.set_num_threads(arguments.threads)
     shape, spec = MODELS["A"]
     with tempfile.TemporaryDirectory() as folder:
@@ -123,7 +125,7 @@ def main() -> None:
         refs, copies = references(folder, arguments.updates)
         engine = NativeEngine(load(folder), EngineConfig(), threads=arguments.threads)
 
-        async def run() -> dict[str, object]:
+        async def run() -> dict[str, Any]:
             figures = await measure(engine, refs, arguments)
             await engine.close()
             return figures

@@ -22,8 +22,9 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
+
+from common.figures import claim, read_options, resident_bytes
 
 from sparring.gateway.dialects.chat_completions import ChatCompletions
 from sparring.gateway.dialects.dialect import ClientCall, ClientRequest
@@ -70,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rollouts", type=int, default=1000, help="side by side, whose memory is measured")
     parser.add_argument("--repeats", type=int, default=5, help="of each measurement of time; the best counts")
-    options = parser.parse_args()
+    options = read_options(parser, rollouts=10, repeats=1)
     with fewer_collections():  # as in a run
         claims = measured(options.rollouts, options.repeats)
     print(json.dumps({"claims": claims}))
@@ -96,11 +97,6 @@ def measured(count: int, repeats: int) -> list[dict[str, object]]:
     held = asyncio.run(rollouts(count))
     print(f"{count} rollouts hold {held / 2**30:.2f} GiB, {held / count / 1000:.0f} kB each")
     return [*claims, claim(f"{count} rollouts of {TURNS} turns behind {PROMPT} ids", held / 2**30, "GiB", 1.5)]
-
-
-def claim(name: str, value: float, unit: str, target: float) -> dict[str, object]:
-    """One figure that must not be above its target."""
-    return {"name": name, "value": round(value, 3), "unit": unit, "target": target, "direction": "<="}
 
 
 def body(messages: Sequence[dict[str, Any]]) -> bytes:
@@ -203,7 +199,7 @@ async def rollouts(count: int) -> int:
     sessions = [recorder.open(toy_task(), rollout_id=f"r{at}", seed=at, limits=limits) for at in range(count)]
     talks = [[{"role": "system", "content": prompt}, {"role": "user", "content": "Begin."}] for _ in range(count)]
     gc.collect()
-    before = resident()
+    before = resident_bytes()
     for turn in range(TURNS):
         for number, session in enumerate(sessions):
             request = read(ClientCall(body=body_of(body(talks[number]))))
@@ -216,7 +212,7 @@ async def rollouts(count: int) -> int:
     gc.collect()
     tokens = [sum(len(segment.tokens) for segment in session.segments) for session in sessions[:1]]
     print(f"a rollout has {tokens[0]} ids, a prompt of {len(sessions[0].segments[0].tokens)} among them")
-    return resident() - before - clients
+    return resident_bytes() - before - clients
 
 
 class Forgetful(ScriptedEngine):
@@ -227,12 +223,6 @@ class Forgetful(ScriptedEngine):
         completion = await super().generate(request)
         self.requests.clear()
         return completion
-
-
-def resident() -> int:
-    """Bytes of this process that are in memory."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * 4096
 
 
 if __name__ == "__main__":

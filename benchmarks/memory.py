@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from common.figures import Claims, claim, read_options
+
 LEAST, MOST = 1.0, 1.2
 SMOLLM2_135M = (
     "llama",
@@ -188,10 +190,10 @@ def recipe(folder: Path, name: str, dtype: str, asked: dict[str, Any]) -> Path:
     """The recipe of a case as a file."""
     import tomli_w
 
-    models = {"policy": {"path": str(folder / "model"), "dtype": dtype, **asked.get("policy", {})}}
+    models: dict[str, Any] = {"policy": {"path": str(folder / "model"), "dtype": dtype, **asked.get("policy", {})}}
     if name == "distill":
         models["teacher"] = {"path": str(folder / "teacher"), "dtype": dtype}
-    document = {
+    document: dict[str, Any] = {
         "run": {"name": "run", "directory": str(folder / "runs"), "stages": asked.get("stages", ["rl"])},
         "models": models,
         "env": {"name": f"{folder / 'world.py'}:Digits"},
@@ -211,8 +213,10 @@ def recipe(folder: Path, name: str, dtype: str, asked: dict[str, Any]) -> Path:
     return path
 
 
-def measure(name: str, model: tuple[str, dict[str, Any]], dtype: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """Said and measured bytes of one case."""
+def measure(
+    name: str, model: tuple[str, dict[str, Any]], dtype: str, asked: dict[str, Any], *, short: bool
+) -> dict[str, Any]:
+    """Said and measured bytes of one case; of models with two layers if `short`."""
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         rows(folder)
@@ -220,6 +224,8 @@ def measure(name: str, model: tuple[str, dict[str, Any]], dtype: str, asked: dic
             "model": model,
             **({"teacher": SMOLLM2_360M} if name == "distill" else {}),
         }.items():
+            if short:
+                shape = {**shape, "n_layer" if "n_layer" in shape else "num_hidden_layers": 2}
             command = [sys.executable, __file__, "--make", family, json.dumps(shape), dtype, str(folder / part)]
             subprocess.run(command, check=True, capture_output=True)
         command = [sys.executable, "-m", "sparring.cli.main", "run", str(recipe(folder, name, dtype, asked))]
@@ -242,26 +248,18 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--large", action="store_true", help="also Qwen3-0.6B")
     parser.add_argument("--make", nargs=4, help="of one model: family, shape, dtype, folder")
-    arguments = parser.parse_args()
+    arguments = read_options(parser, cases="rl")
     if arguments.make:
         family, shape, dtype, folder = arguments.make
         make(Path(folder), family, json.loads(shape), dtype)
         return
     cases = {name: CASES[name] for name in arguments.cases.split(",") if name} | (LARGE if arguments.large else {})
-    claims = []
+    claims: Claims = []
     for name, case in cases.items():
-        found = measure(name, *case)
+        found = measure(name, *case, short=arguments.short)
         print(name, json.dumps(found), flush=True)
         for bound, direction in ((LEAST, ">="), (MOST, "<=")):
-            claims.append(
-                {
-                    "name": f"said over measured: {name}",
-                    "value": found["ratio"],
-                    "unit": "x",
-                    "target": bound,
-                    "direction": direction,
-                }
-            )
+            claims.append(claim(f"said over measured: {name}", found["ratio"], "x", bound, direction))
     print(json.dumps({"benchmark": "memory", "claims": claims}))
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from typing import Any
 
 from algorithms import interval, start
 from algorithms import run as run_recipe
+from common.figures import SHORT_RUNS, read_options
 
 from sparring.engine.config import EngineConfig
 from sparring.model.load import load
@@ -44,13 +46,14 @@ CORRECTIONS: dict[str, list[str]] = {
 def main() -> None:
     """Run what is missing, print a table."""
     options = _options()
-    begun = start(options.directory)
+    begun = start(options.directory, short=options.short)
+    corrections = dict(list(CORRECTIONS.items())[:1]) if options.short else CORRECTIONS
     rows = []
     print(
         "| noise | correction | held-out success, mean over seeds | each | mean difference | k3 |\n| --- | --- | --- | --- | --- | --- |"
     )
     for noise in options.noise:
-        for name, settings in CORRECTIONS.items() if noise else [next(iter(CORRECTIONS.items()))]:
+        for name, settings in corrections.items() if noise else [next(iter(CORRECTIONS.items()))]:
             found = [_one(options, begun, noise, name, settings, seed) for seed in range(1, options.seeds + 1)]
             each = [one["success"] for one in found]
             row = {"noise": noise, "correction": name, "each": each}
@@ -94,27 +97,31 @@ def _one(
         *settings,
     ]
     with _engine(options.directory, begun, noise) as engine:
-        folder = run_recipe("algorithms.toml", label, options.directory, [*own, *engine])
+        folder = run_recipe("algorithms.toml", label, options.directory, [*own, *engine], short=options.short)
     exact = [
         f"run.seed={seed}",
         'run.stages=["init","eval"]',
         'eval.checkpoints=["init"]',
         f"models.policy.path={folder / 'rl/model'}",
     ]
-    judged = run_recipe("algorithms.toml", f"{label}-judged", options.directory, exact)
+    judged = run_recipe("algorithms.toml", f"{label}-judged", options.directory, exact, short=options.short)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [
         line["values"] for line in lines if line["stage"] == "rl" and "logprob_mean_abs_diff" in line.get("values", {})
     ]
-    if not steps:
+    if not steps and not options.short:
         raise SystemExit(
             f"{folder}: nothing to learn from: with noise {noise:g} every rollout earns the same; try less"
         )
     return {
         "success": json.loads((judged / "summary.json").read_text())["init_success"],
-        "difference": statistics.fmean(step["logprob_mean_abs_diff"] for step in steps),
-        "k3": statistics.fmean(step["mismatch_k3"] for step in steps),
+        "difference": _mean([step["logprob_mean_abs_diff"] for step in steps]),
+        "k3": _mean([step["mismatch_k3"] for step in steps]),
     }
+
+
+def _mean(values: list[float]) -> float:
+    return statistics.fmean(values) if values else math.nan
 
 
 @contextmanager
@@ -144,7 +151,7 @@ def _options() -> argparse.Namespace:
         "--noise", type=lambda text: [float(part) for part in text.split(",")], default=[0.0, 0.03, 0.1]
     )
     parser.add_argument("--directory", type=lambda text: Path(text).absolute(), default=Path("runs").absolute())
-    return parser.parse_args()
+    return read_options(parser, seeds=1, steps=1, noise=[0.03], directory=SHORT_RUNS)
 
 
 if __name__ == "__main__":

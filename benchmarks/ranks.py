@@ -14,14 +14,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
-from many.claims import claim
+from common.figures import claim, processor_s, read_options
 from rl_step import MODEL_A
 
 from sparring.algo.config import AlgoConfig
@@ -37,12 +36,6 @@ from sparring.types import Batch, Sample
 
 ROW, BUDGET = 256, 2048
 TARGET = 0.56
-
-
-def processor_s(process: int) -> float:
-    """Return the processor seconds of all threads of another process."""
-    times = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
 
 def batch(step: int, tokens: int, vocabulary: int) -> Batch:
@@ -105,7 +98,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=16_384)
-    options = parser.parse_args()
+    options = read_options(parser, steps=1, tokens=1024)
     with tempfile.TemporaryDirectory() as folder:
         figures = asyncio.run(measured(Path(folder) / "model", options.ranks, options.steps, options.tokens))
     ratio = statistics.median(rank / own for own, rank in figures)

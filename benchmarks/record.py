@@ -17,6 +17,8 @@ import statistics
 import time
 import tracemalloc
 
+from common.figures import claim, read_options
+
 from sparring.generation import Completion, Runs, Sampling
 from sparring.record.tree import Tree
 from sparring.testing.appending import AppendingRenderer
@@ -34,7 +36,7 @@ def main() -> None:
     """Measure, print, claim."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5, help="of each measurement of time; the best counts")
-    repeats = parser.parse_args().repeats
+    repeats = read_options(parser, repeats=1).repeats
     claims = []
     for branches, counts in TURNS.items():
         for turns in counts:
@@ -45,11 +47,6 @@ def main() -> None:
         print(f"{branches} branches: turn {LATE} takes {late_us:.0f} us, {ratio:.2f} times turn {EARLY}")
         claims.append(claim(f"plan and append, turn {LATE} / turn {EARLY}, {branches} branches", ratio, "", 1.5))
     print(json.dumps({"claims": claims}))
-
-
-def claim(name: str, value: float, unit: str, target: float) -> dict[str, object]:
-    """One figure that must not be above its target."""
-    return {"name": name, "value": round(value, 3), "unit": unit, "target": target, "direction": "<="}
 
 
 def memory(turns: int, branches: int) -> tuple[float, int]:

@@ -38,15 +38,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from common.figures import ROOT, claim, read_options
 from memory import SMOLLM2_135M, make
-from peers.turns import ROOT, Side, environment, install
+from peers.sides import Side, environment, install
 
 PEERS, PEER_VENV = ROOT / "benchmarks" / "peers", ROOT / ".venv-trl"
 
 PROMPT_TOKENS, NEW_TOKENS, LEARNING_RATE = 32, 64, 1e-5
 GROUPS = {"A": (8, 8), "quickstart": (8, 8), "S": (4, 4)}
 """Prompts of a step, and completions of each, by size."""
-MODEL_A = {
+MODEL_A: dict[str, Any] = {
     "hidden_size": 256,
     "num_layers": 6,
     "num_heads": 4,
@@ -271,7 +272,8 @@ async def train(spec: Mapping[str, Any]) -> None:
 
 def floor_s(spec: Mapping[str, Any], peak: float) -> float:
     """Seconds that the step's matrix products alone would take."""
-    return (6 + 2) * spec["parameters"] * new_tokens(spec) / peak
+    seconds: float = (6 + 2) * spec["parameters"] * new_tokens(spec) / peak
+    return seconds
 
 
 def new_tokens(spec: Mapping[str, Any]) -> int:
@@ -331,8 +333,7 @@ def claims(size: str, figures: Mapping[str, Any]) -> list[dict[str, object]]:
         found.append((f"update of weights, {size}", figures["ours"]["updating_s"], "s", UPDATING_S[size], "<="))
     if "trl" in figures:
         found.append((f"RL step of TRL over ours, {size}", figures["trl_over_ours_step_s"], "x", FASTER[size], ">="))
-    names = ("name", "value", "unit", "target", "direction")
-    return [dict(zip(names, (n, round(v, 3), *rest), strict=True)) for n, v, *rest in found]
+    return [claim(*of) for of in found]
 
 
 def main() -> None:
@@ -347,13 +348,13 @@ def main() -> None:
     parser.add_argument("--without-trl", action="store_true")
     parser.add_argument("--role", choices=("prepare", "ours"), help="one process of the measurement")
     parser.add_argument("--spec", type=Path, help="with --role")
-    arguments = parser.parse_args()
+    arguments = read_options(parser, sizes="quickstart", steps=1, warmup=0, without_trl=True)
     if arguments.role == "prepare":
         spec = json.loads(arguments.spec.read_text())
         arguments.spec.write_text(json.dumps(prepare(arguments.sizes, spec)))
         return
     if arguments.role == "ours":
-        from sparring.cli.allocator import share_freed_memory
+        from sparring.allocator import share_freed_memory
 
         share_freed_memory()  # as `sparring run` does
         import torch

@@ -1,6 +1,6 @@
 """What rollout control costs and saves: waiting for slow tools, the log, resuming, rebuilding, replaying, memory.
 
-    python benchmarks/rollouts.py [--parts lag,log,resume,memory,replay] [--quick] [--threads 1]
+    python benchmarks/rollouts.py [--parts lag,log,resume,memory,replay] [--short] [--threads 1]
 
 lag: a real run (the quickstart's model with random weights, native engine, trainer, store) whose tools sleep, in real
 time, 20 ms to 4 s with a heavy tail (Pareto, exponent 1.1), at `max_lag` 0, 2 and 8. Bound: the larger of the seconds
@@ -29,7 +29,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from rl_step import ROOT, prepare
+from common.figures import ROOT, claim, read_options
+from rl_step import prepare
 
 from sparring.envs.base import Env
 from sparring.envs.splits import Stream
@@ -38,6 +39,7 @@ from sparring.generation import GenerateRequest, Sampling
 from sparring.harness.chat import ChatHarness
 from sparring.observe.hooks import timed
 from sparring.observe.spans import Spans
+from sparring.protocols import Scorer
 from sparring.record.recorder import Recorder
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.group_log import GroupLog
@@ -84,7 +86,7 @@ class TalkFactory:
     turns: int
     sleeps: bool = False
     name = "talk"
-    scorer = None
+    scorer: Scorer | None = None
 
     def make(self) -> Env:
         """Return one conversation."""
@@ -93,6 +95,13 @@ class TalkFactory:
     def tasks(self, split: str, seed: int) -> Stream:
         """Return tasks without end."""
         return Stream(self.task)
+
+    def expert(self, task: Task) -> None:
+        """Return no expert."""
+
+    async def prove(self, boxes: Any) -> tuple[int, int]:
+        """Prove nothing."""
+        return 0, 0
 
     def task(self, index: int) -> Task:
         """Return a task that opens with a number."""
@@ -128,7 +137,8 @@ def scheduler_of(
     config = RolloutConfig(group_size=GROUP_SIZE, max_concurrent_rollouts=1024)
     recorder = Recorder(engine, renderer, store, sampling=sampling, max_context=100_000 if sampling.seed else 512)
     log = Journals(store, begins=True)
-    runner = RolloutRunner(factory, None, recorder, ChatHarness(), config, executors=THREADS.executor, log=log)
+    no_boxes: Any = None
+    runner = RolloutRunner(factory, no_boxes, recorder, ChatHarness(), config, executors=THREADS.executor, log=log)
     tasks = factory.tasks("train", 0)
     groups = GroupLog(store, "rl")
     return Scheduler(runner, tasks, window, run_seed=0, engine_version=lambda: engine.version, log=groups)
@@ -167,7 +177,9 @@ class Run:
         self._renderer = load_renderer(spec["model"])
         self._version = 0
 
-    async def steps(self, count: int, *, max_lag: int = 0, sleeps: bool = False, log: bool = True) -> list[dict]:
+    async def steps(
+        self, count: int, *, max_lag: int = 0, sleeps: bool = False, log: bool = True
+    ) -> list[dict[str, float]]:
         """Return the seconds of each step: wall clock, processor, engine, trainer, store."""
         from functools import partial
 
@@ -238,7 +250,7 @@ class Since:
     @property
     def version(self) -> int:
         """Versions since then."""
-        return self._engine.version - self._first
+        return int(self._engine.version) - self._first
 
 
 def median(rows: Sequence[Mapping[str, float]], name: str) -> float:
@@ -246,9 +258,9 @@ def median(rows: Sequence[Mapping[str, float]], name: str) -> float:
     return statistics.median(row[name] for row in rows)
 
 
-async def lag(run: Run, quick: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+async def lag(run: Run, short: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Measure runs with sleeping tools against the bound."""
-    count = 8 if quick else 24
+    count = 3 if short else 24
     alone = (await run.steps(count))[2:]
     work = {name: median(alone, name) for name in ("engine_s", "trainer_s", "wall_s", "cpu_s")}
     bound = max(work["engine_s"], work["trainer_s"])
@@ -274,11 +286,11 @@ async def lag(run: Run, quick: bool) -> tuple[dict[str, Any], list[dict[str, Any
     ]
 
 
-async def log_cost(run: Run, quick: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+async def log_cost(run: Run, short: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Measure the same run with its log and without."""
     with_log, without = [], []
     await run.steps(2)
-    for _ in range(3 if quick else 8):
+    for _ in range(1 if short else 8):
         with_log.append((await run.steps(6))[1:])
         without.append((await run.steps(6, log=False))[1:])
     ratios = [
@@ -330,8 +342,10 @@ async def rebuilt(turns: int, tokens: int, folder: str) -> tuple[float, float]:
         store, engine = SqliteStore(path), Stops(expected, tokens)
         recorder = Recorder(engine, AppendingRenderer(), store, sampling=Sampling(max_tokens=tokens), max_context=10**6)
         factory = TalkFactory(turns + 8)
-        parts = (factory, None, recorder, ChatHarness(), RolloutConfig())
-        runner = RolloutRunner(*parts, executors=THREADS.executor, log=Journals(store))
+        no_boxes: Any = None
+        runner = RolloutRunner(
+            factory, no_boxes, recorder, ChatHarness(), RolloutConfig(), executors=THREADS.executor, log=Journals(store)
+        )
         began = time.perf_counter()
         task = asyncio.create_task(runner.run(factory.task(0), rollout_id="rl/0/0", index=0, seed=1))
         await engine.asked.wait()
@@ -379,10 +393,10 @@ class Released:
         return self._window.released_steps
 
 
-async def resume(quick: bool, folder: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+async def resume(short: bool, folder: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Measure what comes back from the store."""
-    sampled_us, rebuilt_us = await rebuilt(64 if quick else 256, 64, folder)
-    group_ms = await reread(GROUPS * (2 if quick else 8), folder)
+    sampled_us, rebuilt_us = await rebuilt(16 if short else 256, 64, folder)
+    group_ms = await reread(GROUPS * (1 if short else 8), folder)
     print(
         f"\nrebuilding: {rebuilt_us:.0f} us a turn of 64 tokens; sampling it with an engine that takes no time: {sampled_us:.0f} us"
     )
@@ -419,11 +433,11 @@ def sampled(groups: Sequence[Any]) -> list[Segment]:
     return [segment for trajectory in trajectories for segment in trajectory.segments if segment.model is not None]
 
 
-async def memory() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+async def memory(short: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Measure long rollouts and short ones; the least of four, because threads of environments are made now and then."""
     await held(2, 20)  # what is made once
     figures = {
-        f"{turns} turns of {tokens}": min([await held(turns, tokens) for _ in range(4)])
+        f"{turns} turns of {tokens}": min([await held(turns, tokens) for _ in range(1 if short else 4)])
         for turns, tokens in ((1, 500), (5, 100), (2, 32))
     }
     print("\n| rollouts of | bytes a sampled token |\n| --- | --- |")
@@ -435,14 +449,15 @@ async def memory() -> tuple[dict[str, Any], list[dict[str, Any]]]:
 # Replay.
 
 
-def replayed(quick: bool, folder: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def replayed(short: bool, folder: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Measure `sparring replay` of a run of two stages."""
-    steps, sft = (3, 40) if quick else (8, 200)
+    steps, sft, groups = (1, 1, 2) if short else (8, 200, 16)
     settings = {
         "run.directory": folder,
         "run.stages": '["init", "sft", "rl"]',
         "sft.steps": sft,
         "rl.steps": steps,
+        "rl.groups_per_step": groups,
         "rollout.max_lag": 2,
         "eval.tasks": 60,
     }
@@ -473,25 +488,20 @@ def _seconds(command: Sequence[str]) -> float:
     return time.perf_counter() - began
 
 
-def claim(name: str, value: float, unit: str, target: float) -> dict[str, Any]:
-    """Return one figure that must not be above its target."""
-    return {"name": name, "value": round(value, 4), "unit": unit, "target": target, "direction": "<="}
-
-
-async def measure(parts: Sequence[str], quick: bool, threads: int, folder: str) -> dict[str, Any]:
+async def measure(parts: Sequence[str], short: bool, threads: int, folder: str) -> dict[str, Any]:
     """Measure the parts in one event loop; return figures and claims by part."""
     results: dict[str, Any] = {}
     if "lag" in parts or "log" in parts:
         run = Run(folder, threads)
         if "lag" in parts:
-            results["lag"] = await lag(run, quick)
+            results["lag"] = await lag(run, short)
         if "log" in parts:
-            results["log"] = await log_cost(run, quick)
+            results["log"] = await log_cost(run, short)
         await run.cluster.close()
     if "resume" in parts:
-        results["resume"] = await resume(quick, folder)
+        results["resume"] = await resume(short, folder)
     if "memory" in parts:
-        results["memory"] = await memory()
+        results["memory"] = await memory(short)
     return results
 
 
@@ -499,14 +509,13 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default="lag,log,resume,memory,replay")
-    parser.add_argument("--quick", action="store_true", help="fewer steps and turns")
     parser.add_argument("--threads", type=int, default=1, help="of trainer and engine, each")
-    arguments = parser.parse_args()
+    arguments = read_options(parser)
     parts = arguments.parts.split(",")
     with tempfile.TemporaryDirectory() as folder:
-        results = asyncio.run(measure(parts, arguments.quick, arguments.threads, folder))
+        results = asyncio.run(measure(parts, arguments.short, arguments.threads, folder))
         if "replay" in parts:
-            results["replay"] = replayed(arguments.quick, folder)
+            results["replay"] = replayed(arguments.short, folder)
     claims = [each for _, made in results.values() for each in made]
     figures = {name: figures for name, (figures, _) in results.items()}
     print(json.dumps({"benchmark": "rollouts", "threads": arguments.threads, **figures, "claims": claims}))

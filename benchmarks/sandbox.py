@@ -21,8 +21,11 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from common.figures import claim, read_options
 
 from sparring.envs.rubrics.code import ProgramTests
 from sparring.envs.rubrics.config import Code
@@ -91,7 +94,7 @@ async def boxes_figures(commands: int) -> dict[str, float]:
     figures["python_ms"] = 1000 * statistics.median((await in_turns(lambda: box.python(CODE), commands, 1))[1])
     await box.close()
     kept = [await boxes.take(SPEC) for _ in range(8)]
-    runs = await asyncio.gather(*(in_turns(lambda box=box: box.python(CODE), commands // 4, 1) for box in kept))
+    runs = await asyncio.gather(*(in_turns(partial(box.python, CODE), commands // 4, 1) for box in kept))
     figures["python_per_s"] = 8 * (commands // 4) / max(seconds for seconds, _ in runs)
     for concurrency in (1, 16, 64):
         count = max(commands, 4 * concurrency) // concurrency * concurrency
@@ -254,18 +257,13 @@ async def processes_per_s(argv: list[str], commands: int, concurrency: int) -> f
     return commands / seconds
 
 
-def claim(name: str, value: float, unit: str, target: float, direction: str) -> dict[str, object]:
-    """One figure in the form that all benchmarks share."""
-    return {"name": name, "value": round(value, 3), "unit": unit, "target": target, "direction": direction}
-
-
 def main() -> int:
     """Measure in turns and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commands", type=int, default=200)
     parser.add_argument("--live", type=int, default=1000, help="boxes that live at once")
     parser.add_argument("--solutions", type=Path, help="file of HumanEval")
-    arguments = parser.parse_args()
+    arguments = read_options(parser, commands=4, live=4)
     commands = arguments.commands
     figures = asyncio.run(command_figures(commands)) | asyncio.run(boxes_figures(commands))
     figures |= asyncio.run(live_figures(arguments.live))

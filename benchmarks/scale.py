@@ -40,13 +40,14 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from many.claims import Claims, claim
+from common.figures import Claims, claim, read_options
 from many.servers import fleet, push
 from many.under_ray import ray
 from many.whole_turn import played
 
 from sparring.engine import wire
 from sparring.engine.adapters.client import completion_of
+from sparring.engine.adapters.remote import RemoteEngine
 from sparring.engine.adapters.remote_client import RemoteClient
 from sparring.engine.fleet import Fleet
 from sparring.engine.metrics import Latencies
@@ -81,20 +82,13 @@ def main() -> None:
         "ray": ray,
     }
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("modes", nargs="*", choices=[*modes, []], help="all without one")
+    parser.add_argument("modes", nargs="*", choices=[*modes, []], help="all without one; those but ray with --short")
     parser.add_argument("--rounds", type=int, help="of each measurement; by default as many as its mode needs")
-    options = parser.parse_args()
+    options = read_options(parser, rounds=1)
     needed = {"client": 40, "turn": 12, "push": 12, "fleet": 5, "ray": 5}
+    chosen = options.modes or [name for name in modes if name != "ray" or not options.short]
     print(
-        json.dumps(
-            {
-                "claims": [
-                    claimed
-                    for name in options.modes or modes
-                    for claimed in modes[name](options.rounds or needed[name])
-                ]
-            }
-        )
+        json.dumps({"claims": [claimed for name in chosen for claimed in modes[name](options.rounds or needed[name])]})
     )
 
 
@@ -149,7 +143,7 @@ def turn(rounds: int) -> Claims:
 async def measured(port: int, server: int, context: int, rounds: int) -> Figures:
     """Return the milliseconds of client and server per turn, of each round, by the way of asking."""
     client = RemoteClient(f"http://127.0.0.1:{port}")
-    fleet: Fleet[Any] = Fleet([client], room=2 * AT_ONCE, silent_s=1e6)
+    fleet: Fleet[Any] = Fleet([RemoteEngine(client.url)], room=2 * AT_ONCE, silent_s=1e6)
     figures: Figures = {name: [] for name in ("plain bytes", "whole prompt", "what is new", "stream", "fleet")}
 
     async def timed(name: str, works: Iterable[Coroutine[Any, Any, object]]) -> None:
@@ -234,6 +228,9 @@ class Free:
             tokens, logprobs = whole.tokens[at : at + size], whole.logprobs[at : at + size]
             yield Delta(tokens=tokens, logprobs=logprobs, versions=runs, kv_versions=runs)
         yield whole
+
+    async def check(self) -> None:
+        """Do nothing: nothing can fail."""
 
     async def release(self, conversation: str) -> None:
         """Do nothing: nothing is kept."""

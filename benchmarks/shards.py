@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from many.claims import claim
-from ranks import BUDGET, batch, processor_s
+from common.figures import claim, processor_s, read_options
+from ranks import BUDGET, batch
 from rl_step import MODEL_A
 from torch import nn
 
@@ -89,18 +89,19 @@ class Whole(nn.Module):
 def fsdp(rank: int, count: int, folder: Path, tokens: int, calls: Connection) -> None:
     """Answer each step's number with "done", as one rank of FSDP2."""
     from torch.distributed import init_process_group
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard
 
     torch.set_num_threads(1)
     init_process_group("gloo", init_method=f"file://{folder / 'fsdp'}", rank=rank, world_size=count)
-    mesh = torch.distributed.init_device_mesh("cpu", (count,))
+    mesh = init_device_mesh("cpu", (count,))
     model = load(folder / "model")
     whole, config = Whole(model), TrainConfig(token_budget=BUDGET)
     for shell in whole.shells:
         fully_shard(shell, mesh=mesh)
     fully_shard(whole, mesh=mesh)
     for module in whole.modules():
-        if hasattr(module, "set_force_sum_reduction_for_comms"):
+        if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # gloo refuses the other kind
     matrices = [p for p in whole.parameters() if p.ndim > 1]
     others = [p for p in whole.parameters() if p.ndim == 1]
@@ -176,7 +177,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=8_192)
-    options = parser.parse_args()
+    options = read_options(parser, steps=1, tokens=1024)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         figures = asyncio.run(measured(Path(folder), options.ranks, options.steps, options.tokens))

@@ -23,8 +23,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from common.figures import read_options
 from engine import MODELS, START_MARGIN_S, create
-from peers.turns import environment
+from peers.sides import environment
 
 MODULE = "transformers.models.qwen3.modeling_qwen3"
 LEFT = 2.0
@@ -114,7 +115,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--write", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = read_options(parser, models="A", dtypes="float32", repeats=1, pause=0.0)
     if arguments.write:
         return write(arguments.write)
     if arguments.one:

@@ -17,9 +17,10 @@ import argparse
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import msgspec
+from common.figures import ROOT, SHORT_RUNS, Claims, claim, read_options
+from common.short_recipes import fewest_steps
 
 from sparring.launch.evaluate import Subject, evaluate_subjects
 from sparring.launch.run import run_recipe
@@ -28,7 +29,6 @@ from sparring.observe.statistics import Estimate, paired_difference
 from sparring.recipe.load import load
 from sparring.recipe.run_config import RunConfig
 
-ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes/terminal.toml"
 START, PLAIN, ECHO = "start", "rl", "rl with observations"
 LEAST = 0.10
@@ -48,8 +48,8 @@ def main() -> None:
         print(f"| {seed} | {' | '.join(f'{by_seed[arm][-1]:.1%}' for arm in (START, PLAIN, ECHO))} |", flush=True)
     pairs = {"rl": (START, PLAIN), "rl with observations": (START, ECHO), "observations against none": (PLAIN, ECHO)}
     changes = {
-        name: paired_difference(*([_solved(result) for result in tasks[arm]] for arm in pair))
-        for name, pair in pairs.items()
+        name: paired_difference([_solved(of) for of in tasks[before]], [_solved(of) for of in tasks[after]])
+        for name, (before, after) in pairs.items()
     }
     print("\n| change | points | 95 % interval |\n| --- | --- | --- |")
     for name, change in changes.items():
@@ -61,7 +61,8 @@ def main() -> None:
 
 def _seed(seed: int, options: argparse.Namespace) -> dict[str, list[TaskResult]]:
     """Train and evaluate one seed; return the results of its held-out tasks, in one order, of each arm."""
-    common = [f"run.directory={options.directory}", "observe.progress=off", "run.threads=1", f"run.seed={seed}"]
+    common = fewest_steps(RECIPE) if options.short else []
+    common += [f"run.directory={options.directory}", "observe.progress=off", "run.threads=1", f"run.seed={seed}"]
     name = f"terminal-{seed}"
     begun = run_recipe(load(RECIPE, [*common, f"run.name={name}-start", "run.stages=['init', 'sft']"])) / "sft/model"
     folders = {START: begun}
@@ -89,18 +90,15 @@ def _print_kinds(tasks: dict[str, list[TaskResult]]) -> None:
         print(f"| {kind} | {len(of_kind[START])} | {' | '.join(cells)} |")
 
 
-def _claims(by_seed: dict[str, list[float]], changes: dict[str, Estimate]) -> list[dict[str, Any]]:
+def _claims(by_seed: dict[str, list[float]], changes: dict[str, Estimate]) -> Claims:
     """Ten points by every seed, and for certain over all."""
-
-    def claim(name: str, value: float) -> dict[str, Any]:
-        return {"name": name, "value": value, "unit": "", "target": LEAST, "direction": ">="}
 
     gains = {
         arm: [after - before for before, after in zip(by_seed[START], by_seed[arm], strict=True)]
         for arm in (PLAIN, ECHO)
     }
     return [
-        claim(name, value)
+        claim(name, value, "", LEAST, ">=")
         for arm in (PLAIN, ECHO)
         for name, value in (
             (f"{arm}: least change of a seed", min(gains[arm])),
@@ -122,7 +120,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[1, 2, 3])
     parser.add_argument("--scale", type=float, default=0.01, help="scale of the loss on what the terminal answered")
     parser.add_argument("--directory", type=lambda text: Path(text).absolute(), default=Path("runs").absolute())
-    return parser.parse_args()
+    return read_options(parser, seeds=[1], directory=SHORT_RUNS)
 
 
 if __name__ == "__main__":

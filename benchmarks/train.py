@@ -42,7 +42,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from peers.turns import ROOT, Side, environment, install
+from common.figures import ROOT, claim, read_options
+from peers.sides import Side, environment, install
 from rl_step import MODEL_A, PEER_VENV, PEERS
 
 ROWS, BUDGET, LONGEST = 32, 8192, 1024
@@ -64,8 +65,8 @@ def sample(index: int, tokens: Sequence[int], marks: Sequence[float], term: str 
     if term != "policy":
         return row
     advantage, versions = random.Random(index).uniform(0.1, 1.0), tuple(0 if mark else -1 for mark in marks)
-    recorded = {"logprobs": tuple(-6.4 * mark for mark in marks), "versions": versions, "kv_versions": versions}
-    return replace(row, advantages=tuple(advantage * mark for mark in marks), **recorded)
+    logprobs, advantages = tuple(-6.4 * mark for mark in marks), tuple(advantage * mark for mark in marks)
+    return replace(row, advantages=advantages, logprobs=logprobs, versions=versions, kv_versions=versions)
 
 
 def _all_trained(index: int, tokens: Sequence[int]) -> Any:
@@ -86,11 +87,12 @@ def trainer_of(model: str | Path, *, threads: int, budget: int = BUDGET) -> Any:
     from sparring.algo.loss.imitate import ImitateLoss
     from sparring.algo.loss.policy import PolicyLoss
     from sparring.model.load import load
+    from sparring.protocols import Loss
     from sparring.train.config import TrainConfig
     from sparring.train.trainer import LocalTrainer
 
     config = TrainConfig(token_budget=budget, learning_rate=1e-30)
-    losses = [PolicyLoss(AlgoConfig()), ImitateLoss()]
+    losses: list[Loss] = [PolicyLoss(AlgoConfig()), ImitateLoss()]
     return LocalTrainer(load(model), config, losses, name="policy", total_steps=1000, threads=threads)
 
 
@@ -188,10 +190,11 @@ def apart(rows: Sequence[Any]) -> list[Any]:
     return [replace(row, tokens=(index, *row.tokens[1:])) for index, row in enumerate(rows)]
 
 
-def continuations(after: int, vocabulary: int) -> list[Any]:
-    """16 rows that go on differently after one prefix, all that follows trained."""
+def continuations(after: int, vocabulary: int, part: int = 1) -> list[Any]:
+    """16 rows that go on differently after one prefix, all that follows trained; `part` divides the prefix and them."""
+    after //= part
     draw = random.Random(0)
-    prefix = [draw.randrange(vocabulary) for _ in range(PREFIX)]
+    prefix = [draw.randrange(vocabulary) for _ in range(PREFIX // part)]
     marks = (*(0.0 for _ in prefix), *(1.0 for _ in range(after)))
     return [sample(i, prefix + [draw.randrange(vocabulary) for _ in range(after)], marks) for i in range(CONTINUATIONS)]
 
@@ -214,14 +217,16 @@ def in_a_line(trainer: Any, batch: Any) -> Callable[[], object]:
     other, by flat rows end to end."""
     import torch
 
-    from sparring.batch.packing import lanes, pack
+    from sparring.batch.units import cut_units, pack_units
     from sparring.model.attention import Packed
     from sparring.model.head import token_quantities
 
-    model, parameters = trainer._model, trainer._optimiser.parameters
+    model, parameters, lanes = trainer._model, trainer._optimiser.parameters, trainer._held.parts.lanes
+    packed = pack_units(batch.rows, BUDGET, frozenset())
+    parts = [part for rows in packed for part in cut_units(rows, lanes, frozenset(), model.context)]
 
     def work() -> None:
-        for part in (part for rows in pack(batch.rows, BUDGET) for part in lanes(rows, trainer._lanes, model.context)):
+        for part in parts:
             tokens = torch.tensor([token for row in part for token in row.tokens[:-1]])
             positions = torch.cat([torch.arange(len(row.tokens) - 1) for row in part])
             lengths = torch.tensor([0, *(len(row.tokens) - 1 for row in part)], dtype=torch.int32)
@@ -245,10 +250,11 @@ def common_beginnings(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[tup
     for after, target in AFTER.items():
         trainer = trainer_of(spec["model"], threads=spec["threads"], budget=LARGE_BUDGET)
         name = f"{CONTINUATIONS} x {after} after {PREFIX}"
-        figures[name] = shared_over_apart(trainer, continuations(after, vocabulary), spec["rounds"])
+        figures[name] = shared_over_apart(trainer, continuations(after, vocabulary, spec["part"]), spec["rounds"])
         claims.append((f"rows apart over shared: {name}", figures[name]["ratio"], "x", target, ">="))
     trainer = trainer_of(quickstart_model(spec["folder"]), threads=spec["threads"])
-    for term, (groups, size, target) in QUICKSTART.items():
+    for term, (count, size, target) in QUICKSTART.items():
+        groups = max(2, count // spec["part"])
         name = f"{groups} x {size} under a header, {term}"
         figures[name] = shared_over_apart(trainer, groups_under_a_header(groups, size, term, 640), spec["rounds"])
         claims.append((f"rows apart over shared: {name}", figures[name]["ratio"], "x", target, ">="))
@@ -256,7 +262,10 @@ def common_beginnings(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[tup
         trainer_of(spec["model"], threads=1),
         [_all_trained(i, row) for i, row in enumerate(spec["batches"][0])],
     )
-    for name, rows in {"16 x 1128": apart(continuations(128, vocabulary)), "varied lengths": varied}.items():
+    for name, rows in {
+        "16 x 1128": apart(continuations(128, vocabulary, spec["part"])),
+        "varied lengths": varied,
+    }.items():
         batch = batch_of(rows)
         figures[f"nothing shared, {name}"] = in_turns(ours(trainer, batch), in_a_line(trainer, batch), spec["rounds"])
         ratio = figures[f"nothing shared, {name}"]["ratio"]
@@ -268,7 +277,7 @@ def shared_over_apart(trainer: Any, rows: Sequence[Any], rounds: int) -> dict[st
     """Rows that share over the same rows apart, and how many tokens are computed of each."""
     calls = [ours(trainer, batch_of(made)) for made in (rows, apart(rows))]
     counts = dict(zip(("tokens", "tokens_apart"), (call() for call in calls), strict=True))
-    return {**in_turns(*calls, rounds), **counts}
+    return {**in_turns(calls[0], calls[1], rounds), **counts}
 
 
 def ours(trainer: Any, batch: Any) -> Callable[[], float]:
@@ -277,7 +286,7 @@ def ours(trainer: Any, batch: Any) -> Callable[[], float]:
     def work() -> float:
         found = trainer._forward_backward(batch)
         trainer._optimiser.discard()
-        return found["tokens_forward"]
+        return float(found["tokens_forward"])
 
     return lambda: trainer._worker.submit(work).result()
 
@@ -301,7 +310,7 @@ def resident_bytes(which: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def loss_memory(vocabulary: int, folder: str, dtype: str) -> None:
+def loss_memory(vocabulary: int, folder: str, dtype: str, tokens: int) -> None:
     """Print by how much one loss raises the peak, beyond the gradient of the head's weight."""
     import torch
 
@@ -312,9 +321,10 @@ def loss_memory(vocabulary: int, folder: str, dtype: str) -> None:
 
     size = {**MODEL_A, "num_layers": 1, "vocab_size": vocabulary}
     model = load(create(InitConfig(**size), vocabulary, f"{folder}/{vocabulary}", 0), dtype=dtype)
-    weight = model.head.weight
-    hidden = torch.randn(LOSS_TOKENS, MODEL_A["hidden_size"]).to(model.dtype).requires_grad_()
-    targets, heat = torch.randint(vocabulary, (LOSS_TOKENS,)), torch.ones(LOSS_TOKENS)
+    head: Any = model.head
+    weight: torch.Tensor = head.weight
+    hidden = torch.randn(tokens, MODEL_A["hidden_size"]).to(model.dtype).requires_grad_()
+    targets, heat = torch.randint(vocabulary, (tokens,)), torch.ones(tokens)
     found: dict[str, float] = {}
     for rows in (slice(32), slice(None)):  # the first makes what stays
         Path("/proc/self/clear_refs").write_text("5")
@@ -324,7 +334,7 @@ def loss_memory(vocabulary: int, folder: str, dtype: str) -> None:
         found = {"seconds": time.perf_counter() - begin, "peak_bytes": resident_bytes("VmHWM") - before}
         found["beyond_bytes"] = found["peak_bytes"] - 4 * weight.numel()
         del loss, gradients
-    print(json.dumps({"vocabulary": vocabulary, "logits_bytes": 4 * LOSS_TOKENS * vocabulary, **found}), flush=True)
+    print(json.dumps({"vocabulary": vocabulary, "logits_bytes": 4 * tokens * vocabulary, **found}), flush=True)
 
 
 def memory(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
@@ -333,7 +343,16 @@ def memory(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[Any, ...
     for dtype in ("float32", "bfloat16"):
         found = []
         for vocabulary in VOCABULARIES:
-            role = ["--role", f"memory-{dtype}", "--vocabulary", vocabulary, "--spec", spec["folder"]]
+            role = [
+                "--role",
+                f"memory-{dtype}",
+                "--vocabulary",
+                vocabulary,
+                "--tokens",
+                LOSS_TOKENS // spec["part"],
+                "--spec",
+                spec["folder"],
+            ]
             command = [sys.executable, __file__, *role]
             variables = {**environment(spec["threads"]), "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
             done = subprocess.run([*map(str, command)], env=variables, check=True, capture_output=True, text=True)
@@ -359,13 +378,15 @@ def main() -> None:
     parser.add_argument("--peer-rows", type=int, default=8, help="rows that a peer pads together; divides 32")
     parser.add_argument("--role", help="one process of the measurement")
     parser.add_argument("--vocabulary", type=int, help="with --role")
+    parser.add_argument("--tokens", type=int, help="with --role")
     parser.add_argument("--spec", type=Path, help="with --role")
-    arguments = parser.parse_args()
+    arguments = read_options(parser, parts="prefixes,memory", steps=1, warmup=0, rounds=1)
     if arguments.role == "ours":
         asyncio.run(take_turns(json.loads(arguments.spec.read_text())))
         return
     if arguments.role:
-        loss_memory(arguments.vocabulary, arguments.spec, arguments.role.removeprefix("memory-"))
+        dtype = arguments.role.removeprefix("memory-")
+        loss_memory(arguments.vocabulary, arguments.spec, dtype, arguments.tokens)
         return
     parts = arguments.parts.split(",")
     if arguments.setup or "peers" in parts:
@@ -375,13 +396,12 @@ def main() -> None:
     load_before, figures, claims = os.getloadavg()[0], {}, []
     with tempfile.TemporaryDirectory() as folder:
         spec = {name: getattr(arguments, name) for name in ("steps", "warmup", "rounds", "threads", "peer_rows")}
-        spec = prepare({**spec, "folder": folder, "rows": ROWS})
+        spec = prepare({**spec, "folder": folder, "rows": ROWS, "part": 16 if arguments.short else 1})
         for part in parts:
             figures[part], made = PARTS[part](spec)
             print(part, json.dumps(figures[part], indent=2), flush=True)
             claims += made
-    names = ("name", "value", "unit", "target", "direction")
-    told = [dict(zip(names, (name, round(value, 3), *rest), strict=True)) for name, value, *rest in claims]
+    told = [claim(*of) for of in claims]
     print(json.dumps({"benchmark": "train", "threads": arguments.threads, "load_before": load_before, "claims": told}))
 
 

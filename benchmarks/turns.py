@@ -13,14 +13,17 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from common.figures import ROOT, SHORT_RUNS, read_options
+from common.short_recipes import shorten
+
 NAMES = ("colocated", "lag", "asynchronous")
-RECIPES = Path(__file__).parents[1] / "recipes" / "turns"
 PAUSE_S = 0.1
 
 
@@ -48,11 +51,11 @@ def memory(process: int) -> int:
     return int(shares[1]) << 10 if shares else 0
 
 
-def measure(name: str) -> dict[str, Any]:
-    """Run a recipe and return its figures."""
-    command = [sys.executable, "-m", "sparring.cli.main", "run", str(RECIPES / f"{name}.toml")]
+def measure(name: str, folder: Path) -> dict[str, Any]:
+    """Run a recipe in a folder with `recipes`, and return its figures."""
+    command = [sys.executable, "-m", "sparring.cli.main", "run", f"recipes/turns/{name}.toml"]
     most = 0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         assert run.stdout is not None
         text = ""
         while run.poll() is None:
@@ -60,7 +63,7 @@ def measure(name: str) -> dict[str, Any]:
             time.sleep(PAUSE_S)
         text = run.stdout.read()
     assert run.returncode == 0, text
-    summary = json.loads((Path("runs") / f"turns-{name}" / "summary.json").read_text())
+    summary = json.loads((folder / f"runs/turns-{name}/summary.json").read_text())
     seconds = re.search(r"\brl ([\d.]+) s", text)
     said = re.search(r"memory: about ([\d.]+) GiB", text)
     assert seconds is not None and said is not None, text
@@ -73,9 +76,14 @@ def main() -> None:
     """Run the recipes that are named, and print their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(NAMES))
-    found = {}
-    for name in parser.parse_args().only.split(","):
-        found[name] = measure(name)
+    options, folder, found = read_options(parser, only="colocated"), ROOT, {}
+    if options.short:
+        folder = SHORT_RUNS
+        shutil.copytree(ROOT / "recipes", folder / "recipes")
+        for recipe in folder.rglob("*.toml"):
+            shorten(recipe)
+    for name in options.only.split(","):
+        found[name] = measure(name, folder)
         print(name, json.dumps(found[name]), flush=True)
     print(json.dumps({"benchmark": "turns", "recipes": found}))
 

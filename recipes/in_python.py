@@ -19,6 +19,7 @@ folder = run(config)  # stopped, the same line goes on where it was
 results = evaluate(config, folder / "sft/model", folder / "rl/model", tasks=10 * STEPS)
 for name, result in zip(("before", "after"), results.evaluations, strict=True):
     print(name, result.evaluation.success.value, result.evaluation.success.interval)
-print("change", results.comparison.changes["success"].value)
+if results.comparison is not None:
+    print("change", results.comparison.changes["success"].value)
 
 webbrowser.open((folder / "report.html").absolute().as_uri())  # the curves of every metric, and the rollouts

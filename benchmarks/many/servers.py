@@ -15,16 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from common.figures import Claims, claim
 from engine import MODELS
-from many.claims import Claims, claim
 
-from sparring.engine.adapters.remote_client import RemoteClient
+from sparring.engine.adapters.remote import RemoteEngine
 from sparring.engine.fleet import Fleet
 from sparring.generation import GenerateRequest, Sampling
 
 REQUESTS = 64
 """Requests of each engine of a fleet."""
-PUSHED = {"hidden_size": 512, "num_layers": 12, "num_heads": 8, "num_kv_heads": 4, "head_dim": 64}
+PUSHED: dict[str, Any] = {"hidden_size": 512, "num_layers": 12, "num_heads": 8, "num_kv_heads": 4, "head_dim": 64}
 """Shape of the model whose weights are pushed: 55 million parameters."""
 PUSHED_VOCABULARY = 32_768
 COPIES = {"float32": 16.0, "bfloat16": 20.0}
@@ -75,7 +75,6 @@ async def pushed(folder: str, dtype: str, servers: list[tuple[str, int]], rounds
     import torch
     from live_update import PROBE
 
-    from sparring.engine.adapters.remote import RemoteEngine
     from sparring.model.attention import Packed
     from sparring.model.head import score_tokens
     from sparring.model.load import load
@@ -138,7 +137,7 @@ async def shared(
 ) -> list[tuple[list[float], list[float]]]:
     """Return the processor seconds of each engine for 64 requests, alone and as one of two, of each round; the first
     warms up."""
-    clients = [RemoteClient(url) for url, _ in servers]
+    clients = [RemoteEngine(url) for url, _ in servers]
     alone: list[Fleet[Any]] = [Fleet([client], silent_s=1e6) for client in clients]
     both: Fleet[Any] = Fleet(clients, silent_s=1e6)
     pairs, draw = [], random.Random(0)

@@ -16,9 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from many.claims import Claims, claim
+from common.figures import ROOT, Claims, claim
 
-ROOT = Path(__file__).parents[2]
 FIRST_STEP, WINDOW = 5, 8
 """First step that counts, and steps of the slower run in a measurement."""
 START_S = 240.0

@@ -5,7 +5,7 @@ Python runs it.
 
 Prints {"start_s"} when it is ready, seconds since the process began to load it. Then for each line {"count", "seed"} on
 its standard input: `count` requests at once, every prompt different, prefill included, one such crowd after another
-until they took 1.5 s together, and {"tokens_per_s"}.
+until they took `turn_s` seconds together, and {"tokens_per_s"}.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-TURN_S = 1.5
-"""A turn lasts at least so long: a process that has slept begins slowly."""
 
 Prompts = list[list[int]]
 Generate = Callable[[Prompts], int]
@@ -70,6 +67,7 @@ def remote(spec: dict[str, Any]) -> Generate:
     command = [sys.executable, "-m", "sparring.cli.main", "serve", spec["model"], *settings]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     atexit.register(server.kill)
+    assert server.stdout is not None
     engine, runner = RemoteEngine(server.stdout.readline().split()[-1]), asyncio.Runner()
 
     async def everyone(rows: Prompts) -> int:
@@ -106,10 +104,10 @@ def generate(spec: dict[str, Any]) -> Generate:
     """`transformers` generate: dynamic cache, SDPA, one batch (prompts of one length: nothing to pad)."""
     torch, module, settings = _library(spec, "sdpa")
 
-    @torch.inference_mode()
     def run(rows: Prompts) -> int:
         tokens = torch.tensor(rows)
-        out = module.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=settings)
+        with torch.inference_mode():
+            out = module.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=settings)
         return int(out.shape[0] * (out.shape[1] - tokens.shape[1]))
 
     return run
@@ -119,9 +117,9 @@ def continuous(spec: dict[str, Any]) -> Generate:
     """`transformers` continuous batching."""
     torch, module, settings = _library(spec, "paged|sdpa")
 
-    @torch.inference_mode()
     def run(rows: Prompts) -> int:
-        found = module.generate_batch(rows, generation_config=settings, warmup=False)
+        with torch.inference_mode():
+            found = module.generate_batch(rows, generation_config=settings, warmup=False)
         return sum(len(answer.generated_tokens) for answer in found.values())
 
     return run
@@ -177,7 +175,7 @@ def main() -> None:
             found = run(rows)
             took, made = took + time.perf_counter() - began, made + found
             assert found == ask["count"] * spec["new"], f"expected {ask['count'] * spec['new']} tokens, got {found}"
-            if took >= TURN_S:
+            if took >= spec["turn_s"]:
                 break
         print(json.dumps({"tokens_per_s": made / took}), file=answers, flush=True)
 

@@ -1,6 +1,6 @@
 """Installs what tests/peers asks, verl, into .venv-peers.
 
-    python benchmarks/peers/setup_verl.py
+    PYTHONPATH=benchmarks python -m peers.setup_verl
 
 verl comes without what it says it needs: its functions of advantages and losses import few of those, which are
 benchmarks/peers/verl.txt.
@@ -8,7 +8,8 @@ benchmarks/peers/verl.txt.
 
 from __future__ import annotations
 
-from turns import ROOT, install
+from common.figures import ROOT
+from peers.sides import install
 
 VERL = "verl==0.9.1"
 

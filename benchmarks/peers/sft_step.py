@@ -54,14 +54,14 @@ class Turns(TrainerCallback):
         self._clock.end()
 
 
-class Trainer(SFTTrainer):
+class Trainer(SFTTrainer):  # type: ignore[misc]
     """Tells the clock the loss."""
 
     clock: Clock
 
     def training_step(self, *arguments: Any, **named: Any) -> torch.Tensor:
         """One micro-batch."""
-        loss = super().training_step(*arguments, **named)
+        loss: torch.Tensor = super().training_step(*arguments, **named)
         self.clock.loss += loss.item()
         return loss
 

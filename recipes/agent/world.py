@@ -58,6 +58,7 @@ class Repair(Env):
 
     async def score(self, trajectory):
         try:
+            assert self.box is not None
             verifier = await self.box.verifier(list(NAMES))
         except SpoiltFile:
             return Score(reward=0.0, success=False)

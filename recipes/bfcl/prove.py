@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
+from typing import Any
 
 from sparring.envs.config import EnvConfig
 from sparring.envs.registry import load_env
@@ -14,8 +15,8 @@ from sparring.types import Message
 
 async def main() -> int:
     """Print the counts; return 1 where a reply is not right."""
-    factory = load_env(EnvConfig(name="recipes/bfcl/world.py:Calls"))
-    wrong, right = [], Counter()
+    factory: Any = load_env(EnvConfig(name="recipes/bfcl/world.py:Calls"))
+    wrong, right = list[str](), Counter[str]()
     for side in (factory.train, factory.held_out):
         for task in side:
             reply: Message = factory.expert(task)(task.messages)

@@ -78,7 +78,7 @@ class FunctionCalls(Env):
         the right ones, as often as they have to be.
         """
         answer = trajectory.answer if trajectory.outcome.kind == "completed" else None
-        if answer is None:
+        if answer is None or answer.message is None:
             return Score(reward=0.0, success=False, parts={"bfcl": 0.0, "read": 0.0, "named": 0.0})
         return await judged(self._checker, self.task.data, answer.message)
 

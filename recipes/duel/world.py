@@ -1,6 +1,7 @@
 """A game of two roles, played by one policy: the proposer writes two numbers, the solver says which is larger."""
 
 import re
+from collections.abc import Sequence
 
 from sparring.envs.base import Env
 from sparring.errors import LimitReached
@@ -17,6 +18,7 @@ class Duel(Env):
     """
 
     roles = ("proposer", "solver")
+    pair: Sequence[int] = ()
     valid = right = False  # a rollout that a limit cuts short is scored too
 
     def generate(self, random):

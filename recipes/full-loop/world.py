@@ -9,7 +9,7 @@ guess.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Literal
 
@@ -75,7 +75,7 @@ class Both(Env):
         """1 for the word, and nothing else."""
         return float(completion.strip() == task.data["answer"])
 
-    def expert(self, task: Task):
+    def expert(self, task: Task) -> Callable[[Sequence[Message]], Message]:
         """Goes on along the path until its patience ends."""
         path, name = task.data["path"], "ask" if task.data["tag"] == "people" else "open"
         random = Random(task.data["prompt"])

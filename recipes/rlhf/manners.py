@@ -85,7 +85,7 @@ def worth(reply: str, answer: str) -> int:
 def main(replies: int = 600, pairs: int = 700) -> None:
     """Write both files beside this one."""
     random, folder = Random(0), Path(__file__).parent
-    shown, compared = [], []
+    shown, compared = list[dict[str, Any]](), list[dict[str, Any]]()
     for _ in range(replies):
         row = asked(random, odd=False)
         said = replied(random, row["answer"])

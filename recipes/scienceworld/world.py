@@ -45,7 +45,7 @@ class ScienceWorld(Env):
     before anything is done: a rollout without any action is worth 0 all the same.
     """
 
-    simulator: Simulator | None = None
+    simulator: Any = None
     acted = False
 
     def __init__(self, args: Any = None) -> None:
@@ -54,7 +54,7 @@ class ScienceWorld(Env):
 
     def key(self, task: Task) -> str:
         """Tasks that begin alike differ in what is elsewhere."""
-        return task.data["id"]
+        return str(task.data["id"])
 
     def check(self, task: Task) -> None:
         """Refuse a row that `tasks.py` has not written."""
@@ -83,7 +83,7 @@ class ScienceWorld(Env):
         if self.simulator.over:
             raise ToolError("the task is over")
         self.acted = True
-        return await patiently(self.simulator.act, action)
+        return str(await patiently(self.simulator.act, action))
 
     async def step(self, reply: Message) -> Observation:
         """Go on until the task is solved or lost, or the model calls nothing."""
@@ -180,7 +180,8 @@ class Simulators:
         try:
             with contextlib.suppress(IndexError):
                 return self._idle.pop()
-            return await patiently(Simulator)
+            made: Simulator = await patiently(Simulator)
+            return made
         except BaseException:
             self._places.release()
             raise

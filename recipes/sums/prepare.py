@@ -48,7 +48,7 @@ def value(sum_, results):
 
 def program_of(worked):
     """Return the program of a worked answer, and the text that it prints. Raises ValueError where its sums are none."""
-    lines, results = [], []
+    lines, results = list[str](), list[float]()
     for sum_ in NOTE.findall(worked):
         sum_ = sum_.replace(",", "").strip()
         if re.search("[a-z]", sum_):

@@ -57,7 +57,7 @@ def column(random: Random) -> dict[str, Any]:
     """A column of a table, by its name."""
     file, new = random.sample(NAMES, 2)
     header = random.sample(("name", "size", "city", "year"), 4)
-    rows = [[random.choice(NAMES), random.randint(10, 99), random.choice(NAMES), random.randint(1990, 2020)]
+    rows: list[list[Any]] = [[random.choice(NAMES), random.randint(10, 99), random.choice(NAMES), random.randint(1990, 2020)]
             for _ in range(random.randint(3, 6))]  # fmt: skip
     at = random.randrange(4)
     before = {file: text([",".join(map(str, row)) for row in (header, *rows)])}
@@ -116,7 +116,7 @@ def objects(random: Random) -> dict[str, Any]:
     file, new, *names = random.sample(NAMES, 8)
     sizes = [*random.sample(range(10, 50), 2), *random.sample(range(51, 99), 2), *random.choices(range(10, 99), k=2)]
     random.shuffle(sizes)
-    listed = [{"name": name, "size": size} for name, size in zip(names, sizes, strict=True)]
+    listed: list[dict[str, Any]] = [{"name": name, "size": size} for name, size in zip(names, sizes, strict=True)]
     before = {file: json.dumps(listed, indent=random.choice((None, 1))) + "\n"}
 
     def program(test: str) -> str:

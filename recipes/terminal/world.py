@@ -79,7 +79,7 @@ class Terminal(BashTool, Env):
     def generate(self, random: Random) -> dict[str, Any]:
         kind = random.choice(self.kinds)
         lucky, knowing = random.random() < self.args.lucky, random.random() < self.args.knowing
-        data = {"setup": [], "looks": 0, "parts": False} | kind.draw(random)
+        data: dict[str, Any] = {"setup": [], "looks": 0, "parts": False} | kind.draw(random)
         if lucky and data["parts"]:
             *data["commands"], done = data["commands"]
             data["setup"] = [*data["setup"], done]

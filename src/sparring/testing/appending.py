@@ -19,6 +19,8 @@ class AppendingRenderer:
         bridged: total number of ids in the prompts and completions that `bridge` was called with.
     """
 
+    name = "appending"
+
     def __init__(self) -> None:
         self.bridged = 0
 

@@ -7,7 +7,7 @@ Shapes: n elements of one parameter, B blocks of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -15,6 +15,8 @@ BLOCK = 4096
 """Elements of a block; the last block of a parameter may be shorter. A run's bits depend on it, so it never changes."""
 AT_ONCE = 256
 """Blocks whose squares are computed at once, which bounds the memory."""
+FEW = 1 << 14
+"""Elements at which numpy adds the halves further, because an operation of torch costs more than the addition."""
 
 Stretch = tuple[int, int]
 """Range [begin, end) of a parameter's elements."""
@@ -40,21 +42,39 @@ def stretches(sizes: Mapping[str, int], count: int) -> list[dict[str, Stretch]]:
 
 
 @torch.no_grad()
-def block_squares(values: torch.Tensor) -> list[float]:
-    """Return the sum of squares of each block of a contiguous tensor of n elements, B numbers in float64.
+def block_squares(*tensors: torch.Tensor) -> list[float]:
+    """Return the sum of squares of each block of contiguous tensors, block by block in their order, in float64.
 
     The halves of a block are added element by element until one element is left, so a sum depends on the elements of
-    its block alone. The square of a float32 number is exact in float64.
+    its block alone. The square of a float32 number is exact in float64. Small tensors are computed together, and blocks
+    are as wide as the largest of them needs: the zeros behind a shorter one change no bit.
     """
-    flat, sums = values.reshape(-1), list[float]()
-    for begin in range(0, len(flat), BLOCK * AT_ONCE):
-        squares = flat[begin : begin + BLOCK * AT_ONCE].double()
-        squares *= squares
-        rows = -(-len(squares) // BLOCK)
-        halves = torch.nn.functional.pad(squares, (0, rows * BLOCK - len(squares))).view(rows, BLOCK)
-        while (width := halves.shape[1] // 2) > 0:
-            halves = halves[:, :width] + halves[:, width:]
-        sums += halves[:, 0].tolist()
+    sums, pieces, rows = list[float](), list[torch.Tensor](), 0
+    for piece in (piece for values in tensors for piece in values.reshape(-1).split(BLOCK * AT_ONCE)):
+        count = -(-len(piece) // BLOCK)
+        if rows + count > AT_ONCE:
+            sums += _sums(pieces, rows)
+            pieces, rows = [], 0
+        pieces.append(piece)
+        rows += count
+    return sums + _sums(pieces, rows) if pieces else sums
+
+
+def _sums(pieces: Sequence[torch.Tensor], rows: int) -> list[float]:
+    """Return the sums of squares of the blocks of flat tensors, of which there are `rows`."""
+    largest = max(map(len, pieces))
+    width = min(BLOCK, 1 << max(0, largest - 1).bit_length())
+    halves, begin = torch.zeros(rows * width, dtype=torch.float64, device=pieces[0].device), 0
+    for piece in pieces:
+        halves[begin : begin + len(piece)] = piece
+        begin += -(-len(piece) // BLOCK) * width
+    halves = halves.mul_(halves).view(rows, width)
+    while halves.numel() > FEW and halves.shape[1] > 1:
+        halves = torch.add(*halves.chunk(2, 1))
+    few = halves.cpu().numpy()
+    while (width := few.shape[1] // 2) > 0:
+        few = few[:, :width] + few[:, width:]
+    sums: list[float] = few[:, 0].tolist()
     return sums
 
 

@@ -130,7 +130,7 @@ class Optimiser:
             The global gradient norm before clipping. If it is not finite, nothing was updated.
         """
         gradients = [master.grad for master in self._masters.values() if master.grad is not None]
-        squares = [square for gradient in gradients for square in block_squares(gradient)]
+        squares = block_squares(*gradients)
         every = self._ranks.gather(struct.pack(f"<{len(squares)}d", *squares))
         norm = norm_of(square for data in every for (square,) in struct.iter_unpack("<d", data))
         if math.isfinite(norm):

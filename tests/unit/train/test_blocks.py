@@ -32,6 +32,22 @@ def test_a_norm_does_not_depend_on_the_cut(dtype):
     assert norm_of(whole) == pytest.approx(values.double().norm().item(), rel=1e-12)
 
 
+def test_tensors_computed_together_have_the_bits_of_each_block_added_in_halves():
+    def added(row: list[float]) -> float:
+        row = [value * value for value in row] + [0.0] * (BLOCK - len(row))
+        while (half := len(row) // 2) > 0:
+            row = [a + b for a, b in zip(row[:half], row[half:], strict=True)]
+        return row[0]
+
+    random = torch.Generator().manual_seed(2)
+    sizes = [512, 64, 1, 3, 4095, 4096, 4097, 0, 600 * BLOCK, 128]
+    for given in ([torch.randn(size, generator=random) for size in sizes], [torch.randn(8, 64), torch.randn(200, 8)]):
+        together = block_squares(*given)
+        assert together == [square for values in given for square in block_squares(values)]
+        blocks = [block.tolist() for values in given[:8] for block in values.reshape(-1).split(BLOCK) if len(block)]
+        assert together[: len(blocks)] == list(map(added, blocks))
+
+
 def test_a_norm_that_float32_cannot_hold_is_still_finite_and_others_are_not():
     assert norm_of(block_squares(torch.full((4,), 1e30))) == pytest.approx(2e30)
     for spoilt in (float("inf"), float("nan")):

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from common.figures import ROOT
+
 TORCH = "torch==2.13.0"
 
 
@@ -31,7 +32,7 @@ def install(venv: Path, requirements: Path, *without_needs: str) -> None:
         return
     print(f"installing {requirements.stem} into {venv.name}", flush=True)
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-    pip = [venv / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    pip: list[str | Path] = [venv / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip, TORCH], check=True)
     for package in without_needs:
         subprocess.run([*pip, "--no-deps", package], check=True)
@@ -58,6 +59,7 @@ class Side:
     def __init__(self, command: Sequence[object], variables: Mapping[str, str]) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (until the process ends)
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
+        self._command = " ".join(map(str, command))
         self._process = subprocess.Popen([*map(str, command)], env=dict(variables), text=True, **pipes)
 
     def turn(self, ask: str = "go") -> dict[str, Any]:
@@ -72,9 +74,10 @@ class Side:
         assert self._process.stdout is not None
         for text in self._process.stdout:
             if text.startswith("{"):
-                return json.loads(text)
+                found: dict[str, Any] = json.loads(text)
+                return found
         self.close()
-        raise AssertionError(f"{self._process.args} ended too early")
+        raise AssertionError(f"{self._command} ended too early")
 
     def close(self) -> None:
         """Wait for its end; show what it complained about if that was not in order."""
@@ -82,6 +85,4 @@ class Side:
         self._process.stdin.close()
         if self._process.wait():
             self._errors.seek(0)
-            sys.exit(
-                f"{self._errors.read()}\n{' '.join(map(str, self._process.args))}: exit status {self._process.returncode}"
-            )
+            sys.exit(f"{self._errors.read()}\n{self._command}: exit status {self._process.returncode}")
