@@ -3,10 +3,11 @@ the next run removes it."""
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,17 @@ from suite import short_of
 
 
 @pytest.fixture
-def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def words(tmp_path: Path) -> Iterator[list[str]]:
     """A run that makes a model, whose temporary folder is empty."""
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    before, temporary = os.environ.get("TMPDIR"), tmp_path / "temporary"
+    temporary.mkdir()
+    os.environ["TMPDIR"] = str(temporary)
     settings = [f"run.directory={tmp_path}", f"env.name={WORLD}", 'run.stages=["init"]']
-    return ["run", str(TINY), *(word for setting in settings for word in ("--set", setting))]
+    yield ["run", str(TINY), *(word for setting in settings for word in ("--set", setting))]
+    if before is None:
+        del os.environ["TMPDIR"]
+    else:
+        os.environ["TMPDIR"] = before
 
 
 def killed(words: list[str], at: Callable[[Forked], object]) -> int:
