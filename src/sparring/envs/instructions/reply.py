@@ -136,7 +136,7 @@ class ReplyText:
         """Return True if a reader may find the word: itself, split, with a letter more often, masked (`v*ry`), or with
         signs that look like its letters (`v3ry`)."""
         letters = [f"(?:[{_LOOKS.get(letter, letter)}]|{_PAIRS.get(letter, letter)})+" for letter in word]
-        masked = [letters[:at] + ["[*#@$%&+=]+"] + letters[at + 1 :] for at in range(1, len(word) - 1) if len(word) > 3]
+        masked = [[*letters[:at], "[*#@$%&+=]+", *letters[at + 1 :]] for at in range(1, len(word) - 1) if len(word) > 3]
         forms = "|".join(r"[^\w\s]*\d?[^\w\s]*".join(form) for form in (letters, *masked))
         spelled = "".join(c for c in unicodedata.normalize("NFD", self.text) if not unicodedata.combining(c))
         return word in self.appearing or bool(re.search(rf"(?<![^\W_])(?i:{forms})(?![^\W_])", spelled))
