@@ -275,12 +275,11 @@ class ProxyServer(BoundedServer):
         self._run = run
 
     def make_room(self) -> bool:
-        """Close one connection that waits for no answer of this process, or have the run close one of its own; then
-        `go_on` is called."""
-        if super().make_room():
-            return True
-        self._run.say(Word.FULL)
-        return False
+        """Close one connection that waits for no answer, or have the run close one, after which `go_on` is called."""
+        made = super().make_room()
+        if not made:
+            self._run.say(Word.FULL)
+        return made
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop the server, after the responses that the run is sending."""

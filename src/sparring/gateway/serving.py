@@ -104,9 +104,8 @@ class Tally:
 class Unasked:
     """Connections of a server that it owes no answer: they wait for the whole head of a first or a next request.
 
-    Those that sent nothing of the head and those that sent a part of it are two lines, each in the order of the last
-    byte that came. Room is made at the front of the longer line: neither kind, however many there are of it, closes
-    connections of the other.
+    Those that sent nothing of it and those that sent a part are two lines, each in the order of the last byte. Room is
+    made at the front of the longer line, so neither kind, however many there are of it, closes the other.
     """
 
     def __init__(self) -> None:
@@ -126,9 +125,9 @@ class Unasked:
         """Close the connection that has said nothing for longest; return False if there is none to close."""
         for line in sorted(self._lines, key=len, reverse=True):
             for oldest in line:
-                if not oldest.has_unread_bytes():
+                if not bytes_queued(oldest.transport, termios.FIONREAD):  # what came may be the rest of the head
                     self.remove(oldest)
-                    oldest.make_room()
+                    (oldest.cut if oldest.flow.write_paused else oldest.transport.close)()
                     return True
         return False
 
@@ -211,18 +210,6 @@ class ClientProtocol(HttpToolsProtocol):
         """Break the connection."""
         self.leave(broken=True)
         self.transport.abort()
-
-    def has_unread_bytes(self) -> bool:
-        """Return whether the client sent bytes that the event loop has not read yet."""
-        connection: socket.socket | None = self.transport.get_extra_info("socket")
-        return connection is not None and bytes_queued(connection, termios.FIONREAD) > 0
-
-    def make_room(self) -> None:
-        """Close a connection that waits for no answer, or break it if its client does not read the last one."""
-        if self.flow.write_paused:
-            self.cut()
-        else:
-            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes and enforce the size limits."""
@@ -344,13 +331,12 @@ def lost_data(transport: asyncio.BaseTransport) -> bool:
     if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
         return False
     state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-    return state == TCP_CLOSE or bytes_queued(connection, termios.TIOCOUTQ) > 0
+    return state == TCP_CLOSE or bytes_queued(transport, termios.TIOCOUTQ) > 0
 
 
-def bytes_queued(connection: socket.socket, queue: int) -> int:
-    """Return the number of bytes in a queue of a connection: `FIONREAD`, those to read, or `TIOCOUTQ`, those that the
-    other side has not acknowledged."""
-    return int.from_bytes(fcntl.ioctl(connection.fileno(), queue, bytes(4)), sys.byteorder)
+def bytes_queued(transport: asyncio.BaseTransport, queue: int) -> int:
+    """Return how many bytes of a connection are not read yet (`FIONREAD`), or not acknowledged (`TIOCOUTQ`)."""
+    return int.from_bytes(fcntl.ioctl(transport.get_extra_info("socket").fileno(), queue, bytes(4)), sys.byteorder)
 
 
 def server_settings(application: ASGIApp, **more: Any) -> uvicorn.Config:

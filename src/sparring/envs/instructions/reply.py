@@ -31,8 +31,7 @@ _SUBJECTS = frozenset(
     "they it he she we you nobody everybody somebody everyone someone there the this these those many some most".split()
 )
 _JOINT = re.compile(r"[-_]|(?<=[a-z])(?=[A-Z])|(?<!\b[cdloyCDLOY])['’](?!(?:s|t|re|ve|ll|d|m|em|all)\b)(?=[^\W_]{2})")
-_LOOKS = {"a": "a4@", "b": "b86", "e": "e3€", "g": "g96", "i": "i1!", "l": "l1!£", "o": "o0", "q": "q9", "s": "s5$",
-          "t": "t7+", "z": "z2"}  # fmt: skip
+_LOOKS = {signs[0]: signs for signs in "a4@ b86 e3€ g96 i1! l1!£ o0 q9 s5$ t7+ z2".split()}
 _PAIRS = {"l": "(?<=[a-z])I", "m": "rn", "w": "vv"}
 
 
