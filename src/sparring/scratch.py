@@ -14,15 +14,8 @@ from pathlib import Path
 
 @contextmanager
 def scratch(inside: Path | None = None, name: str = "scratch") -> Iterator[Path]:
-    """Make a folder `.NAME-*`, locked while this process lives, and remove it at the end. Folders of this name whose
-    process was killed are removed first.
-
-    Args:
-        inside: folder to make it in; None: the system's temporary folder, for commands that have no folder of a run.
-
-    Raises:
-        OSError: the folder cannot be made.
-    """
+    """Make a folder `.NAME-*` in `inside` (None: the temporary folder, for commands without a run), locked while
+    this process lives, and remove it at the end. Those of killed processes are removed first."""
     inside = inside or Path(tempfile.gettempdir())
     for left in inside.iterdir():
         if re.fullmatch(re.escape(f".{name}-") + r"[a-z0-9_]{8}", left.name):

@@ -14,8 +14,7 @@ from sparring.protocols import Store
 from sparring.types import Group, Rollout, Score
 
 SEARCHED = 200
-"""Number of characters of a rollout's first question and last answer that are searched, and of several words that
-are searched for."""
+"""Characters of a rollout's first question and last answer that are searched, and of several words to search for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -57,8 +57,7 @@ class Word(StrEnum):
     """The gateway stops, after the responses that are being sent."""
 
     FULL = auto()
-    """The gateway has no room for a client: the run, which reads the heads, closes a connection that waits for no
-    answer."""
+    """The gateway has no room for a client: the run closes a connection that it owes no answer."""
 
 
 @contextmanager

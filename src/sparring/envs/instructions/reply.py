@@ -30,7 +30,7 @@ _NEXT = re.compile(r"[\s\"“(]*([^\W_]*)")
 _SUBJECTS = frozenset(
     "they it he she we you nobody everybody somebody everyone someone there the this these those many some most".split()
 )
-_JOINT = re.compile(r"[-_]|(?<=[a-z])(?=[A-Z])|(?<!\b[cdloyCDLOY])['’](?!(?:s|t|re|ve|ll|d|m|em|all)\b)(?=[^\W_]{2})")
+_JOINT = re.compile(r"[-_]|(?<=[a-z])(?=[A-Z])|(?<!\b[dloDLO])['’](?!(?:re|ve|ll)\b)(?=[^\W_]{2})")
 _LOOKS = {signs[0]: signs for signs in "a4@ b86 e3€ g96 i1! l1!£ o0 q9 s5$ t7+ z2".split()}
 _PAIRS = {"l": "(?<=[a-z])I", "m": "rn", "w": "vv"}
 
@@ -132,8 +132,7 @@ class ReplyText:
         return self.words.count(word.casefold())
 
     def shows(self, word: str) -> bool:
-        """Return True if a reader may find the word: itself, split, with a letter more often, masked (`v*ry`), or with
-        signs that look like its letters (`v3ry`)."""
+        """Return True if a reader may find the word, split (`ve-ry`), masked (`v*ry`) or disguised (`v3ry`)."""
         letters = [f"(?:[{_LOOKS.get(letter, letter)}]|{_PAIRS.get(letter, letter)})+" for letter in word]
         masked = [[*letters[:at], "[*#@$%&+=]+", *letters[at + 1 :]] for at in range(1, len(word) - 1) if len(word) > 3]
         forms = "|".join(r"[^\w\s]*\d?[^\w\s]*".join(form) for form in (letters, *masked))

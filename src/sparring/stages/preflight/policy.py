@@ -27,8 +27,7 @@ def check_model(files: RunFiles, shape: Outline) -> list[str]:
     from sparring.model.servable import check_servable
     from sparring.model.targets import targeted
 
-    config = files.config
-    spec, start = config.models[POLICY], given_checkpoint(config)
+    spec, start = files.config.models[POLICY], given_checkpoint(files.config)
     with scratch(files.folder) as folder:
         if start is not None:
             _check_ids(base_folder(start), shape)
@@ -40,7 +39,9 @@ def check_model(files: RunFiles, shape: Outline) -> list[str]:
                 folder,
                 0,
             )
-        model = check_servable(start or folder, dtype=spec.dtype, device=config.run.device, numerics=spec.numerics)
+        model = check_servable(
+            start or folder, dtype=spec.dtype, device=files.config.run.device, numerics=spec.numerics
+        )
     if spec.lora is not None:
         names = targeted(model.module, spec.lora.target_modules, spec.lora.target_parameters)
         model.adapters.fit(Adapter(fresh_state(model.module, names, 1, 1.0, 0), model.dtype, model.device))

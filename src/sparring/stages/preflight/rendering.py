@@ -161,8 +161,7 @@ def _check_constraints(held: Sequence[Conversation], renderer: Renderer) -> None
 def _renderer(files: RunFiles, shape: Outline, shown: Sequence[Conversation]) -> Iterator[Renderer]:
     from sparring.render.train_tokenizer import MIN_VOCAB_SIZE
 
-    config = files.config
-    start = given_checkpoint(config)
+    config, start = files.config, given_checkpoint(files.config)
     if start is not None:
         yield renderer_of(config, start)
         return
