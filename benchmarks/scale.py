@@ -159,7 +159,7 @@ async def measured(port: int, server: int, context: int, rounds: int) -> Figures
         first = [
             replace(one, conversation=f"first/{one.conversation}", tokens=one.tokens[LATER + NEW :]) for one in whole
         ]
-        bodies = [wire.encode(wire.generate_form(one, stream=True, deltas=False)) for one in whole]
+        bodies = [wire.encode(wire.generate_form(one, deltas=False)) for one in whole]
         plain = [await asyncio.open_connection("127.0.0.1", port, limit=1 << 20) for _ in bodies]
         answers = await asyncio.gather(*map(client.generate, first))
         then = [

@@ -4,7 +4,7 @@ them, and nothing of them is written anywhere."""
 from __future__ import annotations
 
 import io
-import os.path
+import stat
 import tarfile
 import zipfile
 import zlib
@@ -42,6 +42,20 @@ def gunzipped(data: bytes) -> bytes | None:
     return plain if stream.eof and not stream.unused_data else None
 
 
+def _unpacked(name: str) -> str:
+    """Return the path at which a member of an archive is unpacked.
+
+    Raises:
+        ValueError: it is not unpacked under its name: programs refuse it, or write it elsewhere.
+    """
+    parts = name.removesuffix("/").split("/")
+    while len(parts) > 1 and parts[0] == ".":
+        del parts[0]
+    if any(part in ("", ".", "..") or "\\" in part for part in parts):
+        raise ValueError(name)
+    return "/".join(parts)
+
+
 def in_tar(data: bytes) -> dict[str, bytes | None] | None:
     """Return the files and folders (None) of a tar that gzip compressed; None where there is anything else."""
     plain, inside = gunzipped(data), dict[str, bytes | None]()
@@ -50,7 +64,7 @@ def in_tar(data: bytes) -> dict[str, bytes | None] | None:
     try:
         with tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as archive:
             for member in archive:
-                name = os.path.normpath(member.name)
+                name = _unpacked(member.name)
                 if not (member.isreg() or member.isdir()) or name in inside or member.size > len(plain):
                     return None
                 file = archive.extractfile(member) if member.isreg() else None
@@ -66,8 +80,9 @@ def in_zip(data: bytes) -> dict[str, bytes | None] | None:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             for member in archive.infolist():
-                name = os.path.normpath(member.filename)
-                if name in inside or most < 0:
+                name = _unpacked(member.filename)
+                kind = stat.S_IFMT(member.external_attr >> 16)
+                if name in inside or member.orig_filename != member.filename or most < 0 or kind not in (0, stat.S_IFDIR if member.is_dir() else stat.S_IFREG):
                     return None
                 with archive.open(member) as file:
                     content = file.read(most + 1)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from kind import FEW, NAMES, dropped, kinds, parts, text, words
+from kind import FEW, NAMES, Data, by_tree, dropped, kinds, parts, text, words
+
+from sparring.protocols import Sandbox
 
 
 def move(random: Random) -> dict[str, Any]:
@@ -116,4 +118,14 @@ def dedupe(random: Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
-KINDS = kinds("files", move, rename, copy, delete, mode, link, biggest, follow, old, dedupe)
+async def by_copies(box: Sandbox, data: Data, kept: Any) -> bool:
+    """Judge by the tree, in which no two names are of one file."""
+    linked = await box.exec(["find", ".", "-type", "f", "-links", "+1"])
+    return not linked.exit_code and not linked.stdout and await by_tree(box, data, kept)
+
+
+KINDS = [
+    *kinds("files", move, rename),
+    *kinds("files", copy, judge=by_copies),
+    *kinds("files", delete, mode, link, biggest, follow, old, dedupe),
+]

@@ -1,7 +1,7 @@
 """Tasks with git: commit, branch, merge, revert, and find the commit that did it.
 
 The verdict is read by git in a verifier, in the repository as it was prepared, with its own configuration: of the
-policy's repository only objects, branches, tags and HEAD come there.
+policy's repository only objects, branches, tags, HEAD and the index come there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ BEGIN = [
     "git config gc.auto 0",
 ]
 OBJECTS = re.compile(r"objects/([0-9a-f]{2}/[0-9a-f]{38}|pack/pack-[0-9a-f]{40}\.(pack|idx))")
-REFS = re.compile(r"HEAD|packed-refs|refs/(heads|tags)/[\w./-]+")
+REFS = re.compile(r"HEAD|index|packed-refs|refs/(heads|tags)/[\w./-]+")
+UNFINISHED = re.compile(r"(MERGE|CHERRY_PICK|REVERT|REBASE)_HEAD|(rebase-merge|rebase-apply|sequencer)(/.*)?|.*\.lock")
+"""Files of a merge, a revert or another change that was begun and not ended, and locks, with which no other can begin."""
+
 MOST_FILES = 300
 """Files of a repository that may come into a verifier; a task makes some twenty."""
 
@@ -72,9 +75,13 @@ async def begin(box: Sandbox, data: Data) -> Prepared:
 
 
 async def judge(box: Sandbox, data: Data, prepared: Prepared) -> bool:
-    """Judge the work tree, then where branches and tags lead: those of `refs` as it says, all others as before."""
-    work = {path: entry for path, entry in (await found(box)).items() if path.split("/")[0] != ".git"}
+    """Judge the work tree and the index, then where branches and tags lead: those of `refs` as it says, all others as
+    before."""
+    entries = await found(box)
+    work = {path: entry for path, entry in entries.items() if path.split("/")[0] != ".git"}
     names = await carried(box)
+    if any(UNFINISHED.fullmatch(path.removeprefix(".git/")) for path in entries if path not in work):
+        return False
     if len(names) > MOST_FILES or not alike(work, tree(data["after"])):
         return False
     names = [name for name in {*names, *prepared.files} if not (OBJECTS.fullmatch(name) and name in prepared.files)]
@@ -83,8 +90,11 @@ async def judge(box: Sandbox, data: Data, prepared: Prepared) -> bool:
         if (await verifier.exec(CHECKED, environment=ENVIRONMENT)).exit_code:
             return False
         left = await history_of(verifier)
+        staged = (await verifier.exec("git ls-files --stage", environment=ENVIRONMENT)).stdout.splitlines()
     finally:
         await verifier.close()
+    if not _is_index(staged, data["after"], data["refs"].get(data["head"], {}).get("files", data["after"])):
+        return False
     before = prepared.history.refs
     wanted = {name: commit for name, commit in before.items() if name not in data["refs"]}
     for name, told in data["refs"].items():
@@ -123,13 +133,25 @@ async def history_of(box: Sandbox) -> History:
     return History((await box.read(".git/HEAD", 1000)).decode(errors="replace").strip(), refs)
 
 
+def _is_index(staged: Sequence[str], work: Mapping[str, str], head: Mapping[str, str]) -> bool:
+    """Return whether an index, as `git ls-files --stage` tells it, has of each file what is in HEAD or in the folder."""
+    told = {name: entry for entry, _, name in (line.partition("\t") for line in staged)}
+    return set(told) == set(work) and all(
+        told[name] in {f"100644 {blob_id(files[name])} 0" for files in (work, head) if name in files} for name in told
+    )
+
+
+def blob_id(content: str) -> str:
+    """Return git's name of a file's content."""
+    data = content.encode()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
 def tree_id(files: Mapping[str, str]) -> str:
     """Return git's name of a tree of plain files."""
     parts = []
     for name in sorted(files):
-        data = files[name].encode()
-        blob = hashlib.sha1(b"blob %d\0" % len(data) + data).digest()
-        parts.append(b"100644 " + name.encode() + b"\0" + blob)
+        parts.append(b"100644 " + name.encode() + b"\0" + bytes.fromhex(blob_id(files[name])))
     body = b"".join(parts)
     return hashlib.sha1(b"tree %d\0" % len(body) + body).hexdigest()
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 from typing import Any
 
@@ -14,11 +14,11 @@ from kind import NAMES, Data, kinds, text, words
 
 from sparring.protocols import LiveProcess, Sandbox
 
-PATIENCE_S = 5.0
+PATIENCE_S = 6.0
 """Seconds within which a service has to answer all that it is asked."""
 
-ROUNDS = 4
-"""Times that a service is asked, each by another client."""
+LATER_S = 0.5
+"""Seconds before a service is asked once more, when it may think that it has answered all."""
 
 FILTERS: dict[str, tuple[str, Callable[[list[str]], list[str]]]] = {
     "sorted": ("sort", sorted),
@@ -76,6 +76,14 @@ def in_time(ask: Callable[[Sandbox, Data, Any], Awaitable[bool]]) -> Callable[[S
     return asked
 
 
+async def rounds(data: Data) -> AsyncIterator[int]:
+    """Count the times that a service is asked, each by another client: as often as was drawn, and once more later."""
+    for at in range(data["rounds"]):
+        yield at
+    await asyncio.sleep(LATER_S)
+    yield data["rounds"]
+
+
 @contextlib.asynccontextmanager
 async def connected(box: Sandbox, port: int) -> Any:
     """Connect to a port of the box, once something listens there."""
@@ -95,7 +103,7 @@ async def connected(box: Sandbox, port: int) -> Any:
 @in_time
 async def by_pages(box: Sandbox, data: Data, kept: Any) -> bool:
     """Change files of the folder, and read each of them over HTTP."""
-    for at in range(ROUNDS):
+    async for at in rounds(data):
         name = data["pages"][at % len(data["pages"])]
         said = secrets.token_hex(8)
         await box.write(f"{data['folder']}/{name}", said.encode())
@@ -117,7 +125,7 @@ async def by_pages(box: Sandbox, data: Data, kept: Any) -> bool:
 async def by_lines(box: Sandbox, data: Data, kept: Any) -> bool:
     """Ask a server of lines, two lines a client."""
     right = ANSWERS[data["answer"]][1]
-    for _ in range(ROUNDS):
+    async for _ in rounds(data):
         async with connected(box, data["port"]) as (reader, writer):
             for _ in range(2):
                 line = " ".join(secrets.token_hex(3) for _ in range(3))
@@ -131,7 +139,7 @@ async def by_lines(box: Sandbox, data: Data, kept: Any) -> bool:
 async def by_files(box: Sandbox, data: Data, kept: Any) -> bool:
     """Lay files into one folder, and wait for what appears in the other."""
     made = FILTERS[data["filter"]][1]
-    for at in range(ROUNDS):
+    async for at in rounds(data):
         name = data["names"][at]
         lines = [secrets.token_hex(4) for _ in range(5)]
         await box.write(f"{data['source']}/{name}", text(lines).encode())
@@ -169,6 +177,7 @@ def web(random: Random) -> dict[str, Any]:
         "prompt": f"Serve the files of the folder {folder} over HTTP, as they are at the time, at port {port} of 127.0.0.1: "
         f"/{a} is the file {a}. Leave the server running.",
         "before": before, "after": before, "folder": folder, "pages": [a, b], "port": port,
+        "rounds": random.randint(4, 12),
         "commands": [f"{serves} -d {folder} > /dev/null 2>&1 &"],
         "near": [[f"{serves} -d {other} > /dev/null 2>&1 &"], [f"{serves} > /dev/null 2>&1 &"],
                  [f"cp -r {folder} /tmp/old; {serves} -d /tmp/old > /dev/null 2>&1 &"],
@@ -183,7 +192,7 @@ def answers(random: Random) -> dict[str, Any]:
     return {
         "prompt": f"Run a server at port {port} of 127.0.0.1 that answers each line of each client with the line {answer}, "
         "until the client closes. Leave it running, and its program in /tmp.",
-        "before": {}, "after": {}, "port": port, "answer": answer,
+        "before": {}, "after": {}, "port": port, "answer": answer, "rounds": random.randint(4, 12),
         "commands": [LISTEN.format(answer=ANSWERS[answer][0], port=port), RUN],
         "near": [[LISTEN.format(answer=ANSWERS[answer][0], port=port)],
                  [LISTEN.format(answer=ANSWERS[other][0], port=port), RUN],
@@ -193,8 +202,9 @@ def answers(random: Random) -> dict[str, Any]:
 
 def spool(random: Random) -> dict[str, Any]:
     """A program in the background that works on files as they come."""
-    source, target, *names = random.sample(NAMES, 6)
+    source, target, *names = random.sample(NAMES, 8)
     told, other = random.sample(list(FILTERS), 2)
+    del names[random.randint(4, 6) :]
 
     def watch(source: str, target: str, what: str) -> str:
         return WATCH.format(source=source, target=target, what=what)
@@ -205,7 +215,7 @@ def spool(random: Random) -> dict[str, Any]:
         f"{told}, to a file of the same name in {target}, and then deletes the one in {source}. Names of files begin with a "
         "letter. Leave it running, and its program in /tmp.",
         "before": {source: None, target: None}, "after": {source: None, **{f"{target}/{name}": "" for name in names}},
-        "source": source, "target": target, "names": names, "filter": told,
+        "source": source, "target": target, "names": names, "filter": told, "rounds": len(names) - 1,
         "commands": [watch(source, target, what), run],
         "near": [[watch(source, target, what)], [watch(source, target, FILTERS[other][0]), run],
                  [watch(target, source, what), run]],

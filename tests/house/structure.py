@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "sparring"
 
 LAYERS = (
-    "allocator annotations backoff disk generation open_files types log protocols reply rewards workers errors observe "
-    "user_cache user_files validation",
+    "allocator annotations backoff disk generation open_files types log protocols reply rewards scratch workers errors "
+    "observe user_cache user_files validation",
     "kernels",
     "tasks envs sandbox render record store algo batch model weights",
     "harness gateway rollout train engine",

@@ -181,27 +181,3 @@ def test_clients_that_never_read_a_streamed_answer_are_let_go_and_hold_no_memory
     assert honest.startswith(b"HTTP/1.1 200")
     assert it.counts == {"an answer was not read in time": 20} and len(it.told) == 2
     assert grown_kb < 64 << 10, "sockets hold what their client does not read, the server a little of it"
-
-
-@pytest.mark.slow
-def test_connections_beyond_the_bound_wait_until_others_leave() -> None:
-    """The bound is that of a process that may open 128 files when its server is made."""
-
-    async def talk(it: Served) -> bytes:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        held = [await asyncio.open_connection("127.0.0.1", it.port) for _ in range(64)]
-        waiting = asyncio.create_task(it.sends(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"))
-        while not it.told:
-            await asyncio.sleep(0)
-        assert not waiting.done()
-        for _, writer in held:
-            writer.close()
-        return await waiting
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
-    try:
-        came, it = served(talk)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert came.startswith(b"HTTP/1.1 200") and "64 connections are open" in it.told[0]

@@ -15,6 +15,8 @@ import pytest
 
 SERVER = """
 import asyncio, json, resource, sys
+from contextlib import suppress
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from sparring.gateway.serving import LocalServer, most_connections, server_settings
@@ -25,7 +27,11 @@ async def main():
     async def answer(request):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return Response(json.dumps([limit, most_connections(), told]))
-    server = LocalServer(server_settings(Router([Route("/", answer)])), told.append)
+    async def wait(request):
+        with suppress(ClientDisconnect):
+            await request.body()
+        return await answer(request)
+    server = LocalServer(server_settings(Router([Route("/", answer), Route("/", wait, methods=["POST"])])), told.append)
     with listen_on("127.0.0.1", 0) as listening:
         print(listening.getsockname()[1], flush=True)
         serving = asyncio.create_task(server.serve(sockets=[listening]))
@@ -73,12 +79,16 @@ def test_a_server_takes_as_many_files_as_it_may_have() -> None:
 
 @pytest.mark.slow  # two pauses of a second each
 @pytest.mark.parametrize(("files", "told"), [(50, "no connection could be taken"), (140, "connections are open")])
-def test_connections_beyond_the_files_wait_and_it_is_told_once(files: int, told: str) -> None:
+def test_requests_beyond_the_files_wait_and_it_is_told_once(files: int, told: str) -> None:
     with serving(soft=files, hard=files) as port, ExitStack() as stack:
-        many = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 20)) for _ in range(100)]
-        assert ask(many[0])[0] == files  # those that were taken are answered
+        many = []
+        for _ in range(100):
+            many.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), 20)))
+            many[-1].sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n")
+        many[0].sendall(b"x")
+        assert answer(many[0])[0] == files  # those that were taken are answered
         late = many.pop()
-        late.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        late.sendall(b"x")
         late.settimeout(0.3)
         with pytest.raises(TimeoutError):
             late.recv(1)

@@ -9,11 +9,12 @@ from typing import Any
 
 from sparring.dashboard.gather import GROUP_STAGES, credit_of
 from sparring.dashboard.rollouts import entry, group_advantages, summary
+from sparring.errors import refusal
 from sparring.protocols import Store
 from sparring.types import Group, Rollout, Score
 
 SEARCHED = 200
-"""Number of characters of a rollout's first question and last answer that are searched."""
+"""Characters of a rollout's first question and last answer that are searched, and of several words to search for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,21 +57,9 @@ class RolloutIndex:
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
 
-    def find(self, chosen: Mapping[str, str], words: str = "") -> list[Mapping[str, Any]]:
-        """Return the matching lines, the latest first.
-
-        Args:
-            chosen: required values of `stage`, `dataset`, `outcome`, `success` or `reward`, as in `axes`.
-            words: words that must occur in the rollout's id, task, outcome, reason, first question or last answer.
-        """
-        terms = words.lower().split()
-        lines = [line for lines in self._lines.values() for line in lines.values()]
-        return [
-            line.shown
-            for line in reversed(lines)
-            if all(_AXES[axis](line.shown) == value for axis, value in chosen.items() if value and axis in _AXES)
-            and all(word in line.text for word in terms)
-        ]
+    def lines(self) -> list[RolloutLine]:
+        """Return all lines, the latest first."""
+        return [line for lines in self._lines.values() for line in lines.values()][::-1]
 
     def axes(self) -> dict[str, list[str]]:
         """Return the values of each axis that has several values, to filter by."""
@@ -100,6 +89,28 @@ class RolloutIndex:
                     advantages = group_advantages(group, credit, model) if credit else {}
                     return entry(group, rollout, score, line.stage, advantages)
         return None
+
+
+def find(lines: Sequence[RolloutLine], chosen: Mapping[str, str], words: str = "") -> list[Mapping[str, Any]]:
+    """Return the lines that match, as they are shown.
+
+    Args:
+        lines: lines to search.
+        chosen: required values of `stage`, `dataset`, `outcome`, `success` or `reward`, as in `RolloutIndex.axes`.
+        words: words that must occur in the rollout's id, task, outcome, reason, first question or last answer.
+
+    Raises:
+        BadInput: several words have more than `SEARCHED` characters.
+    """
+    terms = set(words.lower().split())
+    if len(terms) > 1 and len(words) > SEARCHED:
+        raise refusal("words", f"at most {SEARCHED} characters of several words", str(len(words)), "search for fewer")
+    return [
+        line.shown
+        for line in lines
+        if all(_AXES[axis](line.shown) == value for axis, value in chosen.items() if value and axis in _AXES)
+        and all(word in line.text for word in terms)
+    ]
 
 
 def _members(group: Group) -> Iterator[tuple[Rollout, Score | None]]:

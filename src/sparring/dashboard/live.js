@@ -28,7 +28,7 @@ function followRun(stamp) {
 function liveViewer(data) {
   const talk = new Talk(), list = node("div.list", {role: "listbox", "aria-label": "Rollouts"}), shown = node("span.count", {role: "status"});
   const more = node("button", {type: "button", onclick: () => fillList(list.childElementCount)}, "more");
-  const words = node("input", {type: "search", placeholder: "search task, id, outcome, question, answer", "aria-label": "search"});
+  const words = node("input", {type: "search", maxlength: 200, placeholder: "search task, id, outcome, question, answer", "aria-label": "search"});
   const chosen = {};
   let asked = 0;
 

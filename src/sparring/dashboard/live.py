@@ -19,9 +19,9 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 
 from sparring.dashboard.gather import figures, read_config, shares, used_pieces, vocabulary
-from sparring.dashboard.index import RolloutIndex
+from sparring.dashboard.index import RolloutIndex, find
 from sparring.dashboard.report import embedded_json, open_store, page
-from sparring.errors import refusal
+from sparring.errors import BadInput, refusal
 from sparring.gateway.serving import BoundedServer, server_settings
 from sparring.protocols import Store
 
@@ -123,8 +123,12 @@ class LivePage:
         words, after = query.pop("words", ""), query.pop("after", "0")
         first = int(after[:12]) if after.isdecimal() else 0
         with self._reading():
-            lines = self._index.find(query, words)
-        return _json({"found": len(lines), "lines": lines[first : first + ROWS], "all": len(self._index)})
+            lines = self._index.lines()
+        try:
+            found = find(lines, query, words)
+        except BadInput as error:
+            return PlainTextResponse(str(error), 400)
+        return _json({"found": len(found), "lines": found[first : first + ROWS], "all": len(lines)})
 
     def _rollout(self, request: Request) -> Response:
         _, config = read_config(self._folder)

@@ -21,7 +21,7 @@ import msgspec
 from sparring.errors import refusal
 from sparring.gateway.run_socket import BROKEN, CLOSED, MOST_GREETING, SOCKET, Greeting, Word, socket_path
 from sparring.gateway.server import Gateway, gateway_here
-from sparring.gateway.serving import ClientProtocol, LocalServer, Patience, server_settings
+from sparring.gateway.serving import ClientProtocol, LocalServer, Patience, Unasked, server_settings
 
 
 class _HalfClosing:
@@ -94,23 +94,19 @@ class Tunnel(ClientProtocol):
             self._marked = True
             self.leave(broken=broken)  # before the client's next request, which may have arrived already
 
-    def cut(self) -> None:
-        """Break the connection."""
-        self.leave(broken=True)
-        self.transport.abort()
-
 
 class _ControlConnection(asyncio.Protocol):
     """Control connection of a gateway's process, from the end of its greeting.
 
     Args:
         proxies: gateways of the run.
+        unasked: connections of the run's server that it owes no answer.
         transport: transport of the connection.
     """
 
-    def __init__(self, proxies: Proxies, transport: asyncio.Transport) -> None:
+    def __init__(self, proxies: Proxies, unasked: Unasked, transport: asyncio.Transport) -> None:
         """Set up the protocol; the transport is connected already."""
-        self._proxies, self._transport = proxies, transport
+        self._proxies, self._unasked, self._transport = proxies, unasked, transport
 
     def say(self, word: Word) -> None:
         """Send a word to the gateway."""
@@ -121,9 +117,12 @@ class _ControlConnection(asyncio.Protocol):
         self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Receive the gateway's only word, `LEAVES`."""
-        if data.startswith(Word.LEAVES.encode()):
-            self._proxies.leave()
+        """Receive words of the gateway."""
+        for word in data.split():  # a word that is cut, after many others, is said again
+            if word == Word.FULL.encode():
+                self._unasked.end_one()
+            elif word == Word.LEAVES.encode():
+                self._proxies.leave()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Report that the gateway's process ended."""
@@ -224,7 +223,7 @@ class _Arrival(asyncio.Protocol):
             self._transport.abort()
             return
         if greeting.server is None:
-            control = _ControlConnection(self._proxies, self._transport)
+            control = _ControlConnection(self._proxies, self._named["unasked"], self._transport)
             self._transport.set_protocol(control)
             self._proxies.begin(greeting.gateway, control)
         elif self._proxies.is_current(greeting.gateway):

@@ -10,13 +10,12 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
@@ -29,7 +28,6 @@ from sparring.gateway.serving import (
     BoundedServer,
     ClientProtocol,
     Patience,
-    Tally,
     lost_data,
     server_settings,
 )
@@ -105,10 +103,10 @@ class RunSocket:
             return transport
         raise ConnectionRefusedError
 
-    def leave(self) -> None:
-        """Tell the run that this gateway stops."""
+    def say(self, word: Word) -> None:
+        """Send a word to the run, if it is there."""
         if self._control is not None:
-            self._control.write(f"{Word.LEAVES}\n".encode())
+            self._control.write(f"{word}\n".encode())
 
     def close(self) -> None:
         """Close the run's folder."""
@@ -152,11 +150,10 @@ class ClientSide(asyncio.Protocol):
 
     Args:
         run: socket of the run.
-        config: uvicorn settings of the server that answers while the run's process is away.
-        server_state: state of that server, shared by its connections.
-        app_state: state of that server's application.
-        tally: counter of refusals.
+        ended: called when the connection has ended.
+        server_state: state of the server that answers while the run's process is away, shared by its connections.
         patience: time limits of the client.
+        named: other named arguments of `ClientProtocol`.
 
     Attributes:
         transport: transport of the client's connection.
@@ -167,23 +164,15 @@ class ClientSide(asyncio.Protocol):
     def __init__(
         self,
         run: RunSocket,
+        ended: Callable[[], None],
         *,
-        config: uvicorn.Config,
         server_state: ServerState,
-        app_state: dict[str, Any],
-        tally: Tally,
         patience: Patience,
+        **named: Any,
     ) -> None:
         """Set up the protocol, and the one that answers while the run's process is away."""
-        self._run, self._patience, self._state = run, patience, server_state
-        self._local = partial(
-            ClientProtocol,
-            config=config,
-            server_state=server_state,
-            app_state=app_state,
-            tally=tally,
-            patience=patience,
-        )
+        self._run, self._ended, self._patience, self._state = run, ended, patience, server_state
+        self._local = partial(ClientProtocol, server_state=server_state, patience=patience, **named)
         self._loop = asyncio.get_running_loop()
         self._to_run: asyncio.Transport | None = None
         self._broken = self._client_closed = False
@@ -208,6 +197,7 @@ class ClientSide(asyncio.Protocol):
             self._to_run.write(BROKEN if self._broken or lost or exc is not None else CLOSED)
             # unread data of the run breaks this connection, so that the run knows that the client did not receive it
             self._to_run.close()
+        self._ended()
 
     def data_received(self, data: bytes) -> None:
         """Forward data of the client, after the marks of connections whose end was read in the same turn of the event
@@ -281,12 +271,19 @@ class ProxyServer(BoundedServer):
 
     def __init__(self, run: RunSocket, patience: Patience = Patience()) -> None:
         settings = server_settings(_away(), timeout_graceful_shutdown=GRACE_S + 1)  # the run's server stops first
-        super().__init__(settings, patience=patience, protocol=partial(ClientSide, run), files=2)
+        super().__init__(settings, patience=patience, protocol=partial(ClientSide, run, self.go_on), files=2)
         self._run = run
+
+    def make_room(self) -> bool:
+        """Close one connection that waits for no answer, or have the run close one, after which `go_on` is called."""
+        made = super().make_room()
+        if not made:
+            self._run.say(Word.FULL)
+        return made
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop the server, after the responses that the run is sending."""
-        self._run.leave()
+        self._run.say(Word.LEAVES)
         await super().shutdown(sockets)
 
 

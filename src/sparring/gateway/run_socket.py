@@ -42,7 +42,7 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Word(StrEnum):
-    """Line of a control connection. The run sends the first three, and the gateway sends `LEAVES`."""
+    """Line of a control connection. The run sends the first three, and the gateway sends `LEAVES` and `FULL`."""
 
     BEGUN = auto()
     """The gateway now serves the run."""
@@ -55,6 +55,9 @@ class Word(StrEnum):
 
     LEAVES = auto()
     """The gateway stops, after the responses that are being sent."""
+
+    FULL = auto()
+    """The gateway has no room for a client: the run closes a connection that it owes no answer."""
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 uvicorn and its parser limit neither the size of a request's head nor its time, accept connections until no file
 descriptor is left, and log a line for each bad request. Here a head has at most `MOST_HEAD` bytes; heads and bodies
-have the time limits of `Patience`; a server takes at most half of the process's file descriptors; and refusals are
-logged once per kind and counted.
+have the time limits of `Patience`; a server takes at most half of the process's file descriptors, and makes room for a
+new connection by closing one that it owes no answer (`Unasked`); and refusals are logged once per kind and counted.
 """
 
 from __future__ import annotations
@@ -101,6 +101,37 @@ class Tally:
         self.counts.clear()
 
 
+class Unasked:
+    """Connections of a server that it owes no answer: they wait for the whole head of a first or a next request.
+
+    Those that sent nothing of it and those that sent a part are two lines, each in the order of the last byte. Room is
+    made at the front of the longer line, so neither kind, however many there are of it, closes the other.
+    """
+
+    def __init__(self) -> None:
+        self._lines: tuple[dict[ClientProtocol, None], ...] = ({}, {})
+
+    def add(self, connection: ClientProtocol, *, begun: bool) -> None:
+        """Put a connection at the end of its line. `begun`: whether a part of the head has come."""
+        self.remove(connection)
+        self._lines[begun][connection] = None
+
+    def remove(self, connection: ClientProtocol) -> None:
+        """Take a connection out of its line, if it is in one."""
+        for line in self._lines:
+            line.pop(connection, None)
+
+    def end_one(self) -> bool:
+        """Close the connection that has said nothing for longest; return False if there is none to close."""
+        for line in sorted(self._lines, key=len, reverse=True):
+            for oldest in line:
+                if not bytes_queued(oldest.transport, termios.FIONREAD):  # what came may be the rest of the head
+                    self.remove(oldest)
+                    (oldest.cut if oldest.flow.write_paused else oldest.transport.close)()
+                    return True
+        return False
+
+
 class _OverLimit(Exception):
     """Exception that stops the parser: a request exceeds a limit."""
 
@@ -112,15 +143,22 @@ class ClientProtocol(HttpToolsProtocol):
     Args:
         tally: counter of refusals.
         patience: time limits of the client.
+        unasked: connections of the server that it owes no answer; this one is added while it is one of them.
         most_sent: maximum number of bytes of a request on the wire.
     """
 
     def __init__(
-        self, *arguments: Any, tally: Tally, patience: Patience, most_sent: int = MOST_SENT, **named: Any
+        self,
+        *arguments: Any,
+        tally: Tally,
+        patience: Patience,
+        unasked: Unasked,
+        most_sent: int = MOST_SENT,
+        **named: Any,
     ) -> None:
         """Set up the limits; other arguments are uvicorn's."""
         super().__init__(*arguments, **named)
-        self._patience, self._most_sent = patience, most_sent
+        self._patience, self._unasked, self._most_sent = patience, unasked, most_sent
         self.logger = _faults
         self._tally = tally
         self._waits_for: str = "head"  # or "body", or "answer"
@@ -134,12 +172,15 @@ class ClientProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limits of a connection."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # a client that does not read is noticed at the first byte
+        self._unasked.add(self, begun=False)
         self._begun = self._heard = self.loop.time()
         self._timer = self.loop.call_later(self._patience.head_s, self._check_time_limits)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Report a broken connection. `exc` is the reason, None after an orderly close."""
         super().connection_lost(exc)
+        self._unasked.remove(self)
         if self._timer is not None:
             self._timer.cancel()
         self.leave(broken=exc is not None or (self._client_closed and lost_data(self.transport)))
@@ -165,6 +206,11 @@ class ClientProtocol(HttpToolsProtocol):
                 if when_broken is not None:
                     when_broken()
 
+    def cut(self) -> None:
+        """Break the connection."""
+        self.leave(broken=True)
+        self.transport.abort()
+
     def data_received(self, data: bytes) -> None:
         """Parse received bytes and enforce the size limits."""
         self._unset_keepalive_if_required()
@@ -183,6 +229,8 @@ class ClientProtocol(HttpToolsProtocol):
             self._refuse(431, f"expected a head of at most {MOST_HEAD} bytes")
         elif self._bytes > self._most_sent:
             self._refuse(413, f"expected a request of at most {self._most_sent} bytes")
+        elif self.cycle is None or self.cycle.response_complete:
+            self._unasked.add(self, begun=self._waits_for == "head")
 
     def on_message_begin(self) -> None:
         """Start the time limit of a request's head."""
@@ -212,12 +260,19 @@ class ClientProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MOST_WAITING:
             self._stop(429, f"expected at most {MOST_WAITING} requests ahead of their answers")
         super().on_headers_complete()
+        self._unasked.remove(self)
         self._unread.append(self.cycle)
 
     def on_message_complete(self) -> None:
         """Stop the time limit of a body."""
         super().on_message_complete()
         self._waits_for, self._bytes = "answer", 0
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request, which may have come already."""
+        if not self.pipeline:
+            self._unasked.add(self, begun=self._waits_for == "head")
+        super().on_response_complete()
 
     def pause_writing(self) -> None:
         """Start the time limit of a client that does not read."""
@@ -261,7 +316,7 @@ class ClientProtocol(HttpToolsProtocol):
         kind = "an answer was not read" if writing else f"the {self._waits_for} of a request did not come"
         self._tally.add(f"{kind} in time")
         if writing or self._waits_for == "body":
-            self.transport.abort()
+            self.cut()
         else:
             self.transport.close()
 
@@ -276,8 +331,12 @@ def lost_data(transport: asyncio.BaseTransport) -> bool:
     if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
         return False
     state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-    unacknowledged = int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-    return state == TCP_CLOSE or unacknowledged > 0
+    return state == TCP_CLOSE or bytes_queued(transport, termios.TIOCOUTQ) > 0
+
+
+def bytes_queued(transport: asyncio.BaseTransport, queue: int) -> int:
+    """Return how many bytes of a connection are not read yet (`FIONREAD`), or not acknowledged (`TIOCOUTQ`)."""
+    return int.from_bytes(fcntl.ioctl(transport.get_extra_info("socket").fileno(), queue, bytes(4)), sys.byteorder)
 
 
 def server_settings(application: ASGIApp, **more: Any) -> uvicorn.Config:
@@ -317,8 +376,9 @@ class BoundedServer(uvicorn.Server):
         protocol: Callable[..., asyncio.BaseProtocol] = ClientProtocol,
         files: int = 1,
     ) -> None:
-        self.tally = Tally(tell)
-        config.http = partial(protocol, tally=self.tally, patience=patience)  # type: ignore[assignment]
+        self.tally, self._unasked = Tally(tell), Unasked()
+        named = {"tally": self.tally, "patience": patience, "unasked": self._unasked}
+        config.http = partial(protocol, **named)  # type: ignore[assignment]
         super().__init__(config)
         self._most = most_connections() // files
         self._listening: dict[socket.socket, asyncio.TimerHandle | None] = {}
@@ -363,15 +423,26 @@ class BoundedServer(uvicorn.Server):
         loop.remove_reader(listening)
         self._listening[listening] = loop.call_later(PAUSE_S, self._attend, listening)
 
+    def go_on(self) -> None:
+        """Accept connections again on sockets that wait for room."""
+        for listening, pause in self._listening.items():
+            if pause is not None:
+                pause.cancel()
+                self._attend(listening)
+
+    def make_room(self) -> bool:
+        """Close one connection that waits for no answer; return False if there is none."""
+        return self._unasked.end_one()
+
     def _take(self, listening: socket.socket) -> None:
-        """Accept a connection if the server has room for it."""
-        if len(self.server_state.connections) + len(self._joining) >= self._most:
+        """Accept a connection if the server has room for it, or can make some."""
+        if len(self.server_state.connections) + len(self._joining) >= self._most and not self.make_room():
             self._pause(listening, f"{self._most} connections are open; others wait")
             return
         try:
             accepted, _ = listening.accept()
         except OSError as error:  # or the client left, or another process accepted it
-            if error.errno in NO_FILES:
+            if error.errno in NO_FILES and not self.make_room():
                 self._pause(listening, f"no connection could be taken, others wait: {error.strerror}")
             return
         joining = asyncio.get_running_loop().create_task(self._join(accepted))

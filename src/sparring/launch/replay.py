@@ -4,7 +4,6 @@ compares every bit (law 8)."""
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from sparring.recipe.load import load_recorded
 from sparring.recipe.run_config import RunConfig, dump
 from sparring.rollout.group_log import GroupLog
 from sparring.rollout.resample import RecordedTurn, Resampling, resample, turns_of
+from sparring.scratch import scratch
 from sparring.stages.context import ONLINE_STAGES, POLICY, Context, Replay, RunFiles, renderer_of
 from sparring.stages.models.adapters import start_adapter
 from sparring.stages.models.written import write_weights
@@ -115,7 +115,7 @@ def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) ->
         BadInput: the run or rollout does not exist, or its weights can neither be read nor trained again.
     """
     config, result = _recipe(folder, threads), ReplayResult()
-    with tempfile.TemporaryDirectory(prefix="sparring-replay-") as made:
+    with scratch() as made:
         with closing(SqliteStore(folder / STORE, read_only=True)) as store:
             rollout = store.load(rollout_id)
             turns = list(turns_of([rollout], POLICY))
@@ -123,7 +123,7 @@ def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) ->
                 got = f"no sampled token ({rollout.outcome.kind})"
                 raise refusal(rollout_id, "a rollout that the policy sampled", got, "choose another")
             versions = set[int]().union(*(turn.versions for turn in turns))
-            weights = _weights(config, folder, store, rollout_id, versions, Path(made))
+            weights = _weights(config, folder, store, rollout_id, versions, made)
             if weights is None:
                 work = _replay_steps(config, folder, _steps_to(store, folder, rollout_id, versions), True, result)
             else:
@@ -244,8 +244,8 @@ async def _replay_steps(config: RunConfig, folder: Path, steps: Steps, sampling:
     Raises:
         BadInput: a part of the run is gone or has changed since.
     """
-    with tempfile.TemporaryDirectory(prefix="sparring-replay-") as made:
-        async with opened(_copy(config, folder, steps.stage, Path(made))) as context:
+    with scratch() as made:
+        async with opened(_copy(config, folder, steps.stage, made)) as context:
             context.store.truncate(steps.stage, steps.start)
             updates = ReplayedUpdates(context, steps, sampling)
             try:

@@ -23,6 +23,7 @@ from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
 from sparring.recipe.load import load
 from sparring.recipe.run_config import RunConfig, resolve
+from sparring.scratch import scratch
 from sparring.stages.context import CHOSEN, MEMORY_WARNING_KEY, Context
 from sparring.stages.data.contamination import SHOWN, note_shown
 from sparring.stages.runtime.baselines import remember_others
@@ -391,15 +392,13 @@ def check_recipe(config: RunConfig, worker: Sequence[str] = ()) -> list[str]:
     Raises:
         BadInput: a run would be refused.
     """
-    import tempfile
-
     from sparring.stages.preflight.directory import check_directory
 
     async def checked() -> list[str]:
         facts = check_directory(Path(config.run.directory)) + _compare_with_folder(resolve(config))
         check_sinks(config.observe)
-        with tempfile.TemporaryDirectory() as folder:
-            run = msgspec.structs.replace(config.run, directory=folder)
+        with scratch() as folder:
+            run = msgspec.structs.replace(config.run, directory=str(folder))
             quiet = msgspec.structs.replace(config.observe, sinks=(), progress="off")  # `check_sinks` has checked them
             begun = Path(config.run.directory) / config.run.name
             async with opened(resolve(msgspec.structs.replace(config, run=run, observe=quiet)), begun) as context:

@@ -10,7 +10,6 @@ import secrets
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +35,7 @@ from sparring.model.peft import is_adapter
 from sparring.recipe.load import from_data
 from sparring.render.text_rules import TextRules
 from sparring.render.tokenizer import FileTokenizer, load_tokenizer
+from sparring.scratch import scratch
 from sparring.weights.upload import BUCKET
 
 if TYPE_CHECKING:
@@ -198,15 +198,14 @@ def _open_files(config: ServeConfig, found: Mapping[str, bytes], dtype: str, num
     from sparring.model.load import without_weights
     from sparring.weights import files
 
-    with tempfile.TemporaryDirectory(prefix="sparring-serve-") as name:
-        folder = Path(name)
+    with scratch() as folder:
         files.write(found, folder)
         tokenizer = load_tokenizer(folder) if "tokenizer.json" in found else None
         device = resolve_device(config.device, "--device")
         try:
             model = without_weights(folder, dtype=dtype, numerics=numerics, device=device)
         except BadInput as error:
-            raise BadInput(str(error).replace(name, "the sent files")) from error
+            raise BadInput(str(error).replace(str(folder), "the sent files")) from error
     engine = _engine_of(model, config)
     served = engine.describe(secrets.token_hex(8))
     most = max(served.state_bytes, sum(files.MOST_BYTES.values()))

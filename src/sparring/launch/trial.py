@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
@@ -28,6 +27,7 @@ from sparring.render.demonstrate import reply_tokens
 from sparring.render.load import load_renderer
 from sparring.render.train_tokenizer import train_tokenizer
 from sparring.reply import Reply, ReplyRequest, ReplyStream, SampledReply, SessionLayer
+from sparring.scratch import scratch
 from sparring.types import Limits, Segment, Task
 from sparring.types import Message as Said
 
@@ -144,7 +144,7 @@ class _WatchedRequests(SessionLayer):
 @functools.cache
 def _renderer() -> Any:
     texts = ("You may call one or more functions to assist with the user query.", ANSWER, '{"name": "arguments"}')
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch() as folder:
         train_tokenizer(texts, 400, folder)
         return load_renderer(folder, "auto", False)
 

@@ -6,13 +6,13 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from pathlib import Path
 
 from sparring.errors import InfraError, boundary, refusal
 from sparring.model.config import ModelConfig
 from sparring.model.gguf.place import SUFFIX, converted, gguf_file
 from sparring.model.peft import base_of, is_adapter
+from sparring.scratch import scratch
 from sparring.user_cache import user_cache
 
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "tokenizer.model")
@@ -109,8 +109,8 @@ def template_text(file: str) -> str:
 def _link(files: dict[str, Path], template: str, out: Path, changed_ns: int) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent) as folder:
-            staging = Path(folder) / out.name
+        with scratch(out.parent) as folder:
+            staging = folder / out.name
             staging.mkdir()
             for name, file in files.items():
                 (staging / name).symlink_to(file)

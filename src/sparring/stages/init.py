@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
@@ -73,19 +72,17 @@ def copy_tokenizer(folder: Path, out: Path) -> None:
 def fit_tokenizer(shown: Sequence[Conversation], vocab_size: int, out: Path) -> None:
     """Train a tokenizer on rendered conversations, cut at special tokens, and write it to `out`.
 
-    A tokenizer without merges renders them, so that the tool header, the JSON and the tools' answers have the form that
-    the policy will see.
+    A tokenizer without merges, in the same folder, renders them, so that the tool header, the JSON and the tools'
+    answers have the form that the policy will see.
     """
     from sparring.render.load import load_renderer
     from sparring.render.train_tokenizer import MIN_VOCAB_SIZE, train_tokenizer
 
-    with tempfile.TemporaryDirectory() as folder:
-        train_tokenizer([], MIN_VOCAB_SIZE, Path(folder))
-        renderer = load_renderer(folder)
-        texts = []
-        for conversation in shown:
-            tokens = renderer.render(conversation.messages, conversation.tools, generation=False).tokens
-            texts += re.split(r"<\|?/?\w+\|?>", renderer.decode(tokens))
+    renderer = load_renderer(train_tokenizer([], MIN_VOCAB_SIZE, out))
+    texts = []
+    for conversation in shown:
+        tokens = renderer.render(conversation.messages, conversation.tools, generation=False).tokens
+        texts += re.split(r"<\|?/?\w+\|?>", renderer.decode(tokens))
     train_tokenizer([text for text in texts if text], vocab_size, out)
 
 

@@ -2,10 +2,13 @@
 
 import asyncio
 import csv
+import dataclasses
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -80,6 +83,38 @@ def test_a_search_looks_at_tasks_questions_and_answers(sample_run: Path, reader:
     assert found(words="café gcd", success="not solved") == 0, "the answer to the last question is the title"
     assert found(words="a sum", dataset="gcd") == sum(len(g.rollouts) for g in groups if g.task.tag == "gcd")
     assert found(no_axis="x") == found(after="no number") == found()
+
+
+def test_a_search_for_more_than_could_be_found_is_refused(reader: TestClient) -> None:
+    long = reader.get("/rollouts", params={"words": "a b " * 50 + "a"})
+    assert long.status_code == 400 and "at most 200 characters of several words, got 201" in long.text
+    assert reader.get("/rollouts", params={"words": "g c " * 50}).json()["found"]
+
+
+def test_a_search_holds_up_no_other_request(sample_run: Path) -> None:
+    """The search stands still at its first line until another request has been answered."""
+    page, answered = LivePage(sample_run, "127.0.0.1", "secret"), threading.Event()
+    application = page.application()
+
+    class Searched(str):
+        def __contains__(self, word: object) -> bool:
+            searching.set()
+            return answered.wait(30) and super().__contains__(word)  # type: ignore[operator]
+
+    def ask(path: str) -> int:
+        client = TestClient(application, base_url=HERE)
+        client.get("/", params={"key": "secret"})
+        return client.get(path).status_code
+
+    searching = threading.Event()
+    assert ask("/rollouts") == 200
+    line = page._index.lines()[0]
+    page._index._lines[line.stage][line.shown["id"]] = dataclasses.replace(line, text=Searched(line.text))
+    with ThreadPoolExecutor() as pool:
+        search = pool.submit(ask, "/rollouts?words=gcd")
+        assert searching.wait(30) and ask("/figures") == ask("/rollouts") == 200
+        answered.set()
+        assert search.result() == 200
 
 
 def test_what_is_recorded_while_somebody_looks_is_shown(sample_run: Path, tmp_path: Path) -> None:

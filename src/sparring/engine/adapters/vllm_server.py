@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import httpx
 
 from sparring.engine.config import EngineConfig
 from sparring.errors import EngineError, refusal
+from sparring.scratch import scratch
 
 PROCESS = Path(__file__).parent / "vllm_process"
 BLOCK_SIZE = 32
@@ -50,7 +50,8 @@ class VllmServer:
         shape = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
         self.vocab_size = int((shape.get("text_config") or shape)["vocab_size"])
         self.path = Path(path)
-        self.folder = Path(tempfile.mkdtemp(prefix="sparring-vllm-", dir=_MEMORY if _MEMORY.is_dir() else None))
+        self._stack = ExitStack()
+        self.folder = self._stack.enter_context(scratch(_MEMORY if _MEMORY.is_dir() else None, "vllm"))
         self.socket = self.folder / "socket"
         self._log, self._closed = self.folder / "log", False
         command = [python, PROCESS / "serve.py", "--model", path, "--uds", self.socket, *_arguments(config, dtype)]
@@ -121,7 +122,7 @@ class VllmServer:
             self._process.stdin.close()  # which kills its process group
             self._process.wait()
         self._process.stdin.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._stack.close()
 
     def _wait(self, deadline: float) -> None:
         while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparring.envs.instructions.kind import InstructionKind, Params
-from sparring.envs.instructions.reply import ReplyText
+from sparring.envs.instructions.reply import ReplyText, most_words
 
 
 def _num_finished(reply: ReplyText) -> int:
@@ -12,7 +12,7 @@ def _num_finished(reply: ReplyText) -> int:
 
 
 def _is_short(reply: ReplyText, params: Params) -> bool:
-    return len(reply.sentences) >= 2 and all(len(sentence.words) <= params["n"] for sentence in reply.sentences)
+    return len(reply.sentences) >= 2 and all(most_words(sentence.text) <= params["n"] for sentence in reply.sentences)
 
 
 KINDS = (
@@ -47,7 +47,7 @@ KINDS = (
             "Stay within {n} words.",
             "Your answer must not be longer than {n} words.",
         ),
-        kept=lambda reply, params: len(reply.words) <= params["n"],
+        kept=lambda reply, params: most_words(reply.plain) <= params["n"],
         plan=lambda params: {"max_words": params["n"]},
         draw=lambda random, scope: {"n": random.choice((10, 12, 15, 20, 25, 30))},
         claims=frozenset({"length"}),
@@ -55,7 +55,7 @@ KINDS = (
     InstructionKind(
         name="at_least_words",
         says=("Use at least {n} words.", "Write {n} words or more.", "Your answer needs no fewer than {n} words."),
-        kept=lambda reply, params: len(reply.words) >= params["n"],
+        kept=lambda reply, params: reply.fewest_words >= params["n"],
         plan=lambda params: {"min_words": params["n"]},
         draw=lambda random, scope: {"n": random.choice((10, 15, 20, 25, 30))},
         claims=frozenset({"length"}),

@@ -12,12 +12,27 @@ MAX_HEADING = 8
 
 _WORD = re.compile(r"[^\W_]+(?:['’_-][^\W_]+)*")
 _EMPHASIS = re.compile(r"(?<![^\W_])[*_]+(?=\S)|(?<=\S)[*_]+(?![^\W_])")
-_END = re.compile(r"(?<![.!?…])[.!?…]++[\"”’')\]]*+(?=\s|$|[A-Z][a-z])")
+_NAME = r"(?!(?:com|org|net|edu|gov|io|co|uk|de|js|py|html?|pdf|txt)(?![^\W_]))"  # of a site or a file
+_END = re.compile(
+    r"(?<![.!?…])[.!?…]++[\"”’')\]]*+(?=\s|$|[A-Z][a-z])|[·•](?=\s|$)"
+    rf"|(?<=[^\W\d_]{{2}})[.!?…]++[\"”’')\]]*+(?={_NAME}[^\W\d_]{{2}}|[AaIi]\s)|(?<=[^\W\d_]{{3}})[.!?…]++(?=\d)"
+)
 _CLOSED = re.compile(r"[.!?…][\"”’')\]]*$")
 _BULLET = re.compile(r"[-*•]\s+")
 _NUMBER = re.compile(r"\d+[.)]\s+")
 _HEADING = re.compile(r"\[[^\[\]]+\]")
-_ABBREVIATION = re.compile(r"(?:^|[\s(\"“])(?:(?i:mr|mrs|ms|dr|st|vs|etc|p\.s|e\.g|i\.e|a\.m|p\.m)|[A-HJ-Z])$")
+_ABBREVIATION = re.compile(
+    r"(?:^|[\s(\"“])(?:(?P<title>(?i:mr|mrs|ms|dr|st))|(?P<lead>(?i:vs|e\.g|i\.e))|(?P<etc>(?i:etc))"
+    r"|(?P<hour>(?i:a\.m|p\.m))|(?i:p\.s)|(?P<initial>(?:[A-Z]\.|Ph\.)*[A-HJ-Z]))$"
+)
+_AFTER_LOWER = re.compile(r"(?:^|\s)(?!(?:and|as|by|from|of|to|with)\s)[a-z]+\s[A-Z]$")  # "plan B", not "by J"
+_NEXT = re.compile(r"[\s\"“(]*([^\W_]*)")
+_SUBJECTS = frozenset(
+    "they it he she we you nobody everybody somebody everyone someone there the this these those many some most".split()
+)
+_JOINT = re.compile(r"[-_]|(?<=[a-z])(?=[A-Z])|(?<!\b[dloDLO])['’](?!(?:re|ve|ll)\b)(?=[^\W_]{2})")
+_LOOKS = {signs[0]: signs for signs in "a4@ b86 e3€ g96 i1! l1!£ o0 q9 s5$ t7+ z2".split()}
+_PAIRS = {"l": "(?<=[a-z])I", "m": "rn", "w": "vv"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +122,22 @@ class ReplyText:
                 sentences.append(Sentence(text, lowered(text), bool(_CLOSED.search(text)), mark is not None))
         return tuple(sentences)
 
+    @cached_property
+    def fewest_words(self) -> int:
+        """Number of words where nothing between two blanks is more than one."""
+        return min(len(self.words), sum(any(map(str.isalnum, chunk)) for chunk in self.plain.split()))
+
     def count(self, word: str) -> int:
         """Count the occurrences of a word, in any case."""
         return self.words.count(word.casefold())
+
+    def shows(self, word: str) -> bool:
+        """Return True if a reader may find the word, split (`ve-ry`), masked (`v*ry`) or disguised (`v3ry`)."""
+        letters = [f"(?:[{_LOOKS.get(letter, letter)}]|{_PAIRS.get(letter, letter)})+" for letter in word]
+        masked = [[*letters[:at], "[*#@$%&+=]+", *letters[at + 1 :]] for at in range(1, len(word) - 1) if len(word) > 3]
+        forms = "|".join(r"[^\w\s]*\d?[^\w\s]*".join(form) for form in (letters, *masked))
+        spelled = "".join(c for c in unicodedata.normalize("NFD", self.text) if not unicodedata.combining(c))
+        return word in self.appearing or bool(re.search(rf"(?<![^\W_])(?i:{forms})(?![^\W_])", spelled))
 
 
 def words_of(text: str) -> tuple[str, ...]:
@@ -122,15 +150,40 @@ def lowered(text: str) -> tuple[str, ...]:
     return tuple(word.casefold().replace("’", "'") for word in words_of(text))
 
 
+def most_words(text: str) -> int:
+    """Return the number of words of a text where each part of a joined word (`well-known`, `wellKnown`) is one, but for
+    single letters (`x-ray`)."""
+    parts = [part for word in words_of(text) for part in _JOINT.split(word)]
+    return sum(len(part) > 1 or part in "AaIi" or part.isdigit() for part in parts)
+
+
 def split_sentences(line: str) -> list[str]:
     """Split a line after full stops, question marks and exclamation marks, but not after common abbreviations."""
     sentences, begin = [], 0
     for end in _END.finditer(line):
-        if end.group() == "." and _ABBREVIATION.search(line[begin : end.start()]):
+        if end.group() == "." and _is_abbreviated(
+            line[max(begin, end.start() - 40) : end.start()], line[end.end() : end.end() + 40]
+        ):
             continue
         sentences.append(line[begin : end.end()].strip())
         begin = end.end()
     return [sentence for sentence in [*sentences, line[begin:].strip()] if sentence]
+
+
+def _is_abbreviated(before: str, after: str) -> bool:
+    """Return True if the full stop between two texts belongs to an abbreviation, and ends no sentence."""
+    found, follows = _ABBREVIATION.search(before), _NEXT.match(after)
+    if found is None or follows is None or found.lastgroup is None:
+        return found is not None
+    word = follows.group(1)
+    capital, subject = word[:1].isupper(), word.casefold() in _SUBJECTS
+    return {
+        "title": not subject and (before[found.start("title")].isupper() or not capital),  # before a name
+        "initial": not subject and not (capital and _AFTER_LOWER.search(before)),
+        "lead": not (subject and capital),
+        "hour": not capital or word.endswith("day"),
+        "etc": not capital and not subject,
+    }[found.lastgroup]
 
 
 def folded(text: str) -> str:

@@ -34,7 +34,7 @@ PLAIN = frozenset(" \n\t\r.,;:!?'\"()[]-*_#/&%$+=@“”‘’«»–—…•·
 _LETTERS = frozenset("æœø")
 _JOINERS = frozenset("\u200d\ufe0f")
 _HIDDEN = re.compile(
-    r"&#?\w+;|\]\(|[^\W_]_+[^\W_]|[^\W_](?:['’-][^\W_]+){2}['’-][^\W_]"
+    r"&#?\w+;|\]\(|[^\W_]_+[^\W_]|[^\W_](?:['’-][^\W_]+){3}['’-][^\W_]|(?:['’][^\W_]+){3}"
     r"|[a-z][A-Z][a-z]+[A-Z]|[^\W_]{29}"  # the longest word of a dictionary has 28 letters
 )
 

@@ -70,7 +70,7 @@ KINDS = (
     InstructionKind(
         name="avoid_word",
         says=('Do not use the word "{word}".', 'Leave out the word "{word}".', 'Never write the word "{word}".'),
-        kept=lambda reply, params: params["word"] not in reply.appearing,
+        kept=lambda reply, params: not reply.shows(params["word"]),
         plan=lambda params: {"avoid": {params["word"]}},
         # never the first two words of the topic, which are its plural and its singular
         draw=lambda random, scope: {"word": random.choice([*COMMON, *scope.family[2:]])},

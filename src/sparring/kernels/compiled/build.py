@@ -14,9 +14,10 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from sparring.scratch import scratch
 
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-pthread", "-fPIC", "-Wno-psabi")
 """Compiler flags. -ffp-contract=off: only an explicit fma() is fused, so bits do not depend on the compiler's
@@ -46,12 +47,12 @@ def build(flags: tuple[str, ...] = FLAGS) -> Path | None:
     target = cache_folder() / f"kernels-{key}.so"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as workshop:
-            objects = [str(Path(workshop) / f"{source.stem}.o") for source in sources]
+        with scratch(target.parent) as workshop:
+            objects = [str(workshop / f"{source.stem}.o") for source in sources]
             with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
                 commands = [[compiler, *flags, "-c", str(s), "-o", o] for s, o in zip(sources, objects, strict=True)]
                 list(pool.map(_run, commands))
-            linked = str(Path(workshop) / "kernels.so")
+            linked = str(workshop / "kernels.so")
             _run([compiler, "-shared", "-pthread", *objects, "-o", linked])
             os.replace(linked, target)
     return target

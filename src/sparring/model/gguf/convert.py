@@ -95,12 +95,12 @@ def _check(reader: gguf.GGUFReader, fields: Mapping[str, Any], where: str) -> No
 def _config(reader: gguf.GGUFReader, fields: Mapping[str, Any], where: str) -> Any:
     arch = fields["general.architecture"]
     with (
-        tempfile.NamedTemporaryFile(suffix=".gguf") as short,
+        tempfile.TemporaryFile() as short,
         boundary(BadInput, where, "settings that the library reads", "take the model's Hugging Face folder"),
     ):
         short.write(_settings(reader))
         short.flush()
-        settings = library.load_gguf_checkpoint(short.name)["config"]
+        settings = library.load_gguf_checkpoint(f"/proc/self/fd/{short.fileno()}")["config"]
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     settings["tie_word_embeddings"] = OUTPUT not in tensors
     if EMBEDDING in tensors:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
 from sparring.errors import refusal
 from sparring.observe.terminal import say
+from sparring.scratch import scratch
 from sparring.user_cache import user_cache
 
 SUFFIX = ".gguf"
@@ -85,8 +81,8 @@ def write(file: Path, folder: Path, seen: os.stat_result | None = None) -> None:
 
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_unfinished(folder)
-        with _staging(folder) as staging:
+        with scratch(folder.parent, folder.name) as staging:
+            staging.chmod(0o755)
             other = _find_tokenizer(file)
             convert(file, other, staging)
             now = file.stat()
@@ -101,24 +97,6 @@ def write(file: Path, folder: Path, seen: os.stat_result | None = None) -> None:
         raise refusal(str(folder), "a place to write the converted checkpoint", str(error), do) from error
 
 
-@contextmanager
-def _staging(folder: Path) -> Iterator[Path]:
-    """Create a sibling of `folder` to write into, locked while this process lives, and remove it at the end."""
-    while True:
-        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        lock = os.open(staging, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if staging.is_dir():  # else another process removed it as unfinished before it was locked
-            break
-        os.close(lock)
-    try:
-        staging.chmod(0o755)
-        yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        os.close(lock)
-
-
 def _find_tokenizer(file: Path) -> Path | None:
     other = file.parent / "tokenizer.json"
     return other if other.is_file() else None
@@ -129,20 +107,6 @@ def _set_times(folder: Path, changed_ns: int) -> None:
     recognises a changed model by these times."""
     for file in folder.iterdir():
         os.utime(file, ns=(changed_ns, changed_ns))
-
-
-def _remove_unfinished(folder: Path) -> None:
-    """Remove the unfinished conversions into `folder` of processes that were killed."""
-    for unfinished in folder.parent.iterdir():
-        if unfinished.is_dir() and re.fullmatch(re.escape(f".{folder.name}-") + r"[a-z0-9_]{8}", unfinished.name):
-            lock = os.open(unfinished, os.O_RDONLY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(unfinished, ignore_errors=True)
-            except BlockingIOError:
-                pass  # its process lives
-            finally:
-                os.close(lock)
 
 
 @lru_cache(maxsize=64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -10,14 +9,14 @@ import msgspec
 from sparring.errors import refusal
 from sparring.model.hub import base_folder
 from sparring.model.outline import Outline
-from sparring.recipe.run_config import RunConfig
-from sparring.stages.context import POLICY, given_checkpoint
+from sparring.scratch import scratch
+from sparring.stages.context import POLICY, RunFiles, given_checkpoint
 
 LAYERS = 2
 """Number of layers of the fresh model that is made for the check; all layers of a fresh model are alike."""
 
 
-def check_model(config: RunConfig, shape: Outline) -> list[str]:
+def check_model(files: RunFiles, shape: Outline) -> list[str]:
     """Load the policy as every stage will, or make one of the configured shape.
 
     Raises:
@@ -28,8 +27,8 @@ def check_model(config: RunConfig, shape: Outline) -> list[str]:
     from sparring.model.servable import check_servable
     from sparring.model.targets import targeted
 
-    spec, start = config.models[POLICY], given_checkpoint(config)
-    with tempfile.TemporaryDirectory() as folder:
+    spec, start = files.config.models[POLICY], given_checkpoint(files.config)
+    with scratch(files.folder) as folder:
         if start is not None:
             _check_ids(base_folder(start), shape)
         else:
@@ -41,7 +40,7 @@ def check_model(config: RunConfig, shape: Outline) -> list[str]:
                 0,
             )
         model = check_servable(
-            start or Path(folder), dtype=spec.dtype, device=config.run.device, numerics=spec.numerics
+            start or folder, dtype=spec.dtype, device=files.config.run.device, numerics=spec.numerics
         )
     if spec.lora is not None:
         names = targeted(model.module, spec.lora.target_modules, spec.lora.target_parameters)

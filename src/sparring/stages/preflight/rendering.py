@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from sparring.envs.domains import factory_of
 from sparring.errors import BadInput, refusal, refusal_in
@@ -15,7 +13,8 @@ from sparring.model.hub import local_folder
 from sparring.model.outline import Outline
 from sparring.protocols import EnvFactory, Renderer
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.context import POLICY, given_checkpoint, renderer_of
+from sparring.scratch import scratch
+from sparring.stages.context import POLICY, RunFiles, given_checkpoint, renderer_of
 from sparring.stages.data.demonstrations import Conversation, rendered, too_long
 from sparring.stages.data.preferences import same_ids
 from sparring.stages.init import fit_tokenizer
@@ -27,7 +26,7 @@ SOME = 200
 
 
 def check_rendering(
-    config: RunConfig,
+    files: RunFiles,
     factory: EnvFactory,
     shape: Outline,
     tasks: Sequence[Task],
@@ -49,10 +48,11 @@ def check_rendering(
     """
     from sparring.render.round_trip import check_round_trip
 
+    config = files.config
     demonstrated = [conversation.task for conversation in shown if conversation.task is not None]
     own = _tools_by_environment(factory, [*tasks, *demonstrated])
     tools = list({tool.name: tool for of_env in own.values() for tool in of_env}.values())
-    with _renderer(config, shape, shown) as renderer:
+    with _renderer(files, shape, shown) as renderer:
         proven = check_round_trip(renderer, tools, config.render.control_tokens)
         facts = [f"render: {fact}" for fact in proven]
         facts += _check_thinking(config, renderer)
@@ -168,10 +168,10 @@ def _check_constraints(held: Sequence[Conversation], renderer: Renderer) -> None
 
 
 @contextmanager
-def _renderer(config: RunConfig, shape: Outline, shown: Sequence[Conversation]) -> Iterator[Renderer]:
+def _renderer(files: RunFiles, shape: Outline, shown: Sequence[Conversation]) -> Iterator[Renderer]:
     from sparring.render.train_tokenizer import MIN_VOCAB_SIZE
 
-    start = given_checkpoint(config)
+    config, start = files.config, given_checkpoint(files.config)
     if start is not None:
         yield renderer_of(config, start)
         return
@@ -181,6 +181,6 @@ def _renderer(config: RunConfig, shape: Outline, shown: Sequence[Conversation]) 
         return
     if shape.vocab_size < MIN_VOCAB_SIZE:
         raise refusal("models.policy.init.vocab_size", f"at least {MIN_VOCAB_SIZE}", str(shape.vocab_size), "raise it")
-    with tempfile.TemporaryDirectory() as folder:
-        fit_tokenizer(shown[:SOME], shape.vocab_size, Path(folder))
-        yield renderer_of(config, Path(folder))
+    with scratch(files.folder) as folder:
+        fit_tokenizer(shown[:SOME], shape.vocab_size, folder)
+        yield renderer_of(config, folder)

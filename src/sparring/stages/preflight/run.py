@@ -101,8 +101,8 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
     about, compared = check_compared(config, factory)
     shown += compared
     about += check_online(config) + check_imitation(config)
-    facts += about + environment_facts + check_rendering(config, factory, shape, tasks, shown, held)
-    return facts + check_model(config, shape) + check_updates(config)
+    facts += about + environment_facts + check_rendering(context, factory, shape, tasks, shown, held)
+    return facts + check_model(context, shape) + check_updates(config)
 
 
 async def _play_tasks(

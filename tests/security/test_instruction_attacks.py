@@ -1,0 +1,141 @@
+"""Attacks on the verdicts of `instructions`: replies that keep a limit by their spelling alone earn nothing, and honest
+replies with the same marks, abbreviations and compounds keep what they earn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparring.envs.instructions.world import score
+
+ONE = {"kind": "sentences", "n": 1}
+TEN = {"kind": "at_most_words", "n": 10}
+
+
+def earned(text: str, instruction: dict[str, Any]) -> float:
+    task = {"prompt": "Write about dogs.", "topic": "dogs", "instructions": [instruction]}
+    reward = score(text, task).reward
+    assert reward is not None
+    return reward
+
+
+def avoiding(word: str) -> dict[str, Any]:
+    return {"kind": "avoid_word", "word": word}
+
+
+ATTACKS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "words joined by hyphens, two or three at a time": (TEN, [
+        "Many-people like-dogs because-they are-loyal friends-that guard-our homes-and families-every day.",
+        "Many-people-like dogs-because-they are-loyal-friends that-guard-our homes-and-families every-single-day.",
+    ]),
+    "words joined by hyphens, in sentences": ({"kind": "short_sentences", "n": 7}, [
+        "Most-people like-dogs because-they guard-our homes. Nobody minds-that they-bark.",
+        "State-of-the-art dogs guard-our old homes. Nobody minds that.",
+    ]),
+    "words joined by apostrophes": (TEN, [
+        "Many'people like'dogs because'they are'loyal friends'that guard'our homes'and families.",
+    ]),
+    "words joined by capitals": (TEN, [
+        "ManyPeople likeDogs becauseThey areLoyal friendsThat guardOur homesAnd familiesEvery day.",
+    ]),
+    "words joined by apostrophes and hyphens": (TEN, [
+        "Many-people like'dogs because-they are'loyal friendsThat guard-our homes'and families.",
+    ]),
+    "one word cut into many": ({"kind": "at_least_words", "n": 10}, [
+        "Do/gs gu/ard ho/mes ne/ar ri/vers.", "Do.gs gu.ard ho.mes ne.ar ri.vers.", "Do*gs gu*ard ho*mes ne*ar ri*vers.",
+    ]),
+    "sentences that end with etc.": (ONE, [
+        "People like dogs and cats etc. They guard the house etc. Nobody minds that they bark.",
+        "people like dogs and cats etc. they guard the house etc. nobody minds that they bark.",
+        "Dogs guard our homes, farms, etc. Puppies play.",
+    ]),
+    "sentences that end with other abbreviations": (ONE, [
+        "Dogs sleep until 5 p.m. They guard the house until 6 a.m. Nobody minds.",
+        "Dogs live on our st. They guard the old dr. Nobody minds that they bark vs. Everyone likes it.",
+        "Dogs live on our st. Puppies guard the old ms. Cats mind that they bark.",
+        "Dogs need good food e.g. They like meat i.e. Nobody minds.",
+    ]),
+    "sentences that end with a letter": (ONE, [
+        "Dogs need vitamin C. They are our plan B. Nobody minds that they bark.",
+        "Dogs need vitamin C. Puppies are our plan B. Cats mind that they bark.",
+    ]),
+    "sentences without a blank between": (ONE, [
+        "People like dogs.they guard the house.nobody minds that they bark.",
+        "People like dogs!they guard the house?nobody minds that they bark.",
+        "PEOPLE LIKE DOGS.THEY GUARD THE HOUSE.NOBODY MINDS.",
+        "People like dogs.\"they guard the house.\"nobody minds that they bark.",
+        "People like dogs.a good one guards the house.I never mind.",
+        "People like dogs.2 guard the house.3 never bark.",
+    ]),
+    "full stops that are none": (ONE, [
+        "People like dogs· They guard the house· Nobody minds that they bark.",
+        "People like dogs • They guard the house • Nobody minds that they bark.",
+    ]),
+    "exclamation marks behind the last sentence alone": ({"kind": "exclaim"}, [
+        "People like dogs etc. They guard plan B. Nobody minds!", "People like dogs.they guard the house.nobody minds!",
+    ]),
+    "several sentences a line": ({"kind": "own_lines"}, [
+        "People like dogs etc. They bark.\nThey guard the house.", "People like dogs.they bark.\nThey guard the house.",
+    ]),
+    "a word with signs that look like its letters": (avoiding("very"), [
+        f"Dogs are {word} good friends." for word in ("ver1y", "v3ry", "v€ry", "V3RY", "v3.ry", "ve7ry")
+    ]),
+    "a word in letters that look like it": (avoiding("also"), ["Dogs are aIso good friends.", "Dogs are a1s0 good friends."]),
+    "a word with a letter in two parts": (avoiding("water"), ["Dogs like vvater all day.", "Dogs like vva7er all day."]),
+    "a word with more letters": (avoiding("very"), ["Dogs are veeery good friends.", "Dogs are verrry good friends."]),
+    "a masked word": (avoiding("very"), ["Dogs are v*ry good friends.", "Dogs are ve**y good friends.", "Dogs are v#ry good."]),
+}  # fmt: skip
+CASES = [(name, text) for name, (_, texts) in ATTACKS.items() for text in texts]
+
+
+@pytest.mark.parametrize(("name", "text"), CASES)
+def test_an_attack_earns_nothing(name: str, text: str) -> None:
+    assert earned(text, ATTACKS[name][0]) == 0.0
+
+
+HONEST = [
+    (ONE, "Well-known state-of-the-art dogs guard our homes."),
+    (ONE, "Dogs like meat, bones, etc. and sleep all day."),
+    (ONE, "Many animals, e.g. dogs, guard our homes."),
+    (ONE, "Good dogs, i.e. those that bark, guard our homes."),
+    (ONE, "Dr. Smith and Mrs. Jones of Main St. like dogs."),
+    (ONE, "Books by J. K. Rowling and George W. Bush have dogs."),
+    (ONE, "Dogs wake at 6 a.m. and bark until 5 p.m. every day."),
+    (ONE, "Dogs wake at 6 a.m. Monday and bark all day."),
+    (ONE, "Dogs weigh 3.5 kg or 1,000.25 grams at birth."),
+    (ONE, "Look at dogs.com or index.html to read of dogs."),
+    (ONE, "In the U.S. dogs guard homes, as Ph.D. students say."),
+    (ONE, "The match of dogs vs. cats is not over."),
+    (ONE, "Version 2.0 of our dog barks at 10.30 in the café."),
+    ({"kind": "sentences", "n": 2}, "Dogs are our friends… They guard our naïve hearts!"),
+    ({"kind": "sentences", "n": 2}, "Dogs bark (a lot). “Cats do not.”"),
+    ({"kind": "sentences", "n": 2}, "Do dogs bark?! They do so all day..."),
+    ({"kind": "sentences", "n": 2}, "dogs guard our homes. they bark, e.g. at cats."),
+    (TEN, "A well-known dog guards our home all day."),
+    (TEN, "It's o'clock-free: dogs don't mind, they've time."),
+    (TEN, "YouTube's dogs aren't McDonald's; they're O'Brien's own."),
+    ({"kind": "at_least_words", "n": 8}, "Dogs, our well-known friends, guard homes and/or farms daily."),
+    ({"kind": "short_sentences", "n": 7}, "Well-known dogs guard our homes. Nobody minds it."),
+    ({"kind": "exclaim"}, "Mr. Smith likes dogs, cats, etc.! They bark at 5 p.m. daily!"),
+    ({"kind": "own_lines"}, "Dogs bark, e.g. at night.\nMr. Smith minds it."),
+    (avoiding("very"), "Every dog is verily varied; ever yours, 4 of them."),
+    (avoiding("also"), "All so-called dogs bark, a lot so far."),
+    (avoiding("tail"), "A tall dog likes the mall and the hill. ALL DOGS ARE TALL."),
+    (avoiding("good"), "The dogs of God bark 24/7 in goods trains."),
+    (avoiding("many"), "A dog guards man's home, and *man* feeds it."),
+    (avoiding("some"), "So me and my dog went home; a sum of 50 € won."),
+    (avoiding("make"), "Mark and Mike took dogs to the lake, 2 km away."),
+    (avoiding("like"), "Dogs lick bikes. I keep 1 of them."),
+]
+
+
+@pytest.mark.parametrize(("instruction", "text"), HONEST)
+def test_honest_text_keeps_its_reward(instruction: dict[str, Any], text: str) -> None:
+    assert earned(text, instruction) == 1.0
+
+
+def test_odd_texts_are_read_in_no_time() -> None:
+    for text in ("v*" * 5_000, "a'b" * 5_000, "B. " * 5_000, "etc." * 4_000, "dogs.x" * 4_000, "vvv3e" * 4_000):
+        for instruction in (avoiding("very"), ONE, TEN):
+            assert earned(text, instruction) == 0.0
