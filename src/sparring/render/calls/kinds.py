@@ -5,9 +5,10 @@ Between tags, text is written verbatim and everything else as JSON, so only the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
+
+from sparring.validation import read_json
 
 KINDS = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 _TEXT = frozenset(("string",))
@@ -97,8 +98,8 @@ def value_of(written: str, schema: Any, root: Any, words: Mapping[str, Any]) -> 
     if textual and written != written.strip():
         return written
     try:
-        value = words[written.strip()] if written.strip() in words else json.loads(written)
-    except (ValueError, RecursionError) as cause:
+        value = words[written.strip()] if written.strip() in words else read_json(written)
+    except ValueError as cause:
         if textual:
             return written
         raise ValueError("no JSON") from cause
