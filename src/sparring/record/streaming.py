@@ -93,7 +93,7 @@ def without_stop(
     """
     strings, thought = request.stop, message.reasoning or ""
     if (end := first_of(thought, strings)) is not None:
-        return replace(message, reasoning=thought[: end[0]], content="", tool_calls=()), end[1]
+        return replace(message, reasoning=thought[: end[0]] or None, content="", tool_calls=()), end[1]
     if (end := first_of(message.content, strings)) is not None:
         message = replace(message, content=message.content[: end[0]])
     text = renderer.decode(tokens) if strings and message.tool_calls else ""

@@ -15,9 +15,11 @@ from typing import Any
 from sparring.errors import BadInput, boundary, refusal
 from sparring.generation import Constraint
 from sparring.protocols import Renderer
+from sparring.render.calls.schemas import schema_of
 from sparring.render.control import MARK
 from sparring.render.grammars.call_format import CallFormat, call_format
 from sparring.render.grammars.call_grammar import call_grammar, check_calls
+from sparring.render.grammars.value_grammar import as_read
 from sparring.render.tokenizer import FileTokenizer
 
 REMEMBERED = 64
@@ -149,10 +151,9 @@ class Grammars:
         where, tokens = constraint.kind.replace("_", " "), self._tokens
         with boundary(BadInput, where, "one that compiles", "correct it"):
             if constraint.kind == "json_schema":
-                grammar, tokens = (
-                    make.grammar_from_json_schema(json.dumps(json.loads(source))),
-                    self._renamed_vocabulary,
-                )
+                schema = schema_of(json.loads(source))
+                held = json.dumps(as_read(schema.alone(schema.top)))
+                grammar, tokens = make.grammar_from_json_schema(held), self._renamed_vocabulary
             elif constraint.kind == "tool_call":
                 grammar, tokens = make.grammar_from_lark(source), self._renamed_vocabulary
             else:
