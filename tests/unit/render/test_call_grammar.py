@@ -310,7 +310,7 @@ def spec(name: str = "a", **parameters: Any) -> ToolSpec:
         ("gemma4", constraint(spec(properties={"b": {"$ref": "#/c"}})), "references into the schema itself, got '#/c'"),
         ("gemma4", constraint(spec(properties={"b": {"oneOf": [TEXT, TEXT]}})), "exclude each other, .* got oneOf"),
         ("gemma4", constraint(spec(properties={"b": {**TEXT, "anyOf": [{"not": {}}]}})), "kept between tags, got not"),
-        ("gemma4", constraint(spec(properties={"b": False})), "a schema that allows a value"),
+        ("gemma4", constraint(spec(properties={"b": False}, required=["b"])), "a schema that allows a value"),
         ("gemma4", constraint(spec(properties={"b": {"type": "no"}})), "a type of JSON"),
         ("llama-3", constraint(LOOK, text=True), "a format in which a token of its own begins a call"),
     ],

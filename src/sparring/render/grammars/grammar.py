@@ -152,7 +152,7 @@ class Grammars:
         with boundary(BadInput, where, "one that compiles", "correct it"):
             if constraint.kind == "json_schema":
                 schema = schema_of(json.loads(source))
-                held = json.dumps(as_read(schema.alone(schema.top)))
+                held = json.dumps(as_read(schema.top, schema))
                 grammar, tokens = make.grammar_from_json_schema(held), self._renamed_vocabulary
             elif constraint.kind == "tool_call":
                 grammar, tokens = make.grammar_from_lark(source), self._renamed_vocabulary

@@ -159,15 +159,16 @@ class QuotedValues:
         if items is False or most == 0:
             return self._put('"[]"')
         item = self.rule(items)
-        more = f'("," {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
+        more = "" if most == 1 else f'("," {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
         filled = self._put(f'"[" {item} {more} "]"')
         return filled if least else self._put(f'"[]" | {filled}')
 
     def _object(self, schema: Mapping[str, Any]) -> str:
         """Return an expression of an object with its named keys in alphabetical order, or with any keys if the schema
         names none."""
-        properties = dict(schema.get("properties") or {})
         required = schema.get("required", ())
+        named = schema.get("properties") or {}
+        properties = {key: value for key, value in named.items() if key in required or value is not False}
         properties |= {key: True for key in required if key not in properties}
         others = schema.get("additionalProperties", True)
         if not properties:

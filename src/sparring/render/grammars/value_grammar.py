@@ -50,7 +50,7 @@ def json_schema(format: CallFormat, schema: Any, root: Schema) -> str:
         BadInput: the schema allows keys that may contain a tag.
     """
     (items, keys) = format.separators
-    restricted = as_read(root.alone(schema), format.ends)
+    restricted = as_read(schema, root, format.ends)
     if format.sorts:
         restricted = _sorted(restricted)
     return json.dumps(
@@ -58,16 +58,16 @@ def json_schema(format: CallFormat, schema: Any, root: Schema) -> str:
     )
 
 
-def as_read(schema: Any, ends: Sequence[str] = ()) -> dict[str, Any]:
+def as_read(schema: Any, root: Schema, ends: Sequence[str] = ()) -> dict[str, Any]:
     """Return a schema for the library, of values that are read as they are written: numbers within a double, and texts
     and keys that contain none of `ends`. Formats that the library does not know are left out.
 
     Raises:
         BadInput: the schema allows keys that may contain one of `ends`.
     """
-    restricted = _plain(schema, ends)
+    made = {name: _plain(inner, root, ends) for name, inner in root.definitions.items()}
     anything = _with_limits({"type": _TYPES}, ends)
-    return {**restricted, "$defs": {**restricted.get("$defs", {}), _ANYTHING: anything}}
+    return {**_plain(schema, root, ends), "$defs": {**made, _ANYTHING: anything}}
 
 
 def pattern_without(ends: Sequence[str]) -> str:
@@ -205,20 +205,29 @@ def _reference() -> dict[str, str]:
     return {"$ref": f"#/$defs/{_ANYTHING}"}
 
 
-def _plain(schema: Any, ends: Sequence[str]) -> Any:
+def _plain(schema: Any, root: Schema, ends: Sequence[str]) -> Any:
     """Restrict a schema; see `as_read`. With `ends`, objects have no other than their named keys."""
     if not isinstance(schema, Mapping):
         return _reference() if schema is True else {"not": {}} if schema is False else {}
     kept = {key: value for key, value in schema.items() if key != "format" or value in FORMATS}
-    out = each_inner(kept, lambda inner: inner if inner is False else _plain(inner, ends))
+    joined = kept.keys() & {"$ref", "anyOf", "oneOf", "allOf"}
+    beside = kept.keys() - joined - NOTES
+    if "allOf" in joined and len(kept["allOf"]) == 1 and len(joined) == 1 and not beside:
+        return _plain(kept["allOf"][0], root, ends)
+    if "allOf" in joined or len(joined) > 1 or joined and beside:  # the library intersects few schemas
+        branches = root.branches(kept)
+        if branches and not any(branch.keys() & {"allOf", "oneOf"} for branch in branches):
+            made = [_plain(branch, root, ends) for branch in branches]
+            return made[0] if len(made) == 1 else {"anyOf": made}
+    out = each_inner(kept, lambda inner: inner if inner is False else _plain(inner, root, ends))
     if "enum" in out or "const" in out:
         listed = [v for v in out.pop("enum", [out.pop("const", None)]) if not _writes(v, ends)]
         if not listed:
             raise refusal("tool call", "a value that writes no tag", "none", "change the enum")
         return {**out, "enum": listed}
-    if out.keys() & {"$ref", "anyOf", "oneOf", "allOf"}:
+    if joined:
         return out
-    if out.keys() - {"$defs"} <= NOTES:
+    if out.keys() <= NOTES:
         return {**out, **_reference()}
     return _with_limits(out, ends)
 
