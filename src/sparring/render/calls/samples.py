@@ -205,7 +205,7 @@ def _texts(branch: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _numbers(kind: str, branch: Mapping[str, Any]) -> Iterator[int | float]:
-    yield from _SCALARS[kind]
+    yield _SCALARS[kind][0]
     parts = [branch, *branch.get("allOf", ())]
     steps = [Fraction(str(part["multipleOf"])) for part in parts if "multipleOf" in part] or [Fraction(1)]
     step = Fraction(math.lcm(*(each.numerator for each in steps)), math.gcd(*(each.denominator for each in steps)))
@@ -215,8 +215,9 @@ def _numbers(kind: str, branch: Mapping[str, Any]) -> Iterator[int | float]:
     near = [(end // step + add) * step for end in ends for add in (0, 1, -1)]
     near += [end + add for end in ends for add in (0, thousandth, -thousandth)]
     near += [sum(ends, Fraction()) / len(ends)] if ends else []
-    for value in (Fraction(0), step, -step, *near):
+    for value in (*near, Fraction(0), step, -step):
         yield int(value) if value.denominator == 1 else float(value)
+    yield from _SCALARS[kind]
 
 
 def _walks(schema: Mapping[str, Any]) -> Iterator[str]:
