@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import numbers
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
@@ -19,6 +20,33 @@ from typing import Any
 from msgspec import inspect as declared
 
 Key = str | int
+
+
+_ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""Escape of half of a surrogate pair, with or without the other half."""
+
+
+def read_json(text: str | bytes, *, unique: bool = False) -> Any:
+    """Read JSON by the letter of RFC 8259, of which Python reads more.
+
+    Args:
+        unique: whether an object that repeats a key is refused; otherwise the last value counts.
+
+    Raises:
+        ValueError: the text is not JSON, is nested too deep, or has NaN, an infinity, a number beyond a double, an
+            integer of thousands of digits, or half of a surrogate pair.
+    """
+    pairs = _unique_keys if unique else None
+    try:
+        text = text if isinstance(text, str) else text.decode(json.detect_encoding(text))
+        value = json.loads(text, object_pairs_hook=pairs, parse_constant=_not_json, parse_float=_finite)
+        if _ESCAPED_HALF.search(text) is not None:
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"half of a surrogate pair: {error.object[error.start]!r}") from None
+    except RecursionError as error:
+        raise ValueError("JSON that is nested too deep") from error
+    return value
 
 
 class InvalidValue(ValueError):
@@ -269,3 +297,20 @@ def _chosen(
 
 def _shown(data: Any, length: int = 80) -> str:
     return json.dumps(data, default=str)[:length]
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!a} twice")
+    return value
+
+
+def _not_json(name: str) -> Any:
+    raise ValueError(f"{name}, which is not JSON: write a number, or null")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    return value if math.isfinite(value) else _not_json(number[:40])

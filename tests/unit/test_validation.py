@@ -13,6 +13,7 @@ import pytest
 from sparring.recipe.load import load
 from sparring.recipe.run_config import RunConfig
 from sparring.validation import InvalidValue, convert, dotted
+from sparring.validation import read_json as read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 WRONG: tuple[Any, ...] = (None, True, 3, 2.5, "x", [], [1], {}, {"name": "none"}, {"odd": 1})
@@ -157,3 +158,36 @@ def test_recipes_that_are_here_are_what_msgspec_makes_of_them() -> None:
     config = load(ROOT / "recipes/quickstart.toml")
     assert convert(msgspec.to_builtins(config), RunConfig) == config
     assert tomllib.loads((ROOT / "recipes/quickstart.toml").read_text())["run"]["name"] == config.run.name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NaN",
+        "[-Infinity]",
+        "1e999",
+        '{"a": [-1E400]}',
+        "9" * 5000,
+        "9" * 400 + ".5",
+        "[" * 100_000,
+        '"\\ud800"',
+        "{'a': 1}",
+        "",
+    ],
+)
+def test_json_is_read_by_the_letter(text: str) -> None:
+    for written in (text, text.encode()):
+        with pytest.raises(ValueError, match="JSON|surrogate|digits|Expecting"):
+            read_json(written)
+
+
+def test_what_json_may_say_is_read() -> None:
+    assert read_json(b'{"a": "\\ud83d\\ude42", "b": 1e308, "c": 1e-999}') == {
+        "a": "\N{SLIGHTLY SMILING FACE}",
+        "b": 1e308,
+        "c": 0,
+    }
+    assert read_json("9" * 400) == 10**400 - 1, "integers have no bound of a double"
+    assert read_json('{"a": 1, "a": 2}') == {"a": 2}
+    with pytest.raises(ValueError, match="the key 'a' twice"):
+        read_json('{"a": 1, "a": 2}', unique=True)

@@ -184,7 +184,7 @@ async def answer_tools(host: ToolHost | None, calls: ToolCalls, request: Request
     if request.method != "POST":
         return Response(status_code=405, headers={"allow": "POST"})
     message = body_of(data)
-    if "id" not in message:  # a notification
+    if "id" not in message or not message.keys().isdisjoint(("result", "error")):  # a notification, or an answer
         return Response(status_code=202)
     method, parameters = message.get("method"), message.get("params")
     parameters = parameters if isinstance(parameters, dict) else {}
@@ -235,7 +235,8 @@ def _named_call(host: ToolHost, parameters: Mapping[str, Any]) -> tuple[str, dic
     Raises:
         _MethodError: the tool is unknown, or the arguments are not an object.
     """
-    name, arguments = parameters.get("name"), parameters.get("arguments") or {}
+    name, arguments = parameters.get("name"), parameters.get("arguments")
+    arguments = {} if arguments is None else arguments
     if name not in [tool.name for tool in host.tools]:
         raise _MethodError(BAD_PARAMETERS, f"name: expected a tool of tools/list, got {name!r}")
     if not isinstance(arguments, dict):

@@ -4,7 +4,7 @@ request is called once with values that fit its schema, and then an answer is gi
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,10 @@ import msgspec
 
 from sparring.errors import refusal
 from sparring.generation import Constraint
+from sparring.render.calls.samples import value_of
 from sparring.types import Message, ToolCall, ToolSpec
 
 ANSWER = "This is the answer."
-DEEPEST = 8
-"""Maximum nesting depth of schemas for which values are made."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,31 +89,6 @@ def said_to(wanted: Wanted) -> Message:
     called = {call.name for message in wanted.messages for call in message.tool_calls}
     tool = next((tool for tool in wanted.tools if tool.name not in called), None)
     return Message(role="assistant", content=ANSWER) if tool is None else _calling(tool.name, tool.parameters)
-
-
-def value_of(schema: Any, depth: int = 0) -> Any:
-    """Return a value that fits a JSON schema: one of the schema's examples, if it has any."""
-    if not isinstance(schema, Mapping) or depth > DEEPEST:
-        return "text"
-    for name in ("const", "default"):
-        if name in schema:
-            return schema[name]
-    for name in ("enum", "examples"):
-        if schema.get(name):
-            return schema[name][0]
-    for name in ("anyOf", "oneOf", "allOf"):
-        if schema.get(name):
-            return value_of(schema[name][0], depth + 1)
-    kind = schema.get("type")
-    kind = kind[0] if isinstance(kind, Sequence) and not isinstance(kind, str) and kind else kind
-    if kind == "object" or "properties" in schema:
-        inner, required = schema.get("properties") or {}, schema.get("required") or ()
-        return {name: value_of(inner.get(name), depth + 1) for name in required}
-    if kind == "array":
-        return [value_of(schema.get("items"), depth + 1)] * schema.get("minItems", 1)
-    least = schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
-    plain = {"integer": least, "number": least, "boolean": True, "null": None}
-    return plain.get(str(kind), "text")
 
 
 def _calling(name: str, parameters: Mapping[str, Any]) -> Message:

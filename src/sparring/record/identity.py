@@ -14,6 +14,7 @@ import msgspec
 import xxhash
 
 from sparring.types import Message, ToolCall, ToolSpec
+from sparring.validation import read_json
 
 EXACT = 1 << 53
 """Largest n such that a double represents every integer up to n exactly."""
@@ -246,8 +247,8 @@ def arguments_key(arguments: Mapping[str, Any]) -> str:
 def _object(text: str) -> Mapping[str, Any] | None:
     """Parse a JSON object; None if the text is not one."""
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
+        data = read_json(text)
+    except ValueError:
         return None
     return data if isinstance(data, dict) else None
 

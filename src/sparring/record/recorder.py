@@ -27,7 +27,7 @@ from sparring.record.request import (
     sampling_of,
 )
 from sparring.record.session import OpenSession, trajectory_id
-from sparring.record.streaming import PieceReader, named, without_stop
+from sparring.record.streaming import PieceReader, StopHolder, named, without_stop
 from sparring.record.tool_lists import ToolLists
 from sparring.record.tree import Tree
 from sparring.record.turns import TurnQueue
@@ -263,7 +263,7 @@ class RecordedSession(OpenSession):
         return PieceReader(
             self._recorder.renderer.reader(request.callable, prompt=turn.added),
             ReplyHead(id=self._reply_id(turn), prompt_tokens=turn.length),
-            stop=request.stop,
+            holder=StopHolder(request.stop, self._recorder.renderer.decode),
             calls=self._tree.call_ids(turn),
         )
 
@@ -446,8 +446,9 @@ class RecordedSession(OpenSession):
     ) -> tuple[Message, str | None]:
         """Return the parsed reply with call ids that are unique in the session (ids of the chat format stay), and the
         client's stop string that ended it, or None."""
-        parsed = self._recorder.renderer.parse(completion.tokens, request.callable, prompt=turn.added)
-        message, stop = without_stop(parsed, request.stop)
+        renderer, tokens = self._recorder.renderer, completion.tokens
+        parsed = renderer.parse(tokens, request.callable, prompt=turn.added)
+        message, stop = without_stop(parsed, request, tokens, turn.added, renderer)
         if recorded is not None and recorded.segment.message is not None:
             return recorded.segment.message, stop
         calls = self._tree.call_ids(turn) if reader is None else reader.calls

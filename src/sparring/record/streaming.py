@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from sparring.protocols import ReplyReader
-from sparring.reply import ReplyHead, ShownReply
+from sparring.protocols import Renderer, ReplyReader
+from sparring.reply import ReplyHead, ReplyRequest, ShownReply
 from sparring.types import Message, ReplyPiece, ToolCall
+
+Decode = Callable[[Sequence[int]], str]
+
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
 class StopHolder:
-    """Buffer of the end of a reply's text that may be the beginning of a stop string.
+    """Buffer of the ids at the end of a reply whose text may be a part of a stop string.
 
     Args:
         strings: stop strings of the client; they and the text after them are not shown.
+        decode: ids -> text.
     """
 
-    def __init__(self, strings: Sequence[str]) -> None:
-        self._strings = tuple(strings)
-        self._waiting = ""
+    def __init__(self, strings: Sequence[str], decode: Decode) -> None:
+        self._strings, self._decode = tuple(strings), decode
+        self._waiting: tuple[int, ...] = ()
         self._over = False
 
-    def add(self, text: str) -> str:
-        """Add text, and return the text that certainly belongs to the reply."""
-        if self._over:
-            return ""
-        text = self._waiting + text
+    def add(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Add ids, and return those that certainly lie before any stop string."""
+        if self._over or not self._strings:
+            return () if self._over else tokens
+        waiting = (*self._waiting, *tokens)
+        text = self._decode(waiting).rstrip(_BROKEN)
         end = first_of(text, self._strings)
-        if end is not None:
-            self._over, self._waiting = True, ""
-            return text[: end[0]]
-        waiting = max(_overlap(text, string) for string in self._strings)
-        self._waiting = text[len(text) - waiting :]
-        return text[: len(text) - waiting]
+        self._over = end is not None
+        at = len(text) - max(_overlap(text, string) for string in self._strings) if end is None else end[0]
+        whole = num_before(waiting, at, self._decode)
+        self._waiting = waiting[whole:]
+        return waiting[:whole]
 
 
 class PieceReader:
@@ -42,29 +48,24 @@ class PieceReader:
     Args:
         reader: reader of the reply's format.
         head: head, which is yielded before the first piece.
-        stop: stop strings of the client.
+        holder: holder of the ids that may be part of a stop string.
         calls: prefix of the ids of its calls.
     """
 
-    def __init__(self, reader: ReplyReader, head: ReplyHead, *, stop: Sequence[str], calls: str) -> None:
+    def __init__(self, reader: ReplyReader, head: ReplyHead, *, holder: StopHolder, calls: str) -> None:
         self._reader = reader
         self._head: ReplyHead | None = head
         self._shown, self.calls = ShownReply(), calls
-        self._holders = {kind: StopHolder(stop) for kind in ("reasoning", "text")} if stop else {}
+        self._holder = holder
         self._num_calls = 0
 
     def read(self, tokens: Sequence[int]) -> Iterator[ReplyHead | ReplyPiece]:
         """Read further ids of the reply; yield the new pieces."""
         yield from self._begin()
-        for piece in self._reader.read(tokens):
+        for piece in self._reader.read(self._holder.add(tokens)):
             if piece.call is not None:
                 piece = ReplyPiece(kind="call", call=_with_call_id(piece.call, self._num_calls, self.calls))
                 self._num_calls += 1
-            elif self._holders:
-                text = self._holders[piece.kind].add(piece.text)
-                if not text:
-                    continue
-                piece = ReplyPiece(kind=piece.kind, text=text)
             self._shown.add(piece)
             yield piece
 
@@ -79,15 +80,38 @@ class PieceReader:
             yield head
 
 
-def without_stop(message: Message, strings: Sequence[str]) -> tuple[Message, str | None]:
-    """Return a reply up to its earliest stop string, and that string; the whole reply and None if it has no stop
-    string."""
-    thought = message.reasoning or ""
+def without_stop(
+    message: Message, request: ReplyRequest, tokens: Sequence[int], prompt: Sequence[int], renderer: Renderer
+) -> tuple[Message, str | None]:
+    """Return a reply up to its earliest stop string of the client, and that string; the whole reply and None if it has
+    no stop string. A call that a stop string cuts is malformed and has no name, so that no client gets it as a call.
+
+    Args:
+        message: parsed reply.
+        tokens: sampled ids of the reply.
+        prompt: ids before it, as `Renderer.parse` takes them.
+    """
+    strings, thought = request.stop, message.reasoning or ""
     if (end := first_of(thought, strings)) is not None:
-        return replace(message, reasoning=thought[: end[0]]), end[1]
+        return replace(message, reasoning=thought[: end[0]] or None, content="", tool_calls=()), end[1]
     if (end := first_of(message.content, strings)) is not None:
-        return replace(message, content=message.content[: end[0]]), end[1]
-    return message, None
+        message = replace(message, content=message.content[: end[0]])
+    text = renderer.decode(tokens) if strings and message.tool_calls else ""
+    if (found := first_of(text, strings)) is None:
+        return message, end and end[1]
+    tokens = tokens[: num_before(tokens, found[0], renderer.decode)]
+    before = renderer.parse(tokens, request.callable, prompt=prompt)
+    begun = renderer.decode(tokens)
+    rest = text[len(begun.rstrip()) : found[0]]
+    if not before.tool_calls:
+        content = before.content.rstrip() + rest if rest.strip() else before.content
+        return replace(message, content=content, tool_calls=()), found[1]
+    pieces = renderer.reader(request.callable, prompt=prompt).read(tokens)
+    closed = sum(piece.call is not None for piece in pieces)
+    calls, last = before.tool_calls[:-1], before.tool_calls[-1]
+    if closed <= len(calls) and last.arguments is None:
+        last = replace(last, name="", raw=(last.raw + rest).rstrip())
+    return replace(message, tool_calls=(*calls, last)), found[1]
 
 
 def named(reply: Message, calls: str) -> Message:
@@ -105,6 +129,11 @@ def first_of(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
     """Return the index of the earliest of some strings in a text, and that string; None if the text has none of
     them."""
     return min(((at, string) for string in strings if (at := text.find(string)) >= 0), default=None)
+
+
+def num_before(tokens: Sequence[int], end: int, decode: Decode) -> int:
+    """Return the number of leading ids whose text has at most `end` characters."""
+    return bisect_right(range(1, len(tokens) + 1), end, key=lambda count: len(decode(tokens[:count])))
 
 
 def _overlap(text: str, string: str) -> int:

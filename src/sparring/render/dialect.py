@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sparring.types import Message, ToolCall, ToolSpec
+from sparring.validation import read_json
 
 _NAME = re.compile(r'\s*(?:\{\s*"name"\s*:\s*"([^"\\\s]{1,128})"|<function=([^<>\s]{1,128})>)')
 """Beginning of a call with the name of its tool, in JSON and in tags."""
@@ -50,12 +51,13 @@ def message_dicts(
 
 
 def tool_call(id: str, name: Any, arguments: Any, raw: str) -> ToolCall:
-    """Make a call from parsed parts. A call is malformed if it has no name, if its arguments are no JSON object or are
-    nested deeper than `DEEPEST`, or if UTF-8 cannot encode one of its texts. A malformed call has `arguments` None and
-    the text as it was written in `raw`. Its `name`, if none is given, is the tool's name with which `raw` begins, or
-    else ""."""
+    """Make a call from parsed parts. A call is malformed if it has no name, if its arguments are no JSON object, are
+    nested deeper than `DEEPEST`, have NaN or an infinity, or stand under another key than the format's, or if UTF-8
+    cannot encode one of its texts. A malformed call has `arguments` None and the text as it was written in `raw`. Its
+    `name`, if none is given, is the tool's name with which `raw` begins, or else ""."""
     named = isinstance(name, str) and bool(name) and _encodes(name)
-    if named and isinstance(arguments, Mapping) and _can_be_given(arguments):
+    given = isinstance(arguments, Mapping) and (_can_be_given(arguments) if arguments else not _names_others(raw))
+    if named and given:
         return ToolCall(id=id, name=name, arguments=arguments)
     begun = None if named else _NAME.match(raw)
     written = "" if begun is None else begun[1] or begun[2]
@@ -64,13 +66,23 @@ def tool_call(id: str, name: Any, arguments: Any, raw: str) -> ToolCall:
 
 def _can_be_given(arguments: Mapping[str, Any]) -> bool:
     try:
-        text = json.dumps(arguments, ensure_ascii=False, default=str)
-    except (ValueError, RecursionError):  # a number of thousands of digits, which no text has
+        text = json.dumps(arguments, ensure_ascii=False, default=str, allow_nan=False)
+    except (ValueError, RecursionError):  # NaN, an infinity, or a number of thousands of digits, which no text has
         return False
     level: list[Any] = [arguments] if text.count("[") + text.count("{") > DEEPEST else []
     for _ in range(DEEPEST):
         level = [inner for outer in level if isinstance(outer, (Mapping, list, tuple)) for inner in _inside(outer)]
     return not level and _encodes(text)
+
+
+def _names_others(raw: str) -> bool:
+    """Return whether a call that was read without arguments is a JSON object with more than a name and an empty
+    object: arguments under another format's key, such as `parameters`."""
+    try:
+        written = read_json(raw)
+    except ValueError:
+        return False
+    return isinstance(written, dict) and len(written) > 1 and {} not in written.values()
 
 
 def _inside(outer: Any) -> Iterable[Any]:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 from sparring.render.dialect import tool_call
 from sparring.types import Message, ToolCall
+from sparring.validation import read_json
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THINK, THINK_END = "<think>", "</think>"
@@ -62,8 +62,8 @@ def call_in(number: int, block: str) -> ToolCall:
     parsed: Any = None
     if closed:
         try:
-            parsed = json.loads(raw)
-        except (ValueError, RecursionError):
+            parsed = read_json(raw)
+        except ValueError:
             parsed = None
     fields = parsed if isinstance(parsed, dict) else {}
     return tool_call(f"call_{number}", fields.get("name"), fields.get("arguments", {} if fields else None), raw)

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from sessions import RENDERER, ids_agree, opened, said, says
 
+from sparring.gateway.dialects.gemini_contents import json_schema
 from sparring.gateway.dialects.handles import handle_of
 from sparring.gateway.server import Door, open_door
 from sparring.testing.toy import toy_renderer
@@ -299,3 +300,25 @@ def test_the_vendors_client_reads_every_answer() -> None:
     assert "".join(chunk.text or "" for chunk in chunks) == "Let me see."
     assert last.text == "Three." and count.total_tokens > 0 and models == ["models/policy"]
     assert [segment.parent for segment in session.segments] == [None, 0, 0, 2, 3]
+
+
+def test_schemas_in_googles_spelling_are_json_schemas_at_every_depth() -> None:
+    text = {"type": "STRING", "nullable": True, "enum": ["x"]}
+    read = {"type": ["string", "null"], "enum": ["x", None]}
+    for schema, expected in (
+        ({"type": "OBJECT", "additionalProperties": text}, {"type": "object", "additionalProperties": read}),
+        ({"anyOf": [{"type": ["STRING", "NULL"]}]}, {"anyOf": [{"type": ["string", "null"]}]}),
+        ({"anyOf": [text], "nullable": True}, {"anyOf": [read, {"type": "null"}]}),
+        ({"$ref": "#/a", "nullable": True}, {"anyOf": [{"$ref": "#/a"}, {"type": "null"}]}),
+        ({"ref": "#/defs/P", "defs": {"P": text}}, {"$ref": "#/defs/P", "defs": {"P": read}}),
+        (
+            {"properties": {"type": text, "nullable": {"type": "BOOLEAN"}}},
+            {"properties": {"type": read, "nullable": {"type": "boolean"}}},
+        ),
+        (
+            {"type": "ARRAY", "minItems": "3", "prefixItems": [text]},
+            {"type": "array", "minItems": 3, "prefixItems": [read]},
+        ),
+        ({"nullable": True}, {}),
+    ):
+        assert json_schema(schema, "schema") == expected

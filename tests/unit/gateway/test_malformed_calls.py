@@ -4,6 +4,7 @@ no branch."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,8 @@ REPLIES = [
     f"{WHOLE}\n{BROKEN}",
     f"I add.\n{NAMELESS}\n{BROKEN}",
     "I add.\n" + BROKEN.removesuffix("</tool_call>"),
+    *(WHOLE.replace("2}", f"{number}}}") for number in ("NaN", "[-Infinity]", "1e999", "-1E400")),
+    WHOLE.replace("arguments", "parameters"),
 ]
 
 
@@ -143,7 +146,7 @@ def shown_in(answer: dict[str, Any]) -> list[tuple[str, Any]]:
         parts = answer["candidates"][0]["content"]["parts"]
         return [(p["functionCall"]["name"], p["functionCall"]["args"]) for p in parts if "functionCall" in p]
     if "choices" in answer:
-        calls = [call["function"] for call in answer["choices"][0]["message"]["tool_calls"]]
+        calls = [call["function"] for call in answer["choices"][0]["message"].get("tool_calls", ())]
     else:
         calls = [item for item in answer["output"] if item["type"] == "function_call"]
     return [(call["name"], call["arguments"]) for call in calls]
@@ -157,6 +160,46 @@ def test_a_malformed_call_is_shown_with_its_name_and_sampled_text(dialect: str) 
     assert shown_in(answer) == [("add", written if text else {"INVALID_JSON": written})]
     if dialect == "messages":
         assert answer["stop_reason"] == "tool_use", "its client answers it"
+
+
+@pytest.mark.parametrize("dialect", ["messages", "gemini", "chat"])
+def test_a_call_that_a_stop_string_cuts_is_text_without_the_string_whole_and_streamed(dialect: str) -> None:
+    """The toy tokenizer has tokens of several characters; `: 2}}\n</` begins in a call and ends in its tag."""
+    field = {"messages": "stop_sequences", "chat": "stop"}.get(dialect)
+    for stop, left in (('"arg', '{"name": "add",'), (": 2}}\n</", '{"name": "add", "arguments": {"a": 1, "b"')):
+        script = [tuple(RENDERER.tokenizer.encode(f"{WHOLE}\n{WHOLE.replace('2', '3')}<|im_end|>"))]
+        session = opened(ScriptedEngine(lambda request: script[0]))
+        path, body = DIALECTS[dialect][0]([])
+        body |= {field: [stop]} if field else {"generationConfig": {"stopSequences": [stop]}}
+
+        async def main() -> tuple[Any, str]:
+            async with open_door(session) as door, httpx.AsyncClient(base_url=door.url) as client:
+                client.headers["authorization"] = f"Bearer {door.key}"
+                if field is None:
+                    streamed = await client.post(path.replace("generate", "streamGenerate") + "?alt=sse", json=body)
+                else:
+                    streamed = await client.post(path, json={**body, "stream": True})
+                return (await client.post(path, json=body)).json(), streamed.text
+
+        answer, streamed = asyncio.run(main())
+        assert shown_in(answer) == [] and text_in(answer) == left
+        events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+        assert "".join(map(text_in, events)) == left and "tool_use" not in streamed and "functionCall" not in streamed
+        assert [call.arguments for call in session.segments[-1].message.tool_calls] == [None]
+        if dialect == "messages":
+            assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", stop)
+
+
+def text_in(answer: dict[str, Any]) -> str:
+    """Return the text of an answer, or of an event of a streamed one."""
+    if "content" in answer:
+        return "".join(block["text"] for block in answer["content"])
+    if "candidates" in answer:
+        return "".join(part["text"] for part in answer["candidates"][0]["content"].get("parts", ()))
+    if "choices" in answer:
+        choice = (answer["choices"] or [{}])[0]
+        return choice.get("message", choice.get("delta", {})).get("content") or ""
+    return answer.get("delta", {}).get("text", "")
 
 
 CALLS_NOTHING = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'

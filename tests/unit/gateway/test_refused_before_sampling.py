@@ -68,6 +68,7 @@ MALFORMED = {
 }
 BYTES: dict[str, tuple[str, Callable[[dict[str, Any]], bytes]]] = {
     "NaN": ("got NaN", lambda body: json.dumps({**body, "temperature": float("nan")}).encode()),
+    "a number beyond a double": ("got 1e999", lambda body: json.dumps(body)[:-1].encode() + b', "temperature": 1e999}'),
     "half a surrogate pair": ("half of a surrogate", lambda body: json.dumps(body).replace("Hi", "\\ud800").encode()),
     "no UTF-8": ("expected a JSON object in UTF-8", lambda body: json.dumps(body).encode().replace(b"Hi", b"\xff")),
     "no JSON": ("expected a JSON object in UTF-8", lambda body: json.dumps(body).encode()[:-1]),

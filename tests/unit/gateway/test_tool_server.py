@@ -66,6 +66,7 @@ def test_a_client_initialises_lists_the_tools_and_calls_one() -> None:
     [
         (request("tools/call", name="subtract"), -32602, "expected a tool"),
         (request("tools/call", name="add", arguments=[1]), -32602, "arguments: expected an object"),
+        (request("tools/call", name="add", arguments=[]), -32602, "arguments: expected an object"),
         (request("resources/list"), -32601, "got 'resources/list'"),
         (request("initialize", protocolVersion="1999-01-01"), None, "2025-06-18"),
     ],
@@ -80,6 +81,9 @@ def test_the_tools_need_the_key() -> None:
     assert asked(request("tools/list"), key="sk-other")[0].status_code == 401
     assert asked(request("tools/list"), tools=False)[0].status_code == 404
     assert asked(b"{", method="POST")[0].status_code == 400
+    assert asked({"jsonrpc": "2.0", "id": 7, "result": {}})[0].status_code == 202, "an answer asks for none"
+    huge = json.dumps(request("tools/call", name="add", arguments={"a": 7777})).replace("7777", "1e999")
+    assert asked(huge.encode())[0].status_code == 400
     assert asked(b"", method="GET")[0].status_code == 405
 
 

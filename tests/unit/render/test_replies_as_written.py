@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from sparring.render.calls.between_tags import LAYOUTS
-from sparring.render.calls.kinds import kinds_of, value_of
+from sparring.render.calls.kinds import value_of
+from sparring.render.calls.schemas import schema_of
 from sparring.render.tags import FORMAT_TAGS
 from sparring.testing.formats import FORMATS, NO_TOOLS, format_renderer
 from sparring.testing.toy import toy_renderer
@@ -99,16 +100,24 @@ def test_a_value_that_holds_the_closing_tag_is_malformed_or_kept_and_never_cut(n
     assert kept or f"a{tag}b" in call.raw
 
 
+def kinds_of(schema: Any, beside: Any = None) -> frozenset[str]:
+    root = schema_of({**schema, **(beside or {})} if isinstance(schema, dict) else schema)
+    return root.kinds(root.top)
+
+
 def test_types_of_a_schema_are_the_intersection_of_its_parts() -> None:
     assert kinds_of({}) == kinds_of(True) > kinds_of({"type": "number"}) == {"integer", "number"}
     assert kinds_of({"type": ["string", "null"], "enum": ["a", None, 1]}) == {"string", "null"}
     assert kinds_of({"allOf": [{"anyOf": [TEXT, {"type": "array"}]}, {"type": ["array", "object"]}]}) == {"array"}
+    point = {"$defs": {"a/b c": {"oneOf": [{"type": "null"}, {"const": 1.5}]}}}
+    assert kinds_of({"$ref": "#/$defs/a~1b%20c"}, point) == {"null", "number"}
+    assert kinds_of({"anyOf": [{"$ref": "#"}, {"type": "null"}]}) == {"null"}
     circle = {"$defs": {"a": {"$ref": "#/$defs/a"}}}
     assert kinds_of({"$ref": "#/$defs/a"}, circle) == kinds_of({})
-    assert value_of("230.0", {"type": "integer"}, {}, {}) == 230.0
+    assert value_of("230.0", {"type": "integer"}, schema_of({}), {}) == 230.0
     for schema, text in (({"type": "integer"}, "x"), ({"type": "boolean"}, "True"), ({"type": "array"}, "[" * 10_000)):
         with pytest.raises(ValueError):
-            value_of(text, schema, {}, {})
+            value_of(text, schema, schema_of({}), {})
 
 
 def tag_of(name: str, place: int) -> str:

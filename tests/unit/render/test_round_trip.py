@@ -9,8 +9,8 @@ import pytest
 from refusals import refused_at
 
 from sparring.errors import BadInput
-from sparring.render.calls.kinds import KINDS, kinds_of_value
 from sparring.render.calls.samples import sample_arguments
+from sparring.render.calls.schemas import KINDS, kinds_of_value
 from sparring.render.round_trip import check_round_trip, check_tool_calls
 from sparring.testing.formats import FORMATS, NO_TOOLS, format_renderer
 from sparring.testing.toy import toy_renderer

@@ -3,7 +3,6 @@ demonstrations."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from sparring.errors import EngineError, LimitReached, PromptTooLong, RequestRef
 from sparring.generation import Sampling
 from sparring.render.dialect import message_dicts, tool_call, tool_dicts
 from sparring.types import Message, ToolSpec
+from sparring.validation import read_json
 
 CONNECT_S = 10.0
 
@@ -100,7 +100,7 @@ def _message(message: dict[str, Any]) -> Message:
         if isinstance(written, str) and not written.strip():  # no arguments, as clients of the gateway send them
             written = "{}"
         try:
-            arguments = json.loads(written) if isinstance(written, str) else written
+            arguments = read_json(written) if isinstance(written, str) else written
         except ValueError:
             arguments = None
         calls.append(tool_call(call["id"], call["function"].get("name"), arguments, str(written)))

@@ -14,6 +14,7 @@ from sparring.errors import refusal
 from sparring.generation import Constraint
 from sparring.protocols import Sandbox
 from sparring.types import Task
+from sparring.validation import read_json
 
 _NAME = re.compile(r"\{(\w+)\}")
 
@@ -147,6 +148,6 @@ def order_constraint(count: int) -> Constraint:
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return read_json(text)
+    except ValueError:
         return None

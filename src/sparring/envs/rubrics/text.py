@@ -18,6 +18,7 @@ from typing import Any
 from sparring.envs.rubrics.config import Exact, Fuzzy, Json, Mathematics, Number, Regex
 from sparring.envs.rubrics.numbers import final, number, whole_number
 from sparring.errors import BadInput, boundary, refusal
+from sparring.validation import read_json
 
 NOTHING = {"none", "null", "nan", "n/a", "<na>"}
 """Spellings of a missing value in tables and programs."""
@@ -166,8 +167,8 @@ def json_worth(part: Json, text: str, target: Any) -> float:
     is worth 0. Any other text is worth the share of fields that equal the target's; without `partial`, it is worth 1 if
     all are equal and 0 if not; without a target, 1. Equality is JSON's: 1 equals 1.0, but not true."""
     try:
-        value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
+        value = read_json(text, unique=True)
+    except ValueError:
         return 0.0
     if part.schema:
         import jsonschema
@@ -185,7 +186,7 @@ def _fields(part: Json, value: Any) -> list[tuple[str, Any]]:
     where, column_value = f"column {part.column}", value
     if isinstance(value, str):
         with boundary(BadInput, where, "JSON", "correct the row"):
-            value = json.loads(value, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+            value = read_json(value, unique=True)
     if not isinstance(value, dict) or not value:
         raise refusal(where, "an object with fields", repr(column_value)[:80], "correct the row")
     with boundary(BadInput, where, "JSON", "correct the row"):
@@ -221,14 +222,3 @@ def _json_equal(a: Any, b: Any) -> bool:
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(_json_equal, a, b))
     return bool(a == b)
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        raise ValueError("a key occurs twice")
-    return value
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,14 +10,12 @@ import msgspec
 
 from sparring.errors import refusal
 from sparring.types import ToolCall
+from sparring.validation import read_json
 
 PlacedObjects = Iterable[tuple[str, Mapping[str, Any]]]
 
 COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 """Content codings by their first bytes, for the refusal of compressed bodies."""
-
-_ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
-"""Escape of half of a surrogate pair, with or without the other half."""
 
 
 def to_json(data: Any) -> bytes:
@@ -33,7 +30,7 @@ def body_of(data: bytes) -> dict[str, Any]:
     """Read the body of a request.
 
     Raises:
-        BadInput: the body is not a JSON object in UTF-8; NaN and infinities are not JSON.
+        BadInput: the body is not a JSON object in UTF-8; see `validation.read_json`.
     """
     try:
         body = msgspec.json.decode(data)
@@ -45,35 +42,19 @@ def body_of(data: bytes) -> dict[str, Any]:
 
 
 def _decode_slowly(data: bytes) -> Any:
-    """Read a body that the fast decoder refused, because a number exceeds a double or because the body is invalid.
+    """Read a body that the fast decoder refused, because an integer exceeds 64 bits or because the body is invalid.
 
     Raises:
         BadInput: see `body_of`.
     """
     try:
-        body = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
-        if _ESCAPED_HALF.search(data) is not None:
-            _check_surrogates(body)
-    except UnicodeEncodeError as error:
-        raise refusal(
-            "body", "text", f"half of a surrogate pair: {error.object[error.start]!r}", "correct it"
-        ) from None
-    except (ValueError, RecursionError) as error:
+        return read_json(data.decode("utf-8"))
+    except ValueError as error:
         coding = next((name for begun, name in COMPRESSED.items() if data.startswith(begun)), "")
         if coding:
             do = "send the body as it is"
             raise refusal("content-encoding", "a body that is not compressed", coding, do) from None
         raise refusal("body", "a JSON object in UTF-8", str(error), "correct the request") from None
-    return body
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(name)
-
-
-def _check_surrogates(value: Any) -> None:
-    """Raise UnicodeEncodeError for data with half of a surrogate pair."""
-    json.dumps(value, ensure_ascii=False).encode()
 
 
 def typed(data: Any, where: str, kind: type | tuple[type, ...], expected: str) -> Any:
@@ -212,9 +193,7 @@ def call_of(id: str, name: str, arguments: str) -> ToolCall:
     if not arguments.strip():
         return ToolCall(id=id, name=name, arguments={})
     try:
-        parsed = json.loads(arguments, parse_constant=_refuse_constant)
-        if _ESCAPED_HALF.search(arguments.encode()) is not None:
-            _check_surrogates(parsed)
+        parsed = read_json(arguments)
     except ValueError:
         parsed = None
     if not isinstance(parsed, dict):

@@ -218,11 +218,10 @@ def _constraint(config: Mapping[str, Any]) -> Constraint | None:
     if kind not in ("text/plain", "application/json"):
         where = "generationConfig.responseMimeType"
         raise refusal(where, "text/plain or application/json", repr(kind), "correct the request")
-    schema = config.get("responseJsonSchema")
-    if schema is None and config.get("responseSchema") is not None:
-        schema = json_schema(config["responseSchema"], "generationConfig.responseSchema")
-    if schema is not None:
-        return schema_in(schema, "generationConfig.responseJsonSchema")
+    for name in ("responseJsonSchema", "responseSchema"):
+        if config.get(name) is not None:
+            where = f"generationConfig.{name}"
+            return schema_in(json_schema(config[name], where), where)
     return None if kind == "text/plain" else JSON_OBJECT
 
 

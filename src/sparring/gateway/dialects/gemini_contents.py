@@ -12,6 +12,7 @@ from sparring.gateway.dialects.dialect import Placed, ReplyParts, is_left_out
 from sparring.gateway.dialects.fields import PlacedObjects, name_in, objects_in, text_field, text_in, typed
 from sparring.gateway.dialects.handles import reply_named
 from sparring.record.identity import join_parts
+from sparring.render.calls.schemas import each_inner
 from sparring.types import Message, ToolCall, ToolSpec
 
 TEXT = frozenset(("text", "thought", "thoughtSignature", "partMetadata"))
@@ -110,35 +111,44 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[ToolSpec, ...]:
 
 
 def json_schema(schema: Any, where: str) -> Any:
-    """Convert a schema in Google's format, with types in upper case, to a JSON schema.
+    """Convert a schema in Google's format, with types in upper case and `nullable`, to a JSON schema, at every depth. A
+    JSON schema stays as it is.
 
     Raises:
-        BadInput: it is not a schema.
+        BadInput: it, or a schema inside it, is not a schema.
     """
     typed(schema, where, dict, "a schema")
-    converted: dict[str, Any] = {}
-    for name, value in schema.items():
-        place = f"{where}.{name}"
-        if name == "type" and isinstance(value, str):
-            converted[name] = value.lower()
-        elif name == "properties":
-            properties = typed(value, place, dict, "schemas by name").items()
-            converted[name] = {key: json_schema(inner, f"{place}.{key}") for key, inner in properties}
-        elif name == "items":
-            converted[name] = json_schema(value, place)
-        elif name == "anyOf":
-            inner = typed(value, place, list, "a list of schemas")
-            converted[name] = [json_schema(each, f"{place}[{number}]") for number, each in enumerate(inner)]
-        elif name in COUNTS and isinstance(value, str):
-            converted[name] = int(value) if value.isdecimal() else value
-        elif name not in ("propertyOrdering", "nullable"):
-            converted[name] = value
-    if schema.get("nullable"):
-        converted["type"] = [converted["type"], "null"] if "type" in converted else "null"
-        if "enum" in converted:
-            converted["enum"] = [*converted["enum"], None]
-    return converted
+    typed(schema.get("properties", {}), f"{where}.properties", dict, "schemas by name")
+    typed(schema.get("anyOf", []), f"{where}.anyOf", list, "a list of schemas")
+    converted = each_inner(
+        {"$ref" if name == "ref" else name: value for name, value in schema.items() if name not in GOOGLES},
+        lambda inner: inner if isinstance(inner, bool) else json_schema(inner, where),
+    )
+    for name in COUNTS & converted.keys():
+        if isinstance(converted[name], str) and converted[name].isdecimal():
+            converted[name] = int(converted[name])
+    named = converted.get("type")
+    if isinstance(named, str | list):
+        types = [str(each).lower() for each in ([named] if isinstance(named, str) else named)]
+        converted["type"] = types if isinstance(named, list) else types[0]
+    return _with_null(converted) if schema.get("nullable") is True else converted
 
+
+def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema that allows null too."""
+    if any(key in schema for key in ("$ref", "allOf", "oneOf", "const", "not")):
+        return {"anyOf": [schema, {"type": "null"}]}
+    if "anyOf" in schema:
+        schema["anyOf"] = [*schema["anyOf"], {"type": "null"}]
+    if isinstance(schema.get("enum"), list) and None not in schema["enum"]:
+        schema["enum"] = [*schema["enum"], None]
+    types = schema.get("type", "null")
+    types = types if isinstance(types, list) else [types]
+    return {**schema, "type": types if "null" in types else [*types, "null"]} if "type" in schema else schema
+
+
+GOOGLES = ("propertyOrdering", "nullable")
+"""Fields of Google's schemas that JSON Schema does not have."""
 
 COUNTS = frozenset("minItems maxItems minLength maxLength minProperties maxProperties".split())
 """Numbers in a schema that Google writes as strings."""
@@ -151,7 +161,8 @@ def _read_declaration(function: Mapping[str, Any], where: str) -> ToolSpec:
     if schema is None:
         own = function.get("parameters")
         schema = {"type": "object", "properties": {}} if own is None else json_schema(own, f"{where}.parameters")
-    typed(schema, f"{where}.parametersJsonSchema", dict, "a JSON schema")
+    else:
+        schema = json_schema(schema, f"{where}.parametersJsonSchema")
     return ToolSpec(name=name, description=text_in(description, where), parameters=schema)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 NESTED = frozenset(
     "generateContentRequest functionDeclarations functionCall functionResponse functionCallingConfig"
     " allowedFunctionNames thoughtSignature partMetadata inlineData fileData executableCode codeExecutionResult"
-    " parametersJsonSchema anyOf minItems maxItems minLength maxLength minProperties maxProperties"
-    " propertyOrdering".split()
+    " parametersJsonSchema anyOf additionalProperties prefixItems minItems maxItems minLength maxLength minProperties"
+    " maxProperties propertyOrdering".split()
 )
 """Fields inside the fields of a request."""
 

@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sparring.errors import BadInput
 from sparring.render.calls.kinds import PYTHON_WORDS, value_of
+from sparring.render.calls.schemas import Schema, schema_of
 from sparring.render.dialect import tool_call
 from sparring.types import ToolCall, ToolSpec
 
@@ -139,7 +141,7 @@ class TaggedCalls:
             return "", None, at
         name, arguments = head[1].strip(), dict[str, Any]()
         schema = next((tool.parameters for tool in tools if tool.name == name), {})
-        properties = schema.get("properties") if isinstance(schema.get("properties"), Mapping) else {}
+        root = _readable(schema)
         at = head.end()
         while key := self._key.match(text, at):
             end = text.find(self._layout.close, key.end())
@@ -148,7 +150,8 @@ class TaggedCalls:
                 return name, None, at
             try:
                 written = self._spell_out(self._inner(text[key.end() : end]))
-                arguments[argument] = value_of(written, (properties or {}).get(argument), schema, self._layout.words)
+                inner = root.member(root.top, argument)
+                arguments[argument] = value_of(written, inner, root, self._layout.words)
             except ValueError:
                 return name, None, at
             at = end + len(self._layout.close)
@@ -177,3 +180,11 @@ class TaggedCalls:
         for place, tag in enumerate(self._layout.ids):
             text = text.replace(chr(_ID + place), tag)
         return text
+
+
+def _readable(parameters: Mapping[str, Any]) -> Schema:
+    """Resolve a schema; one whose references lead nowhere says nothing of its values."""
+    try:
+        return schema_of(parameters)
+    except BadInput:
+        return schema_of({})

@@ -10,7 +10,8 @@ from typing import Any
 
 from sparring.errors import refusal
 from sparring.protocols import Renderer
-from sparring.render.grammars.call_format import CONTROL, NAME, NUMBER, CallFormat, reads_back
+from sparring.render.calls.schemas import Schema, schema_of
+from sparring.render.grammars.call_format import CONTROL, NAME, NUMBER, ArgumentTags, CallFormat, reads_back
 from sparring.render.grammars.quoted_grammar import QuotedValues
 from sparring.render.grammars.value_grammar import (
     either_json,
@@ -27,8 +28,9 @@ from sparring.render.grammars.value_grammar import (
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import ToolSpec
 
-_ALTERNATIVES = {"anyOf", "oneOf", "allOf", "not", "if", "minProperties", "dependentRequired", "dependentSchemas"}
-"""Keywords that relate arguments to one another, so that a schema cannot be split by argument."""
+_RELATIONS = ("oneOf", "allOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies")
+"""Keywords that relate arguments to one another and are left where a schema was split into alternatives, so that these
+cannot be split by argument."""
 
 
 def call_grammar(format: CallFormat, source: str) -> str:
@@ -80,50 +82,57 @@ def check_calls(renderer: Renderer, tokenizer: FileTokenizer, format: CallFormat
     """
     for tool in json.loads(source)["tools"]:
         spec = ToolSpec(name=tool["name"], description="", parameters=tool["parameters"])
-        values = _properties(format, tool["parameters"]) if format.tags is not None else {}
+        root = schema_of(tool["parameters"])
         flagged = format.tags is not None and format.tags.text != format.tags.json
-        made = {
-            key: 1 if reads_as(schema, spec.parameters, flagged) == "json" else "x" for key, schema in values.items()
-        }
-        if not reads_back(renderer, tokenizer, format, [(spec.name, made)], [spec]):
-            got = repr([spec.name, *made])
-            raise refusal("tool call", "names that the format reads as they are written", got, "rename them")
+        for values in _ways(root) if format.tags is not None else [({}, ())]:
+            made = {key: 1 if reads_as(schema, root, flagged) == "json" else "x" for key, schema in values[0].items()}
+            if not reads_back(renderer, tokenizer, format, [(spec.name, made)], [spec]):
+                got = repr([spec.name, *made])
+                raise refusal("tool call", "names that the format reads as they are written", got, "rename them")
 
 
 class _Call:
     def __init__(self, format: CallFormat, number: int, name: str, parameters: Mapping[str, Any]) -> None:
-        self._format, self._number, self._name, self._parameters = format, number, name, parameters
+        self._format, self._number, self._name, self._root = format, number, name, schema_of(parameters)
 
     def rules(self) -> list[str]:
         """Return `call_<number>` and the rules that it uses. Arguments stand in the order of the schema."""
         format, number = self._format, self._number
         head = _terms(format, self._name + format.head.replace(NAME, self._name))
         if format.quote is not None:
-            quoted = QuotedValues(format, self._parameters, f"value_{number}", partial(_terms, format))
-            made = quoted.rule({**self._parameters, "type": "object"})
+            quoted = QuotedValues(format, self._root, f"value_{number}", partial(_terms, format))
+            made = quoted.rule(_of_objects(self._root))
             return [f"call_{number}: {head} {made}", *quoted.rules]
         if format.tags is None:
-            object_schema = {**self._parameters, "type": "object"}
-            written = json_schema(format, object_schema, self._parameters)
+            written = json_schema(format, _of_objects(self._root), self._root)
             return [f"call_{number}: {head} json_{number}", f"json_{number}: %json {written}"]
-        properties = _properties(format, self._parameters)
-        required = self._parameters.get("required", ())
-        rules = [f"call_{number}: {head} first_{number}_0"]
+        ways = _ways(self._root)
+        names = [f"{number}" if len(ways) == 1 else f"{number}or{way}" for way in range(len(ways))]
+        rules = [f"call_{number}: {head} ({' | '.join(f'first_{name}_0' for name in names)})"]
+        for name, (properties, required) in zip(names, ways, strict=True):
+            rules += self._arguments(format.tags, name, properties, required)
+        return rules
+
+    def _arguments(
+        self, tags: ArgumentTags, name: str, properties: Mapping[str, Any], required: Sequence[str]
+    ) -> list[str]:
+        """Return `first_<name>_0` and the rules that it uses, for arguments between tags."""
+        rules = []
         for at, (key, schema) in enumerate(properties.items()):
-            for rule, before in (("first", format.tags.first), ("more", format.tags.more)):
-                values, needed = self._value(f"{number}_{at}_{rule}", before + key, schema)
-                skipped = [] if key in required else [f"{rule}_{number}_{at + 1}"]
-                followed = [f"({' | '.join(values)}) more_{number}_{at + 1}", *skipped]
-                rules += [f"{rule}_{number}_{at}: {' | '.join(followed)}", *needed]
+            for rule, before in (("first", tags.first), ("more", tags.more)):
+                values, needed = self._value(f"{name}_{at}_{rule}", before + key, schema)
+                skipped = [] if key in required else [f"{rule}_{name}_{at + 1}"]
+                followed = [f"({' | '.join(values)}) more_{name}_{at + 1}", *skipped]
+                rules += [f"{rule}_{name}_{at}: {' | '.join(followed)}", *needed]
         last = len(properties)
-        return [*rules, f"first_{number}_{last}: {_terms(format, format.tags.none)}", f'more_{number}_{last}: ""']
+        return [*rules, f"first_{name}_{last}: {_terms(self._format, tags.none)}", f'more_{name}_{last}: ""']
 
     def _value(self, name: str, before: str, schema: Any) -> tuple[list[str], list[str]]:
         """Return the alternatives of an argument, from its name to the end of its value, and the rules that they
         use."""
         tags, ends = self._format.tags, self._format.ends
         assert tags is not None
-        root = self._parameters
+        root = self._root
         kind = reads_as(schema, root, tags.text != tags.json)
         values: list[str] = []
         rules: list[str] = []
@@ -140,7 +149,7 @@ class _Call:
             values.append(f"{_terms(self._format, before + tags.json)} ({written})")
         held = schema if kind == "json" else either_json(schema, root) if kind == "either" else None
         if held is not None:
-            written = json_schema(self._format, held, self._parameters)
+            written = json_schema(self._format, held, root)
             rules.append(f"json_{name}: %json {written}")
             values.append(f"{_terms(self._format, before + tags.json)} json_{name} {_terms(self._format, tags.close)}")
         return values, rules
@@ -169,18 +178,37 @@ class _Call:
         return f"text_{name} again_{name}* {rest}", [*ending, *following]
 
 
-def _properties(format: CallFormat, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of each argument, in order.
+def _of_objects(root: Schema) -> dict[str, Any]:
+    return {**root.top, "type": "object"}
+
+
+def _ways(root: Schema) -> list[tuple[dict[str, Any], Sequence[str]]]:
+    """Return for each alternative of a tool's parameters the schemas of its arguments, in order, and the names of those
+    that must be there.
 
     Raises:
-        BadInput: the schema relates arguments to one another.
+        BadInput: the schema relates arguments to one another, names none of those that it describes, or allows no call.
     """
-    alternatives = sorted(_ALTERNATIVES & parameters.keys())
-    if alternatives:
+    ways = [(branch, _properties(root, branch)) for branch in root.branches(_of_objects(root))]
+    if not ways:
+        raise refusal("tool call", "parameters that allow a call", "a schema that allows none", "correct the schema")
+    return [(properties, branch.get("required", ())) for branch, properties in ways]
+
+
+def _properties(root: Schema, branch: Mapping[str, Any]) -> dict[str, Any]:
+    required = branch.get("required", ())
+    properties = dict.fromkeys((*(branch.get("properties") or {}), *required))
+    relation = next((key for key in _RELATIONS if key in branch), None)
+    if branch.get("minProperties", 0) > len(required):
+        relation = "minProperties"
+    unnamed = next((key for key in ("patternProperties", "additionalProperties") if branch.get(key)), None)
+    if relation is None and not properties and branch.get(unnamed or "") not in (None, True):
+        relation = unnamed
+    if relation is not None:
         expected = "parameters that are told apart by their names"
-        raise refusal("tool call", expected, alternatives[0], "leave the tool choice to the policy")
-    properties = dict(parameters.get("properties") or {})
-    return properties | {key: True for key in parameters.get("required", ()) if key not in properties}
+        raise refusal("tool call", expected, relation, "leave the tool choice to the policy")
+    values = {key: root.member(branch, key) for key in properties}
+    return {key: value for key, value in values.items() if key in required or root.branches(value)}
 
 
 def _calls_alone(ways: Sequence[tuple[CallFormat, str]]) -> str:

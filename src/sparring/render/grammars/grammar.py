@@ -15,10 +15,12 @@ from typing import Any
 from sparring.errors import BadInput, boundary, refusal
 from sparring.generation import Constraint, Preface
 from sparring.protocols import Renderer
+from sparring.render.calls.schemas import schema_of
 from sparring.render.control import MARK
 from sparring.render.grammars.call_format import CallFormat, call_format
 from sparring.render.grammars.call_grammar import call_grammar, check_calls
 from sparring.render.grammars.preface import WORD, find_preface
+from sparring.render.grammars.value_grammar import as_read
 from sparring.render.tokenizer import FileTokenizer
 
 REMEMBERED = 64
@@ -173,7 +175,8 @@ class Grammars:
         where = constraint.kind.replace("_", " ")
         with boundary(BadInput, where, "one that compiles", "correct it"):
             if constraint.kind == "json_schema":
-                grammar = make.grammar_from_json_schema(json.dumps(json.loads(source)))
+                schema = schema_of(json.loads(source))
+                grammar = make.grammar_from_json_schema(json.dumps(as_read(schema.top, schema)))
             else:
                 grammar = (make.grammar_from_regex if constraint.kind == "regex" else make.grammar_from_lark)(source)
         matcher = make(self._renamed_vocabulary, grammar, log_level=0)

@@ -6,12 +6,11 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote
 
 from sparring.errors import refusal
-from sparring.render.calls.kinds import kinds_of_value
+from sparring.render.calls.schemas import Schema, kinds_of_value
 from sparring.render.grammars.call_format import CONTROL, CallFormat, quoted
-from sparring.render.grammars.value_grammar import may_be_empty, text_terminal
+from sparring.render.grammars.value_grammar import BOUNDS, NUMBER, may_be_empty, text_terminal
 
 _SCALARS = {
     "null": (),
@@ -50,12 +49,12 @@ class QuotedValues:
     """Grammar rules of the values of one schema, in Lark's notation.
 
     Args:
-        root: schema in which references are looked up.
+        root: schema of which all others are parts.
         name: lower-case prefix of the rules' names.
         terms: writes a text of the format as terms of a grammar.
     """
 
-    def __init__(self, format: CallFormat, root: Mapping[str, Any], name: str, terms: Callable[[str], str]) -> None:
+    def __init__(self, format: CallFormat, root: Schema, name: str, terms: Callable[[str], str]) -> None:
         assert format.quote is not None
         self._format, self._root, self._name, self._terms = format, root, name, terms
         self._quote = format.quote
@@ -87,27 +86,20 @@ class QuotedValues:
             raise refusal("tool call", expected, left_out[0], "leave it out, or leave the tool choice to the policy")
         if "enum" in schema or "const" in schema:
             return self._choice(schema)
-        for key in ("$ref", "allOf", "anyOf", "oneOf"):
-            if key in schema:
-                return self._combination(key, schema)
+        if schema.keys() & {"$ref", "allOf", "anyOf", "oneOf"}:
+            return self._shared_rule(json.dumps(schema), lambda: self._alternatives(schema))
         named = schema.get("type", [type for type, hints in _HINTS.items() if schema.keys() & set(hints)] or _TYPES)
         types = [named] if isinstance(named, str) else list(named)
         return " | ".join(self._values_of_type(type, schema) for type in types)
 
-    def _combination(self, key: str, schema: Mapping[str, Any]) -> str:
-        beside = sorted(schema.keys() - _NOTES - {key, "format"})
-        branches = schema[key] if isinstance(schema[key], list) else [schema[key]]
-        types = [branch.get("type") for branch in branches if isinstance(branch, Mapping)]
-        apart = all(isinstance(type, str) for type in types) and len(set(types)) == len(branches)
-        exclusive = key != "oneOf" or len(branches) == 1 or apart and not {"integer", "number"} <= set(types)
-        if beside or not branches or not exclusive or key == "allOf" and len(branches) > 1:
-            got = f"{key} beside {beside[0]}" if beside else f"{key} of {len(branches)}"
-            expected = "alternatives that hold alone and exclude each other"
-            raise refusal("tool call", expected, got, "write one schema, or leave the tool choice to the policy")
-        if key == "$ref":
-            pointer = str(schema["$ref"])
-            return self._shared_rule(pointer, lambda: self._values(self._definition(pointer)))
-        return " | ".join(self.rule(branch) for branch in branches)
+    def _alternatives(self, schema: Mapping[str, Any]) -> str:
+        branches = self._root.branches(schema)
+        apart = next((key for branch in branches for key in ("allOf", "oneOf") if key in branch), None)
+        if apart or not branches:
+            expected = "alternatives that exclude each other, each with limits that become one"
+            do = "write one schema, or leave the tool choice to the policy"
+            raise refusal("tool call", expected, apart or "none that allows a value", do)
+        return " | ".join(map(self.rule, branches))
 
     def _shared_rule(self, what: str, made: Callable[[], str]) -> str:
         """Return the name of a rule that is made once, and may refer to itself."""
@@ -115,15 +107,6 @@ class QuotedValues:
             name = self._named[what] = f"{self._name}_of_{len(self._named)}"
             self.rules.append(f"{name}: {made()}")
         return self._named[what]
-
-    def _definition(self, pointer: str) -> Any:
-        schema: Any = self._root
-        for part in pointer.removeprefix("#").split("/")[1:]:
-            part = unquote(part).replace("~1", "/").replace("~0", "~")
-            schema = schema.get(part) if isinstance(schema, Mapping) else None
-        if not pointer.startswith("#") or schema is None:
-            raise refusal("tool call", "a reference into the tool's own schema", repr(pointer), "correct it")
-        return schema
 
     def _values_of_type(self, type: str, schema: Mapping[str, Any]) -> str:
         if type == "string":
@@ -135,6 +118,10 @@ class QuotedValues:
         if type not in _SCALARS:
             raise refusal("tool call", f"a type of JSON ({', '.join(_TYPES)})", repr(type), "correct the schema")
         limits = {key: schema[key] for key in _SCALARS[type] if key in schema}
+        if type == "number" and not limits:
+            return self._put(NUMBER)
+        if type == "number" and limits.keys() == {"multipleOf"}:
+            limits |= BOUNDS
         return self._put(f"%json {json.dumps({'type': type, **limits})}")
 
     def _text(self, schema: Mapping[str, Any]) -> str:
@@ -172,15 +159,16 @@ class QuotedValues:
         if items is False or most == 0:
             return self._put('"[]"')
         item = self.rule(items)
-        more = f'("," {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
+        more = "" if most == 1 else f'("," {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
         filled = self._put(f'"[" {item} {more} "]"')
         return filled if least else self._put(f'"[]" | {filled}')
 
     def _object(self, schema: Mapping[str, Any]) -> str:
         """Return an expression of an object with its named keys in alphabetical order, or with any keys if the schema
         names none."""
-        properties = dict(schema.get("properties") or {})
         required = schema.get("required", ())
+        named = schema.get("properties") or {}
+        properties = {key: value for key, value in named.items() if key in required or value is not False}
         properties |= {key: True for key in required if key not in properties}
         others = schema.get("additionalProperties", True)
         if not properties:

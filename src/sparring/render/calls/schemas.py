@@ -1,0 +1,320 @@
+"""JSON schemas whose references, `allOf` and alternatives are resolved, for all who read values, write their grammars,
+or make some up."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
+
+from sparring.errors import BadInput, boundary, refusal
+
+KINDS = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
+_BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions", "defs")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SINGLE = (
+    *("items", "additionalItems", "unevaluatedItems", "contains", "additionalProperties", "unevaluatedProperties"),
+    *("propertyNames", "not", "if", "then", "else", "contentSchema"),
+)
+"""Keywords whose values are schemas by name, lists of schemas, and single schemas."""
+
+_DROPPED = frozenset(
+    "$schema $id id $anchor $dynamicAnchor $recursiveAnchor $vocabulary $comment $defs definitions".split()
+)
+_COMBINING = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
+_LEAST = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties", "minContains")
+_MOST = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties", "maxContains")
+NOTES = frozenset("title description default example examples deprecated readOnly writeOnly format nullable".split())
+"""Keywords that limit no value, or whose limits a reader of text may ignore."""
+
+_APART = frozenset(
+    "pattern multipleOf not if then else contains uniqueItems propertyNames prefixItems additionalItems oneOf"
+    " unevaluatedItems unevaluatedProperties dependentRequired dependentSchemas dependencies".split()
+)
+"""Keywords of which two cannot become one."""
+
+FORMATS = frozenset("date time date-time duration email hostname ipv4 ipv6 uri uuid unknown".split())
+"""Formats that `llguidance` knows. It refuses others, which JSON Schema has ignored."""
+
+MOST_BRANCHES = 256
+"""Maximum number of alternatives of a schema that are told apart."""
+
+
+def each_inner(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a schema with every schema directly inside it changed by a function."""
+    out = dict(schema)
+    for key, value in schema.items():
+        if key in _BY_NAME and isinstance(value, Mapping):
+            out[key] = {name: change(inner) for name, inner in value.items()}
+        elif key in (*_LISTS, *_SINGLE) and isinstance(value, list):
+            out[key] = [change(inner) for inner in value]
+        elif key in _SINGLE:
+            out[key] = change(value)
+    return out
+
+
+class Schema:
+    """A JSON schema of which all references lead into `definitions`. `schema_of` makes it.
+
+    Attributes:
+        top: schema itself, without definitions.
+        definitions: schemas by the name with which a `$ref` ends.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self.definitions: dict[str, Any] = {}
+        self._names: dict[int, str] = {}
+        resource = DRAFT202012.create_resource(root)
+        base = resource.id() or ""
+        self.top = self._closed(root, Registry().with_resource(base, resource).resolver(base))
+        self._of_definition: dict[str, list[dict[str, Any]] | None] = {}
+
+    def alone(self, schema: Any) -> Any:
+        """Return a schema of this one that can be read without it."""
+        if not isinstance(schema, Mapping) or not self.definitions:
+            return schema
+        return {**schema, "$defs": {**self.definitions, **schema.get("$defs", {})}}
+
+    def branches(self, schema: Any) -> list[dict[str, Any]]:
+        """Return the alternatives of a schema, which allow together what it allows: schemas without `$ref`, `anyOf` and
+        `oneOf`. Schemas that have to hold together are merged; what cannot be merged stays, as `allOf`. A `oneOf` whose
+        alternatives may overlap stays too.
+
+        Raises:
+            BadInput: there are more than `MOST_BRANCHES`.
+        """
+        if not isinstance(schema, Mapping):
+            return [] if schema is False else [{}]
+        own = {key: value for key, value in schema.items() if key not in _COMBINING}
+        if "const" in own:
+            own |= {"enum": [own.pop("const")]}
+        merged = [own]
+        if "$ref" in schema:
+            merged = _products(merged, self._definition(str(schema["$ref"]).rpartition("/")[2]))
+        for part in _list_of(schema, "allOf"):
+            merged = _products(merged, self.branches(part))
+        for key in ("anyOf", "oneOf"):
+            if isinstance(schema.get(key), list):
+                parts = [self.branches(part) for part in schema[key]]
+                merged = _products(merged, [branch for part in parts for branch in part])
+                pairs = itertools.combinations(parts if key == "oneOf" else (), 2)
+                if not all(self._exclude(a, b) for some, others in pairs for a in some for b in others):
+                    merged = [{**branch, "oneOf": schema[key]} for branch in merged]
+        return [branch for branch in merged if _is_possible(branch)]
+
+    def kinds(self, schema: Any) -> frozenset[str]:
+        """Return the JSON types that a schema allows: `number` includes `integer`; all types if it names none,
+        contradicts itself, or has too many alternatives."""
+        try:
+            kinds = frozenset[str]().union(*map(kinds_of_branch, self.branches(schema)))
+        except (BadInput, RecursionError):
+            return KINDS
+        return kinds or KINDS
+
+    def member(self, schema: Any, name: str) -> Any:
+        """Return the schema of the values under a name in the objects of a schema."""
+        try:
+            found = [_member(branch, name) for branch in self.branches(schema) if "object" in kinds_of_branch(branch)]
+        except (BadInput, RecursionError):
+            return True
+        return found[0] if len(found) == 1 else {"anyOf": found} if found else True
+
+    def _exclude(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        """Return whether it is certain that no value fits two schemas without alternatives."""
+        kinds = kinds_of_branch(one) & kinds_of_branch(other)
+        if not kinds or "enum" in one and "enum" in other and not _common(one["enum"], other["enum"]):
+            return True
+        if kinds != {"object"}:
+            return False
+        for name in {*one.get("required", ())} & {*other.get("required", ())}:
+            mine, others = (_listed(self.branches(_member(branch, name))) for branch in (one, other))
+            if mine is not None and others is not None and not _common(mine, others):
+                return True
+        return _lacks(one, other) or _lacks(other, one)
+
+    def _definition(self, name: str) -> list[dict[str, Any]]:
+        if name not in self._of_definition:
+            self._of_definition[name] = []  # a reference that leads back to itself allows nothing more
+            self._of_definition[name] = self.branches(self.definitions[name])
+        return self._of_definition[name] or []
+
+    def _closed(self, schema: Any, resolver: Any) -> Any:
+        if not isinstance(schema, Mapping):
+            return schema
+        if isinstance(schema.get("$id"), str):
+            resolver = resolver.in_subresource(DRAFT202012.create_resource(schema))
+        kept = {key: value for key, value in schema.items() if key not in _DROPPED}
+        if isinstance(kept.get("items"), list):  # of older drafts
+            kept |= {"prefixItems": kept.pop("items"), "items": kept.pop("additionalItems", True)}
+        closed = each_inner(kept, lambda inner: self._closed(inner, resolver))
+        for key in ("$ref", "$dynamicRef", "$recursiveRef"):
+            if isinstance(closed.pop(key, None), str):
+                closed["$ref"] = f"#/$defs/{self._named(schema[key], resolver)}"
+        return closed
+
+    def _named(self, pointer: str, resolver: Any) -> str:
+        """Return the name of the definition to which a reference leads."""
+        try:
+            found = resolver.lookup(pointer)
+        except Unresolvable:
+            do = "write what it names into the schema (`$defs`)"
+            raise refusal("JSON schema", "references into the schema itself", repr(pointer), do) from None
+        name = self._names.get(id(found.contents))
+        if name is None:
+            name = self._names[id(found.contents)] = f"{len(self._names)}"
+            self.definitions[name] = True
+            self.definitions[name] = self._closed(found.contents, found.resolver)
+        return name
+
+
+def schema_of(schema: Any) -> Schema:
+    """Resolve a JSON schema. The result is cached; nobody may change it.
+
+    Raises:
+        BadInput: a reference leads out of the schema, or to nothing.
+    """
+    return _resolved(json.dumps(schema, default=dict))
+
+
+@lru_cache(256)
+def _resolved(source: str) -> Schema:
+    with boundary(BadInput, "JSON schema", "a schema that can be read", "correct it"):
+        return Schema(json.loads(source))
+
+
+@cache
+def _byte_tokens() -> Any:
+    import llguidance
+
+    return llguidance, llguidance.LLTokenizer("byte")
+
+
+def text_matcher(schema: Mapping[str, Any]) -> Any:
+    """Return a matcher of the texts of a schema as JSON, over bytes."""
+    llguidance, tokens = _byte_tokens()
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    return llguidance.LLMatcher(tokens, grammar, log_level=0)
+
+
+def can_fit(schema: Mapping[str, Any]) -> bool:
+    """Return whether some text fits a schema of texts; False for a pattern that cannot be read."""
+    return not text_matcher(schema).is_error()
+
+
+def fits_pattern(pattern: str, text: str) -> bool:
+    """Return whether a pattern of JSON Schema is found in a text, in time that is linear in the text; False for a
+    pattern that cannot be read."""
+    matcher = text_matcher({"type": "string", "pattern": pattern})
+    written = json.dumps(text, ensure_ascii=False).encode("utf-8", "replace")
+    return not matcher.is_error() and bool(matcher.consume_tokens(list(written)) and matcher.is_accepting())
+
+
+def kinds_of_value(value: Any) -> frozenset[str]:
+    """Return the JSON types of a value."""
+    if isinstance(value, bool):
+        return frozenset(("boolean",))
+    if isinstance(value, int) or isinstance(value, float) and value.is_integer():
+        return frozenset(("integer", "number"))
+    if isinstance(value, float):
+        return frozenset(("number",))
+    if value is None:
+        return frozenset(("null",))
+    return frozenset(("string" if isinstance(value, str) else "object" if isinstance(value, Mapping) else "array",))
+
+
+def kinds_of_branch(branch: Mapping[str, Any]) -> frozenset[str]:
+    """Return the JSON types that a schema without alternatives allows."""
+    kinds, named = KINDS, branch.get("type")
+    if isinstance(named, str) or isinstance(named, list) and named:
+        types = {named} if isinstance(named, str) else set(map(str, named))
+        kinds &= types | ({"integer"} if "number" in types else set())
+    if "enum" in branch:
+        kinds &= frozenset[str]().union(*map(kinds_of_value, branch["enum"]))
+    return kinds
+
+
+def _list_of(schema: Mapping[str, Any], key: str) -> list[Any]:
+    value = schema.get(key)
+    return value if isinstance(value, list) else []
+
+
+def _member(branch: Mapping[str, Any], name: str) -> Any:
+    properties, patterns = branch.get("properties") or {}, branch.get("patternProperties") or {}
+    parts = [properties[name]] if name in properties else []
+    parts += [inner for pattern, inner in patterns.items() if fits_pattern(pattern, name)]
+    if not parts:
+        return branch.get("additionalProperties", True)
+    return parts[0] if len(parts) == 1 else {"allOf": parts}
+
+
+def _products(some: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    if len(some) * len(others) > MOST_BRANCHES:
+        raise refusal("JSON schema", f"at most {MOST_BRANCHES} alternatives", "more", "write fewer")
+    return [_merged(one, other) for one in some for other in others]
+
+
+def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Merge two schemas that have to hold together."""
+    if not one or not other:
+        return one or other
+    merged, apart = dict(one), [*one.get("allOf", ()), *other.get("allOf", ())]
+    for key, value in other.items():
+        if key not in merged or key in NOTES or merged[key] == value:
+            merged.setdefault(key, value)
+        elif key == "type":
+            kinds = kinds_of_branch({"type": merged[key]}) & kinds_of_branch({"type": value})
+            merged[key] = sorted(kinds - {"integer"} if "number" in kinds else kinds) or ["contradiction"]
+        elif key == "enum":
+            merged[key] = _common(merged[key], value)
+        elif key == "required":
+            merged[key] = list(dict.fromkeys((*merged[key], *value)))
+        elif key in _LEAST or key in _MOST:
+            merged[key] = (max if key in _LEAST else min)(merged[key], value)
+        elif key in ("items", "additionalProperties"):
+            merged[key] = {"allOf": [merged[key], value]}
+        elif key in _APART:
+            apart.append({key: value})
+    if one.get("properties") or other.get("properties"):
+        names = dict.fromkeys((*(one.get("properties") or ()), *(other.get("properties") or ())))
+        merged["properties"] = {name: _both(_member(one, name), _member(other, name)) for name in names}
+    for key in ("patternProperties",) if "patternProperties" in one and "patternProperties" in other else ():
+        patterns = dict.fromkeys((*one[key], *other[key]))
+        merged[key] = {each: _both(one[key].get(each, True), other[key].get(each, True)) for each in patterns}
+    return {**merged, "allOf": apart} if apart else merged
+
+
+def _common(some: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    return [value for value in some if any(same_json(value, other) for other in others)]
+
+
+def _listed(branches: Sequence[Mapping[str, Any]]) -> list[Any] | None:
+    """Return all values of alternatives; None if one does not list them."""
+    listed = [branch.get("enum") for branch in branches]
+    return None if None in listed else [value for values in listed if values is not None for value in values]
+
+
+def _lacks(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether one schema forbids a key that the other requires."""
+    return any(_member(one, name) is False for name in other.get("required", ()))
+
+
+def _both(one: Any, other: Any) -> Any:
+    if one is True or other is True or one == other:
+        return other if one is True else one
+    return {"allOf": [one, other]}
+
+
+def _is_possible(branch: Mapping[str, Any]) -> bool:
+    needed = (_member(branch, name) for name in branch.get("required", ()))
+    return bool(kinds_of_branch(branch)) and not any(inner is False for inner in needed)
+
+
+def same_json(one: Any, other: Any) -> bool:
+    """Compare two values as JSON does, where true is not 1."""
+    return one == other and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
