@@ -166,7 +166,7 @@ def test_others_go_on_while_a_grammar_is_refused(number: int) -> None:
         await whole_reply(other.reply(ReplyRequest(user("Another rollout."))))
         assert not asked.done()
         renderer.goes_on.set()
-        with pytest.raises(BadInput, match="json schema: "):
+        with pytest.raises(BadInput, match="JSON schema: "):
             await asked
         assert (await whole_reply(session.reply(ReplyRequest(user("Hi"))))).id == "rl/0/0#1", (
             "the refused one has no place"

@@ -228,7 +228,7 @@ def read_config(where: str, numerics: str, head: str) -> Any:
     if (Path(where).is_dir() or looks_local) and not (Path(where) / "config.json").is_file():
         got = "a folder without one" if Path(where).is_dir() else "no such folder"
         raise refusal(where, "a checkpoint folder with config.json", got, "check the model's path")
-    with boundary(BadInput, where, "a Hugging Face causal LM", "check the model's path"):
+    with boundary(BadInput, f"{where}/config.json", "a config of a Hugging Face model", "check the model's path"):
         config = transformers.AutoConfig.from_pretrained(where)
     _refuse_other_head(where, config, head)
     _refuse_unservable(where, config, numerics)

@@ -28,6 +28,7 @@ SAMPLED = (
     *("rollout/workers_lost",),
     *("rollout/rewards_missing", "rollout/rewards_expired", "rollout/wall_s_mean", "rollout/wall_s_max"),
     *("rollout/nothing_to_train", "rollout/silent_rate", "rollout/unread_calls", "rollout/cut_by_context"),
+    *("rollout/cut_by_limit", "rollout/equal_rewards"),
     *("rollout/branches_of_other_tools", "rollout/unsampled_calls", "rollout/rewards_of_no_turn"),
     *("rollout/world_share", "rollout/*/reward", "rollout/*/success", "rollout/*/share", "rollout/*/trained_part"),
     *("entropy", "approx_kl", "clip_fraction", "ratio", "mismatch_*", "correction_*", "version_lag_max", "kl*"),
@@ -39,7 +40,7 @@ SAMPLED = (
 HELD_OUT = (
     *("success", "success_low", "success_high", "success_error", "success/*", "turns", "tasks", "lost"),
     *("reward", "reward_low", "reward_high", "reward_error", "reward/*"),
-    *("nothing_to_train", "unread_calls", "cut_by_context"),
+    *("nothing_to_train", "unread_calls", "cut_by_context", "cut_by_limit"),
 )
 """Figures of the evaluation during a stage, each after the prefix `<stage>/eval/`."""
 

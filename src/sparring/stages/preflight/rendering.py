@@ -70,10 +70,10 @@ def check_rendering(
         if min(lengths) >= room:
             got, expected = f"a prompt of {min(lengths)}, tools included", f"prompts of fewer than the {room} tokens"
             raise refusal("engine.kv.bytes", f"{expected} of the cache", got, "raise it, or engine.kv.tokens")
-        written = [(each.name, rendered(each, renderer, shape.max_positions).tokens) for each in shown[:SOME]]
-        for row, following in itertools.pairwise(written):
-            if row == following:  # both sides of a pair have its name
-                raise same_ids(row[0])
+        written = [(each, rendered(each, renderer, shape.max_positions).tokens) for each in shown[:SOME]]
+        for (row, ids), (following, other_ids) in itertools.pairwise(written):
+            if row.task is None and row.name == following.name and ids == other_ids:  # the sides of a pair
+                raise same_ids(row.name)
     fitting = [length for length in lengths if length < room]
     most = max(length for length in (*fitting, *others) if length < room)
     facts.append(f"context: prompts of up to {most} tokens leave {room - most} for the rest")
