@@ -10,12 +10,12 @@ from typing import Any
 from sparring.errors import PolicyFailure, SandboxError
 from sparring.protocols import OnOutput
 from sparring.sandbox.commands import BoxCommands
-from sparring.sandbox.connection import BoxConnection, Call, Pump, Refused, Sink
+from sparring.sandbox.connection import BoxConnection, Call, Pump, Sink
 from sparring.sandbox.file_commands import FileCommands
-from sparring.sandbox.requests import as_bytes, check_count, check_text, is_passable, placed, too_many
+from sparring.sandbox.requests import as_bytes, check_count, check_text, is_passable, placed
 from sparring.sandbox.results import result_of
 from sparring.sandbox.screen import Screen
-from sparring.sandbox.spoilt import Exhausted, raise_for
+from sparring.sandbox.spoilt import ServiceSocket
 from sparring.types import ExecResult
 
 TERMINAL_BYTES = 1 << 16  # of a terminal's output on their way
@@ -318,26 +318,27 @@ class KeptCommands(FileCommands):
         return terminal
 
     async def connect(self, port: int) -> socket.socket:
-        """Connect to a port that a program of the box listens at, on 127.0.0.1. The caller closes the socket.
+        """Connect to a port that a program of the box listens at, on 127.0.0.1. The caller closes the socket, whose
+        operations have the time limit of the box until the caller gives them another.
 
         Raises:
             BadInput: no such port can be.
-            ConnectionRefusedError: nothing listens there.
-            OSError: the connection fails otherwise.
+            SpoiltFile: nothing listens there (ConnectionRefusedError), or what does takes no connection (TimeoutError).
+            OSError: the same in a box where no command has run.
             SandboxError: the box failed.
         """
         check_count("port", port, 1, 65535)
         connection = await self._open()
         call = connection.ask({"op": "connect", "port": port})
         try:
-            return await self.soon(call.socket)
+            link = ServiceSocket(fileno=(await self.soon(call.socket)).detach())
         except asyncio.CancelledError:
             call.close_socket()
             raise
-        except Refused as refused:
-            raise OSError(refused.errno, f"port {port} of the box: {refused}") from refused
         finally:
             connection.forget(call)
+        link.settimeout(self.spec.timeout_s)
+        return link
 
     async def _begin_shell(self, request: dict[str, Any]) -> BoxShell:
         shell = BoxShell(self, *await self._kept(request))
@@ -356,7 +357,6 @@ class KeptCommands(FileCommands):
         sink: Sink | None = None,
     ) -> tuple[BoxConnection, Call]:
         """Begin what lives on, once no file operation is under way."""
-        self._used = True
         async with self._turn:
             pass
         limit_s = None if timeout_s is None else self.limit_s(timeout_s)
@@ -364,13 +364,7 @@ class KeptCommands(FileCommands):
         assert self._connection is not None
         try:
             await self.soon(call.begun, call.told)
-        except Refused as refused:
-            if refused.is_full:
-                raise too_many() from refused
-            raise Exhausted(refused.errno, f"one more command of the box: {refused}") from refused
-        except asyncio.CancelledError:
+        except BaseException:
             self._connection.give_up(call)
             raise
-        if call.told.done() and (number := call.told.result().header["folder"]):
-            raise_for({**call.told.result().header, "exit": number}, request["cwd"], self._used)
         return self._connection, call

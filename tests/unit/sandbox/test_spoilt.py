@@ -104,9 +104,9 @@ def test_an_error_that_no_command_can_cause_is_the_callers(bench: Any) -> None:
         box = await boxes.take(SPEC)
         with pytest.raises(IsADirectoryError) as folder:
             await box.read("/box")
-        await box.python("1")
         with pytest.raises(FileNotFoundError) as missing:
             await box.read("missing")
+        await box.python("1")
         with pytest.raises(OSError, match="Read-only") as closed:
             await box.write("/usr/new", b"x")
         assert not any(isinstance(error.value, PolicyFailure) for error in (folder, missing, closed))
