@@ -286,7 +286,7 @@ class BubblewrapBox(KeptCommands):
     def _after(self, made: T) -> T:
         """Return a box for which this one was asked: what comes into it may be of this one's commands."""
         if isinstance(made, BubblewrapBox):
-            made._after_use = self._used or self._after_use
+            made._made_from, made._is_handed_over = (None, True) if self._is_policys() else (self, False)
         return made
 
     async def converse(self, code: str, other: str) -> ExecResult:

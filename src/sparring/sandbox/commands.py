@@ -69,8 +69,6 @@ class BoxCommands:
         spec: its spec.
         group: control group of its commands; None without control groups or before the first command.
         queued_s: seconds that its commands have waited for a slot of the pool.
-
-    What is written into a box that was made from a used one (`_after_use`) may come from there.
     """
 
     def __init__(
@@ -96,8 +94,16 @@ class BoxCommands:
         self.queued_s = 0.0
         self._num_begun = 0
         self._used = self._line.used
-        self._after_use = False
+        self._is_handed_over = False
+        self._made_from: BoxCommands | None = None
         self._end_reason: str | None = None
+
+    def hand_over(self) -> None:
+        """Note that the policy acts from now on: what fails may be its doing even before it has run a command."""
+        self._is_handed_over = True
+
+    def _is_policys(self) -> bool:
+        return self._used or self._is_handed_over or self._made_from is not None and self._made_from._is_policys()
 
     def limit_s(self, timeout_s: float | None) -> float:
         """Return a command's time limit in seconds.
@@ -245,7 +251,7 @@ class BoxCommands:
                 link.close()
                 self._leave_group()
                 raise SandboxError(f"sandbox: no control group for a box: {error}") from error
-            connection = BoxConnection(link, self._note_end, self._with_group, lambda: self._used or self._after_use)
+            connection = BoxConnection(link, self._note_end, self._with_group, self._is_policys)
             self._connection = connection
             self._close_pipes()
             if not layers:

@@ -29,9 +29,9 @@ class FileCommands(BoxCommands):
 
         Raises:
             FileNotFoundError: there is no such file.
-            SpoiltFile: a command of this box left something else at the path (a pipe, a folder), a larger file, or one
-                that cannot be read.
-            OSError: error of open(2) in a box where no command has run.
+            SpoiltFile: the box is in the policy's hands, and at the path is nothing, something else (a pipe, a folder),
+                a larger file, or one that cannot be read.
+            OSError: error of open(2) in any other box.
             SandboxError: the box failed.
         """
         return await self._gather({"op": "read", "path": path}, most_bytes)

@@ -51,7 +51,8 @@ class BoxRequest:
 
     Attributes:
         request: what the box was told.
-        used: whether a command of the policy had run in the box, or in one that it was made from.
+        used: whether the box, or one that it was made from, was in the policy's hands: a command had run in it, or its
+            world was open.
         crowded: whether commands ran beside it, which can hold it up.
     """
 
