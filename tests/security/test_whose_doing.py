@@ -316,3 +316,23 @@ def test_a_box_that_was_killed_is_the_machines(in_box: Any) -> None:
                     await work(box, kept)
 
     in_box(work)
+
+
+@pytest.mark.parametrize("tool", short_of(["bash", "type"], ["bash"]))
+def test_a_shell_that_is_ended_again_and_again_takes_no_place(in_box: Any, tool: str) -> None:
+    """A box has 64 places. One more command than it has was refused as the world's own mistake, which ends a run."""
+    arguments = {"command": "exit 3"} if tool == "bash" else {"keys": ["exit", "Enter"]}
+    in_box(lambda box: calls(*[(tool, arguments)] * 66)(box, None), timeout_s=2.0)
+
+
+def test_what_a_program_does_not_read_is_not_waited_for_without_end(in_box: Any) -> None:
+    async def work(box: Any) -> None:
+        sleeping = await box.start(["sleep", "60"])
+        terminal = await box.terminal("stty raw -echo; echo up; sleep 60")
+        assert await terminal.shows("up", 20)
+        for write in (sleeping.write, terminal.type):
+            with pytest.raises(TimeoutError) as late:
+                await write(bytes(3 << 20))
+            assert isinstance(late.value, PolicyFailure)
+
+    in_box(work, timeout_s=0.2)

@@ -66,7 +66,8 @@ class BubblewrapBox(KeptCommands):
         Raises:
             FileNotFoundError: there is no folder `cwd`.
             SpoiltFile: a command of this box left something else there, or took permission away.
-            BadInput: the user is not the box's: a box has one; or `MOST_RUNS` of `inner.boxes` run already.
+            BadInput: the user is not the box's: a box has one.
+            Exhausted: `MOST_RUNS` of `inner.boxes` run already, or they hold all processes.
             SandboxError: the box failed.
         """
         check_same_user(self.spec, user)

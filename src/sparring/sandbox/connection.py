@@ -133,10 +133,11 @@ class BoxConnection:
         """Tell the box something about a call."""
         self.send({"id": call.number, "op": op, **more}, body)
 
-    async def feed(self, call: Call, data: bytes, *, ends: bool) -> None:
+    async def feed(self, call: Call, data: bytes, *, ends: bool, patience_s: float | None = None) -> None:
         """Send input as fast as the box takes it; stop when the command has ended.
 
         Raises:
+            TimeoutError: the command takes nothing for `patience_s` seconds.
             SandboxError: the box failed.
         """
         rest = memoryview(data)
@@ -148,7 +149,7 @@ class BoxConnection:
                 return
             if call.on_the_way >= WINDOW_BYTES:
                 call.room.clear()
-                await call.room.wait()
+                await asyncio.wait_for(call.room.wait(), patience_s)
 
     def forget(self, call: Call) -> None:
         """Drop what still comes for a call."""

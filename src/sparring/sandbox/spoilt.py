@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparring.errors import PolicyFailure, SandboxError, SpoiltFile
-from sparring.sandbox.requests import too_many
 from sparring.sandbox.snapshots import still_lives
 
 FILE_OPERATIONS = ("read", "write", "remove", "list", "pack", "unpack")
@@ -30,7 +29,8 @@ class PortTaken(PolicyFailure, OSError):
 
 
 class Exhausted(PolicyFailure, OSError):
-    """Commands of the box hold all that one more of them needs: terminals, processes."""
+    """Commands of the box hold all that one more of them needs: terminals, processes, or as many run as a box may have.
+    """
 
 
 _KINDS: dict[str, type[SpoiltFile]] = {"OSError": SpoiltFile}
@@ -84,8 +84,8 @@ class BoxRequest:
     def refusal(self, header: Mapping[str, Any]) -> Exception:
         """Return the error of a box that did not begin what it was asked for; the classes are those of `error_in`."""
         number, what = header["refused"], os.strerror(header["refused"])
-        if header.get("full"):
-            return too_many()
+        if header.get("full"):  # which a policy can bring about where its world starts what it asks for
+            return Exhausted(number, "box: expected room for one more command, got as many as it runs at once")
         if self.request["op"] == "snapshot":
             return still_lives(header["processes"])
         if "place" in header:
