@@ -7,6 +7,7 @@ Every public method of a box, of what lives on in one, and of the tools has a ro
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import os
 import signal
@@ -26,6 +27,7 @@ from sparring.errors import PolicyFailure, SandboxError
 from sparring.rollout.episode import GuardedEnv
 from sparring.sandbox.box import BubblewrapBox
 from sparring.sandbox.handles import BoxProcess, BoxShell, BoxTerminal
+from sparring.sandbox.spoilt import BoxRequest
 from sparring.types import BoxSpec, Message, Task, ToolCall
 
 PREPARED = {"file": b"x", "folder/file": b"x", "folder/other": b"x"}
@@ -304,6 +306,15 @@ def test_what_no_command_caused_is_not_the_policys(in_box: Any) -> None:
         assert not isinstance(closed.value, PolicyFailure)
 
     in_box(work, disk_bytes=1 << 18)
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.ENFILE])
+def test_a_command_that_cannot_begin_beside_no_other_is_the_machines(number: int) -> None:
+    refused = {"refused": number}
+    alone = BoxRequest({"op": "exec"}, used=True, crowded=False).refusal(refused)
+    beside = BoxRequest({"op": "exec"}, used=True, crowded=True).refusal(refused)
+    assert isinstance(alone, SandboxError)
+    assert isinstance(beside, SandboxError if number == errno.ENFILE else PolicyFailure)
 
 
 def test_a_box_that_was_killed_is_the_machines(in_box: Any) -> None:

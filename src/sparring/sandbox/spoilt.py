@@ -92,7 +92,7 @@ class BoxRequest:
             return self._error(number, header["place"])
         if self.request["op"] == "connect":
             return self._error(number, None, f"port {self.request['port']} of the box: {what}")
-        if not self.used or number in MACHINES:
+        if not self.crowded or number in MACHINES:  # no process outlives its command, so none holds anything
             return SandboxError(f"sandbox: the box begins no more commands: {what}")
         if number == errno.EADDRINUSE:
             return PortTaken(number, f"port {self.request['port']} of the box: {what}")
