@@ -146,6 +146,8 @@ def command(
         _prepare(request, limits, files, report)
         gc.enable()
         if request["op"] == "python":
+            # not before: by an exception of another command's SIGINT it would end as one that cannot be confined
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             status = _run_python(body)
         elif "argv" in request:
             status = _run_program(request["argv"])
@@ -170,7 +172,6 @@ def _prepare(request: dict[str, Any], limits: dict[str, Any], files: Sequence[in
         os.dup2(file, (0, 1, 2, SAID)[number])
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     if request.get("columns"):
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     # machines such as Java's reserve more than they use; a group counts what is used
