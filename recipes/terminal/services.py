@@ -12,6 +12,7 @@ from typing import Any
 
 from kind import NAMES, Data, kinds, text, words
 
+from sparring.errors import SpoiltFile
 from sparring.protocols import LiveProcess, Sandbox
 
 PATIENCE_S = 6.0
@@ -70,7 +71,7 @@ def in_time(ask: Callable[[Sandbox, Data, Any], Awaitable[bool]]) -> Callable[[S
         try:
             async with asyncio.timeout(PATIENCE_S):
                 return await ask(box, data, kept)
-        except (OSError, ValueError):  # late, broken off, or an answer without end
+        except (SpoiltFile, TimeoutError, ValueError):  # broken off, late, or an answer without end
             return False
 
     return asked

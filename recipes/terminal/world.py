@@ -118,7 +118,7 @@ class Terminal(BashTool, Env):
             right = await kind.alive(self.box, data, self.kept)
             await self.box.snapshot(ends=True)
             right = right and await kind.judge(self.box, data, self.kept)
-        except (SpoiltFile, FileNotFoundError):  # it is not there, or not what it should be
+        except SpoiltFile:  # it is not there, or not what it should be
             right = False
         return Score(reward=float(right), success=right)
 

@@ -53,7 +53,8 @@ class UnsampledCall(PolicyFailure):
 
 
 class SpoiltFile(PolicyFailure, OSError):
-    """A path in the policy's box cannot be read or written as a file: a pipe, a folder, a file without permission."""
+    """A path in the policy's box cannot be used as a file, or a port as a service: a pipe, a file that is missing or
+    without permission, a full disk, a refused connection."""
 
 
 class InfraError(SparringError):

@@ -114,6 +114,23 @@ def test_one_that_kills_all_others_is_no_failure_of_the_box(in_box: Any) -> None
     assert in_box(work) <= {"signalled", "killed"}
 
 
+def test_one_that_interrupts_all_others_is_no_failure_of_the_box(in_box: Any) -> None:
+    """Of SIGINT Python makes an exception, also in a command that is not confined yet."""
+
+    async def work(box: Any) -> str:
+        await box.write("file", bytes(1 << 20))
+        killers = [await box.start(["python3", "-c", SIGNALLER, "2"]) for _ in range(4)]
+        for _ in range(40):
+            for operation in (box.read("file"), box.python("1"), box.entries(), box.start("true")):
+                with suppress(PolicyFailure):
+                    await operation
+        for killer in killers:
+            await killer.close()
+        return str((await box.exec("echo on")).stdout)
+
+    assert in_box(work) == "on\n"
+
+
 @pytest.mark.full  # waits for the time limit of a file operation
 def test_one_that_stops_all_others_holds_up_none_for_ever(in_box: Any) -> None:
     async def work(box: Any) -> str:

@@ -121,6 +121,8 @@ class Sandbox(Protocol):
 
     Raises:
         SandboxError: the box itself failed; not raised for anything that a program inside does.
+        PolicyFailure: once a command has run in it, or its world is open: the policy may be why an operation fails. An
+            error of a file, a folder or a port is a `SpoiltFile` of the named class, such as `FileNotFoundError`.
     """
 
     async def exec(
@@ -147,7 +149,7 @@ class Sandbox(Protocol):
 
         Raises:
             FileNotFoundError: there is no folder `cwd`.
-            SpoiltFile: a command left something that is no folder at `cwd`.
+            NotADirectoryError: something else is at `cwd`.
         """
 
     async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
@@ -184,11 +186,13 @@ class Sandbox(Protocol):
         """
 
     async def connect(self, port: int) -> socket.socket:
-        """Connect to a port of the box that a command listens at, on 127.0.0.1.
+        """Connect to a port of the box that a command listens at, on 127.0.0.1. What it breaks off later is the
+        policy's failure too.
 
         Raises:
             BadInput: no such port can be.
             ConnectionRefusedError: nothing listens there.
+            TimeoutError: what listens there takes no connection.
         """
 
     async def upload(self, tree: Mapping[str, TreeEntry | bytes], path: str = ".") -> None:
@@ -196,7 +200,7 @@ class Sandbox(Protocol):
 
         Raises:
             BadInput: a path that leads out of the tree.
-            SpoiltFile: as for `read`.
+            SpoiltFile: as for `read`, or the tree has what cannot be carried: a pipe, a socket, a device.
         """
 
     async def download(self, path: str = ".", most_bytes: int = MOST_BYTES) -> Mapping[str, TreeEntry]:
@@ -219,6 +223,7 @@ class Sandbox(Protocol):
         """Read a file.
 
         Raises:
+            FileNotFoundError: there is none.
             SpoiltFile: a command left something that is no file at the path, or more bytes than `most_bytes`.
         """
 

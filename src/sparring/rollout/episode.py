@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from sparring.envs.answers import observed, rated
 from sparring.envs.box_at_home import BoxAtHome
@@ -52,6 +52,14 @@ OF_WORLDS = (InfraError, PolicyFailure, BadInput, StoreError)
 """Errors of ours that an environment may raise: failures of the infrastructure and of the policy, a refusal that no
 retry can help, and errors of the run's own store. Any other error of ours is about the run, which no environment knows,
 so it becomes an `EnvError`."""
+
+
+@runtime_checkable
+class HandedOver(Protocol):
+    """Box that tells what the policy spoilt from what its world asks for in vain."""
+
+    def hand_over(self) -> None:
+        """Note that the policy acts from now on."""
 
 
 class SessionRecorder(Protocol):
@@ -184,6 +192,8 @@ class GuardedEnv:
                     await self.preparation.prepare(env, task, box, self._call)
                 opened = observed(await self._call(env.open, task, own))
                 await self._read_tools(opened=True)
+        if isinstance(box, HandedOver):
+            box.hand_over()
         self._observed = [WorldAnswer("", None, opened)]
         self.playback.answered("", opened)
         return opened

@@ -7,18 +7,17 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from sparring.errors import refusal
+from sparring.errors import SpoiltFile, refusal
 from sparring.protocols import OnOutput, Sandbox, Snapshot
-from sparring.sandbox.commands import Pool
-from sparring.sandbox.connection import BoxConnection, Call, Pump, Refused
+from sparring.sandbox.commands import Pool, T
+from sparring.sandbox.connection import BoxConnection, Call, Pump
 from sparring.sandbox.file_commands import FILE_TIMEOUT_S
 from sparring.sandbox.handles import BoxShell, KeptCommands, NoShell, ShellEnded
 from sparring.sandbox.image_python import check_has_python, python_line, python_request
 from sparring.sandbox.requests import as_bytes, placed
 from sparring.sandbox.results import result_of
 from sparring.sandbox.roots import Root, check_same_user
-from sparring.sandbox.snapshots import LayeredSnapshot, check_prepared, checked, still_lives
-from sparring.sandbox.spoilt import raise_for, raise_for_program
+from sparring.sandbox.snapshots import LayeredSnapshot, check_prepared, checked
 from sparring.sandbox.verifier import checked_paths, conversation, pipes_between, verifier_of
 from sparring.types import MOST_BYTES, BoxSpec, ExecResult
 
@@ -67,11 +66,11 @@ class BubblewrapBox(KeptCommands):
         Raises:
             FileNotFoundError: there is no folder `cwd`.
             SpoiltFile: a command of this box left something else there, or took permission away.
-            BadInput: the user is not the box's: a box has one; or `MOST_RUNS` of `inner.boxes` run already.
+            BadInput: the user is not the box's: a box has one.
+            Exhausted: `MOST_RUNS` of `inner.boxes` run already, or they hold all processes.
             SandboxError: the box failed.
         """
         check_same_user(self.spec, user)
-        self._used = True
         request = {"op": "exec", **placed(argv, cwd, environment)}
         return await self._turned(request, as_bytes(stdin), timeout_s, output_bytes, on_output)
 
@@ -79,7 +78,6 @@ class BubblewrapBox(KeptCommands):
         """Run code as `python3 -c` would, in a fork of a warm interpreter; in an image, on the image's `python3`."""
         if self._root.kind == "layers":
             return await self.exec(python_line(), stdin=code, timeout_s=timeout_s)
-        self._used = True
         return await self._turned({"op": "python"}, as_bytes(code), timeout_s)
 
     async def program(
@@ -123,15 +121,15 @@ class BubblewrapBox(KeptCommands):
             "port": port,
         }
         request["shown"] = self._pool.shown if self._root.kind == "layers" else []
-        used, self._used = self._used, True
         async with self._turn:
             pass
         call, rest = await self._begin(request, as_bytes(stdin), timeout_s, output_bytes)
         try:
             return await self._beside_server(call, rest, timeout_s, served)
-        except Refused as refused:
-            is_policys = used and (not refused.place or await self._shows_as_prepared(request))
-            raise_for_program(refused.errno, refused.place, port, is_policys)
+        except SpoiltFile as error:
+            if await self._shows_as_prepared(request):
+                raise
+            raise OSError(error.errno, error.strerror, error.filename) from error
 
     async def _beside_server(
         self, call: Call, rest: bytes, timeout_s: float, served: Callable[[socket.socket], Awaitable[None]]
@@ -158,8 +156,8 @@ class BubblewrapBox(KeptCommands):
         try:
             call, _ = await box._begin({**request, "argv": []}, b"", FILE_TIMEOUT_S, 0)
             await box._ended(call, b"", FILE_TIMEOUT_S)
-        except Refused as refused:
-            return not refused.place
+        except OSError:
+            return False
         finally:
             await box.close()
         call.close_socket()
@@ -230,8 +228,6 @@ class BubblewrapBox(KeptCommands):
             call = connection.ask({"op": "snapshot", "ends": ends})
             try:
                 passed = await self.soon(call.layers, late_s=late_s)
-            except Refused as refused:
-                raise still_lives(refused.processes) from refused
             finally:
                 connection.forget(call)
             return self._line.add(passed.layers, passed.header["processes"], self._used, prepares=prepares)
@@ -245,7 +241,7 @@ class BubblewrapBox(KeptCommands):
             SandboxError: the pool is closed.
         """
         state = checked(snapshot)
-        return self._pool.made(state.spec, state.root, below=state)
+        return self._after(self._pool.made(state.spec, state.root, below=state))
 
     async def verifier(self, paths: Sequence[str], most_bytes: int = MOST_BYTES) -> Sandbox:
         """Return a box in which nothing but files of these names comes from this one: a fork of what
@@ -269,14 +265,14 @@ class BubblewrapBox(KeptCommands):
         if self._line.prepared is None:
             check_prepared(self._used)
             await self.snapshot()
-        judging = self._pool.made(self.spec, self._root, below=self._line.prepared)
+        judging = self._after(self._pool.made(self.spec, self._root, below=self._line.prepared))
         judging._line.judge = (self._line.prepared,)
         judging.start_opening()  # while this box reads its files
         return await verifier_of(self, judging, names, most_bytes)
 
     async def fresh(self) -> Sandbox:
         self._check_open()
-        return self._pool.made(self.spec, self._root)
+        return self._after(self._pool.made(self.spec, self._root))
 
     async def beside(self, spec: BoxSpec) -> Sandbox:
         """Return a box with another spec from the same pool. The caller closes it.
@@ -286,7 +282,13 @@ class BubblewrapBox(KeptCommands):
             SandboxError: this box has failed, or it or the pool is closed.
         """
         self._check_open()
-        return await self._pool.take(spec)
+        return self._after(await self._pool.take(spec))
+
+    def _after(self, made: T) -> T:
+        """Return a box for which this one was asked: what comes into it may be of this one's commands."""
+        if isinstance(made, BubblewrapBox):
+            made._made_from, made._is_handed_over = (None, True) if self._is_policys() else (self, False)
+        return made
 
     async def converse(self, code: str, other: str) -> ExecResult:
         """Return the result of `code`, which runs at once with `other`, each in a box of its own: a fresh one, or in a
@@ -371,8 +373,6 @@ class BubblewrapBox(KeptCommands):
         else:
             async with Pump(await self._open(), on_output) as pump:
                 told = await pump.beside(self._command(request, body, timeout_s, output_bytes, pump))
-        if number := told.header["folder"]:
-            raise_for({**told.header, "exit": number}, request["cwd"], self._used)
         return result_of(told)
 
 

@@ -10,12 +10,13 @@ from typing import Any, Protocol, TypeVar
 
 from sparring.errors import SandboxError
 from sparring.open_files import allow_files
-from sparring.sandbox.connection import WINDOW_BYTES, BoxConnection, Call, Refused, Sink, Told
+from sparring.sandbox.connection import WINDOW_BYTES, BoxConnection, Call, Sink, Told
 from sparring.sandbox.groups import BoxGroup, BoxGroups, pass_doors
-from sparring.sandbox.requests import check_count, check_seconds, too_many
+from sparring.sandbox.requests import check_count, check_seconds
 from sparring.sandbox.roots import Root
 from sparring.sandbox.server import Server
 from sparring.sandbox.snapshots import LayeredSnapshot, Line, lent
+from sparring.sandbox.spoilt import FILE_OPERATIONS
 from sparring.types import BoxSpec
 
 FILES, PROGRAM_FILES = 256, 4096
@@ -93,7 +94,16 @@ class BoxCommands:
         self.queued_s = 0.0
         self._num_begun = 0
         self._used = self._line.used
+        self._is_handed_over = False
+        self._made_from: BoxCommands | None = None
         self._end_reason: str | None = None
+
+    def hand_over(self) -> None:
+        """Note that the policy acts from now on: what fails may be its doing even before it has run a command."""
+        self._is_handed_over = True
+
+    def _is_policys(self) -> bool:
+        return self._used or self._is_handed_over or self._made_from is not None and self._made_from._is_policys()
 
     def limit_s(self, timeout_s: float | None) -> float:
         """Return a command's time limit in seconds.
@@ -163,12 +173,7 @@ class BoxCommands:
     ) -> Told:
         """Run a command to its end."""
         call, rest = await self._begin(request, body, limit_s, output_bytes, sink)
-        try:
-            return await self._ended(call, rest, limit_s)
-        except Refused as refused:
-            if refused.is_full:
-                raise too_many() from refused
-            raise SandboxError(f"sandbox: the box begins no more commands: {refused}") from refused
+        return await self._ended(call, rest, limit_s)
 
     async def _begin(
         self,
@@ -188,7 +193,9 @@ class BoxCommands:
             "credit": None if sink is None else request.get("credit", WINDOW_BYTES),
         }
         self._num_begun += 1
-        return connection.ask(request, body[:inline], sink), body[inline:]
+        call = connection.ask(request, body[:inline], sink)
+        self._used |= request["op"] not in FILE_OPERATIONS
+        return call, body[inline:]
 
     async def _ended(self, call: Call, rest: bytes, limit_s: float) -> Told:
         """Return the end of a command, which is fed the `rest` of its standard input."""
@@ -244,7 +251,7 @@ class BoxCommands:
                 link.close()
                 self._leave_group()
                 raise SandboxError(f"sandbox: no control group for a box: {error}") from error
-            connection = BoxConnection(link, self._note_end, self._with_group)
+            connection = BoxConnection(link, self._note_end, self._with_group, self._is_policys)
             self._connection = connection
             self._close_pipes()
             if not layers:

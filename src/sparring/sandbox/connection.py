@@ -8,12 +8,13 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
 from sparring.errors import SandboxError
 from sparring.protocols import OnOutput
 from sparring.sandbox.snapshots import FrozenLayer
+from sparring.sandbox.spoilt import BoxRequest
 
 WINDOW_BYTES = 1 << 20
 """Maximum number of bytes on their way in each direction, per command."""
@@ -29,24 +30,6 @@ class Told(NamedTuple):
     parts: tuple[bytes, ...]
 
 
-class Refused(Exception):
-    """A box did not begin what it was asked for.
-
-    Attributes:
-        errno: the reason.
-        processes: command lines of the processes in the way.
-        place: path that is in the way; "" if none is.
-        is_full: whether as many commands run as a box may have.
-    """
-
-    def __init__(self, header: Mapping[str, Any]) -> None:
-        super().__init__(os.strerror(header["refused"]))
-        self.errno: int = header["refused"]
-        self.processes: Sequence[str] = header.get("processes", ())
-        self.place: str = header.get("place", "")
-        self.is_full: bool = header.get("full", False)
-
-
 class Passed(NamedTuple):
     """Frozen layers that came for a call, lowest first, and the header that they came with."""
 
@@ -58,6 +41,7 @@ class Call:
     """What was asked of a box, by its number.
 
     Attributes:
+        asked: the request, by which its errors are told.
         told: its end.
         begun: done once it is confined, if it lives on.
         closed: done once the box has forgotten it.
@@ -67,9 +51,9 @@ class Call:
         answers: ends of a shell's texts, by number; 0: it reads.
     """
 
-    def __init__(self, number: int, sink: Sink | None) -> None:
+    def __init__(self, number: int, asked: BoxRequest, sink: Sink | None) -> None:
         loop = asyncio.get_running_loop()
-        self.number, self.sink = number, sink
+        self.number, self.asked, self.sink = number, asked, sink
         self.told: asyncio.Future[Told] = loop.create_future()
         self.begun: asyncio.Future[Any] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
@@ -114,16 +98,18 @@ class BoxConnection:
         link: the socket.
         on_end: called once with the reason when the box has ended or says that it is broken; returns it in full.
         on_told: called with what is told of each command's end; returns it in full.
+        is_used: returns whether a command of the policy may be why something fails.
     """
 
     def __init__(
         self,
         link: socket.socket,
         on_end: Callable[[str], str],
-        on_told: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda header: header,
+        on_told: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+        is_used: Callable[[], bool],
     ) -> None:
         link.setblocking(False)
-        self._link, self._on_end, self._on_told = link, on_end, on_told
+        self._link, self._on_end, self._on_told, self._is_used = link, on_end, on_told, is_used
         self._loop = asyncio.get_running_loop()
         self._in = bytearray()
         self._out: deque[memoryview] = deque()
@@ -136,7 +122,8 @@ class BoxConnection:
     def ask(self, request: Mapping[str, Any], body: bytes = b"", sink: Sink | None = None) -> Call:
         """Ask for something new. `sink` gets the pieces of its output."""
         self._number += 1
-        call = self._calls[self._number] = Call(self._number, sink)
+        asked = BoxRequest(request, self._is_used(), bool(self._calls))
+        call = self._calls[self._number] = Call(self._number, asked, sink)
         self.send({**request, "id": call.number}, body)
         if self._failure is not None:  # it has ended before it was asked
             call.fail(self._failure)
@@ -146,10 +133,11 @@ class BoxConnection:
         """Tell the box something about a call."""
         self.send({"id": call.number, "op": op, **more}, body)
 
-    async def feed(self, call: Call, data: bytes, *, ends: bool) -> None:
+    async def feed(self, call: Call, data: bytes, *, ends: bool, patience_s: float | None = None) -> None:
         """Send input as fast as the box takes it; stop when the command has ended.
 
         Raises:
+            TimeoutError: the command takes nothing for `patience_s` seconds.
             SandboxError: the box failed.
         """
         rest = memoryview(data)
@@ -161,12 +149,7 @@ class BoxConnection:
                 return
             if call.on_the_way >= WINDOW_BYTES:
                 call.room.clear()
-                await call.room.wait()
-
-    @property
-    def num_calls(self) -> int:
-        """Number of calls that the box has not forgotten."""
-        return len(self._calls)
+                await asyncio.wait_for(call.room.wait(), patience_s)
 
     def forget(self, call: Call) -> None:
         """Drop what still comes for a call."""
@@ -260,7 +243,8 @@ class BoxConnection:
         elif "begun" in header:
             call.begun.set_result(None)
         elif "refused" in header:
-            call.fail(Refused(header))
+            self.forget(call)
+            call.fail(call.asked.refusal(header))
         elif "parts" in header:
             self._tell_end(call, header, body)
         if header.get("closed"):
@@ -275,7 +259,7 @@ class BoxConnection:
             parts.append(body[at : at + size])
             at += size
         told = Told(header if "look" in header else self._on_told(header), tuple(parts))
-        waiting = call.told
+        waiting, error = call.told, None
         if "look" in header:
             waiting = call.looks.popleft()
         elif "call" in header:
@@ -285,7 +269,10 @@ class BoxConnection:
             waiting = found
         else:
             call.room.set()
-        if not waiting.done():
+            error = call.asked.error_in(told.header)
+        if error is not None:
+            call.fail(error)
+        elif not waiting.done():
             waiting.set_result(told)
 
     def end(self, why: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 from collections.abc import Mapping
@@ -11,12 +10,9 @@ from typing import Any, cast
 from sparring.sandbox.commands import BoxCommands
 from sparring.sandbox.connection import Call
 from sparring.sandbox.requests import check_bytes, check_count, check_text
-from sparring.sandbox.spoilt import raise_for
 from sparring.sandbox.trees import packed, unpacked
 from sparring.types import MOST_BYTES, EntryKind, TreeEntry
 
-WALKS = ("list", "pack")
-"""Operations that take as long as what a command left is large."""
 FILE_TIMEOUT_S = 10.0  # these run for the caller and not for the policy
 
 
@@ -33,17 +29,17 @@ class FileCommands(BoxCommands):
 
         Raises:
             FileNotFoundError: there is no such file.
-            SpoiltFile: a command of this box left something else at the path (a pipe, a folder), a larger file, or one
-                that cannot be read.
-            OSError: error of open(2) in a box where no command has run.
+            SpoiltFile: the box is in the policy's hands, and at the path is nothing, something else (a pipe, a folder),
+                a larger file, or one that cannot be read.
+            OSError: error of open(2) in any other box.
             SandboxError: the box failed.
         """
-        return await self._gather({"op": "read", "path": path, "most": most_bytes}, most_bytes, self._used)
+        return await self._gather({"op": "read", "path": path}, most_bytes)
 
     async def read_plain(self, path: str, most_bytes: int) -> bytes:
         """Return a file as `read` does, but refuse links, also in its folders, and take every error for a command's
         doing."""
-        return await self._gather({"op": "read", "path": path, "most": most_bytes, "plain": True}, most_bytes, True)
+        return await self._gather({"op": "read", "path": path, "plain": True}, most_bytes)
 
     async def remove(self, path: str) -> None:
         """Remove a file, if it is there.
@@ -64,7 +60,7 @@ class FileCommands(BoxCommands):
             OSError: error of scandir(2) in a box where no command has run.
             SandboxError: the box failed.
         """
-        body = await self._gather({"op": "list", "path": path}, MOST_BYTES, self._used)
+        body = await self._gather({"op": "list", "path": path}, MOST_BYTES)
         pairs = (entry.partition(b" ") for entry in body.split(b"\0")[:-1])
         return {os.fsdecode(name): cast(EntryKind, kind.decode()) for kind, _, name in pairs}
 
@@ -103,38 +99,25 @@ class FileCommands(BoxCommands):
             OSError: error in a box where no command has run.
             SandboxError: the box failed.
         """
-        request = {"op": "pack", "path": path, "most": most_bytes}
-        return unpacked(await self._gather(request, most_bytes, self._used))
+        return unpacked(await self._gather({"op": "pack", "path": path}, most_bytes))
 
     async def _put(self, request: dict[str, Any], data: bytes = b"") -> None:
         """Have a file operation done that writes."""
         check_text("path", request["path"])
         async with self._turn:
-            held_up = await self._is_crowded()
-            header, _ = await self._command(request, data, FILE_TIMEOUT_S)
-        raise_for(header, request["path"], self._used, held_up=held_up)
+            await self._command(request, data, FILE_TIMEOUT_S)
 
-    async def _is_crowded(self) -> bool:
-        """Return whether commands run beside what comes next: they can hold it up."""
-        return (await self._open()).num_calls > 0
-
-    async def _gather(self, request: dict[str, Any], most_bytes: int, used: bool) -> bytes:
-        """Return what a file operation writes, at most `most_bytes`. `used`: whether a command may have caused its
-        error."""
+    async def _gather(self, request: dict[str, Any], most_bytes: int) -> bytes:
+        """Return what a file operation writes, at most `most_bytes`."""
         check_text("path", request["path"])
         check_count("most_bytes", most_bytes)
         data = io.BytesIO()
 
         def sink(call: Call, _: str, piece: bytes) -> None:
-            if data.tell() <= most_bytes:
-                data.write(piece)
+            data.write(piece)
             connection.tell(call, "credit", bytes=len(piece))
 
         async with self._turn:
             connection = await self._open()
-            held_up = await self._is_crowded() or request["op"] in WALKS
-            header, _ = await self._command(request, b"", FILE_TIMEOUT_S, 0, sink)
-        if data.tell() > most_bytes:
-            header = {**header, "exit": errno.EFBIG}
-        raise_for(header, request["path"], used, most_bytes, held_up=held_up)
+            await self._command({**request, "most": most_bytes}, b"", FILE_TIMEOUT_S, 0, sink)
         return data.getvalue()

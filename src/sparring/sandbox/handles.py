@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,12 +11,12 @@ from typing import Any
 from sparring.errors import PolicyFailure, SandboxError
 from sparring.protocols import OnOutput
 from sparring.sandbox.commands import BoxCommands
-from sparring.sandbox.connection import BoxConnection, Call, Pump, Refused, Sink
+from sparring.sandbox.connection import BoxConnection, Call, Pump, Sink
 from sparring.sandbox.file_commands import FileCommands
-from sparring.sandbox.requests import as_bytes, check_count, check_text, is_passable, placed, too_many
+from sparring.sandbox.requests import as_bytes, check_count, check_text, is_passable, placed
 from sparring.sandbox.results import result_of
 from sparring.sandbox.screen import Screen
-from sparring.sandbox.spoilt import Exhausted, raise_for
+from sparring.sandbox.spoilt import ServiceSocket, spoilt
 from sparring.types import ExecResult
 
 TERMINAL_BYTES = 1 << 16  # of a terminal's output on their way
@@ -56,6 +57,12 @@ class BoxHandle:
         """Have it ended, without waiting for it."""
         self._connection.give_up(self._call)
 
+    async def _feed(self, data: bytes, *, ends: bool) -> None:
+        try:
+            await self._connection.feed(self._call, data, ends=ends, patience_s=self._box.spec.timeout_s)
+        except TimeoutError as error:
+            raise spoilt(TimeoutError(errno.ETIMEDOUT, "what a command does not read")) from error
+
     async def close(self) -> None:
         """End it with all that it started. A box that has failed has ended it too."""
         if not self._call.closed.done():
@@ -81,8 +88,12 @@ class BoxProcess(BoxHandle):
         return result_of(await self._box.soon(look))
 
     async def write(self, data: bytes | str, *, ends: bool = False) -> None:
-        """Write to its standard input as fast as it reads; `ends` closes it."""
-        await self._connection.feed(self._call, as_bytes(data), ends=ends)
+        """Write to its standard input as fast as it reads; `ends` closes it.
+
+        Raises:
+            SpoiltFile: it reads nothing for as long as a command of the box may take (TimeoutError).
+        """
+        await self._feed(as_bytes(data), ends=ends)
 
     async def wait(self, timeout_s: float | None = None) -> ExecResult:
         """Return its result when it has ended, or its output so far after `timeout_s` seconds.
@@ -214,8 +225,12 @@ class BoxTerminal(BoxHandle):
         return self._screen.text()
 
     async def type(self, data: str | bytes) -> None:
-        """Type on the keyboard; "\\r" is the enter key, "\\x03" control and C."""
-        await self._connection.feed(self._call, as_bytes(data), ends=False)
+        """Type on the keyboard; "\\r" is the enter key, "\\x03" control and C.
+
+        Raises:
+            SpoiltFile: as `BoxProcess.write`.
+        """
+        await self._feed(as_bytes(data), ends=False)
 
     async def shows(self, text: str, timeout_s: float) -> bool:
         """Wait until the screen shows a text, at most `timeout_s` seconds or until the program ends; return whether it
@@ -277,8 +292,7 @@ class KeptCommands(FileCommands):
         Raises:
             FileNotFoundError: there is no folder `cwd`.
             SpoiltFile: a command of this box left something else there.
-            BadInput: `MOST_RUNS` of `inner.boxes` run already.
-            Exhausted: commands of this box hold all terminals or processes of it.
+            Exhausted: `MOST_RUNS` of `inner.boxes` run already, or they hold all terminals or processes.
             SandboxError: the box failed.
         """
         pump = None if on_output is None else Pump(await self._open(), on_output)
@@ -318,26 +332,27 @@ class KeptCommands(FileCommands):
         return terminal
 
     async def connect(self, port: int) -> socket.socket:
-        """Connect to a port that a program of the box listens at, on 127.0.0.1. The caller closes the socket.
+        """Connect to a port that a program of the box listens at, on 127.0.0.1. The caller closes the socket, whose
+        operations have the time limit of the box until the caller gives them another.
 
         Raises:
             BadInput: no such port can be.
-            ConnectionRefusedError: nothing listens there.
-            OSError: the connection fails otherwise.
+            SpoiltFile: nothing listens there (ConnectionRefusedError), or what does takes no connection (TimeoutError).
+            OSError: the same in a box where no command has run.
             SandboxError: the box failed.
         """
         check_count("port", port, 1, 65535)
         connection = await self._open()
         call = connection.ask({"op": "connect", "port": port})
         try:
-            return await self.soon(call.socket)
+            link = ServiceSocket(fileno=(await self.soon(call.socket)).detach())
         except asyncio.CancelledError:
             call.close_socket()
             raise
-        except Refused as refused:
-            raise OSError(refused.errno, f"port {port} of the box: {refused}") from refused
         finally:
             connection.forget(call)
+        link.settimeout(self.spec.timeout_s)
+        return link
 
     async def _begin_shell(self, request: dict[str, Any]) -> BoxShell:
         shell = BoxShell(self, *await self._kept(request))
@@ -356,7 +371,6 @@ class KeptCommands(FileCommands):
         sink: Sink | None = None,
     ) -> tuple[BoxConnection, Call]:
         """Begin what lives on, once no file operation is under way."""
-        self._used = True
         async with self._turn:
             pass
         limit_s = None if timeout_s is None else self.limit_s(timeout_s)
@@ -364,13 +378,7 @@ class KeptCommands(FileCommands):
         assert self._connection is not None
         try:
             await self.soon(call.begun, call.told)
-        except Refused as refused:
-            if refused.is_full:
-                raise too_many() from refused
-            raise Exhausted(refused.errno, f"one more command of the box: {refused}") from refused
-        except asyncio.CancelledError:
+        except BaseException:
             self._connection.give_up(call)
             raise
-        if call.told.done() and (number := call.told.result().header["folder"]):
-            raise_for({**call.told.result().header, "exit": number}, request["cwd"], self._used)
         return self._connection, call

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from sparring.protocols import LiveProcess, OnOutput, Sandbox, Shell, Snapshot, Terminal
 from sparring.sandbox.roots import Root
 from sparring.sandbox.snapshots import LayeredSnapshot
+from sparring.sandbox.spoilt import spoilt
 from sparring.types import MOST_BYTES, BoxSpec, EntryKind, ExecResult, TreeEntry
 
 
@@ -55,8 +56,8 @@ class OffCommand:
 
 
 class OffBox:
-    """Box in which every command fails with an error text and exit code 1, without an exception. Implements
-    `Sandbox`."""
+    """Box in which every command fails with an error text and exit code 1, without an exception. A file that it lacks
+    is one that the policy did not write. Implements `Sandbox`."""
 
     async def exec(
         self,
@@ -84,13 +85,13 @@ class OffBox:
         return OffCommand()
 
     async def connect(self, port: int) -> socket.socket:
-        raise ConnectionRefusedError(errno.ECONNREFUSED, "the tool host is switched off")
+        raise spoilt(ConnectionRefusedError(errno.ECONNREFUSED, "the tool host is switched off"))
 
     async def upload(self, tree: Mapping[str, TreeEntry | bytes], path: str = ".") -> None:
         """Drop the tree."""
 
     async def download(self, path: str = ".", most_bytes: int = MOST_BYTES) -> Mapping[str, TreeEntry]:
-        raise FileNotFoundError(errno.ENOENT, "the tool host is switched off", path)
+        raise spoilt(FileNotFoundError(errno.ENOENT, "the tool host is switched off", path))
 
     async def fresh(self) -> Sandbox:
         return OffBox()
@@ -99,7 +100,7 @@ class OffBox:
         return await self.exec(())
 
     async def read(self, path: str, most_bytes: int = MOST_BYTES) -> bytes:
-        raise FileNotFoundError(errno.ENOENT, "the tool host is switched off", path)
+        raise spoilt(FileNotFoundError(errno.ENOENT, "the tool host is switched off", path))
 
     async def entries(self, path: str = ".") -> Mapping[str, EntryKind]:
         return {}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.disk import megabytes
-from sparring.errors import BadInput, refusal
+from sparring.errors import refusal
 from sparring.open_files import allow_files
 from sparring.types import BoxSpec
 
@@ -67,11 +67,6 @@ def check_open_files() -> None:
     if (most := allow_files()) < LEAST_FILES:
         do = f"do: ulimit -n {LEAST_FILES} (or more) before the run; systemd and containers have limits of their own"
         raise refusal("sandbox", f"a hard limit of {LEAST_FILES} open files or more", str(most), do)
-
-
-def too_many() -> BadInput:
-    """Return the refusal of one more command than a box runs at once."""
-    return refusal("box", "room for one more command", "as many as a box runs at once", "close one that runs")
 
 
 def placed(

@@ -1,25 +1,27 @@
-"""Errors of a box's file operations, by who caused them."""
+"""Who is to blame that a box did not do what it was asked for (law 6).
+
+`BoxConnection` hands each answer of a box to its `BoxRequest`, which alone decides it: an operation sees no other error
+of a box, and needs no rule of its own.
+"""
 
 from __future__ import annotations
 
 import errno
+import functools
 import os
-from collections.abc import Mapping
-from typing import Any, NoReturn
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from sparring.errors import PolicyFailure, SpoiltFile
+from sparring.errors import PolicyFailure, SandboxError, SpoiltFile
+from sparring.sandbox.snapshots import still_lives
 
-
-class SpoiltByFolder(SpoiltFile, IsADirectoryError):
-    """A command left a folder at the file's path."""
-
-
-class SpoiltByMode(SpoiltFile, PermissionError):
-    """A command left the file, or a folder of its path, without permission."""
-
-
-class SpoiltByDelay(SpoiltFile, TimeoutError):
-    """A command held the operation up, or left more than can be listed in time."""
+FILE_OPERATIONS = ("read", "write", "remove", "list", "pack", "unpack")
+WALKS = ("list", "pack")
+"""Operations that take as long as what a command left is large."""
+MACHINES = (errno.EROFS, errno.EIO, errno.ENFILE, errno.EMFILE, errno.EBADF)
+"""Errors that no command can cause. A read-only place is one if no link leads to it."""
 
 
 class PortTaken(PolicyFailure, OSError):
@@ -27,68 +29,106 @@ class PortTaken(PolicyFailure, OSError):
 
 
 class Exhausted(PolicyFailure, OSError):
-    """Commands of the box hold all that one more of them needs: terminals, processes."""
-
-
-SPOILT: Mapping[int, type[SpoiltFile]] = {
-    errno.EISDIR: SpoiltByFolder,
-    errno.EACCES: SpoiltByMode,
-    errno.EPERM: SpoiltByMode,
-    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.ENXIO, errno.ELOOP, errno.ENOSPC, errno.EINVAL), SpoiltFile),
-    **dict.fromkeys((errno.ENAMETOOLONG, errno.ETXTBSY, errno.EAGAIN, errno.ESTALE, errno.EINTR), SpoiltFile),
-    errno.ENOMEM: SpoiltFile,
-}
-"""Errors that a command of the policy can have caused. ENXIO: a pipe, a socket or a device; EEXIST: a file at the path
-of a new folder; EINVAL: a name with a NUL; ETXTBSY: a program that runs; EAGAIN: a lease (fcntl(2)); ESTALE: a folder
-that went away meanwhile; EINTR: the operation was killed; ENOMEM: more names than fit its memory. A missing file or a
-read-only path does not count."""
-
-
-def raise_for_program(number: int, place: str, port: int, is_policys: bool) -> NoReturn:
-    """Raise the error for an agent program that could not begin.
-
-    Args:
-        number: the reason, an errno.
-        place: path at which its files could not be shown; "" if that was not the reason.
-        port: its port.
-        is_policys: whether a command of the policy may be the reason.
-
-    Raises:
-        SpoiltFile: a command left something at the place, or changes it.
-        OSError: no command did.
-        PortTaken: a command has the port.
-        Exhausted: commands hold all that one more of them needs.
+    """Commands of the box hold all that one more of them needs: terminals, processes, or as many run as a box may have.
     """
-    if place:
-        raise (SPOILT.get(number, SpoiltFile) if is_policys else OSError)(number, os.strerror(number), place)
-    if number == errno.EADDRINUSE:
-        raise PortTaken(number, f"port {port} of the box: {os.strerror(number)}")
-    raise Exhausted(number, f"one more command of the box: {os.strerror(number)}")
 
 
-def raise_for(
-    header: Mapping[str, Any], path: str, used: bool, most_bytes: int | None = None, *, held_up: bool = False
-) -> None:
-    """Raise the error in the answer to a file operation, if there is one.
+_KINDS: dict[str, type[SpoiltFile]] = {"OSError": SpoiltFile}
 
-    Args:
-        header: header of the answer.
-        path: path of the file.
-        used: whether a command of the policy has run in the box.
-        most_bytes: maximum size of a file to be read.
-        held_up: whether a command may be why it took too long: one that ran beside it, or left much to list.
 
-    Raises:
-        SpoiltFile: a command of the policy may be the reason.
-        OSError: no command can be the reason.
-        TimeoutError: the operation took too long, and no command can be the reason.
+def spoilt(error: OSError) -> SpoiltFile:
+    """Return an error as one that a command of the policy caused. It stays one of its kind, such as
+    `FileNotFoundError`."""
+    kind = type(error)
+    if kind.__name__ not in _KINDS:
+        _KINDS[kind.__name__] = type(f"Spoilt{kind.__name__}", (SpoiltFile, kind), {})
+    return _KINDS[kind.__name__](error.errno or errno.ETIMEDOUT, error.strerror or str(error), error.filename)
+
+
+@dataclass(frozen=True, slots=True)
+class BoxRequest:
+    """What a box was asked for, and whether the policy may be why it is not done.
+
+    Attributes:
+        request: what the box was told.
+        used: whether the box, or one that it was made from, was in the policy's hands: a command had run in it, or its
+            world was open.
+        crowded: whether commands ran beside it, which can hold it up.
     """
-    if header["end"] == "timed out":
-        kind = SpoiltByDelay if used and held_up else TimeoutError
-        raise kind(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT), path)
-    if header["end"] in ("signalled", "killed", "out of memory"):  # by a command beside it, if one has run
-        header = {**header, "exit": errno.EINTR}
-    if most_bytes is not None and header["exit"] == errno.EFBIG:
-        raise (SpoiltFile if used else OSError)(errno.EFBIG, f"more than {most_bytes} bytes, which is most_bytes", path)
-    if number := header["exit"]:
-        raise (SPOILT.get(number, OSError) if used else OSError)(number, os.strerror(number), path)
+
+    request: Mapping[str, Any]
+    used: bool
+    crowded: bool
+
+    def error_in(self, header: Mapping[str, Any]) -> Exception | None:
+        """Return the error that the header of an end tells of; None if it tells of none.
+
+        Returns:
+            `PolicyFailure` and `OSError` if a command of the policy may be the reason, `OSError` if none can be,
+            `SandboxError` if the machine is, `BadInput` if the caller is.
+        """
+        if number := header.get("folder", 0):
+            return self._error(number, self.request["cwd"])
+        if self.request["op"] not in FILE_OPERATIONS or "exit" not in header:
+            return None
+        path, number = self.request["path"], header["exit"]
+        if header["end"] == "timed out":
+            held_up = self.crowded or self.request["op"] in WALKS
+            return self._error(errno.ETIMEDOUT, path, is_policys=held_up)
+        if header["end"] in ("signalled", "killed", "out of memory"):  # by a command beside it, if one has run
+            number = errno.EINTR
+        too_large = number == errno.EFBIG and "most" in self.request
+        text = f"more than {self.request['most']} bytes, which is most_bytes" if too_large else ""
+        return self._error(number, path, text, is_policys=number not in MACHINES) if number else None
+
+    def refusal(self, header: Mapping[str, Any]) -> Exception:
+        """Return the error of a box that did not begin what it was asked for; the classes are those of `error_in`."""
+        number, what = header["refused"], os.strerror(header["refused"])
+        if header.get("full"):  # which a policy can bring about where its world starts what it asks for
+            return Exhausted(number, "box: expected room for one more command, got as many as it runs at once")
+        if self.request["op"] == "snapshot":
+            return still_lives(header["processes"])
+        if "place" in header:
+            return self._error(number, header["place"])
+        if self.request["op"] == "connect":
+            return self._error(number, None, f"port {self.request['port']} of the box: {what}")
+        if not self.crowded or number in MACHINES:  # no process outlives its command, so none holds anything
+            return SandboxError(f"sandbox: the box begins no more commands: {what}")
+        if number == errno.EADDRINUSE:
+            return PortTaken(number, f"port {self.request['port']} of the box: {what}")
+        return Exhausted(number, f"one more command of the box: {what}")
+
+    def _error(self, number: int, path: str | None, text: str = "", *, is_policys: bool = True) -> OSError:
+        plain = OSError(number, text or os.strerror(number), path)  # of the class that belongs to the number
+        # a file that must be plain is one of the policy, wherever it lies
+        blames = is_policys and (self.used or self.request.get("plain", False))
+        return spoilt(plain) if blames else plain
+
+
+def _of_service(method: Callable[..., Any]) -> Any:
+    """Return a method of a socket whose errors are the policy's failures."""
+
+    @functools.wraps(method)
+    def called(*arguments: Any) -> Any:
+        try:
+            return method(*arguments)
+        except (BlockingIOError, InterruptedError):
+            raise
+        except OSError as error:
+            if error.errno in MACHINES:
+                raise
+            raise spoilt(error) from error
+
+    return called
+
+
+class ServiceSocket(socket.socket):
+    """Connection to a service that a command of the policy runs. What it breaks off, or does not answer within the
+    socket's time limit, is the policy's failure."""
+
+    recv = _of_service(socket.socket.recv)
+    recv_into = _of_service(socket.socket.recv_into)
+    send = _of_service(socket.socket.send)
+    sendall = _of_service(socket.socket.sendall)
+    sendmsg = _of_service(socket.socket.sendmsg)
+    shutdown = _of_service(socket.socket.shutdown)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-from sparring.errors import refusal
+from sparring.errors import SpoiltFile, refusal
 from sparring.sandbox.requests import check_bytes, check_text
 from sparring.types import TreeEntry
 
@@ -15,7 +16,8 @@ def packed(tree: Mapping[str, TreeEntry | bytes]) -> bytes:
     """Return a tree as one string of bytes.
 
     Raises:
-        BadInput: a path that leads out of the tree, or an entry that is no file, folder or link.
+        BadInput: a path that leads out of the tree.
+        SpoiltFile: an entry that is no file, folder or link, which a command left where the tree was read.
     """
     parts = []
     if not isinstance(tree, Mapping):
@@ -27,8 +29,8 @@ def packed(tree: Mapping[str, TreeEntry | bytes]) -> bytes:
         pure = PurePosixPath(path)
         if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
             raise refusal("upload", "paths within the tree", repr(path), "leave out what leads elsewhere")
-        if entry.kind == "other":
-            raise refusal("upload", "files, folders and links", repr(path), "leave it out")
+        if entry.kind == "other":  # only a box's tree has one
+            raise SpoiltFile(errno.ENXIO, "a pipe, a socket or a device cannot be carried", path)
         told = {"path": path, "kind": entry.kind, "size": len(entry.data), "executable": entry.executable}
         parts += [json.dumps({**told, "target": entry.target}).encode() + b"\n", entry.data]
     return b"".join(parts)

@@ -46,7 +46,7 @@ async def verifier_of(judged: PolicyBox, verifier: VerifyingBox, paths: Sequence
     """Write files of the policy's box into its verifier, remove there what is missing here, and return the verifier.
 
     Raises:
-        SpoiltFile: a command left something else at a path, or a file of more than `most_bytes`.
+        SpoiltFile: a command left something else at a path, a file of more than `most_bytes`, or more than fits.
         SandboxError: a box failed.
     """
     try:

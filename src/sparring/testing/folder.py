@@ -47,7 +47,7 @@ class FolderEnv:
         """Return 1 for the right answer, else 0."""
         assert self._box is not None, "scored after it was opened"
         try:
-            right = (await self._box.read(ANSWER)).decode().strip() == self._answer
+            right = (await self._box.read(ANSWER)).decode(errors="replace").strip() == self._answer
         except FileNotFoundError:
             right = False
         return Score(reward=float(right), success=right)

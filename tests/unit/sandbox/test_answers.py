@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from sparring.errors import BadInput, SandboxError
+from sparring.errors import SandboxError
 from sparring.sandbox.box import BubblewrapBox
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.roots import Root
 from sparring.sandbox.server import Server
-from sparring.sandbox.spoilt import PortTaken
+from sparring.sandbox.spoilt import Exhausted, PortTaken
 from sparring.types import BoxSpec, ExecResult
 
 Frame = tuple[dict[str, Any], bytes]
@@ -228,7 +228,7 @@ def test_places_for_commands_are_bounded(bench: Any) -> None:
         box = await boxes.take(BoxSpec(timeout_s=20.0, processes=4))  # of which none counts that begins a command
         started = [await box.start(["sleep", "3600"]) for _ in range(64)]
         for more in (box.start(["true"]), box.exec(["true"]), box.shell(), box.read("file"), box.entries()):
-            with pytest.raises(BadInput, match="room for one more"):
+            with pytest.raises(Exhausted, match="room for one more"):
                 await more
         await started.pop().close()
         assert (await (await box.start(["true"])).wait()).exit_code == 0

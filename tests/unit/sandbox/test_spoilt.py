@@ -99,14 +99,81 @@ def test_a_closed_folder_and_a_full_disk_are_the_policys_failure(bench: Any) -> 
     bench.run(work)
 
 
+def test_what_the_policy_left_for_another_box_is_its_failure(bench: Any) -> None:
+    """Two files that fit alone, what the world had as a folder, a tree with a pipe, a tree larger than a disk."""
+
+    async def work(boxes: BubblewrapBoxes) -> None:
+        box = await boxes.take(SPEC)
+        await box.upload({"folder/file": b"x", "file": b"y"})
+        await box.snapshot()
+        fresh = await box.fresh()  # taken before the policy's first command
+        await box.exec("truncate -s 10M a b; rm -r folder; mv file folder")
+        for paths, kind, number in (
+            (("a", "b"), SpoiltFile, errno.ENOSPC),
+            (("folder",), IsADirectoryError, errno.EISDIR),
+            (("folder/file",), NotADirectoryError, errno.ENOTDIR),
+        ):
+            with pytest.raises(kind) as spoilt:
+                await box.verifier(paths)
+            assert isinstance(spoilt.value, SpoiltFile) and spoilt.value.errno == number
+        with pytest.raises(SpoiltFile, match="more than"):
+            await box.download()
+        tree = await box.download(most_bytes=1 << 25)
+        with pytest.raises(SpoiltFile, match="No space left"):
+            await fresh.upload(tree)
+        await box.exec("rm a b; mkfifo pipe")
+        with pytest.raises(SpoiltFile, match="cannot be carried: 'pipe'"):
+            await fresh.upload(await box.download())
+
+    bench.run(work)
+
+
+def test_a_link_on_the_way_of_an_upload_is_the_policys(bench: Any) -> None:
+    async def work(boxes: BubblewrapBoxes) -> None:
+        box = await boxes.take(SPEC)
+        await box.exec("ln -s /usr tests")
+        for attempt in (box.write("tests/x.py", b""), box.upload({"tests/x.py": b""}), box.upload({"x.py": b""}, "tests")):
+            with pytest.raises(SpoiltFile) as spoilt:
+                await attempt
+            assert spoilt.value.errno == errno.ELOOP
+
+    bench.run(work)
+
+
+def test_a_missing_file_is_the_policys_once_it_may_act(bench: Any) -> None:
+    async def work(boxes: BubblewrapBoxes) -> None:
+        box = await boxes.take(SPEC)
+        await GuardedEnv(Reads).open(Task(id="t", env="e", messages=(), box=SPEC), box)
+        for attempt in (box.read("answer.txt"), box.entries("out"), box.exec("true", cwd="out"), (await box.fresh()).read("x")):
+            with pytest.raises(FileNotFoundError) as missing:
+                await attempt
+            assert isinstance(missing.value, SpoiltFile)
+
+    bench.run(work)
+
+
+def test_commands_go_on_in_a_folder_that_one_has_closed(bench: Any) -> None:
+    async def work(boxes: BubblewrapBoxes) -> Any:
+        box = await boxes.take(SPEC)
+        await box.python("import os; os.chmod('/box', 0)")
+        with pytest.raises(PermissionError) as closed:
+            await box.exec("true", cwd="/box")
+        assert isinstance(closed.value, SpoiltFile)
+        told = await (await box.shell()).run("echo shell")
+        looked = await box.exec("cat file")
+        return (await box.python("print('python')")).stdout, told.stdout, looked.exit_code, looked.stderr
+
+    assert bench.run(work) == ("python\n", "shell\n", 1, "cat: file: Permission denied\n")
+
+
 def test_an_error_that_no_command_can_cause_is_the_callers(bench: Any) -> None:
     async def work(boxes: BubblewrapBoxes) -> None:
         box = await boxes.take(SPEC)
         with pytest.raises(IsADirectoryError) as folder:
             await box.read("/box")
-        await box.python("1")
         with pytest.raises(FileNotFoundError) as missing:
             await box.read("missing")
+        await box.python("1")
         with pytest.raises(OSError, match="Read-only") as closed:
             await box.write("/usr/new", b"x")
         assert not any(isinstance(error.value, PolicyFailure) for error in (folder, missing, closed))

@@ -23,6 +23,8 @@ class BashTool:
         """Run a command in a shell, which keeps its folder, variables and background jobs."""
         assert self.box is not None, "a world with needs_box is opened with a box"
         if self._shell is None or self._shell.ended:
+            if self._shell is not None:
+                await self._shell.close()  # else it keeps its place among the commands of the box
             self._shell = await self.box.shell()
         result = await self._shell.run(command)
         text = shell_text(result, limit_s=(self.task.box or BoxSpec()).timeout_s)

@@ -55,6 +55,8 @@ class TerminalTool:
         if sum(map(len, keys)) > MOST_KEYS:
             raise ToolError(f"more than {MOST_KEYS} characters")
         if self._terminal is None or self._terminal.ended:
+            if self._terminal is not None:
+                await self._terminal.close()  # else it keeps its place among the commands of the box
             self._terminal = await self.box.terminal(["/bin/sh", "-i"], columns=self.columns, rows=self.rows)
         limit_s = (self.task.box or BoxSpec()).timeout_s
         for key in keys:

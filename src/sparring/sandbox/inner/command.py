@@ -146,11 +146,13 @@ def command(
         _prepare(request, limits, files, report)
         gc.enable()
         if request["op"] == "python":
+            # not before: by an exception of another command's SIGINT it would end as one that cannot be confined
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             status = _run_python(body)
         elif "argv" in request:
             status = _run_program(request["argv"])
         else:
-            status = run_on_files(request)
+            status = run_on_files(request, limits["furnished"].folder)
     except BaseException:
         traceback.print_exc()
         raise
@@ -170,7 +172,6 @@ def _prepare(request: dict[str, Any], limits: dict[str, Any], files: Sequence[in
         os.dup2(file, (0, 1, 2, SAID)[number])
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     if request.get("columns"):
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     # machines such as Java's reserve more than they use; a group counts what is used
@@ -180,8 +181,9 @@ def _prepare(request: dict[str, Any], limits: dict[str, Any], files: Sequence[in
     cpu_s = resource.RLIM_INFINITY if seconds is None else math.ceil(seconds * CPUS) + 2
     narrow(address, cpu_s, limits["processes"] + 1 + request["reapers"], limits["furnished"])
     try:
-        os.chdir(request.get("cwd") or ".")
-        folder = os.getcwd() if "cwd" in request else ""  # which a command may remove, now or before
+        if "cwd" in request:  # else it begins where it is, even if a command has closed or removed that folder
+            os.chdir(request["cwd"] or ".")
+            os.environ["PWD"] = os.getcwd()
     except (OSError, ValueError) as error:  # no folder's name holds a NUL
         os.write(report, NO_FOLDER + bytes([getattr(error, "errno", errno.ENOENT)]))
         os._exit(1)
@@ -195,8 +197,6 @@ def _prepare(request: dict[str, Any], limits: dict[str, Any], files: Sequence[in
         open_up()  # file operations stay closed: other commands would write into their memory
     if request["op"] == "program":
         os.environ.clear()
-    elif "cwd" in request:
-        os.environ["PWD"] = folder
     os.environ.update(request.get("environment") or {})
 
 

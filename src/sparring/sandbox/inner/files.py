@@ -37,8 +37,8 @@ target was asked for (readlink(2))."""
 KINDS = ((stat.S_ISREG, b"file"), (stat.S_ISDIR, b"folder"), (stat.S_ISLNK, b"link"))
 
 
-def run_on_files(request: dict[str, Any]) -> int:
-    """Read, write, remove, list or pack, according to `op` of the request."""
+def run_on_files(request: dict[str, Any], folder: str) -> int:
+    """Read, write, remove, list, pack or unpack, according to `op` of the request, in the working folder."""
     try:
         if request["op"] == "read":
             with open(_readable(request["path"], request.get("plain", False)), "rb", buffering=0) as file:
@@ -46,14 +46,14 @@ def run_on_files(request: dict[str, Any]) -> int:
         elif request["op"] == "write":
             _write(request["path"], request["size"])
         elif request["op"] == "remove":
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, NotADirectoryError):
                 os.unlink(request["path"])
         elif request["op"] == "pack":
             pack(request["path"], request["most"])
         elif request["op"] == "unpack":
             unpack(request["path"])
         else:
-            _list(request["path"])
+            _list(request["path"], request["most"])
     except MemoryError:
         return errno.ENOMEM
     except ValueError:
@@ -62,8 +62,9 @@ def run_on_files(request: dict[str, Any]) -> int:
         number = error.errno or errno.EIO
         if number == errno.ENOENT and request["op"] in ("write", "unpack"):
             number = errno.ESTALE  # a folder went away after it was made
-        path = request["path"]
-        if number not in TOLD and not request.get("plain") and os.path.realpath(path) != os.path.abspath(path):
+        named = error.filename if request["op"] == "unpack" else request["path"]
+        path = os.path.normpath(os.path.join(folder, named or request["path"]))
+        if number not in TOLD and not request.get("plain") and os.path.realpath(path) != path:
             return errno.ELOOP  # a link led to a path with this error
         return number
     return 0
@@ -140,9 +141,9 @@ def _write(path: str, size: int, mode: int | None = None) -> None:
     os.close(within)
 
 
-def _list(path: str) -> None:
+def _list(path: str, most: int) -> None:
     """Write a folder's entries to stdout: for each its kind, its name and a NUL. What goes away meanwhile is left
-    out."""
+    out. More than `most` bytes are refused."""
     with os.scandir(os.fsencode(path)) as entries:
         for entry in entries:
             try:
@@ -150,7 +151,11 @@ def _list(path: str) -> None:
             except FileNotFoundError:
                 continue
             kind = next((word for is_kind, word in KINDS if is_kind(mode)), b"other")
-            sys.stdout.buffer.write(kind + b" " + entry.name + b"\0")
+            told = kind + b" " + entry.name + b"\0"
+            most -= len(told)
+            if most < 0:
+                raise _error_of(errno.EFBIG)
+            sys.stdout.buffer.write(told)
 
 
 # ---- trees: for each entry a line of JSON (path, kind, size, executable, target of a link), then its bytes ----
@@ -162,15 +167,22 @@ def unpack(path: str) -> None:
     while line := sys.stdin.buffer.readline():
         entry = json.loads(line)
         target = os.path.join(path, entry["path"])
-        if entry["kind"] == "folder":
-            os.makedirs(target, exist_ok=True)
-        elif entry["kind"] == "file":
-            _write(target, entry["size"], 0o755 if entry["executable"] else None)
-        else:
-            os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
-            if os.path.islink(target):
-                os.unlink(target)
-            os.symlink(entry["target"], target)
+        try:
+            _unpack_entry(entry, target)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, target) from error
+
+
+def _unpack_entry(entry: dict[str, Any], target: str) -> None:
+    if entry["kind"] == "folder":
+        os.makedirs(target, exist_ok=True)
+    elif entry["kind"] == "file":
+        _write(target, entry["size"], 0o755 if entry["executable"] else None)
+    else:
+        os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
+        if os.path.islink(target):
+            os.unlink(target)
+        os.symlink(entry["target"], target)
 
 
 def pack(path: str, most: int) -> None:
