@@ -109,12 +109,13 @@ def test_states_and_the_librarys_forward_go_on_too(family, tmp_path):
     assert turns(True).tokens == turns(False).tokens
 
 
-def test_a_sleep_refuses_an_update_that_waits(serve, references, model_path):
+def test_a_sleep_refuses_an_update_that_waits(serve, references, tmp_path):
     """The request that the update waits for goes on after the sleep, with the weights that came then."""
-    one, two = references(model_path)
+    path = tiny_model("qwen3", tmp_path / "long", max_position_embeddings=4096)
+    one, two = references(path)
 
     async def scenario(engine):
-        stream = engine.stream(request(1, max_tokens=200))
+        stream = engine.stream(request(1, max_tokens=2000))
         pieces = [await anext(stream)]
         update = asyncio.create_task(engine.pull(one))
         while not engine._worker.scheduler.draining:
@@ -128,8 +129,8 @@ def test_a_sleep_refuses_an_update_that_waits(serve, references, model_path):
         await engine.wake(two)
         return [*pieces, *[piece async for piece in stream]][-1]
 
-    versions = until_it_runs(serve, scenario, live_kv="drain").versions
-    assert versions.values == (0, 2) and sum(versions.lengths) == 200
+    versions = until_it_runs(serve, scenario, path=path, live_kv="drain").versions
+    assert versions.values == (0, 2) and sum(versions.lengths) == 2000
 
 
 def test_an_engine_that_cannot_wake_stays_asleep(serve, references, model_path):
