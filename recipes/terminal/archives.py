@@ -82,7 +82,12 @@ def in_zip(data: bytes) -> dict[str, bytes | None] | None:
             for member in archive.infolist():
                 name = _unpacked(member.filename)
                 kind = stat.S_IFMT(member.external_attr >> 16)
-                if name in inside or member.orig_filename != member.filename or most < 0 or kind not in (0, stat.S_IFDIR if member.is_dir() else stat.S_IFREG):
+                if (
+                    name in inside
+                    or member.orig_filename != member.filename
+                    or most < 0
+                    or kind not in (0, stat.S_IFDIR if member.is_dir() else stat.S_IFREG)
+                ):
                     return None
                 with archive.open(member) as file:
                     content = file.read(most + 1)

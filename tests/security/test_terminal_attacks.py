@@ -51,7 +51,7 @@ def zipped(data: dict[str, Any], name: str, mode: int = 0o100644) -> str:
         f"python3 -c \"import zipfile; archive = zipfile.ZipFile('{data['archive']}', 'w')\n"
         f"for name in {list(data['inside'])}:\n"
         f" member = zipfile.ZipInfo({name}); member.create_system, member.external_attr = 3, {mode} << 16\n"
-        " archive.writestr(member, open(name).read())\""
+        ' archive.writestr(member, open(name).read())"'
     )
 
 

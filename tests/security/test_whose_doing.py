@@ -102,9 +102,7 @@ def calls(*tools: tuple[str, Mapping[str, Any]]) -> Callable[[Any, Any], Awaitab
         world = GuardedEnv(Tools)
         await world.open(Task(id="t", env="Tools", messages=(), box=box.spec), box)
         for name, arguments in tools:
-            await world.step(
-                Message(role="assistant", tool_calls=(ToolCall(id="c", name=name, arguments=arguments),))
-            )
+            await world.step(Message(role="assistant", tool_calls=(ToolCall(id="c", name=name, arguments=arguments),)))
 
     return step
 

@@ -232,9 +232,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def needs_idle_rows(self) -> bool:
         """Return whether rows whose advantages are all 0 affect the gradient; if not, such rows are not computed."""
         surrogate = self.gate if self.loss is None else self.loss
-        return bool(
-            self.kl.coefficient or self.entropy_bonus or surrogate.moves_idle_tokens or self._depends_on_step
-        )
+        return bool(self.kl.coefficient or self.entropy_bonus or surrogate.moves_idle_tokens or self._depends_on_step)
 
     @property
     def _depends_on_step(self) -> bool:

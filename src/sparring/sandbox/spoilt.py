@@ -29,8 +29,7 @@ class PortTaken(PolicyFailure, OSError):
 
 
 class Exhausted(PolicyFailure, OSError):
-    """Commands of the box hold all that one more of them needs: terminals, processes, or as many run as a box may have.
-    """
+    """Commands of the box hold all that one more needs: terminals, processes, or places among those that run."""
 
 
 _KINDS: dict[str, type[SpoiltFile]] = {"OSError": SpoiltFile}

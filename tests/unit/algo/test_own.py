@@ -129,7 +129,15 @@ def file(tmp_path: Path) -> Path:
 
 
 def config_of(algo: Mapping[str, Any]) -> RunConfig:
-    return from_data({"run": {"name": "own"}, "models": {"policy": {"path": "model"}}, "env": {"name": "world.py:World"}, "algo": dict(algo)}, "recipe.toml")
+    return from_data(
+        {
+            "run": {"name": "own"},
+            "models": {"policy": {"path": "model"}},
+            "env": {"name": "world.py:World"},
+            "algo": dict(algo),
+        },
+        "recipe.toml",
+    )
 
 
 def tried(algo: Mapping[str, Any], group_size: int = 4) -> list[str]:

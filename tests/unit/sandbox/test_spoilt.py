@@ -132,7 +132,11 @@ def test_a_link_on_the_way_of_an_upload_is_the_policys(bench: Any) -> None:
     async def work(boxes: BubblewrapBoxes) -> None:
         box = await boxes.take(SPEC)
         await box.exec("ln -s /usr tests")
-        for attempt in (box.write("tests/x.py", b""), box.upload({"tests/x.py": b""}), box.upload({"x.py": b""}, "tests")):
+        for attempt in (
+            box.write("tests/x.py", b""),
+            box.upload({"tests/x.py": b""}),
+            box.upload({"x.py": b""}, "tests"),
+        ):
             with pytest.raises(SpoiltFile) as spoilt:
                 await attempt
             assert spoilt.value.errno == errno.ELOOP
@@ -144,7 +148,12 @@ def test_a_missing_file_is_the_policys_once_it_may_act(bench: Any) -> None:
     async def work(boxes: BubblewrapBoxes) -> None:
         box = await boxes.take(SPEC)
         await GuardedEnv(Reads).open(Task(id="t", env="e", messages=(), box=SPEC), box)
-        for attempt in (box.read("answer.txt"), box.entries("out"), box.exec("true", cwd="out"), (await box.fresh()).read("x")):
+        for attempt in (
+            box.read("answer.txt"),
+            box.entries("out"),
+            box.exec("true", cwd="out"),
+            (await box.fresh()).read("x"),
+        ):
             with pytest.raises(FileNotFoundError) as missing:
                 await attempt
             assert isinstance(missing.value, SpoiltFile)
