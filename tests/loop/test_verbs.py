@@ -233,8 +233,8 @@ def test_control_c_stops_an_answer_and_the_talk_goes_on(run: Path, tmp_path: Pat
     [
         ("model.safetensors", "{", ": expected a checkpoint that the library loads, got SafetensorError"),
         ("model.safetensors", None, ": expected a checkpoint that the library loads, got OSError"),
-        ("config.json", "{", ": expected a Hugging Face causal LM, got OSError"),
-        ("config.json", "{}", ": expected a Hugging Face causal LM, got ValueError"),
+        ("config.json", "{", "/config.json: expected a config of a Hugging Face model, got OSError"),
+        ("config.json", "{}", "/config.json: expected a config of a Hugging Face model, got ValueError"),
         ("tokenizer.json", "{", "/tokenizer.json: expected a tokenizer of the tokenizers library"),
         (
             "tokenizer.json",
