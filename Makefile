@@ -219,6 +219,7 @@ test-gpu: install
 
 bench-gpu: install
 	$(BIN)/python benchmarks/engine_gpu.py
+	$(BIN)/python benchmarks/gpu_step.py
 
 # what is learned, not how fast: hours
 LEARNING := benchmarks/algorithms.py benchmarks/failures.py benchmarks/full_loop.py benchmarks/mismatch.py benchmarks/roles.py benchmarks/terminal.py

@@ -11,6 +11,7 @@ from tables import with_settings
 
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
+from sparring.errors import WeightsError
 from sparring.generation import GenerateRequest, Sampling
 from sparring.kernels import ops
 from sparring.kernels.device.path import is_interpreted
@@ -91,6 +92,37 @@ def test_an_update_reaches_graphs_that_were_captured_before(device, tmp_path):
     answers = asyncio.run(serve())
     trainer = load(second, dtype="bfloat16", device=device)
     assert trained(trainer, wanted, answers) == [list(answer.logprobs) for answer in answers]
+
+
+@pytest.mark.parametrize("name", [None, "policy"], ids=["whole", "adapter"])
+def test_a_graph_is_captured_once_over_three_updates(device, name, tmp_path):
+    """The second is refused by its probe; the tokens are those of an engine that has had no other weights."""
+    path = tiny_model("qwen2", tmp_path / "model", seed=3)
+    others = [tiny_model("qwen2", tmp_path / str(seed), seed=seed) for seed in range(3)]
+    folders = others if name is None else [tiny_adapter(path, tmp_path / f"a{seed}", seed=seed) for seed in range(3)]
+    states = [load(one, dtype="bfloat16").state() if name is None else read(one) for one in folders]
+    wanted = requests()
+
+    async def serve(versions, *, wrong=None):
+        engine = NativeEngine(load(path, dtype="bfloat16", device=device), EngineConfig(), threads=1)
+        answers, graphs = [], []
+        for version, state in versions:
+            if version == wrong:
+                with pytest.raises(WeightsError, match="the old version"):
+                    await engine.pull(publish("policy", version, state, ((4, 9, 2), (-1.0, -1.0)), adapter=name))
+            else:
+                await engine.pull(publish("policy", version, state, adapter=name))
+            again = [replace(request, id=f"{request.id}/{version}") for request in wanted]
+            answers.append([(a.tokens, a.logprobs) for a in await asyncio.gather(*map(engine.generate, again))])
+            graphs.append(dict(engine._worker._runner._compute._graphs))
+        await engine.close()
+        return answers, graphs
+
+    answers, graphs = asyncio.run(serve(list(enumerate(states, 1)), wrong=2))
+    assert graphs[0] and graphs[1].items() >= graphs[0].items() and graphs[2].items() >= graphs[1].items()
+    assert answers[1] == answers[0]
+    for place in (0, 2):
+        assert answers[place] == asyncio.run(serve([(1, states[place])]))[0][0]
 
 
 def test_conversations_come_back_from_host_memory_to_the_bit(device, tmp_path):
@@ -223,7 +255,7 @@ def test_a_graph_gives_the_bits_of_single_operations(device, tmp_path):
                     lengths=array("i", [at] * 3),
                     tokens=array("q", tokens),
                     samples=array("B", [1] * 3),
-                    independent=True,
+                    entered=array("B", [0] * 3),
                     steps=steps if graph else 1,
                     interrupt=array("i", [0]),
                 )

@@ -92,7 +92,7 @@ class Play:
             lengths=array("i", [self.lengths[slot] for slot in counts]),
             tokens=array("q", [(7 * i + 11 * self.lengths[0]) % VOCABULARY for i in range(offsets[-1])]),
             samples=array("B", samples or [1] * len(counts)),
-            independent=independent,
+            entered=array("B", [not independent] * len(counts)),
             steps=steps,
             interrupt=array("i", [interrupt]),
         )

@@ -125,7 +125,7 @@ class Decode:
             lengths=array("i", [self.lengths[slot] for slot in slots]),
             tokens=array("q", [t for slot, n in zip(slots, counts, strict=True) for t in self.tokens[slot][-n:]]),
             samples=array("B", [1] * len(slots)),
-            independent=max(counts) == 1,
+            entered=array("B", [0] * len(slots)),
             steps=1,
             interrupt=array("i", [0]),
         )

@@ -105,7 +105,11 @@ class AdapterTable:
         else:
             self._forget(served.key)
         served.version, served.checksum, served.serial = version, checksum, self._loads
-        self._model.adapters.put(served.number, adapter)
+        before = self._model.adapters.by_number.get(served.number)
+        if before is not None and before.takes(state := adapter.state()):
+            before.load_state(state)  # graphs of its number go on
+        else:
+            self._model.adapters.put(served.number, adapter)
         return served
 
     def _free(self) -> int:

@@ -28,6 +28,7 @@ from sparring.model.head import score_tokens
 from sparring.model.staging import held
 from sparring.model.states import RecurrentStates
 from sparring.model.steps.choose import step_of
+from sparring.model.steps.device import DeviceStep
 from sparring.model.steps.operations import OperationStep
 from sparring.model.steps.rows import SampledTokens, Slots, StepRows
 
@@ -59,6 +60,7 @@ class Runner:
         self._slots.states[max_running] = sizes.num_states
         self.tolerance = FAST_TOLERANCE if model.path_name == "fast" else 0.0
         self._compute = step_of(model, self._pages, self._slots, self._states)
+        self.keeps_tensors = isinstance(self._compute, DeviceStep)  # at an update: graphs read them
         self._operations = OperationStep(model, self._pages, self._slots, self._states)
         self._interrupt = array("i", [0])
 
@@ -131,7 +133,7 @@ class Runner:
             lengths=array("i", [few]),
             tokens=array("q", tokens[:few]),
             samples=array("B", [1]),
-            independent=True,
+            entered=array("B", [0]),
             steps=1,
             interrupt=array("i", [0]),
         )
@@ -154,7 +156,8 @@ class Runner:
 
     def _rows(self, chunks: list[Chunk], steps: int) -> StepRows:
         sequences, begins, counts, samples = zip(*chunks, strict=True)
-        admitted = [self._note(sequence) for sequence in sequences if sequence.stale].count(True)
+        # only a sequence admitted in this step can read a page that another one fills in it
+        entered = array("B", [sequence.stale and self._note(sequence) for sequence in sequences])
         for sequence in sequences:
             if sequence.allowed is not None:
                 self._slots.limit(sequence.slot, sequence.allowed or None)
@@ -165,18 +168,17 @@ class Runner:
         else:
             cu_rows = accumulate(counts, initial=0)
             tokens = [token for sequence, begin, count, _ in chunks for token in sequence.tokens[begin : begin + count]]
-        # only a sequence admitted in this step can read a page that another one fills in it
-        independent = len(tokens) == len(chunks) and not admitted
-        return StepRows(
+        rows = StepRows(
             slots=array("i", [sequence.slot for sequence in sequences]),
             cu_rows=array("i", cu_rows),
             lengths=array("i", map(add, begins, counts)),
             tokens=array("q", tokens),
             samples=array("B", samples),
-            independent=independent,
-            steps=steps if independent else 1,
+            entered=entered,
+            steps=steps,
             interrupt=self._interrupt,
         )
+        return rows if rows.independent else rows._replace(steps=1)
 
     def _note(self, sequence: Sequence) -> bool:
         """Update a sequence's slot: while it runs, its pages are only appended to. Return whether the sequence is new

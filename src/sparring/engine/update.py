@@ -101,8 +101,8 @@ class BaseWeights:
         self._probe: Probe | None = None
 
     def commit(self, ref: WeightRef, staged: StagedWeights, *, has_adapters: bool) -> bool:
-        """Swap the weights and verify them by the reference's probe. On failure the old ones, which stay untouched, are
-        restored.
+        """Exchange the weights and verify them by the reference's probe. On failure the old ones, which are kept until
+        then, are restored.
 
         Args:
             has_adapters: whether adapters are served, which belong to the old weights.
@@ -156,7 +156,7 @@ class BaseWeights:
     def _swap(self, ref: WeightRef, staged: StagedWeights) -> None:
         """Replace the weights and verify the new ones. After an exception here, undo it."""
         with boundary(WeightsError, where(ref)):
-            staged.commit()
+            staged.commit(in_place=self._runner.keeps_tensors)
             verify(self._runner, where(ref), ref.probe)
 
     def _exchange(self, ref: WeightRef, staged: StagedWeights) -> None:

@@ -86,6 +86,11 @@ class Adapter:
         scale = torch.tensor(self.scale, dtype=torch.float64)
         return {SCALE: scale, **{name: parameter.detach() for name, parameter in self._parameters.items()}}
 
+    def takes(self, state: Mapping[str, torch.Tensor]) -> bool:
+        """Return True if names, shapes and scale of a state are those of this adapter."""
+        shapes, own = ({name: values.shape for name, values in one.items()} for one in (state, self.state()))
+        return shapes == own and float(state[SCALE]) == self.scale
+
     @torch.no_grad()
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Copy every value from `state`, cast to this dtype, then `refresh()`.

@@ -74,11 +74,11 @@ class DecoderStep:
                 computed.
         """
         self._follow()
-        slots, cu_rows, lengths, tokens, samples, independent, steps, interrupt = rows
+        slots, cu_rows, lengths, tokens, samples, _, steps, interrupt = rows
         count = samples.count(1)
         sampled, logprobs = array("q", bytes(8 * count * steps)), array("f", bytes(4 * count * steps))
         counts = array("i", bytes(4 * count))
-        masks = no_masks(count * steps, self._plan.V) if self._slots.truncate(slots) else None
+        masks = no_masks(count * steps, self._plan.V) if self._slots.truncated(slots).any() else None
         inputs = [values.buffer_info()[0] for values in (slots, cu_rows, lengths, tokens, samples)]
         outputs: list[int | None] = [values.buffer_info()[0] for values in (interrupt, sampled, logprobs, counts)]
         tops = None
@@ -88,7 +88,7 @@ class DecoderStep:
         work = steps * (len(tokens) * self._work_per_row + count * self._work_per_sample)
         threads = max(1, min(torch.get_num_threads(), work // self._work_per_thread))
         deltas = self._adapter_plans.address() if self._slots.adapted(slots) else None
-        step = StepPlan(*inputs, len(slots), independent, steps, *outputs, threads, deltas)
+        step = StepPlan(*inputs, len(slots), rows.independent, steps, *outputs, threads, deltas)
         bad = ops.decoder_step(self._plan, step, self._pages.dtype)
         if bad != -1:
             self._refuse(bad, rows)

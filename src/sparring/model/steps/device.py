@@ -1,5 +1,4 @@
-"""Steps of generation on a GPU: if every sequence has one new token, a CUDA graph for one of a few batch sizes is
-replayed.
+"""Steps of generation on a GPU: the sequences with one new token replay a CUDA graph for one of a few batch sizes.
 
 A graph samples the next tokens and uses them as its own input, so several steps run without the CPU. Rows that pad a
 batch belong to no sequence: they write nothing and do not change the bits of other rows. On the CPU, where Triton is
@@ -19,6 +18,7 @@ from sparring.kernels.paths import path_of
 from sparring.model.attention import Paged
 from sparring.model.causal import CausalModel
 from sparring.model.layers import Product, RowLinear
+from sparring.model.lora import Adapter
 from sparring.model.steps.rows import SampledTokens, Slots, StepRows
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -30,7 +30,7 @@ as the bits of a float64, and the number of the n rows that are sequences."""
 
 
 class DecodeGraph:
-    """Decode step of up to n sequences over fixed tensors.
+    """Decode step of up to n sequences over fixed tensors, all with the adapter of this number, -1 for none.
 
     Attributes:
         state: [5, n] int64, input; advanced to the next step.
@@ -39,13 +39,15 @@ class DecodeGraph:
         logprobs: [n] float32, output.
     """
 
-    def __init__(self, model: CausalModel, pages: ops.KvPages, size: int, pages_per_table: int) -> None:
-        self._model, self._pages = model, pages
+    def __init__(self, model: CausalModel, pages: ops.KvPages, size: int, pages_per_table: int, number: int) -> None:
+        self._model, self._pages, self._numbers = model, pages, np.full(size, number)
         device = model.device
         self.state = torch.zeros(5, size, dtype=torch.int64, device=device)
         self.tables = torch.zeros(size, pages_per_table, dtype=torch.int32, device=device)
         self.tokens = torch.zeros(size, dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(size, device=device)
+        zeros = torch.zeros(size, device=device)
+        self._whole = (zeros.long(), zeros + 1, zeros, zeros.byte())  # settings that truncate nothing
         self._offsets = torch.arange(size + 1, dtype=torch.int32, device=device)
         self.replay: Callable[[], None] = self._capture() if device.type == "cuda" else self._step
 
@@ -55,10 +57,12 @@ class DecodeGraph:
         lengths = state[LENGTH].to(torch.int32)
         cu_rows = torch.minimum(self._offsets, state[COUNT, 0].to(torch.int32))
         where = Paged(self._pages, ops.PagedRows(self.tables, cu_rows, lengths, 1))
-        logits = self._model.logits(self._model.hidden(state[TOKEN], (state[LENGTH] - 1).clamp(min=0), where))
-        none = torch.zeros_like(lengths)
+        with self._model.adapters.assign_rows(self._numbers):
+            hidden = self._model.hidden(state[TOKEN], (state[LENGTH] - 1).clamp(min=0), where)
+        logits = self._model.logits(hidden)
         temperature = state[TEMPERATURE].view(torch.float64).float()
-        requests = (temperature, none, none, none, state[SEED], state[LENGTH], none)
+        top_k, top_p, min_p, limited = self._whole
+        requests = (temperature, top_k, top_p, min_p, state[SEED], state[LENGTH], limited)
         tokens, logprobs = path_of(logits).sample(logits, requests, None)
         self.tokens.copy_(tokens)
         self.logprobs.copy_(logprobs)
@@ -81,9 +85,9 @@ class DecodeGraph:
 
 
 class DeviceStep:
-    """Steps of a `LlamaDecoder` on a GPU. Rows that a graph cannot compute (prompts; truncated, limited or biased
-    sampling; most likely tokens; adapters) go to `others`, operation by operation; both give the same numbers to the
-    bit."""
+    """Steps of a `LlamaDecoder` on a GPU. A step that reads prompts is two calls: the graph of the replies that it can
+    compute, then `others`, operation by operation, for the remaining rows (prompts; truncated, limited or biased
+    sampling; most likely tokens; adapters but one). Both give the same numbers to the bit."""
 
     most_steps = 16
 
@@ -98,15 +102,24 @@ class DeviceStep:
     ) -> None:
         self._model, self._pages, self._slots, self._others = model, pages, slots, others
         self._batches = batches
-        self._graphs: dict[int, DecodeGraph] = {}
+        self._graphs: dict[tuple[int, Adapter | None], DecodeGraph] = {}
         self._pointers: list[int] = []
 
     def __call__(self, rows: StepRows) -> SampledTokens:
-        """Compute the rows, up to `rows.steps` steps."""
-        slots = np.frombuffer(rows.slots, np.int32)
-        if not self._fits(rows, slots):
+        """Compute the rows, up to `rows.steps` steps; one step if some have no graph."""
+        replies = self._replies(rows)
+        if replies.all():
+            return self._replay(rows)
+        if not replies.any():
             return self._others(rows)
-        graph = self._graph(next(size for size in self._batches if size >= len(slots)))
+        # first the replies: a sequence that is new may read keys that these write, not the other way round
+        sampled = self._replay(rows.part(replies))
+        return sampled.interleaved(self._others(rows.part(~replies)), replies[np.asarray(rows.samples) == 1])
+
+    def _replay(self, rows: StepRows) -> SampledTokens:
+        slots = np.frombuffer(rows.slots, np.int32)
+        size = next(size for size in self._batches if size >= len(slots))
+        graph = self._graph(size, int(self._slots.adapters[slots[0]]))
         self._fill(graph, rows, slots)
         taken = []
         for step in range(rows.steps):
@@ -118,10 +131,17 @@ class DeviceStep:
         count = _until_stop(tokens.numpy(), self._slots.stops[slots])
         return SampledTokens(tokens[:, :count].tolist(), logprobs[:, :count].tolist(), None, None)
 
-    def _fits(self, rows: StepRows, slots: np.ndarray) -> bool:
-        plain = rows.independent and len(rows.tokens) == len(slots) <= self._batches[-1] and 0 not in rows.samples
-        others = (self._slots.bias_counts[slots].any(), self._slots.tops[slots].any(), self._slots.adapted(rows.slots))
-        return plain and not any(others) and not self._slots.truncate(rows.slots)
+    def _replies(self, rows: StepRows) -> np.ndarray:
+        """Return which sequences [B] one graph can compute: of the most frequent adapter, or of none."""
+        own, slots = self._slots, np.frombuffer(rows.slots, np.int32)
+        one, samples, entered = np.diff(rows.cu_rows) == 1, np.asarray(rows.samples), np.asarray(rows.entered)
+        plain: np.ndarray = one & (samples == 1) & (entered == 0)
+        plain &= ~own.bias_counts[slots].any(1) & (own.tops[slots] == 0) & ~own.truncated(rows.slots)
+        numbers = own.adapters[slots]
+        if plain.any():
+            plain &= numbers == np.bincount(numbers[plain] + 1).argmax() - 1
+        plain &= plain.cumsum() <= self._batches[-1]
+        return plain
 
     def _fill(self, graph: DecodeGraph, rows: StepRows, slots: np.ndarray) -> None:
         """Fill the graph's inputs with two copies to the device."""
@@ -135,16 +155,20 @@ class DeviceStep:
         graph.state.copy_(torch.from_numpy(state))
         graph.tables[: len(slots), : tables.shape[1]].copy_(torch.from_numpy(tables))
 
-    def _graph(self, size: int) -> DecodeGraph:
-        """Return the graph of a size. All graphs are captured again if a tensor of the model was replaced; values that
-        change in place need no capture."""
-        pointers = _pointers_of(self._model)
+    def _graph(self, size: int, number: int) -> DecodeGraph:
+        """Return the graph of a size and an adapter's number. All graphs are captured again if a tensor of the model
+        was replaced; values that change in place need no capture."""
+        pointers, adapters = _pointers_of(self._model), self._model.adapters.by_number
         if pointers != self._pointers:
             self._graphs.clear()
             self._pointers = pointers
-        if size not in self._graphs:
-            self._graphs[size] = DecodeGraph(self._model, self._pages, size, self._slots.tables.shape[1])
-        return self._graphs[size]
+        adapter = adapters.get(number)
+        if (size, adapter) not in self._graphs:
+            served = {None, *adapters.values()}
+            self._graphs = {key: graph for key, graph in self._graphs.items() if key[1] in served}
+            width = self._slots.tables.shape[1]
+            self._graphs[size, adapter] = DecodeGraph(self._model, self._pages, size, width, number)
+        return self._graphs[size, adapter]
 
 
 def _until_stop(tokens: np.ndarray, stops: np.ndarray) -> int:

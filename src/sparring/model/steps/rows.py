@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -109,11 +109,11 @@ class Slots(NamedTuple):
         """Return True if any slot of `slots` ("i") has an adapter."""
         return bool((self.adapters[np.frombuffer(slots, np.int32)] >= 0).any())
 
-    def truncate(self, slots: array[int]) -> bool:
-        """Return True if any slot of `slots` ("i") truncates its distribution."""
+    def truncated(self, slots: array[int]) -> np.ndarray:
+        """Return which of `slots` ("i") [B] truncate their distribution."""
         at = np.frombuffer(slots, np.int32)
-        truncated = (self.top_k[at] > 0).any() or (self.top_p[at] < 1).any() or (self.min_p[at] > 0).any()
-        return bool(truncated or self.limited[at].any())
+        cut: np.ndarray = (self.top_k[at] > 0) | (self.top_p[at] < 1) | (self.min_p[at] > 0) | (self.limited[at] > 0)
+        return cut
 
 
 class StepRows(NamedTuple):
@@ -125,9 +125,9 @@ class StepRows(NamedTuple):
         lengths: "i" [B], including the new rows.
         tokens: "q" [N].
         samples: "B" [B], 1 if the last row samples the next token.
-        independent: whether no sequence reads keys that another one writes in this call.
-        steps: maximum number of steps to run; above 1 only if sequences are independent, have one row each, all sample,
-            and have pages for these steps. All sequences stop early if one samples a stop token or another thread sets
+        entered: "B" [B], 1 if the sequence is new in its slot: it may read keys that another one writes in this call.
+        steps: maximum number of steps to run; above 1 only if sequences are independent, all sample, and have pages for
+            these steps. All sequences stop early if one samples a stop token or another thread sets
             interrupt[0].
         interrupt: "i" [1].
     """
@@ -137,9 +137,25 @@ class StepRows(NamedTuple):
     lengths: array[int]
     tokens: array[int]
     samples: array[int]
-    independent: bool
+    entered: array[int]
     steps: int
     interrupt: array[int]
+
+    @property
+    def independent(self) -> bool:
+        """True if every sequence has one row and none reads keys that another one writes in this call."""
+        return len(self.tokens) == len(self.slots) and 1 not in self.entered
+
+    def part(self, chosen: np.ndarray) -> StepRows:
+        """Return one step of the sequences with chosen[B] True."""
+        names, counts = ("slots", "lengths", "samples", "entered"), np.diff(self.cu_rows)
+        parts = {name: _where(getattr(self, name), chosen) for name in names}
+        parts["cu_rows"] = array("i", [0, *np.cumsum(counts[chosen]).tolist()])
+        return self._replace(**parts, tokens=_where(self.tokens, np.repeat(chosen, counts)), steps=1)
+
+
+def _where(values: array[int], chosen: np.ndarray) -> array[int]:
+    return array(values.typecode, np.asarray(values)[chosen].tobytes())
 
 
 Top = tuple[tuple[int, float], ...]
@@ -160,6 +176,19 @@ class SampledTokens(NamedTuple):
     logprobs: list[list[float]]
     kept: list[list[bytes]] | None
     tops: list[list[Top]] | None
+
+    def interleaved(self, others: SampledTokens, ours: np.ndarray) -> SampledTokens:
+        """Return these and the tokens of `others` in one list, where ours[M] tells whose a sequence is. Both have one
+        step; nothing of these was truncated, and they have no most likely tokens."""
+
+        def joined(one: list[Any], other: list[Any]) -> list[Any]:
+            parts = iter(other), iter(one)
+            return [next(parts[its]) for its in ours.tolist()]
+
+        count, (tokens, logprobs, kept, tops) = len(self.tokens), others
+        kept = None if kept is None else joined([[b""]] * count, kept)
+        tops = None if tops is None else joined([[()]] * count, tops)
+        return SampledTokens(joined(self.tokens, tokens), joined(self.logprobs, logprobs), kept, tops)
 
 
 def kept_sets(masks: np.ndarray | None, bounds: Sequence[tuple[int, int]]) -> list[list[bytes]] | None:
