@@ -99,14 +99,16 @@ SETTINGS = [
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_requests_sampled_across_updates_are_replayed_to_the_bit(serve, model_path, trained, settings):
-    record = serve(lambda engine: sampled(engine, trained), path=model_path, **settings)
-    turns = list(turns_of([rollout(*each) for each in record], "policy"))
-    across = [turn for turn in turns if len(turn.recorded.versions.values) > 1]
-    # the watched one and others: how many is a matter of the machine's speed
-    assert len(turns) == 19 and len(across) > 1 and all(turn.is_exact for turn in turns)
-    if "kv_tokens" in settings:
-        kv = [turn.recorded.kv_versions.values for turn in turns]
-        assert any(len(values) > 1 for values in kv), "one read again what it had before an update"
+    for _ in range(20):  # a fast machine may have sampled most of them before an update has come
+        record = serve(lambda engine: sampled(engine, trained), path=model_path, **settings)
+        turns = list(turns_of([rollout(*each) for each in record], "policy"))
+        assert len(turns) == 19 and all(turn.is_exact for turn in turns)
+        across = [turn for turn in turns if len(turn.recorded.versions.values) > 1]
+        read_again = [turn for turn in turns if len(turn.recorded.kv_versions.values) > 1]
+        if len(across) > 3 and (read_again or "kv_tokens" not in settings):
+            break
+    assert len(across) > 3
+    assert read_again or "kv_tokens" not in settings, "one read again what it had before an update"
     once_more = serve(lambda engine: again(engine, trained, turns), path=model_path, **settings)
     assert (once_more.difference, once_more.crowded, once_more.unclear) == (None, 0, 0)
     assert (once_more.turns, once_more.across) == (len(turns), len(across))
