@@ -42,7 +42,9 @@ def main() -> None:
     for seed, one in found.items():
         for domain in DOMAINS:
             student, start, teacher = _of(one, domain)
-            kept = f"{teacher['kept']:.1%} ({teacher['kept_low']:.1%} to {teacher['kept_high']:.1%})"
+            kept = "nothing to keep"
+            if teacher["success"]:
+                kept = f"{teacher['kept']:.1%} ({teacher['kept_low']:.1%} to {teacher['kept_high']:.1%})"
             print(f"| {seed} | {domain} | {start:.1%} | {teacher['success']:.1%} | {student:.1%} | {kept} |")
     print(
         "\n| seed | student | imitation | difference, 95 % interval | tokens trained | parameters, student to teacher | wall clock |"
@@ -99,8 +101,8 @@ def _claims(seed: int, one: dict[str, Any]) -> Claims:
     for domain in DOMAINS:
         _, start, teacher = _of(one, domain)
         claims.append(claim(f"{domain}, the student's start", start, 0.5, "<="))
-        claims.append(claim(f"{domain}, kept of the teacher", teacher["kept"], 0.95))
-        claims.append(claim(f"{domain}, its lower bound", teacher["kept_low"], 0.9))
+        claims.append(claim(f"{domain}, kept of the teacher", teacher["kept"] or 0, 0.95))
+        claims.append(claim(f"{domain}, its lower bound", teacher["kept_low"] or 0, 0.9))
     claims.append(claim("student less imitation, lower bound", other["difference_low"], 0.0))
     claims.append(claim("tokens of imitation to the student's", other["tokens_trained"] / told["tokens_trained"], 0.98))
     if one["wall_s"] is not None:

@@ -18,6 +18,8 @@ MOST = {"steps": 1, "groups_per_step": 2, "rows_per_step": 4, "minibatches": 2, 
 TAUGHT = {"steps": 40, "rows_per_step": 16}
 """The same of `sft` where a recipe begins with random weights, which have to learn to end a reply."""
 DEMONSTRATIONS, TASKS = 64, 4
+REPLY_TOKENS = 48
+"""Longest turn of a real model."""
 
 
 def fewest_steps(recipe: Path) -> list[str]:
@@ -45,6 +47,9 @@ def _changes(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     env = document.get("env", {})
     tasks = TASKS if "eval" in document or env.get("held_out", 0) > TASKS else 1
     yield from (("run.threads", 1), ("eval.tasks", tasks), ("eval.no_tool_tasks", 0), ("observe.progress", "plain"))
+    turn_tokens = document.get("rollout", {}).get("sampling", {}).get("max_turn_tokens", 0)
+    if "init" not in document["models"]["policy"] and turn_tokens > REPLY_TOKENS:
+        yield "rollout.sampling.max_turn_tokens", REPLY_TOKENS
     for name in (stage for stage in ROWS if stage in document or stage in document["run"].get("stages", ())):
         stage, most = document.get(name, {}), MOST
         if name == "sft" and "init" in document["models"]["policy"]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import tempfile
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -74,8 +76,11 @@ def test_every_file_of_a_target_exists() -> None:
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    return Place(tmp_path_factory.mktemp("place"))
+def place() -> Iterator[Place]:
+    """A place that every user can enter, as images have to be in one (pytest's own folders are closed)."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Place(Path(folder))
 
 
 @pytest.mark.commands
