@@ -67,23 +67,24 @@ def _values(where: str, name: str, rule: Any, groups: Sequence[Group], samples: 
         BadInput: they are of a wrong shape, or not finite.
     """
     if isinstance(rule, BaseCredit):
-        credited = rule.open().credit(groups, samples)
-        wanted, given = ([[row.id for row in rows] for rows in of] for of in (samples, credited))
-        if len(given) != len(wanted) or any(ids not in ([], all) for ids, all in zip(given, wanted, strict=True)):
-            do = "keep the order of groups and rows"
-            raise refusal(where, f"{name} to return all rows of each group, or none", f"{given} of {wanted}", do)
-        lengths = {row.id: len(row.tokens) for rows in samples for row in rows}
-        values = {row.id: tuple(row.advantages or ()) for rows in credited for row in rows}
+        wanted = [{row.id: len(row.tokens) for row in rows} for rows in samples]
+        given = [{row.id: tuple(row.advantages or ()) for row in rows} for rows in rule.open().credit(groups, samples)]
+        expected = f"{name} to return all rows of each group, or none"
     else:
-        shaped = rule.shape(list(groups))
-        lengths = {group.id: len(group.scores) for group in groups}
-        values = {group.id: tuple(score.reward for score in group.scores) for group in shaped}
-        if list(values) != list(lengths):
-            do = "return each group once, in the order given"
-            raise refusal(where, f"{name} to return groups {list(lengths)}", str(list(values)), do)
-    for id, numbers in values.items():
-        if len(numbers) != lengths[id] or not all(number is not None and math.isfinite(number) for number in numbers):
-            raise refusal(where, f"{name} to give {lengths[id]} finite numbers for {id}", str(numbers), "correct it")
+        wanted = [{group.id: len(group.scores)} for group in groups]
+        given = [{group.id: tuple(score.reward for score in group.scores)} for group in rule.shape(list(groups))]
+        expected = f"{name} to return groups {[group.id for group in groups]}"
+    if len(given) != len(wanted) or any(
+        list(one) not in ([], list(all)) for one, all in zip(given, wanted, strict=True)
+    ):
+        raise refusal(where, expected, str([list(each) for each in given]), "return them in the order given")
+    values: dict[str, tuple[float, ...]] = {}
+    for lengths, numbers_of in zip(wanted, given, strict=True):
+        values |= numbers_of
+        for id, numbers in numbers_of.items():
+            if len(numbers) != lengths[id] or any(one is None or not math.isfinite(one) for one in numbers):
+                finite = f"{name} to give {lengths[id]} finite numbers for {id}"
+                raise refusal(where, finite, str(numbers), "correct it")
     return values
 
 
