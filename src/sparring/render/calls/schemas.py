@@ -109,19 +109,19 @@ class Schema:
     def kinds(self, schema: Any) -> frozenset[str]:
         """Return the JSON types that a schema allows: `number` includes `integer`; all types if it names none,
         contradicts itself, or has too many alternatives."""
-        try:
-            kinds = frozenset[str]().union(*map(kinds_of_branch, self.branches(schema)))
-        except (BadInput, RecursionError):
-            return KINDS
-        return kinds or KINDS
+        return frozenset[str]().union(*map(kinds_of_branch, self._told(schema))) or KINDS
 
     def member(self, schema: Any, name: str) -> Any:
         """Return the schema of the values under a name in the objects of a schema."""
-        try:
-            found = [_member(branch, name) for branch in self.branches(schema) if "object" in kinds_of_branch(branch)]
-        except (BadInput, RecursionError):
-            return True
+        found = [_member(branch, name) for branch in self._told(schema) if "object" in kinds_of_branch(branch)]
         return found[0] if len(found) == 1 else {"anyOf": found} if found else True
+
+    def _told(self, schema: Any) -> list[dict[str, Any]]:
+        """Return the alternatives of a schema; one that allows all where there are too many."""
+        try:
+            return self.branches(schema)
+        except (BadInput, RecursionError):
+            return [{}]
 
     def _exclude(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         """Return whether it is certain that no value fits two schemas without alternatives."""
@@ -210,14 +210,10 @@ def fits_pattern(pattern: str, text: str) -> bool:
 
 def kinds_of_value(value: Any) -> frozenset[str]:
     """Return the JSON types of a value."""
-    if isinstance(value, bool):
-        return frozenset(("boolean",))
-    if isinstance(value, int) or isinstance(value, float) and value.is_integer():
-        return frozenset(("integer", "number"))
-    if isinstance(value, float):
-        return frozenset(("number",))
-    if value is None:
-        return frozenset(("null",))
+    if value is None or isinstance(value, bool):
+        return frozenset(("null" if value is None else "boolean",))
+    if isinstance(value, (int, float)):
+        return frozenset(("integer", "number") if isinstance(value, int) or value.is_integer() else ("number",))
     return frozenset(("string" if isinstance(value, str) else "object" if isinstance(value, Mapping) else "array",))
 
 
@@ -279,9 +275,9 @@ def _common(some: Sequence[Any], others: Sequence[Any]) -> list[Any]:
 
 
 def _listed(branches: Sequence[Mapping[str, Any]]) -> list[Any] | None:
-    """Return all values of alternatives; None if one does not list them."""
+    """Return all values of alternatives; None if one does not list them, or there is none, as in a schema of itself."""
     listed = [branch.get("enum") for branch in branches]
-    return None if None in listed else [value for values in listed if values is not None for value in values]
+    return [value for values in listed for value in values or ()] if listed and None not in listed else None
 
 
 def _lacks(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
