@@ -165,3 +165,11 @@ class SessionLayer:
 
     def deliver(self, reply: str, delivered: bool) -> None:
         """Learn whether the client received a reply, by its id."""
+
+
+def overlap(text: str, string: str) -> int:
+    """Return the number of characters at the end of a text that may begin a string."""
+    for length in range(min(len(text), len(string) - 1), 0, -1):
+        if string.startswith(text[-length:]):
+            return length
+    return 0

@@ -36,10 +36,10 @@ def read_json(text: str | bytes, *, unique: bool = False) -> Any:
         ValueError: the text is not JSON, is nested too deep, or has NaN, an infinity, a number beyond a double, an
             integer of thousands of digits, or half of a surrogate pair.
     """
-    pairs = _unique_keys if unique else None
+    pairs = unique_keys if unique else None
     try:
         text = text if isinstance(text, str) else text.decode(json.detect_encoding(text))
-        value = json.loads(text, object_pairs_hook=pairs, parse_constant=_not_json, parse_float=_finite)
+        value = json.loads(text, object_pairs_hook=pairs, parse_constant=not_json, parse_float=_finite)
         if _ESCAPED_HALF.search(text) is not None:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -299,7 +299,8 @@ def _shown(data: Any, length: int = 80) -> str:
     return json.dumps(data, default=str)[:length]
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of JSON; raise ValueError if it repeats a key."""
     value = dict(pairs)
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
@@ -307,10 +308,11 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _not_json(name: str) -> Any:
+def not_json(name: str) -> Any:
+    """Raise ValueError for NaN or an infinity."""
     raise ValueError(f"{name}, which is not JSON: write a number, or null")
 
 
 def _finite(number: str) -> float:
     value = float(number)
-    return value if math.isfinite(value) else _not_json(number[:40])
+    return value if math.isfinite(value) else not_json(number[:40])

@@ -11,12 +11,11 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 import xxhash
 
-from sparring.algo.base import name_of
 from sparring.errors import refusal
 from sparring.observe.whole_file import write_whole
 from sparring.user_files.named import named
@@ -30,14 +29,16 @@ _CLASSES: dict[tuple[str, str], type[Any]] = {}
 """Classes by name and digest: of equal text there is one class, so that rules of two loads are equal."""
 
 
-def is_own(name: object) -> bool:
+def is_own(name: object) -> TypeGuard[str]:
     """Return whether a rule's name is `path/to/file.py:Class`."""
     return isinstance(name, str) and ".py:" in name
 
 
-def own_name(rule: object) -> str:
-    """Return the name of a rule from a file of the user's; empty for any other."""
-    return name_of(rule) if isinstance(rule, msgspec.Struct) and hasattr(rule, "digest_of_files") else ""
+def own_rules(algo: msgspec.Struct) -> Iterator[tuple[str, Any]]:
+    """Yield the rules of `[algo]` that are from files of the user's, each with its key."""
+    for part, value in msgspec.structs.asdict(algo).items():
+        rules = value if isinstance(value, tuple) else (value,)
+        yield from ((part, rule) for rule in rules if hasattr(rule, "digest_of_files"))
 
 
 def class_of(base: type[Any]) -> Callable[[Mapping[str, Any], tuple[Key, ...]], type[Any] | None]:
@@ -51,7 +52,7 @@ def class_of(base: type[Any]) -> Callable[[Mapping[str, Any], tuple[Key, ...]], 
 
     def of_table(table: Mapping[str, Any], keys: tuple[Key, ...]) -> type[Any] | None:
         name, digest = table.get("name"), table.get("digest")
-        if not isinstance(name, str) or not is_own(name):
+        if not is_own(name):
             return None
         rule = _CLASSES.get((name, str(digest))) or _load(name, _path(name), dotted(keys))
         if not issubclass(rule, base):
@@ -66,7 +67,7 @@ def class_of(base: type[Any]) -> Callable[[Mapping[str, Any], tuple[Key, ...]], 
 
 def record(folder: Path, algo: msgspec.Struct) -> None:
     """Write the files of a recipe's own rules into a run's folder."""
-    for rule in _own_rules(algo):
+    for _, rule in own_rules(algo):
         _write(folder / FOLDER / rule.digest_of_files, rule.files)
 
 
@@ -79,9 +80,11 @@ def recall(folder: Path, algo: object, bases: Mapping[str, type[Any]], *, runs: 
         bases: base class of the rules of each part.
         runs: whether to run the files.
     """
-    for part, table in _tables(algo):
-        name, digest = table.get("name"), table.get("digest")
-        if not isinstance(name, str) or not isinstance(digest, str) or not is_own(name):
+    values = algo.items() if isinstance(algo, Mapping) else ()
+    tables = ((part, table) for part, value in values for table in (value if isinstance(value, list) else [value]))
+    for part, table in tables:
+        name, digest = (table.get("name"), table.get("digest")) if isinstance(table, Mapping) else (None, None)
+        if not is_own(name) or not isinstance(digest, str):
             continue
         if runs:
             _load(name, folder / FOLDER / digest / _path(name).name, f"{folder}: algo.{part}")
@@ -93,20 +96,6 @@ def recall(folder: Path, algo: object, bases: Mapping[str, type[Any]], *, runs: 
 
 def _path(name: str) -> Path:
     return Path(name.rpartition(":")[0])
-
-
-def _tables(algo: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the tables of `[algo]` that may name a rule, of its lists too, each with the key of its part."""
-    for part, value in algo.items() if isinstance(algo, Mapping) else ():
-        for table in value if isinstance(value, list) else [value]:
-            if isinstance(table, Mapping):
-                yield part, table
-
-
-def _own_rules(algo: msgspec.Struct) -> Iterator[Any]:
-    for value in msgspec.structs.asdict(algo).values():
-        rules = value if isinstance(value, tuple) else (value,)
-        yield from filter(own_name, rules)
 
 
 def _load(name: str, path: Path, where: str) -> type[Any]:

@@ -5,6 +5,7 @@ Every implementation passes the contract suite of its protocol in `tests/contrac
 
 from sparring.protocols.boxes import (
     Boxes as Boxes,
+    HandedOver as HandedOver,
     OnOutput as OnOutput,
     LiveProcess as LiveProcess,
     Sandbox as Sandbox,

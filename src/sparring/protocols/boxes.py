@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from sparring.types import MOST_BYTES, BoxSpec, EntryKind, ExecResult, TreeEntry
 
@@ -274,6 +274,14 @@ class Sandbox(Protocol):
 
     async def close(self) -> None:
         """End the box with all its processes."""
+
+
+@runtime_checkable
+class HandedOver(Protocol):
+    """Box that tells what the policy spoilt from what its world asks for in vain."""
+
+    def hand_over(self) -> None:
+        """Note that the policy acts from now on."""
 
 
 class Boxes(Protocol):

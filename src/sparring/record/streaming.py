@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from sparring.protocols import Renderer, ReplyReader
-from sparring.reply import ReplyHead, ReplyRequest, ShownReply
+from sparring.reply import ReplyHead, ReplyRequest, ShownReply, overlap
 from sparring.types import Message, ReplyPiece, ToolCall
 
 Decode = Callable[[Sequence[int]], str]
@@ -36,7 +36,7 @@ class StopHolder:
         text = self._decode(waiting).rstrip(_BROKEN)
         end = first_of(text, self._strings)
         self._over = end is not None
-        at = len(text) - max(_overlap(text, string) for string in self._strings) if end is None else end[0]
+        at = len(text) - max(overlap(text, string) for string in self._strings) if end is None else end[0]
         whole = num_before(waiting, at, self._decode)
         self._waiting = waiting[whole:]
         return waiting[:whole]
@@ -134,11 +134,3 @@ def first_of(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
 def num_before(tokens: Sequence[int], end: int, decode: Decode) -> int:
     """Return the number of leading ids whose text has at most `end` characters."""
     return bisect_right(range(1, len(tokens) + 1), end, key=lambda count: len(decode(tokens[:count])))
-
-
-def _overlap(text: str, string: str) -> int:
-    """Return the number of characters at the end of a text that may begin a string."""
-    for length in range(min(len(text), len(string) - 1), 0, -1):
-        if string.startswith(text[-length:]):
-            return length
-    return 0

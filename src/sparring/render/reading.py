@@ -11,6 +11,7 @@ from typing import Literal
 
 from sparring.render.hermes import CLOSE, OPEN, THINK, THINK_END, call_in
 from sparring.render.tags import Marks
+from sparring.reply import overlap
 from sparring.types import ReplyPiece, ToolCall
 
 TextKind = Literal["reasoning", "text"]
@@ -394,11 +395,3 @@ class TextReader:
         pieces.append(ReplyPiece(kind="call", call=call))
         self._num_calls += 1
         return True
-
-
-def overlap(text: str, tag: str) -> int:
-    """Count the characters at the end of a text that may begin a tag."""
-    for length in range(min(len(text), len(tag) - 1), 0, -1):
-        if tag.startswith(text[-length:]):
-            return length
-    return 0

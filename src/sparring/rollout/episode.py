@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast
 
 from sparring.envs.answers import observed, rated
 from sparring.envs.box_at_home import BoxAtHome
@@ -26,7 +26,7 @@ from sparring.errors import (
     boundary,
     refusal,
 )
-from sparring.protocols import AnyEnv, Harness, RolesEnv, Sandbox, Session, SingleEnv
+from sparring.protocols import AnyEnv, HandedOver, Harness, RolesEnv, Sandbox, Session, SingleEnv
 from sparring.record.branches import Transcript
 from sparring.record.rewards import OutsideRewards
 from sparring.record.session import OpenSession
@@ -52,14 +52,6 @@ OF_WORLDS = (InfraError, PolicyFailure, BadInput, StoreError)
 """Errors of ours that an environment may raise: failures of the infrastructure and of the policy, a refusal that no
 retry can help, and errors of the run's own store. Any other error of ours is about the run, which no environment knows,
 so it becomes an `EnvError`."""
-
-
-@runtime_checkable
-class HandedOver(Protocol):
-    """Box that tells what the policy spoilt from what its world asks for in vain."""
-
-    def hand_over(self) -> None:
-        """Note that the policy acts from now on."""
 
 
 class SessionRecorder(Protocol):

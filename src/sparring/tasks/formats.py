@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from sparring.errors import BadInput, boundary, refusal
+from sparring.validation import not_json, unique_keys
 
 Located = Iterator[tuple[int, str, dict[str, Any]]]
 """Iterator of (1-based number, place in words, row)."""
@@ -144,10 +145,10 @@ def parsed(text: str | bytes, where: str, expected: str, do: str) -> Any:
     """Parse JSON.
 
     Raises:
-        BadInput: the text is not JSON, repeats a key, or has NaN or an infinite number.
+        BadInput: the text is not JSON, repeats a key, or has NaN or an infinity.
     """
     try:
-        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_number)
+        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=not_json)
     except (ValueError, RecursionError) as error:
         raise refusal(where, expected, str(error), do) from error
 
@@ -156,18 +157,6 @@ def _object(row: Any, where: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise refusal(where, "a JSON object", type(row).__name__, "write {...} with the columns as keys")
     return row
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!a} twice")
-    return row
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name}, which is not JSON: write a number, or null")
 
 
 def _table(path: Path, delimiter: str) -> Located:

@@ -156,7 +156,7 @@ def test_every_part_takes_one_and_a_recipe_says_it_whole(file: Path) -> None:
     assert dump(config_of(algo)) == dump(config)
     assert [fact.split(" was ")[0] for fact in tried(algo)] == [
         f"algo.{part}: {file}:{name}"
-        for part, name in (("loss", "Cispo"), ("correction", "Root"), ("shaping", "Halved"), ("credit", "Lowest"))
+        for part, name in (("credit", "Lowest"), ("loss", "Cispo"), ("correction", "Root"), ("shaping", "Halved"))
     ]
     assert tried({"gate": f"{file}:Tanh"}) and not tried({"credit": "rloo", "gate": "cispo"})
 

@@ -86,6 +86,13 @@ def test_a_member_is_found_by_name_pattern_and_the_rest_in_time() -> None:
         assert "string" in deep.kinds(deep.top)
 
 
+def test_alternatives_that_hold_themselves_are_not_taken_to_exclude_each_other() -> None:
+    inside = {"type": "object", "properties": {"x": {"$ref": "#/$defs/n"}}, "required": ["x"]}
+    nested = {"oneOf": [{"type": "null"}, inside, {**inside, "minProperties": 0}]}
+    root = schema_of({"$ref": "#/$defs/n", "$defs": {"n": nested}})
+    assert all("oneOf" in branch for branch in root.branches(root.top)), "an object fits two of them"
+
+
 def test_formats_of_the_grammar_library_are_those_that_it_knows() -> None:
     others = ("path", "password", "binary", "regex", "idn-email", "uri-reference", "int32", "json-pointer", "cuid")
     for format in (*KNOWN, *others):

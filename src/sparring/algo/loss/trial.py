@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,8 +32,8 @@ def try_on_tokens(algo: AlgoConfig, place: str, name: str) -> None:
             quotients; a correction's have a gradient; or an idle token has one, without `moves_idle_tokens`.
     """
     where, tokens = f"algo.{place}", _drawn_tokens()
-    constants = _Constants()
-    values = constants.keep(partial(_values, algo, place, tokens))
+    with _Constants() as constants:
+        values = _values(algo, place, tokens)
     if values.shape != (TOKENS,) or not values.isfinite().all():
         got = f"shape {list(values.shape)}: {values.detach().tolist()}"
         raise refusal(where, f"{name} to give {TOKENS} finite numbers", got, "give one for each token")
@@ -43,14 +45,16 @@ def try_on_tokens(algo: AlgoConfig, place: str, name: str) -> None:
     if not values.requires_grad:
         raise refusal(where, f"{name} to depend on tokens.logprob", "no gradient", "do not detach it throughout")
     [gradient] = torch.autograd.grad(values.sum(), tokens.logprob)
-    for at in range(TOKENS):
-        higher, lower = (
-            constants.again(partial(_values, algo, place, _drawn_tokens(at, step))).detach().sum().item()
-            for step in (STEP, -STEP)
-        )
-        quotient = (higher - lower) / (2 * STEP)
-        if abs(quotient - float(gradient[at])) > 1e-4 * max(1.0, abs(quotient)):
-            got = f"{float(gradient[at]):g} where a difference quotient is {quotient:g}"
+
+    def summed(change: torch.Tensor) -> float:
+        with _Constants(constants.kept):
+            moved = _values(algo, place, replace(tokens, logprob=tokens.logprob + change))
+        return moved.sum().item()
+
+    for change, slope in zip(STEP * torch.eye(TOKENS, dtype=torch.float64), gradient.tolist(), strict=True):
+        quotient = (summed(change) - summed(-change)) / (2 * STEP)
+        if abs(quotient - slope) > 1e-4 * max(1.0, abs(quotient)):
+            got = f"{slope:g} where a difference quotient is {quotient:g}"
             raise refusal(where, f"{name} to have the gradient of its values", got, "correct its backward pass")
     rule = getattr(algo, place)
     idle = tokens.advantages == 0
@@ -69,13 +73,11 @@ def _values(algo: AlgoConfig, place: str, tokens: PolicyTokens) -> torch.Tensor:
     return algo.gate(algo.ratio(tokens), tokens).surrogate
 
 
-def _drawn_tokens(at: int = 0, step: float = 0.0) -> PolicyTokens:
-    """Draw tokens of four sequences with two turns each, with the log-probability of token `at` changed by `step`.
-    Every annotation is 1 at each token."""
+def _drawn_tokens() -> PolicyTokens:
+    """Draw tokens of four sequences with two turns each. Every annotation is 1 at each token."""
     generator = torch.Generator().manual_seed(0)
     now, before, advantages = torch.randn(3, TOKENS, generator=generator, dtype=torch.float64)
     logprob = -1.0 - 0.3 * now
-    logprob[at] += step
     anchor = -1.0 - 0.3 * now + 0.2 * before
     number = torch.arange(TOKENS)
     return PolicyTokens(
@@ -92,34 +94,20 @@ def _drawn_tokens(at: int = 0, step: float = 0.0) -> PolicyTokens:
 
 
 class _Constants(TorchFunctionMode):
-    """Tensors that a function computes without gradient (`detach`, `no_grad`). They are the same in every call, as the
-    gradient takes them to be."""
+    """Context that keeps the tensors that are computed in it without gradient (`detach`, `no_grad`), or computes with
+    those kept before, in their order: a gradient takes them to be constant.
 
-    def __init__(self) -> None:
+    Attributes:
+        kept: the tensors.
+    """
+
+    def __init__(self, before: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
-        self._kept: list[torch.Tensor] = []
-        self._next: int | None = None
-
-    def keep(self, function: Any) -> torch.Tensor:
-        """Call a function and keep what it computes without gradient."""
-        self._kept, self._next = [], None
-        with self:
-            result: torch.Tensor = function()
-        return result
-
-    def again(self, function: Any) -> torch.Tensor:
-        """Call a function with the constants of the call before."""
-        self._next = 0
-        with self:
-            result: torch.Tensor = function()
-        return result
+        self._before, self.kept = iter(before), list[torch.Tensor]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not isinstance(result, torch.Tensor) or torch.is_grad_enabled() and func is not torch.Tensor.detach:
-            return result
-        if self._next is None:
-            self._kept.append(result)
-            return result
-        self._next += 1
-        return self._kept[self._next - 1] if self._next <= len(self._kept) else result
+        if isinstance(result, torch.Tensor) and (func is torch.Tensor.detach or not torch.is_grad_enabled()):
+            result = next(self._before, result)
+            self.kept.append(result)
+        return result

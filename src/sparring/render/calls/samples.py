@@ -9,16 +9,15 @@ import random
 import re
 import string
 from collections.abc import Iterable, Iterator, Mapping
-from fractions import Fraction
+from contextlib import suppress
 from typing import Any
 
 import jsonschema
 
 from sparring.errors import BadInput, boundary, refusal
-from sparring.render.calls.schemas import FORMATS, KINDS, Schema, kinds_of_branch, same_json, schema_of, text_matcher
+from sparring.render.calls.schemas import Schema, kinds_of_branch, same_json, schema_of, text_matcher
 
 _TEXTS = (
-    "text",
     'print("a\\n", \'b\')\nif 1 < 2 and 3 > 2:\n    print("数 é 🙂 \\\\ {x} </p>")',
     "    return x\n",
     "",
@@ -27,30 +26,18 @@ _TEXTS = (
 """Texts with quotes, newlines, blanks at the ends, accents and markup. None is valid JSON, because under a schema that
 allows text and other types, valid JSON is not parsed as text."""
 
-_CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
-_FORMATTED = {
-    "date": "2026-01-31",
-    "time": "10:20:30Z",
-    "date-time": "2026-01-31T10:20:30Z",
-    "duration": "P1DT2H",
-    **dict.fromkeys(("email", "idn-email"), "a@example.com"),
-    **dict.fromkeys(("hostname", "idn-hostname"), "example.com"),
-    "ipv4": "192.0.2.1",
-    "ipv6": "2001:db8::1",
-    **dict.fromkeys(("uri", "iri", "uri-reference", "iri-reference", "uri-template", "url"), "https://example.com/"),
-    "uuid": "123e4567-e89b-42d3-a456-426614174000",
-    "json-pointer": "/a",
-    "relative-json-pointer": "0",
-    "regex": "a+",
-}
-"""Text of each format that JSON Schema knows."""
+_FORMATTED = (
+    *("2026-01-31", "10:20:30Z", "2026-01-31T10:20:30Z", "P1DT2H", "a@example.com", "example.com", "192.0.2.1"),
+    *("2001:db8::1", "https://example.com/", "123e4567-e89b-42d3-a456-426614174000", "/a", "0"),
+)
+"""Texts of the formats that JSON Schema knows."""
 
-_SCALARS: Mapping[str, tuple[Any, ...]] = {
-    "number": (1, -1.5, 2e-7),
-    "integer": (1, -12, 2**53 + 1),
-    "boolean": (True, False),
-    "null": (None,),
-}
+_CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
+_NUMBERS = (-12, 2**53 + 1, 0, -1.5, 2e-7)
+_LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_WALKED = frozenset((*_LIMITS, "pattern", "minLength", "maxLength", "format", "allOf"))
+"""Keywords that limit a number, and all that limit a text or a number."""
+
 _OBJECT = {"list": [1, None, True], "empty": "", "é": {"a": "x y"}}
 _ORDER = ("string", "number", "integer", "boolean", "null", "array", "object")
 _MOST = 8
@@ -61,7 +48,7 @@ _FULL, _DEEPEST = 2, 12
 
 _PLAIN = string.ascii_uppercase + string.digits
 _TRIES, _LONGEST = 20, 100
-"""Walks through a grammar for a text, and maximum number of bytes of each beyond the text's `minLength`."""
+"""Walks through a grammar for a value, and maximum number of bytes of each beyond the `minLength` of a text."""
 
 
 def sample_arguments(parameters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -105,9 +92,8 @@ class _Maker:
         if key not in self._made:
             self._made[key] = []  # a value inside of itself is none
             branches = [] if depth > _DEEPEST else self._root.branches(schema)
-            made = _in_turns(self._of_branch(branch, depth) for branch in branches)
             fitting: list[Any] = []
-            for value in made:
+            for value in _in_turns(self._of_branch(branch, depth) for branch in branches):
                 if len(fitting) <= _MOST and not any(same_json(value, other) for other in fitting):
                     fitting += [value] if self._fits(value, schema) else []
             self._made[key] = fitting
@@ -118,14 +104,14 @@ class _Maker:
         return validator.is_valid(value)
 
     def _of_branch(self, branch: Mapping[str, Any], depth: int) -> Iterator[Any]:
+        """Yield values to try of a schema without alternatives."""
         if "enum" in branch:
             return iter(branch["enum"])
         examples = branch.get("examples")
         told = [branch[key] for key in ("default", "example") if key in branch]
         told += examples if isinstance(examples, list) else []
         kinds = kinds_of_branch(branch)
-        if "integer" in kinds and "number" in kinds and kinds != KINDS:
-            kinds -= {"integer"}
+        kinds -= {"integer"} if "number" in kinds else set()
         made = {"array": self._arrays, "object": self._objects}
         typed = (
             made[kind](branch, depth) if kind in made else _scalars(kind, branch) for kind in _ORDER if kind in kinds
@@ -133,35 +119,31 @@ class _Maker:
         return itertools.chain(told, _in_turns(typed))
 
     def _arrays(self, branch: Mapping[str, Any], depth: int) -> Iterator[Any]:
-        before = [self.values(part, depth + 1)[:1] for part in branch.get("prefixItems", ())]
-        before += [self.values(branch["contains"], depth + 1)[:1]] if "contains" in branch else []
-        first = [value for values in before for value in values]
-        items = self.values(branch.get("items", True), depth + 1) if depth < _FULL or branch.get("minItems") else []
+        parts = [*branch.get("prefixItems", ()), *([branch["contains"]] if "contains" in branch else [])]
+        first = [value for part in parts for value in self.values(part, depth + 1)[:1]]
         least, most = branch.get("minItems", 0), branch.get("maxItems", math.inf)
+        items = branch.get("items", True)
+        pool = self.values(items, depth + 1) if depth < _FULL or least else []
+        if branch.get("uniqueItems"):
+            more = (*range(2, least + 2), *(f"text {number}" for number in range(least)))
+            pool = [*pool, *(value for value in more if self._fits(value, items))]
         for size in dict.fromkeys((max(least, min(most, 2)), least)):
-            for at in range(max(1, len(items))):
-                pool = [*items[at:], *items[:at]]
-                if branch.get("uniqueItems"):
-                    pool += [*range(2, size + 2), *(f"text {number}" for number in range(size))]
-                    pool = [value for value in pool if self._fits(value, branch.get("items", True))]
-                more = itertools.islice(itertools.cycle(pool), max(0, int(size) - len(first)))
-                yield [*first, *more]
+            for at in range(max(1, len(pool))):
+                turned = itertools.cycle([*pool[at:], *pool[:at]])
+                yield [*first, *itertools.islice(turned, max(0, int(size) - len(first)))]
         yield first[: int(min(most, len(first)))]
 
     def _objects(self, branch: Mapping[str, Any], depth: int) -> Iterator[Any]:
-        required = branch.get("required", ())
-        names = [name for name in branch.get("properties") or () if depth < _FULL or name in required]
-        names += [name for name in required if name not in names]
+        required, is_full = branch.get("required", ()), depth < _FULL
+        names = dict.fromkeys((*((branch.get("properties") or ()) if is_full else ()), *required))
         values = {name: self.values(self._root.member(branch, name), depth + 1) for name in names}
         values = {name: made for name, made in values.items() if made or name in required}
         if not all(values.values()):
             return
         if not values:
             yield dict(_OBJECT)
-        free = {} if depth >= _FULL and not branch.get("minProperties") else self._free(branch, depth)
-        least = branch.get("minProperties", 0)
-        for more in ({}, free):
-            for at in range(max(map(len, values.values()), default=1) if len(values) + len(more) >= least else 0):
+        for more in ({}, self._free(branch, depth) if is_full or branch.get("minProperties") else {}):
+            for at in range(max(map(len, values.values()), default=1)):
                 yield {name: made[at % len(made)] for name, made in values.items()} | more
                 if at == 0:
                     yield {name: made[0] for name, made in values.items() if name in required}
@@ -169,12 +151,12 @@ class _Maker:
     def _free(self, branch: Mapping[str, Any], depth: int) -> dict[str, Any]:
         """Return values under keys that the schema does not name."""
         count = max(1, branch.get("minProperties", 0))
-        names = [made for pattern in branch.get("patternProperties") or () for made in _walks({"pattern": pattern})]
-        names += self.values({"type": "string", "allOf": [branch.get("propertyNames", True)]}, depth + 1)[:1]
-        if not branch.get("propertyNames"):
-            names += [f"key {number}" for number in range(count)]
-        made = {name: self.values(self._root.member(branch, name), depth + 1) for name in names}
-        return dict(itertools.islice(((name, values[0]) for name, values in made.items() if values), count))
+        limits: list[Any] = [{"pattern": pattern} for pattern in branch.get("patternProperties") or ()]
+        limits += [branch["propertyNames"]] if "propertyNames" in branch else []
+        keys = [key for each in limits for key in self.values({"type": "string", "allOf": [each]}, depth + 1)]
+        keys += [f"key {number}" for number in range(count)]
+        made = {key: self.values(self._root.member(branch, key), depth + 1) for key in keys}
+        return dict(itertools.islice(((key, values[0]) for key, values in made.items() if values), count))
 
 
 def _in_turns(several: Iterable[Iterable[Any]]) -> Iterator[Any]:
@@ -184,58 +166,33 @@ def _in_turns(several: Iterable[Iterable[Any]]) -> Iterator[Any]:
         yield from (value for value in values if value is not nothing)
 
 
-def _scalars(kind: str, branch: Mapping[str, Any]) -> Iterable[Any]:
+def _scalars(kind: str, branch: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield values of a type to try, the plainest first, and last those that the schema's grammar makes."""
     if kind == "string":
-        return _texts(branch)
-    return _numbers(kind, branch) if kind in ("number", "integer") else _SCALARS[kind]
+        patterns = [part.get("pattern", "") for part in (branch, *branch.get("allOf", ()))]
+        for word in ("text", *re.findall(r"\w+", " ".join(patterns))):
+            yield (word * (branch.get("minLength", 0) // len(word) + 1))[: branch.get("maxLength")]
+        yield from (*(_FORMATTED if "format" in branch else ()), *_TEXTS)
+    elif kind in ("boolean", "null"):
+        yield from (True, False) if kind == "boolean" else (None,)
+    else:
+        limits = [branch[key] for key in _LIMITS if key in branch]
+        yield from (1, *limits, *([sum(limits) / len(limits)] if limits else []), *_NUMBERS)
+    yield from _walks(kind, branch)
 
 
-def _texts(branch: Mapping[str, Any]) -> Iterator[str]:
-    least, most = branch.get("minLength", 0), branch.get("maxLength", math.inf)
-    if branch.get("format") in _FORMATTED:
-        yield _FORMATTED[branch["format"]]
-        yield from _walks(branch) if {"pattern", "minLength", "maxLength", "allOf"} & branch.keys() else ()
-        return
-    patterns = [part.get("pattern", "") for part in (branch, *branch.get("allOf", ()))]
-    for word in ("text ", *re.findall(r"\w+", " ".join(patterns))):
-        yield (word * (least // len(word) + 1))[: max(least, int(min(most, len(word.strip()))))]
-    if {"pattern", "allOf"} & branch.keys():
-        yield from _walks(branch)
-    yield from _TEXTS
-
-
-def _numbers(kind: str, branch: Mapping[str, Any]) -> Iterator[int | float]:
-    yield _SCALARS[kind][0]
-    parts = [branch, *branch.get("allOf", ())]
-    steps = [Fraction(str(part["multipleOf"])) for part in parts if "multipleOf" in part] or [Fraction(1)]
-    step = Fraction(math.lcm(*(each.numerator for each in steps)), math.gcd(*(each.denominator for each in steps)))
-    limits = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
-    ends = [Fraction(str(branch[key])) for key in limits if key in branch]
-    thousandth = Fraction(1, 1000)
-    near = [(end // step + add) * step for end in ends for add in (0, 1, -1)]
-    near += [end + add for end in ends for add in (0, thousandth, -thousandth)]
-    near += [sum(ends, Fraction()) / len(ends)] if ends else []
-    for value in (*near, Fraction(0), step, -step):
-        yield int(value) if value.denominator == 1 else float(value)
-    yield from _SCALARS[kind]
-
-
-def _walks(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Yield texts of a schema, each found by a walk through its grammar that ends as soon as it can."""
-    limits = ("pattern", "minLength", "maxLength", "allOf", *(["format"] if schema.get("format") in FORMATS else []))
-    kept = {key: schema[key] for key in limits if key in schema}
-    start = text_matcher({"type": "string", **kept})
-    if not kept or start.is_error():
-        return
-    for seed in range(_TRIES):
+def _walks(kind: str, branch: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield values of a type, each written by a walk through the grammar of its limits that ends as soon as it can."""
+    kept = {key: branch[key] for key in _WALKED & branch.keys()}
+    start = text_matcher({"type": kind, "x-guidance": {"lenient": True}, **kept})
+    for seed in range(_TRIES if kept and not start.is_error() else 0):
         chance, matcher, written = random.Random(seed), start.deep_copy(), bytearray()
-        while not matcher.is_stopped() and len(written) < _LONGEST + schema.get("minLength", 0):
+        while not matcher.is_accepting() and len(written) < _LONGEST + branch.get("minLength", 0):
             mask = matcher.compute_bitmask()
             allowed = [byte for byte in range(256) if mask[byte // 8] >> byte % 8 & 1 and byte != ord("\\")]
             plain = [byte for byte in allowed if chr(byte) in _PLAIN] or allowed or [ord('"')]
             byte = ord('"') if ord('"') in allowed else chance.choice(plain)
             matcher.consume_token(byte)
             written.append(byte)
-            if len(written) > 1 and byte == ord('"'):
-                yield json.loads(written.decode("utf-8", "replace"))
-                break
+        with suppress(ValueError):  # a walk that found no end
+            yield json.loads(written.decode("utf-8", "replace"))

@@ -33,10 +33,8 @@ _MOST = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"
 NOTES = frozenset("title description default example examples deprecated readOnly writeOnly format nullable".split())
 """Keywords that limit no value, or whose limits a reader of text may ignore."""
 
-_APART = frozenset(
-    "pattern multipleOf not if then else contains uniqueItems propertyNames prefixItems additionalItems oneOf"
-    " unevaluatedItems unevaluatedProperties dependentRequired dependentSchemas dependencies".split()
-)
+_APART = frozenset((*_SINGLE, *"oneOf prefixItems dependentSchemas dependentRequired dependencies".split()))
+_APART |= {"pattern", "multipleOf", "uniqueItems"}
 """Keywords of which two cannot become one."""
 
 FORMATS = frozenset("date time date-time duration email hostname ipv4 ipv6 uri uuid unknown".split())
@@ -97,7 +95,7 @@ class Schema:
         merged = [own]
         if "$ref" in schema:
             merged = _products(merged, self._definition(str(schema["$ref"]).rpartition("/")[2]))
-        for part in _list_of(schema, "allOf"):
+        for part in schema.get("allOf") or ():
             merged = _products(merged, self.branches(part))
         for key in ("anyOf", "oneOf"):
             if isinstance(schema.get(key), list):
@@ -111,19 +109,19 @@ class Schema:
     def kinds(self, schema: Any) -> frozenset[str]:
         """Return the JSON types that a schema allows: `number` includes `integer`; all types if it names none,
         contradicts itself, or has too many alternatives."""
-        try:
-            kinds = frozenset[str]().union(*map(kinds_of_branch, self.branches(schema)))
-        except (BadInput, RecursionError):
-            return KINDS
-        return kinds or KINDS
+        return frozenset[str]().union(*map(kinds_of_branch, self._told(schema))) or KINDS
 
     def member(self, schema: Any, name: str) -> Any:
         """Return the schema of the values under a name in the objects of a schema."""
-        try:
-            found = [_member(branch, name) for branch in self.branches(schema) if "object" in kinds_of_branch(branch)]
-        except (BadInput, RecursionError):
-            return True
+        found = [_member(branch, name) for branch in self._told(schema) if "object" in kinds_of_branch(branch)]
         return found[0] if len(found) == 1 else {"anyOf": found} if found else True
+
+    def _told(self, schema: Any) -> list[dict[str, Any]]:
+        """Return the alternatives of a schema; one that allows all where there are too many."""
+        try:
+            return self.branches(schema)
+        except (BadInput, RecursionError):
+            return [{}]
 
     def _exclude(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         """Return whether it is certain that no value fits two schemas without alternatives."""
@@ -202,11 +200,6 @@ def text_matcher(schema: Mapping[str, Any]) -> Any:
     return llguidance.LLMatcher(tokens, grammar, log_level=0)
 
 
-def can_fit(schema: Mapping[str, Any]) -> bool:
-    """Return whether some text fits a schema of texts; False for a pattern that cannot be read."""
-    return not text_matcher(schema).is_error()
-
-
 def fits_pattern(pattern: str, text: str) -> bool:
     """Return whether a pattern of JSON Schema is found in a text, in time that is linear in the text; False for a
     pattern that cannot be read."""
@@ -217,14 +210,10 @@ def fits_pattern(pattern: str, text: str) -> bool:
 
 def kinds_of_value(value: Any) -> frozenset[str]:
     """Return the JSON types of a value."""
-    if isinstance(value, bool):
-        return frozenset(("boolean",))
-    if isinstance(value, int) or isinstance(value, float) and value.is_integer():
-        return frozenset(("integer", "number"))
-    if isinstance(value, float):
-        return frozenset(("number",))
-    if value is None:
-        return frozenset(("null",))
+    if value is None or isinstance(value, bool):
+        return frozenset(("null" if value is None else "boolean",))
+    if isinstance(value, (int, float)):
+        return frozenset(("integer", "number") if isinstance(value, int) or value.is_integer() else ("number",))
     return frozenset(("string" if isinstance(value, str) else "object" if isinstance(value, Mapping) else "array",))
 
 
@@ -239,18 +228,11 @@ def kinds_of_branch(branch: Mapping[str, Any]) -> frozenset[str]:
     return kinds
 
 
-def _list_of(schema: Mapping[str, Any], key: str) -> list[Any]:
-    value = schema.get(key)
-    return value if isinstance(value, list) else []
-
-
 def _member(branch: Mapping[str, Any], name: str) -> Any:
     properties, patterns = branch.get("properties") or {}, branch.get("patternProperties") or {}
     parts = [properties[name]] if name in properties else []
     parts += [inner for pattern, inner in patterns.items() if fits_pattern(pattern, name)]
-    if not parts:
-        return branch.get("additionalProperties", True)
-    return parts[0] if len(parts) == 1 else {"allOf": parts}
+    return _all_of(*parts) if parts else branch.get("additionalProperties", True)
 
 
 def _products(some: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -277,15 +259,14 @@ def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         elif key in _LEAST or key in _MOST:
             merged[key] = (max if key in _LEAST else min)(merged[key], value)
         elif key in ("items", "additionalProperties"):
-            merged[key] = {"allOf": [merged[key], value]}
+            merged[key] = _all_of(merged[key], value)
+        elif key == "patternProperties":
+            patterns = dict.fromkeys((*merged[key], *value))
+            merged[key] = {each: _all_of(merged[key].get(each, True), value.get(each, True)) for each in patterns}
         elif key in _APART:
             apart.append({key: value})
-    if one.get("properties") or other.get("properties"):
-        names = dict.fromkeys((*(one.get("properties") or ()), *(other.get("properties") or ())))
-        merged["properties"] = {name: _both(_member(one, name), _member(other, name)) for name in names}
-    for key in ("patternProperties",) if "patternProperties" in one and "patternProperties" in other else ():
-        patterns = dict.fromkeys((*one[key], *other[key]))
-        merged[key] = {each: _both(one[key].get(each, True), other[key].get(each, True)) for each in patterns}
+    if names := dict.fromkeys((*(one.get("properties") or ()), *(other.get("properties") or ()))):
+        merged["properties"] = {name: _all_of(_member(one, name), _member(other, name)) for name in names}
     return {**merged, "allOf": apart} if apart else merged
 
 
@@ -294,9 +275,9 @@ def _common(some: Sequence[Any], others: Sequence[Any]) -> list[Any]:
 
 
 def _listed(branches: Sequence[Mapping[str, Any]]) -> list[Any] | None:
-    """Return all values of alternatives; None if one does not list them."""
+    """Return all values of alternatives; None if one does not list them, or there is none, as in a schema of itself."""
     listed = [branch.get("enum") for branch in branches]
-    return None if None in listed else [value for values in listed if values is not None for value in values]
+    return [value for values in listed for value in values or ()] if listed and None not in listed else None
 
 
 def _lacks(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -304,10 +285,10 @@ def _lacks(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return any(_member(one, name) is False for name in other.get("required", ()))
 
 
-def _both(one: Any, other: Any) -> Any:
-    if one is True or other is True or one == other:
-        return other if one is True else one
-    return {"allOf": [one, other]}
+def _all_of(*schemas: Any) -> Any:
+    """Return a schema of the values that fit all of several."""
+    told = [each for at, each in enumerate(schemas) if each is not True and each not in schemas[:at]]
+    return {"allOf": told} if len(told) > 1 else told[0] if told else True
 
 
 def _is_possible(branch: Mapping[str, Any]) -> bool:

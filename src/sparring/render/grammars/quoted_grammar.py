@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.render.calls.schemas import Schema, kinds_of_value
+from sparring.render.calls.schemas import NOTES, Schema, kinds_of_value
 from sparring.render.grammars.call_format import CONTROL, CallFormat, quoted
 from sparring.render.grammars.value_grammar import BOUNDS, NUMBER, may_be_empty, text_terminal
 
@@ -35,9 +35,6 @@ _LEFT_OUT = frozenset(
 )
 """Keywords that limit a value and that these rules cannot enforce."""
 
-_NOTES = frozenset(
-    "$schema $id $comment $defs definitions title description default examples deprecated readOnly writeOnly".split()
-)
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 _EDGE, _INSIDE = r"[^:,{}\[\]<\s\x1c-\x1f]", r"[^:,{}\[\]]"
 _LAST = r"[^:,{}\[\]\s\x1c-\x1f]"
@@ -141,7 +138,7 @@ class QuotedValues:
         listed = schema.get("enum", [schema.get("const")])
         listed = [value for value in listed if not types or kinds_of_value(value) & {*types}]
         written = [value for value in listed if self._is_writable(value)]
-        beside = sorted(schema.keys() - _NOTES - {"enum", "const", "type", "format"})
+        beside = sorted(schema.keys() - NOTES - {"enum", "const", "type"})
         if beside or not written:
             got = f"{listed!r}{f' beside {beside[0]}' if beside else ''}"
             raise refusal("tool call", "a list of values that the format can write, alone", got, "change the enum")

@@ -12,11 +12,11 @@ from sparring.render.calls.schemas import (
     FORMATS,
     NOTES,
     Schema,
-    can_fit,
     each_inner,
     fits_pattern,
     kinds_of_branch,
     kinds_of_value,
+    text_matcher,
 )
 from sparring.render.grammars.call_format import CallFormat
 
@@ -269,7 +269,8 @@ def _without_tags(pattern: str, ends: Sequence[str]) -> str:
     """
     begun, ended = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
     inner = f"{'' if begun else '^[^<]*'}(?:{pattern}){'' if ended else '[^<]*$'}"
-    if can_fit({"type": "string", "allOf": [{"pattern": inner}, {"pattern": "|".join(map(re.escape, ends))}]}):
+    both = {"type": "string", "allOf": [{"pattern": inner}, {"pattern": "|".join(map(re.escape, ends))}]}
+    if not text_matcher(both).is_error():
         raise refusal("tool call", "keys that write no tag", f"patternProperties {pattern!r}", "leave out `<` there")
     return inner
 

@@ -16,8 +16,6 @@ import fcntl
 import hashlib
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -33,6 +31,7 @@ from sparring.sandbox.images.source import Archive, opened
 from sparring.sandbox.images.streams import TarStream
 from sparring.sandbox.images.unpack import LayerTree, is_base
 from sparring.sandbox.mounts import box_identity, check_box_user, unreadable_part
+from sparring.scratch import scratch
 from sparring.user_cache import user_cache
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}")
@@ -133,7 +132,7 @@ class ImageStore:
         bounds = bounds or Bounds()
         file = self._file(name)
         self._make_folders()
-        with self._folder_in_making() as scratch, opened(archive, bounds, scratch) as source, ExitStack() as locks:
+        with scratch(self._making) as made, opened(archive, bounds, made) as source, ExitStack() as locks:
             layers, counts = self._unpacked(source, bounds, told, locks)
             image = Image(
                 name=name,
@@ -149,7 +148,7 @@ class ImageStore:
                 if earlier.digest != image.digest:
                     do = f"do: choose another name, or sparring image remove {name}"
                     raise refusal(f"image {name!r}", "a name that is free", f"that of {earlier.digest}", do)
-                part = scratch / "image"
+                part = made / "image"
                 part.write_bytes(msgspec.json.encode(image))
                 part.chmod(0o644)
                 os.replace(part, file)
@@ -162,7 +161,7 @@ class ImageStore:
             BadInput: there is none by this name.
         """
         self.image(name)
-        with self._folder_in_making() as scratch, self._locked():
+        with scratch(self._making) as made, self._locked():
             self._file(name).unlink(missing_ok=True)  # another removal may have been faster
             used = {layer for image in self.images() for layer in image.layers}
             count = 0
@@ -170,7 +169,7 @@ class ImageStore:
                 lock = os.open(layer, os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    layer.rename(scratch / layer.name)
+                    layer.rename(made / layer.name)
                     (self._counts / layer.name).unlink(missing_ok=True)
                     count += 1
                 except BlockingIOError:
@@ -207,8 +206,8 @@ class ImageStore:
         """Unpack one layer and rename it into its place, unless another pull was faster."""
         owner = (self._user, self._user) if self._identity else None
         where, stream = source.layer(at)
-        with stream, self._folder_in_making() as scratch:
-            tree, counts = scratch / "layer", scratch / "counts"
+        with stream, scratch(self._making) as made:
+            tree, counts = made / "layer", made / "counts"
             tree.mkdir()
             lower = [self._layers / layer for layer in reversed(below)]
             layer = LayerTree(tree, lower, owner, bounds)
@@ -266,34 +265,3 @@ class ImageStore:
         with open(self.folder / "lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-    @contextmanager
-    def _folder_in_making(self) -> Iterator[Path]:
-        """Make a folder for what is not complete; delete it, and those of killed processes."""
-        with self._locked():
-            folder = Path(tempfile.mkdtemp(dir=self._making))
-            lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            left = [path for path in self._making.iterdir() if path != folder]
-        try:
-            for path in left:
-                _delete(path)
-            yield folder
-        finally:
-            os.close(lock)
-            _delete(folder)
-
-
-def _delete(folder: Path) -> None:
-    """Delete a folder of `making` unless its process lives."""
-    try:
-        lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    except BlockingIOError:
-        pass
-    finally:
-        os.close(lock)

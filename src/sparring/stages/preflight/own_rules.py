@@ -8,9 +8,10 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from sparring.algo.base import name_of
 from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.own import own_name
+from sparring.algo.own import own_rules
 from sparring.batch.plain_groups import nouns, simple_group
 from sparring.errors import BadInput, boundary, refusal
 from sparring.types import Group, Sample
@@ -28,18 +29,17 @@ def check_own_rules(algo: AlgoConfig, group_size: int) -> list[str]:
             with the order of the groups or with rollouts that failed; or its gradient is not that of its values.
     """
     facts = []
-    for place in ("gate", "loss", "correction"):
-        if name := own_name(getattr(algo, place)):
-            from sparring.algo.loss.trial import TOKENS, try_on_tokens
+    for place, rule in own_rules(algo):
+        where, name = f"algo.{place}", name_of(rule)
+        on = "groups" if place in ("shaping", "credit") else "tokens"
+        with boundary(BadInput, where, f"{name} to run on drawn {on}", "correct it"):
+            if on == "groups":
+                _try_on_groups(where, name, rule, *_drawn(algo.credit, group_size))
+            else:
+                from sparring.algo.loss.trial import try_on_tokens
 
-            with boundary(BadInput, f"algo.{place}", f"{name} to run on {TOKENS} drawn tokens", "correct it"):
                 try_on_tokens(algo, place, name)
-            facts.append(f"algo.{place}: {name} was tried on {TOKENS} drawn tokens")
-    for place, rule in (*(("shaping", rule) for rule in algo.shaping), ("credit", algo.credit)):
-        if name := own_name(rule):
-            with boundary(BadInput, f"algo.{place}", f"{name} to run on {GROUPS} drawn groups", "correct it"):
-                _try_on_groups(f"algo.{place}", name, rule, *_drawn(algo.credit, group_size))
-            facts.append(f"algo.{place}: {name} was tried on {GROUPS} drawn groups")
+        facts.append(f"{where}: {name} was tried on drawn {on}")
     return facts
 
 
@@ -47,52 +47,45 @@ def _try_on_groups(
     where: str, name: str, rule: Any, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]
 ) -> None:
     values = _values(where, name, rule, groups, samples)
-    has_state = isinstance(rule, BaseCredit) and type(rule).open is not BaseCredit.open
-    if not has_state and (got := _difference(values, _values(where, name, rule, groups[::-1], samples[::-1]))):
-        do = "compute each group's from that group, or from sums over all of them"
-        raise refusal(where, f"{name} to give the same for groups in another order", got, do)
     complete = [replace(group, failed=()) for group in groups]
-    if got := _difference(values, _values(where, name, rule, complete, samples)):
-        expected = f"{name} to give the same whatever rollouts failed (Group.failed)"
-        raise refusal(where, expected, got, "do not read them: they have no score")
+    others: dict[str, Any] = {"whatever rollouts failed (Group.failed)": (complete, samples)}
+    if not isinstance(rule, BaseCredit) or type(rule).open is BaseCredit.open:  # else it remembers
+        others["for groups in another order"] = (groups[::-1], samples[::-1])
+    for what, changed in others.items():
+        given = _values(where, name, rule, *changed)
+        for id in sorted(values.keys() | given.keys()):
+            one, other = values.get(id, ()), given.get(id, ())
+            if len(one) != len(other) or not all(map(_is_close, one, other)):
+                do = "compute each group's from its scores, or from sums over all groups"
+                raise refusal(where, f"{name} to give the same {what}", f"{one} and {other} for {id}", do)
 
 
-def _values(
-    where: str, name: str, rule: Any, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]
-) -> dict[str, tuple[float, ...]]:
+def _values(where: str, name: str, rule: Any, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> Values:
     """Return the advantages of each row, or the rewards of each group, that a rule gives.
 
     Raises:
         BadInput: they are of a wrong shape, or not finite.
     """
     if isinstance(rule, BaseCredit):
-        credited = rule.open().credit(groups, samples)
-        wanted, given = ([[row.id for row in rows] for rows in of] for of in (samples, credited))
-        if len(given) != len(wanted) or any(ids not in ([], all) for ids, all in zip(given, wanted, strict=True)):
-            do = "keep the order of groups and rows"
-            raise refusal(where, f"{name} to return all rows of each group, or none", f"{given} of {wanted}", do)
-        lengths = {row.id: len(row.tokens) for rows in samples for row in rows}
-        values = {row.id: tuple(row.advantages or ()) for rows in credited for row in rows}
+        wanted = [{row.id: len(row.tokens) for row in rows} for rows in samples]
+        given = [{row.id: tuple(row.advantages or ()) for row in rows} for rows in rule.open().credit(groups, samples)]
+        expected = f"{name} to return all rows of each group, or none"
     else:
-        shaped = rule.shape(list(groups))
-        lengths = {group.id: len(group.scores) for group in groups}
-        values = {group.id: tuple(score.reward for score in group.scores) for group in shaped}
-        if list(values) != list(lengths):
-            do = "return each group once, in the order given"
-            raise refusal(where, f"{name} to return groups {list(lengths)}", str(list(values)), do)
-    for id, numbers in values.items():
-        if len(numbers) != lengths[id] or not all(number is not None and math.isfinite(number) for number in numbers):
-            raise refusal(where, f"{name} to give {lengths[id]} finite numbers for {id}", str(numbers), "correct it")
+        wanted = [{group.id: len(group.scores)} for group in groups]
+        given = [{group.id: tuple(score.reward for score in group.scores)} for group in rule.shape(list(groups))]
+        expected = f"{name} to return groups {[group.id for group in groups]}"
+    if len(given) != len(wanted) or any(
+        list(one) not in ([], list(all)) for one, all in zip(given, wanted, strict=True)
+    ):
+        raise refusal(where, expected, str([list(each) for each in given]), "return them in the order given")
+    values: dict[str, tuple[float, ...]] = {}
+    for lengths, numbers_of in zip(wanted, given, strict=True):
+        values |= numbers_of
+        for id, numbers in numbers_of.items():
+            if len(numbers) != lengths[id] or any(one is None or not math.isfinite(one) for one in numbers):
+                finite = f"{name} to give {lengths[id]} finite numbers for {id}"
+                raise refusal(where, finite, str(numbers), "correct it")
     return values
-
-
-def _difference(one: Values, other: Values) -> str:
-    """Return the first place in which two results differ, or an empty text."""
-    for id in sorted(one.keys() | other.keys()):
-        left, right = one.get(id, ()), other.get(id, ())
-        if len(left) != len(right) or not all(map(_is_close, left, right)):
-            return f"{left} and {right} for {id}"
-    return ""
 
 
 def _is_close(left: float, right: float) -> bool:
@@ -104,11 +97,10 @@ def _drawn(credit: BaseCredit, group_size: int) -> tuple[list[Group], list[list[
     draw, plain = Random(0), []
     for number in range(GROUPS):
         turns = [draw.randint(1, 4), draw.randint(1, 4)]
-        num_tokens = sum(turns)
         per_turn = [[float(draw.randint(0, 1)), draw.random()] for _ in range(group_size)]
         fields: dict[str, Any] = {
             "parts": [{part: draw.random() for part in credit.parts_read} for _ in per_turn],
-            "tokens": [{name: [draw.random() for _ in range(num_tokens)] for name in credit.reads} for _ in per_turn],
+            "tokens": [{name: [draw.random() for _ in range(sum(turns))] for name in credit.reads} for _ in per_turn],
             **({"per_turn": per_turn} if credit.tells_turns_apart else {}),
         }
         group = simple_group([math.fsum(rewards) for rewards in per_turn], turns=turns, **fields)

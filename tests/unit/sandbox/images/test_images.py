@@ -296,7 +296,7 @@ def test_a_killed_pull_leaves_nothing_that_looks_whole(store: ImageStore, tmp_pa
 
 def test_the_folder_of_a_living_pull_stays(store: ImageStore, tmp_path: Path) -> None:
     store.pull(layout(tmp_path / "one", LOWER), "one")
-    living = store.folder / "making/living"
+    living = store.folder / "making/.scratch-living00"
     living.mkdir()
     lock = os.open(living, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
