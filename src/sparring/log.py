@@ -6,7 +6,8 @@ turns, and all other events as entries of its log. Resume, retry, rebuild and re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
@@ -25,6 +26,11 @@ LogKind = Literal[
     "published",  # a step published weights: their checksum
 ]
 """Kinds of entries. `LogEntry.name` has the id that an entry is about."""
+
+Report = Callable[[str, Mapping[str, Any]], None]
+"""Function that is told an event of a part of the run, in any thread: a sentence and its facts. `kind` is such as
+"engine lost", `engine` or `rank` a number, `moved` the number of requests that go on elsewhere, `at_step` the version
+of the weights; `node` and `reason` are text."""
 
 KINDS: frozenset[str] = frozenset(get_args(LogKind))
 
@@ -167,3 +173,8 @@ def stage_of(name: str) -> str:
 def step_name(stage: str, step: int) -> str:
     """Return the name of entries about a step of a stage."""
     return f"{stage}@{step}"
+
+
+def log_event(text: str, facts: Mapping[str, Any]) -> None:
+    """Log an event of a part where no run records it."""
+    logging.getLogger("sparring").warning("%s", text)

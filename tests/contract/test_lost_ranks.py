@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import signal
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,6 +24,7 @@ from sparring.cluster.ranks import RankTrainer
 from sparring.cluster.trainer import TrainerParts
 from sparring.errors import BadInput, OtherRankFailed, TrainerError
 from sparring.generation import ScoreRequest
+from sparring.log import Report, log_event
 from sparring.protocols import Trainer
 from sparring.testing.rank_threads import RankThread
 from sparring.train.gloo import GlooRanks, Meeting
@@ -58,10 +60,10 @@ class FatedRank(RankThread):
         return answer
 
 
-def fated(parts: TrainerParts, *fates: Fate) -> tuple[Trainer, list[Fate]]:
+def fated(parts: TrainerParts, *fates: Fate, report: Report = log_event) -> tuple[Trainer, list[Fate]]:
     """A trainer of one rank, as none that is a thread can be killed while it waits for another; and the fates left."""
     left = list(fates)
-    return RankTrainer(parts, lambda count: [FatedRank(left)], 1, START_S), left
+    return RankTrainer(parts, lambda count: [FatedRank(left)], 1, START_S, report=report), left
 
 
 async def every_call(trainer: Trainer, folder: Path) -> list[Any]:
@@ -80,8 +82,10 @@ async def every_call(trainer: Trainer, folder: Path) -> list[Any]:
 
 
 def test_what_fails_in_one_rank_again_is_raised_and_the_next_call_finds_ranks(qwen3: Path) -> None:
-    """It is tried once more, because it may have been chance, and no further."""
-    trainer, left = fated(parts_of(qwen3), (ALONE, "push"), (ALONE, "push"))
+    """It is tried once more, because it may have been chance, and no further. Each loss and each start is told."""
+    told = list[tuple[str, Any]]()
+    report = lambda text, facts: told.append((facts["kind"], facts.get("rank")))  # noqa: E731
+    trainer, left = fated(parts_of(qwen3), (ALONE, "push"), (ALONE, "push"), report=report)
 
     async def work(trainer: Trainer) -> str:
         with pytest.raises(TrainerError, match="no such file") as error:
@@ -90,6 +94,8 @@ def test_what_fails_in_one_rank_again_is_raised_and_the_next_call_finds_ranks(qw
         return (await trainer.push()).checksum
 
     assert use(trainer, work)
+    start = [("rank starts", None), ("rank starts", 0), ("rank starts", None)]
+    assert told == [*start, ("rank lost", 0), *start, ("ranks back", None), *start, ("ranks back", None)]
 
 
 @pytest.mark.full
@@ -241,7 +247,7 @@ def test_a_rank_that_is_lost_is_replaced_and_changes_no_bit(
     how: signal.Signals, saved: bool, qwen3: Path, tmp_path: Path
 ) -> None:
     """It is lost between two calls; the steps since the checkpoint are trained again, a failed batch among them."""
-    parts, given, made = parts_of(qwen3), batches(4), list[RankProcess]()
+    parts, given, made, told = parts_of(qwen3), batches(4), list[RankProcess](), list[Any]()
 
     def make(count: int) -> list[RankProcess]:
         made[:] = [RankProcess(rank, silent_s=4.0) for rank in range(count)]
@@ -251,7 +257,13 @@ def test_a_rank_that_is_lost_is_replaced_and_changes_no_bit(
         seen: list[Any] = []
         for batch in given[:3]:
             seen.append(without_times(await trainer.forward_backward(batch)))
-            seen.append(without_times((await trainer.step()).metrics))
+            metrics = (await trainer.step()).metrics
+            waits = {name: value for name, value in metrics.items() if "wait" in name}
+            assert (
+                list(waits) == [f"rank/{rank}/sum_wait_s" for rank in range(len(made))]
+                and min(waits.values(), default=1) > 0
+            )
+            seen.append(without_times(metrics))
             if saved and batch.step == 1:
                 await trainer.save(str(tmp_path / f"step-{len(made)}"), stage="rl", metrics={})
         with pytest.raises(BadInput):
@@ -262,8 +274,18 @@ def test_a_rank_that_is_lost_is_replaced_and_changes_no_bit(
         return [*seen, *await trained(trainer, given[3:])]
 
     expected = use(parts.trainer(), work)
-    first = use(RankTrainer(parts, make, 2, START_S), work)
+    report = lambda text, facts: told.append(facts)  # noqa: E731
+    first = use(RankTrainer(parts, make, 2, START_S, report=report), work)
     assert first == expected
+    [lost], [back] = ([facts for facts in told if facts["kind"] == kind] for kind in ("rank lost", "ranks back"))
+    assert {**lost, "reason": ""} == {
+        **back,
+        "kind": "rank lost",
+        "rank": 1,
+        "node": socket.gethostname(),
+        "reason": "",
+    }
+    assert lost["at_step"] == 3 and lost["model"] == "policy" and "rank 1 of the trainer" in lost["reason"]
     check_gone(made)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -77,6 +78,12 @@ def test_a_node_that_dies_costs_the_run_nothing(given: Path, nodes: Any, capsys:
         assert run.wait() == 0, "".join(output)
     assert killed and "is left out" in "".join(output) and "gets requests again" in "".join(output)
     check_same(given, "ray", capsys)
+    lines = [json.loads(line) for line in (given.parent / "runs/ray/metrics.jsonl").read_text().splitlines()]
+    events = [line for line in lines if "kind" in line]
+    starts = [event["event"] for event in events if event["kind"] == "engine starts"]
+    assert starts[0] == "starting 2 engines on 3 nodes" and starts[-1].startswith("2 engines ready after ")
+    [lost], [back] = ([event for event in events if event["kind"] == f"engine {what}"] for what in ("lost", "back"))
+    assert lost["engine"] == back["engine"] and lost["node"] == back["node"] == socket.gethostname() and lost["reason"]
     log = given.parent / "runs/ray/ray.log"
     printed = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     assert printed and not set(printed) & set(map(str.strip, output)), "Ray's own lines are in its log"

@@ -146,7 +146,7 @@ def on(
             links.append(await asyncio.to_thread(engine.choose_link))
             await asyncio.to_thread(join, engine)
         assert links == ["shared memory", "HTTP"]
-        fleet = Fleet(engines, silent_s=5.0, report=lambda said: back.set() if "again" in said else None)
+        fleet = Fleet(engines, silent_s=5.0, report=lambda said, facts: back.set() if "again" in said else None)
         try:
             return await scenario(fleet, back)
         finally:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparring.cluster.trainer import TrainerParts
 from sparring.cluster.turns import Turns
 from sparring.engine.config import EngineConfig
 from sparring.errors import BadInput, refusal
+from sparring.log import Report, log_event
 from sparring.model.config import ModelConfig, ServedConfig
 from sparring.protocols import Engine, Trainer, TrainPlan, ValueModel
 from sparring.train.config import TrainConfig
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from sparring.train.trainer import LocalTrainer
     from sparring.weights.links import WeightLinks
 
-_log = logging.getLogger("sparring.engine")
-
 
 class InlineCluster:
     """Cluster that creates the parts of a run in this process. Implements `protocols.Cluster`.
@@ -40,6 +38,7 @@ class InlineCluster:
         device: resolved device, `cpu` or `cuda`.
         threads: number of CPU threads of the trainer and of the engine each, at least 1.
         colocate: `cluster.colocate`.
+        tell: called, in any thread, with the stage in which something happens to a part, a sentence and its facts.
     """
 
     def __init__(
@@ -51,13 +50,13 @@ class InlineCluster:
         device: str,
         threads: int,
         colocate: bool = False,
+        tell: Callable[[str, str, Mapping[str, Any]], None] = lambda stage, text, facts: log_event(text, facts),
     ) -> None:
-        self._models = models
-        self._train = train
+        self._stage = "cluster"
+        self._report: Report = lambda text, facts: tell(self._stage, text, facts)
+        self._models, self._train, self._device, self._threads = models, train, device, threads
         others = engine if engine.kind == "native" else EngineConfig()
         self._engine_of = defaultdict(lambda: others, policy=engine)
-        self._device = device
-        self._threads = threads
         self._engines: list[Engine] = []
         self._trainers: list[LocalTrainer | RankTrainer] = []
         self._rewards: dict[tuple[str, str], ValueModel] = {}
@@ -180,10 +179,11 @@ class InlineCluster:
         if not there:
             raise refusals[0]
         for refused in refusals:
-            _log.warning("%s; it joins when it answers", refused)
+            self._report(f"{refused}; it joins when it answers", {"kind": "engine absent"})
         check_distinct(there)
         self._send_first(name, path, there)
-        return Fleet(there, absent=absent, room=config.batch.max_running, silent_s=config.silent_s, keeper=keeper)
+        room, silent_s, report = config.batch.max_running, config.silent_s, self._report
+        return Fleet(there, absent=absent, room=room, silent_s=silent_s, keeper=keeper, report=report)
 
     def _send_first(self, name: str, path: str, engines: Sequence[RemoteEngine]) -> None:
         """Check servers of a model, and send them its weights as version 0; before them its files to those that have no
@@ -218,7 +218,8 @@ class InlineCluster:
         return load(path, dtype=spec.dtype, device=self._device, numerics=spec.numerics)
 
     @asynccontextmanager
-    async def stage(self) -> AsyncIterator[None]:
+    async def stage(self, name: str) -> AsyncIterator[None]:
+        self._stage = name
         try:
             yield
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -11,13 +10,13 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from sparring.cluster.engine_process import DeadEngine
+from sparring.cluster.starting import Ready
 from sparring.errors import EngineError
+from sparring.log import Report, log_event
 
 if TYPE_CHECKING:
     from sparring.engine.adapters.remote import RemoteEngine
     from sparring.engine.fleet import Fleet
-
-_log = logging.getLogger("sparring.engine")
 
 
 class PlacedEngine(Protocol):
@@ -54,6 +53,7 @@ class KeptEngines:
         words: arguments that the processes were started with, of those that differ.
         within_s: seconds that a process has to start.
         dead: called, in any thread, with the error of a process that does not start when no other one serves.
+        report: called, in any thread, when a process does not start and others serve.
 
     Attributes:
         fleet: fleet of the processes; None before the first.
@@ -67,8 +67,10 @@ class KeptEngines:
         words: Sequence[str] = (),
         within_s: float,
         dead: Callable[[EngineError], None],
+        report: Report = log_event,
     ) -> None:
-        self._placed, self.key, self.words, self._within_s, self._dead = placed, key, words, within_s, dead
+        self._placed, self.key, self.words, self._within_s = placed, key, words, within_s
+        self._dead, self._report = dead, report
         self._by_url: dict[str, PlacedEngine] = {}
         self._sought: set[PlacedEngine] = set()
         self._told: set[PlacedEngine] = set()  # those that are not started any more, of which the log has a line
@@ -84,13 +86,20 @@ class KeptEngines:
         """Whether a process gets requests."""
         return self.fleet is not None and self.fleet.metrics["engines_now"] > 0
 
-    def find(self) -> list[str]:
-        """Wait until all processes answer, and return their addresses.
+    def find(self, ready: Ready = lambda number, url: None) -> list[str]:
+        """Wait until all processes answer, and return their addresses; tell `ready`, in any thread, of each.
 
         Raises:
             EngineError: one does not start, or is late.
         """
         deadline = time.monotonic() + self._within_s
+
+        def tell(number: int, process: PlacedEngine) -> None:
+            with suppress(EngineError):  # raised below
+                ready(number, process.find(deadline))
+
+        for number, process in enumerate(self._placed):
+            threading.Thread(target=tell, args=(number, process), daemon=True).start()
         self._by_url = {process.find(deadline): process for process in self._placed}
         return list(self._by_url)
 
@@ -119,7 +128,7 @@ class KeptEngines:
             if not self._serves:
                 self._dead(error)  # nothing is left that the run could wait for
             elif not isinstance(error, DeadEngine) or process not in self._told:
-                _log.warning("%s", error)
+                self._report(str(error), {"kind": "engine does not start", "engine": self._placed.index(process)})
                 self._told |= {process} if isinstance(error, DeadEngine) else set()
         else:
             if url != engine.url:

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from sparring.cluster.config import ClusterConfig
 from sparring.cluster.engine_process import EngineProcess, serving
 from sparring.cluster.inline import InlineCluster
 from sparring.cluster.kept_engines import Ended, KeptEngines, PlacedEngine
+from sparring.cluster.starting import starting
 from sparring.cluster.trainer import TrainerParts
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
@@ -79,17 +81,14 @@ class ProcessCluster(InlineCluster):
         from sparring.cluster.rank_process import RankProcess
         from sparring.cluster.ranks import RankTrainer
 
-        cluster = self._cluster
+        cluster, within_s = self._cluster, self._cluster.start_timeout_s
         parts = replace(parts, threads=self._rank_threads, sharded=cluster.shard == "parameters")
         if cluster.kind == "ray":
-            make = self._connected().ranks(self._folder, self._rank_threads)
-            return RankTrainer(parts, make, cluster.ranks, cluster.start_timeout_s, self._folder.absolute())
-        return RankTrainer(
-            parts,
-            lambda count: (RankProcess(rank, cluster.timeout_s) for rank in range(count)),
-            cluster.ranks,
-            cluster.start_timeout_s,
-        )
+            ray = self._connected()
+            make, shared = ray.ranks(self._folder, self._rank_threads), self._folder.absolute()
+            return RankTrainer(parts, make, cluster.ranks, within_s, shared, self._report, ray.nodes)
+        start = partial(RankProcess, silent_s=cluster.timeout_s)
+        return RankTrainer(parts, lambda count: map(start, range(count)), cluster.ranks, within_s, report=self._report)
 
     @property
     def _rank_threads(self) -> int:
@@ -131,9 +130,13 @@ class ProcessCluster(InlineCluster):
         key, settings = secrets.token_hex(16), changed(self._engine_of[POLICY])
         command = [*words, "--name", POLICY, "--threads", str(self._engine_threads)]
         command += [word for key_value in settings for word in ("--set", key_value)]
-        placed, within_s = self._start(command, key), self._cluster.start_timeout_s
-        self._kept.append(KeptEngines(placed, key=key, words=words, within_s=within_s, dead=self._ended))
-        return self._kept[-1]
+        nodes = self._connected().nodes if self._cluster.kind == "ray" else 0
+        with starting("engine", self._cluster.engines, self._report, nodes) as ready:
+            placed, within_s = self._start(command, key), self._cluster.start_timeout_s
+            kept = KeptEngines(placed, key=key, words=words, within_s=within_s, dead=self._ended, report=self._report)
+            self._kept.append(kept)
+            kept.find(ready)
+        return kept
 
     def _start(self, words: Sequence[str], key: str) -> Sequence[PlacedEngine]:
         if self._cluster.kind == "local":
@@ -155,8 +158,8 @@ class ProcessCluster(InlineCluster):
         return "" if self._device == "cpu" else gpu_of(number, gpu_count())
 
     @asynccontextmanager
-    async def stage(self) -> AsyncIterator[None]:
-        async with super().stage(), self._ended.within():
+    async def stage(self, name: str) -> AsyncIterator[None]:
+        async with super().stage(name), self._ended.within():
             yield
 
     async def close(self) -> None:

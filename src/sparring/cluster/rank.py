@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import pickle
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
@@ -24,15 +25,16 @@ from sparring.store.codec import decode, encode
 from sparring.types import Batch, CheckpointRef, Sample, WeightRef
 
 if TYPE_CHECKING:
-    from sparring.train.gloo import Meeting
-    from sparring.train.ranks import Ranks
+    from sparring.train.gloo import GlooRanks, Meeting
     from sparring.train.trainer import LocalTrainer
 
 T = TypeVar("T")
 
 
 class RankEnded(TrainerError):
-    """End of a rank's process, or of its signs of life, in a call or before it."""
+    """End of the process of rank `rank`, or of its signs of life, in a call or before it."""
+
+    rank: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +125,7 @@ class Rank:
         self._meeting: Meeting | None = None
         self._loop = asyncio.new_event_loop()
         self._parts: TrainerParts | None = None
-        self._ranks: Ranks | None = None
+        self._ranks: GlooRanks | None = None
         self._trainer: LocalTrainer | None = None
         self._published = ExitStack()
         self._calls: dict[str, Callable[[bytes], bytes]] = {
@@ -140,8 +142,8 @@ class Rank:
         }
 
     def call(self, method: str, data: bytes) -> tuple[bytes, bytes]:
-        """Call a method of the trainer; first `open`, which tells where other ranks may find this one, `join`, which
-        finds them, and `load`, which makes the trainer and tells the checksums of its models.
+        """Call a method of the trainer; first `open`, which tells where other ranks may find this one, and its
+        machine, `join`, which finds them, and `load`, which makes the trainer and tells the checksums of its models.
 
         Returns:
             An encoded `RankFailure` or nothing, and the answer.
@@ -170,7 +172,7 @@ class Rank:
         from sparring.train.gloo import Meeting
 
         self._meeting = Meeting(self._host)
-        return encode(self._meeting.address)
+        return encode((self._meeting.address, socket.gethostname()))
 
     def _join(self, data: bytes) -> bytes:
         from sparring.train.gloo import GlooRanks
@@ -197,7 +199,11 @@ class Rank:
         return encode(self._wait(self._own.forward_backward(decode(data, Batch))))
 
     def _step(self, data: bytes) -> bytes:
-        return encode(self._wait(self._own.step(ends_update=decode(data, bool))))
+        """Make a step. Its metrics say how long this rank has waited for the slowest one since the step before."""
+        assert self._ranks is not None, "join comes before it"
+        result = self._wait(self._own.step(ends_update=decode(data, bool)))
+        waited_s, self._ranks.waited_s = self._ranks.waited_s, 0.0
+        return encode(replace(result, metrics={**result.metrics, f"rank/{self._ranks.rank}/sum_wait_s": waited_s}))
 
     def _push(self, data: bytes) -> bytes:
         """Publish the weights in place of those before: in a folder or in shared memory, where parameters in shards are

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -13,15 +12,16 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from sparring.cluster.rank import ForwardCall, PushCall, RankEnded, RankPlan, SaveCall, ScoreCall
+from sparring.cluster.starting import starting
 from sparring.cluster.trainer import TrainerParts
 from sparring.cluster.unsaved import BACKWARD, STEP, UnsavedCalls
 from sparring.errors import OtherRankFailed, SparringError, TrainerError, WeightsError, refusal
 from sparring.generation import ScoreRequest, Scores
+from sparring.log import Report, log_event
 from sparring.store.codec import decode, encode
 from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
 
 T = TypeVar("T")
-_log = logging.getLogger("sparring.trainer")
 WAIT_S = 1800.0
 """Seconds that a rank waits for another in a call."""
 ATTEMPTS = 4
@@ -58,6 +58,8 @@ class RankTrainer:
         start_timeout_s: time limit for all ranks to load the model and to find each other, in seconds.
         shared: folder that all ranks see, for weights of a rank that shares no memory with this machine; None if all
             share it.
+        report: called when ranks start, are lost, or are started again.
+        nodes: number of nodes of the Ray cluster that has the ranks; 0 if they are on this machine.
 
     Raises:
         BadInput: a folder has no checkpoint that can be loaded, or not the same one for all ranks; or a loss is not
@@ -72,7 +74,10 @@ class RankTrainer:
         count: int,
         start_timeout_s: float,
         shared: Path | None = None,
+        report: Report = log_event,
+        nodes: int = 0,
     ) -> None:
+        self._tell, self._nodes, self._hosts = report, nodes, dict[int | None, str]()
         self._parts, self._make, self._count, self._start_timeout_s = parts, make, count, start_timeout_s
         self._version = self._asked = 0
         self._closed, self._complete = False, True  # complete: the ranks have all that was trained
@@ -111,13 +116,14 @@ class RankTrainer:
 
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
         kind: Any = dict[str, int | float]
-        metrics: dict[str, float] = await self._kept(BACKWARD, batch, kind)
+        metrics: dict[str, float] = (await self._kept(BACKWARD, batch, kind))[0]
         return metrics
 
     async def step(self, *, ends_update: bool = True) -> StepResult:
-        result = await self._kept(STEP, ends_update, StepResult)
+        result, *others = await self._kept(STEP, ends_update, StepResult)
         self._version = result.version
-        return result
+        of_ranks = {name: value for other in others for name, value in other.metrics.items() if "rank/" in name}
+        return replace(result, metrics={**result.metrics, **of_ranks})
 
     async def push(self) -> WeightRef:
         return await self._in_worker(self._fetch)
@@ -149,21 +155,21 @@ class RankTrainer:
 
         return await self._in_worker(call)
 
-    async def _kept(self, method: str, argument: object, kind: type[T]) -> T:
-        """Call a method that changes all ranks, and keep the call; return the answer of rank 0."""
+    async def _kept(self, method: str, argument: object, kind: type[T]) -> list[T]:
+        """Call a method that changes all ranks, and keep the call; return the answers of all."""
 
-        def call() -> T:
+        def call() -> list[T]:
             data = encode(argument)
             kept = self._unsaved.write(method, data)
             try:
-                answer = decode(_call(self._ranks, method, [data] * len(self._ranks))[0], kind)
+                answers = [decode(each, kind) for each in _call(self._ranks, method, [data] * len(self._ranks))]
             except RankEnded:
                 raise
             except SparringError:  # in all ranks
                 self._unsaved.failed(kept)
                 raise
             self._unsaved.add(kept)
-            return answer
+            return answers
 
         return await self._in_worker(call)
 
@@ -192,7 +198,8 @@ class RankTrainer:
                     failure = repr(cause)
                 if attempt == ATTEMPTS or self._closed:
                     raise
-                _log.warning("%s", str(error).partition("; its log ends:")[0])
+                reason = str(error).partition("; its log ends:")[0]
+                self._report(reason, "rank lost", rank=error.rank, node=self._hosts.get(error.rank), reason=reason)
                 if attempt > 1:
                     count = max(1, count // 2)
         raise AssertionError("the last attempt returns or raises")
@@ -201,11 +208,10 @@ class RankTrainer:
         """Start other ranks, and bring them to the state of the lost ones. If that fails, the next call tries again."""
         _end(self._ranks)
         self._start(count)
-        if len(self._ranks) < self._count:
-            _log.warning("the trainer has ranks: %d, of %d", len(self._ranks), self._count)
         if self._unsaved.base is not None:
             _call(self._ranks, "restore", [encode(self._unsaved.base)] * len(self._ranks))
-        _log.warning("the trainer's ranks are started again and train %d steps again", self._unsaved.steps)
+        has = f"the trainer has ranks: {len(self._ranks)}, of {self._count}"
+        self._report(f"{has}; its ranks are started again and train {self._unsaved.steps} steps again", "ranks back")
         for call, data in self._unsaved:
             if self._closed:
                 raise RankEnded("the trainer was closed before its ranks were replaced")
@@ -215,6 +221,9 @@ class RankTrainer:
                 if not call.failed or isinstance(error, RankEnded):
                     raise
         self._complete = True
+
+    def _report(self, text: str, kind: str, **facts: int | str | None) -> None:
+        self._tell(text, {"kind": kind, "model": self._parts.name, "at_step": self._version, **facts})
 
     def _fetch(self) -> WeightRef:
         """Let rank 0 publish the weights, to which the others send what it lacks, and fetch them into this process,
@@ -251,17 +260,18 @@ class RankTrainer:
             BadInput: a model differs between ranks.
         """
         self._ranks, self._by_folder = [], False
-        with ExitStack() as failed:
+        with starting("rank", count, self._tell, self._nodes) as ready, ExitStack() as failed:
             failed.callback(_end, self._ranks)
             for rank in self._make(count):
                 self._ranks.append(rank)
                 if self._closed:
                     raise RankEnded("the trainer was closed before its ranks were started")
             ranks, within_s = self._ranks, self._start_timeout_s
-            meeting = decode(_call(ranks, "open", [b""] * len(ranks), within_s)[0], str)
+            opened = [decode(each, tuple[str, str]) for each in _call(ranks, "open", [b""] * len(ranks), within_s)]
+            meeting, self._hosts = opened[0][0], dict(enumerate(host for _, host in opened))
             plan = RankPlan(parts=self._parts, rank=0, count=len(ranks), meeting=meeting, timeout_s=WAIT_S)
             _call(ranks, "join", [pickle.dumps(replace(plan, rank=rank)) for rank in range(len(ranks))], within_s)
-            loaded = _call(ranks, "load", [b""] * len(ranks), within_s)
+            loaded = _call(ranks, "load", [b""] * len(ranks), within_s, lambda rank: ready(rank, self._hosts[rank]))
             _check_models([decode(checksums, dict[str, str]) for checksums in loaded])
             failed.pop_all()
 
@@ -299,18 +309,28 @@ def _end(ranks: Sequence[RankCalls]) -> None:
 
 
 def _call(
-    ranks: Sequence[RankCalls], method: str, data: Sequence[bytes], timeout_s: float | None = None
+    ranks: Sequence[RankCalls],
+    method: str,
+    data: Sequence[bytes],
+    timeout_s: float | None = None,
+    done_by: Callable[[int], None] = lambda rank: None,
 ) -> list[bytes]:
-    """Call a method of all ranks, each with its data, and return their answers. If a rank ends, the others are killed,
-    because they wait for it.
+    """Call a method of all ranks, each with its data, and return their answers; tell `done_by`, in any thread, of each
+    rank that has answered. If a rank ends, the others are killed, because they wait for it.
 
     Raises:
         RankEnded: a rank ended, or the call failed in one while others waited for it.
         TrainerError: a rank did not answer in time.
         SparringError: the call failed in all ranks.
     """
+
+    def one(rank: int) -> bytes:
+        answer = ranks[rank].call(method, data[rank])
+        done_by(rank)
+        return answer
+
     with ThreadPoolExecutor(len(ranks), "rank") as callers:
-        calls = [callers.submit(rank.call, method, each) for rank, each in zip(ranks, data, strict=True)]
+        calls = [callers.submit(one, rank) for rank in range(len(ranks))]
         done, late = wait(calls, timeout_s, "FIRST_EXCEPTION")
         failed = any(call.exception() for call in done)
         if late and failed and not any(isinstance(call.exception(), RankEnded) for call in done):
@@ -321,9 +341,10 @@ def _call(
     if late and not failed:
         raise TrainerError(f"trainer: expected {method} within {timeout_s:g} s, got no answer of {len(late)} ranks")
     errors = [error for call in calls if call in done and (error := call.exception()) is not None]
-    ended = [error for error in errors if isinstance(error, RankEnded)]
-    if ended:
-        raise ended[0]
+    for number, call in enumerate(calls):
+        if call in done and isinstance(ended := call.exception(), RankEnded):
+            ended.rank = number
+            raise ended
     if errors:
         cause = min(errors, key=lambda error: isinstance(error, OtherRankFailed))
         if late:

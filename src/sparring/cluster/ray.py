@@ -201,7 +201,7 @@ class RayRank:
 
 
 class RayParts:
-    """Engines and ranks of a run on a Ray cluster.
+    """Engines and ranks of a run on a Ray cluster of `nodes` nodes.
 
     Args:
         config: section `[cluster]`.
@@ -218,7 +218,7 @@ class RayParts:
         self._ray = RayProcess(log, config, threads, for_ranks)
         try:
             self._ray.call("connect", within_s=config.wait_s + CONNECT_S)
-            self._ray.call("check_resources", within_s=config.wait_s + CONNECT_S)
+            self.nodes: int = self._ray.call("check_resources", within_s=config.wait_s + CONNECT_S)
         except TimeoutError:
             self._ray.close(within_s=0)
             expected = f"a Ray cluster at {config.address} that answers within cluster.wait_s = {config.wait_s:g} s"

@@ -106,8 +106,8 @@ class RayClient:
             do = "start one (`ray start --head`), or correct the address"
             raise refusal("cluster.address", f"a Ray cluster at {address}", str(error).split("\n")[0], do) from error
 
-    def check_resources(self) -> None:
-        """Wait for the processors that engines and ranks need, which Ray itself would do for ever.
+    def check_resources(self) -> int:
+        """Wait for the processors that engines and ranks need, as Ray would for ever, and return the number of nodes.
 
         Raises:
             BadInput: they did not come in time.
@@ -120,6 +120,7 @@ class RayClient:
             if time.monotonic() > deadline:
                 raise self._refused(f"{there:g}")
             time.sleep(PAUSE_S)
+        return sum(bool(node["Alive"]) for node in ray.nodes())
 
     def start(self, words: Sequence[str], key: str) -> list[int]:
         """Place engines and start them; return their numbers before they answer.

@@ -22,7 +22,7 @@ from sparring.protocols import Credit, Store
 from sparring.validation import convert
 
 POINTS = 600
-"""Maximum number of points of a curve; longer curves are averaged over equal stretches."""
+"""Maximum number of points of a curve, and of events; longer curves are averaged over equal stretches."""
 
 TRAIN_STAGES = ("sft", "preference", "reward_model", "rl", "rl/eval", "distill", "distill/eval")
 """Stages that may have metrics, including their evaluations during training."""
@@ -83,6 +83,7 @@ def figures(run_dir: Path, store: Store) -> dict[str, Any]:
         "metrics": {stage: curves for stage, curves in metrics.items() if curves["steps"]},
         "evaluation": _evaluation(summary),
         "evaluations": evaluations(run_dir, store, config),
+        "events": [event for event in store.events() if "kind" in event][-POINTS:],
         "account": _account(summary),
         "config": config_text,
     }

@@ -24,6 +24,11 @@ const ACCOUNT = {"trained": "var(--blue)", "group without variance": "var(--fain
 const ACTIVITIES = ["time/generating", "time/training", "time/updating", "time/waiting", "time/overlap"];
 const LANES = [["engine", "time/engine/busy"], ["worlds", "time/worlds"], ["scoring", "time/judging"], ["evaluation", "time/evaluating"], ["trainer", "time/trainer/busy"], ["updates", "time/updating"], ["saving", "time/saving"]];
 const BY_DATASET = "rollout/success/";
+// Figures of engines and ranks, in one chart for all of them: title and hint.
+const BY_PART = {
+  "engine/#/completions": ["Requests by engine", "answered in a step"], "engine/#/tokens_per_s": ["Tokens a second by engine", "sampled"],
+  "engine/#/requests_now": ["Requests in flight by engine", "at the end of a step"], "rank/#/sum_wait_s": ["Wait at the sum by rank", "for the slowest rank, seconds of a step"],
+};
 
 const SECTIONS = [...document.querySelectorAll("main > section")];
 
@@ -124,7 +129,7 @@ function manyChart(names, metrics, options) {
 }
 
 // What went on when: a lane for each activity, as dark in each step as the share of it that the activity took.
-function timeline(metrics) {
+function timeline(metrics, events) {
   const lasted = (metrics.values["time/step_s"] || []).map((v) => v || 0), all = lasted.reduce((sum, v) => sum + v, 0);
   const lanes = LANES.filter(([, key]) => metrics.values[key]);
   if (!all || !metrics.values["time/engine/busy"]) return null;
@@ -139,6 +144,10 @@ function timeline(metrics) {
       at += wide;
     });
   });
+  for (const e of events) { // a line at the end of its step
+    const before = lasted.filter((_, i) => metrics.steps[i] <= e.at_step), x = left + (width - left) * before.reduce((sum, v) => sum + v, 0) / all;
+    marks.push(shape("line", {x1: x, x2: x, y1: 0, y2: lanes.length * high, stroke: "var(--red)", "stroke-width": 3}, shape("title", null, `step ${e.at_step}: ${e.event}`)));
+  }
   return node("div.panel.timeline", null, node("p.note", null, `What went on in ${seconds(all)} of steps, from left to right; the darker, the larger the part of the step.`),
     shape("svg", {viewBox: `0 0 ${width} ${lanes.length * high}`, width: "100%"}, marks), ["engine", "trainer"].map((part) => causes(part, metrics, lasted, all)));
 }
@@ -157,23 +166,31 @@ function causes(part, metrics, lasted, all) {
   ];
 }
 
-function stageCurves(stage, metrics) {
+function stageCurves(stage, metrics, events) {
   const names = Object.keys(metrics.values), known = Object.keys(KNOWN).filter((n) => names.includes(n));
   const activities = ACTIVITIES.filter((n) => names.includes(n)), datasets = names.filter((n) => n.startsWith(BY_DATASET));
   const spreads = ["success", "reward"].filter((n) => names.includes(n + "_low"));
   const parts = names.filter((n) => n.startsWith("time/engine/") || n.startsWith("time/trainer/"));
-  const shown = new Set([...known, ...activities, ...parts, ...datasets, ...spreads.flatMap((n) => [n, n + "_low", n + "_high"])]), rest = names.filter((n) => !shown.has(n));
+  const ofParts = Object.entries(BY_PART).map(([key, told]) => [names.filter((n) => n.replace(/\d+/, "#") === key), ...told]).filter(([n]) => n.length);
+  const shown = new Set([...known, ...activities, ...parts, ...datasets, ...ofParts.flatMap(([n]) => n), ...spreads.flatMap((n) => [n, n + "_low", n + "_high"])]), rest = names.filter((n) => !shown.has(n));
   const draw = (n) => metricChart(n, metrics.steps, metrics.values[n]);
   return [
     node("h3.stage", null, node("b", null, stage), ` · ${metrics.last} steps`),
-    timeline(metrics),
+    timeline(metrics, events.filter((e) => e.stage === stage && e.at_step !== undefined)),
     node("div.charts", null,
       datasets.length ? manyChart(datasets.map((n) => [n, n.slice(BY_DATASET.length)]), metrics, {title: "Success by dataset", hint: "training rollouts of each step, smoothed", wide: true}) : null,
       spreads.map((n) => spread(n, metrics, n === "success" ? {title: "Held-out success", hint: "evaluations beside training, 95 % interval", format: share, low: 0, high: 1} : {title: "Held-out reward", hint: "evaluations beside training, 95 % interval"})),
       known.map(draw),
+      ofParts.map(([n, title, hint]) => manyChart(n.map((name) => [name, name.split("/", 2).join(" ")]), metrics, {title, hint, format: number, high: undefined})),
       activities.length ? manyChart(activities.map((n) => [n, n.slice(5)]), metrics, {title: "Where the time goes", hint: "share of each step"}) : null),
     rest.length ? node("details", {"data-stage": stage}, node("summary", null, rest.length + " more metrics"), node("div.charts", null, rest.map(draw))) : null,
   ];
+}
+
+function events(data) {
+  const row = (e) => node("tr", null, [new Date(1000 * e.time).toLocaleString(), e.stage, e.at_step ?? "–", e.event].map((cell) => node("td", null, String(cell))));
+  const heads = ["time", "stage", "step", "event"].map((head) => node("th", null, head)), body = node("tbody", null, data.events.map(row));
+  return data.events.length ? node("div.panel.scroll", null, node("table", {id: "events-table"}, node("thead", null, node("tr", null, heads)), body)) : null;
 }
 
 function account(data) {
@@ -200,7 +217,8 @@ function draw(data) {
   put("evaluation", evaluation(data));
   put("evaluations", evaluations(data));
   put("stages", stages(data));
-  put("curves", Object.entries(data.metrics).map(([stage, metrics]) => stageCurves(stage, metrics)));
+  put("curves", Object.entries(data.metrics).map(([stage, metrics]) => stageCurves(stage, metrics, data.events)));
+  put("events", events(data));
   put("account", account(data));
   put("config", data.config ? node("div.panel", null, node("pre", null, data.config)) : null);
   for (const details of document.querySelectorAll("#curves details")) details.open = opened.has(details.dataset.stage);

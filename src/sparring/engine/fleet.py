@@ -7,7 +7,6 @@ numbers depend on seed and position alone, so the turn has the tokens that it wo
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
@@ -21,6 +20,7 @@ from sparring.engine.members import E, FleetMember, FleetTurn, Keeper, Unkept
 from sparring.engine.pieces import completed, completion_alone, told_completion
 from sparring.errors import EngineError, RequestRefused, WeightsError
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
+from sparring.log import Report, log_event
 from sparring.types import WeightRef
 
 PROMPTS, CONVERSATIONS = 4096, 1 << 16
@@ -29,7 +29,6 @@ PROMPTS, CONVERSATIONS = 4096, 1 << 16
 CATCH_UPS = 3
 """Number of tries in a row to bring an engine that answers to the fleet's weights, before its keeper replaces it."""
 
-_log = logging.getLogger("sparring.engine")
 T = TypeVar("T")
 
 
@@ -48,10 +47,10 @@ class Fleet(Generic[E]):
         room: number of requests at which an engine is full.
         silent_s: seconds without an answer to a ping after which an engine is lost.
         keeper: starter of the engines.
-        report: called with a sentence when an engine is lost or comes back.
+        report: called when an engine is lost or comes back.
 
     Attributes:
-        engines: the engines, also the absent ones.
+        engines: the engines, also the absent ones; in events and metrics an engine has its place here as its number.
         closed: whether the fleet was closed.
     """
 
@@ -63,12 +62,12 @@ class Fleet(Generic[E]):
         room: int = 128,
         silent_s: float = 10.0,
         keeper: Keeper[E] | None = None,
-        report: Callable[[str], None] = _log.warning,
+        report: Report = log_event,
     ) -> None:
         self.engines, self._keeper, self._waits = (*engines, *absent), keeper or Unkept(), keeper is not None
         self._back = asyncio.Event()
-        self._members = [FleetMember(engine) for engine in engines]
-        self._members += [FleetMember(engine, lost="it has not answered yet") for engine in absent]
+        late = "it has not answered yet"
+        self._members = [FleetMember(e, n, late if e in absent else None) for n, e in enumerate(self.engines)]
         self._room, self._silent_s, self._report = room, silent_s, report
         self._homes: OrderedDict[str, FleetMember[E]] = OrderedDict()
         self._prompts: OrderedDict[int, FleetMember[E]] = OrderedDict()
@@ -89,12 +88,18 @@ class Fleet(Generic[E]):
     @property
     def metrics(self) -> dict[str, float]:
         """Sums of the engines' metrics, and the highest of their maxima; engines_now, the number of routed engines; and
-        moved, the number of requests that went on at another engine."""
+        moved, the number of requests that went on at another engine. Of each of several engines, under its number:
+        completions, tokens (generated) and requests_now."""
         total = {"engines_now": float(len(self._routed)), "moved": float(self._moved)}
         for member in self._members:
-            for name, value in member.engine.metrics.items():
+            own = member.engine.metrics
+            for name, value in own.items():
                 before = total.get(name, 0.0)
                 total[name] = max(before, value) if name.startswith("max_") else before + value
+            if len(self._members) > 1:
+                total[f"{member.number}/completions"] = own.get("completions", 0.0)
+                total[f"{member.number}/tokens"] = own.get("generated_tokens", 0.0)
+                total[f"{member.number}/requests_now"] = float(sum(bool(turn.id) for turn in member.turns))
         return total
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -240,7 +245,7 @@ class Fleet(Generic[E]):
         self._served = max(member.engine.version for member in routed if member not in failed)
         self._newest = ref
         for member, error in failed.items():
-            self._lose(member, str(error))  # it may answer, and then catches up as it is
+            self._lose(member, str(error), "engine refused an update")  # it may answer, and catches up as it is
 
     async def _wake(self, member: FleetMember[E], ref: WeightRef) -> None:
         """Update one engine, which is watched meanwhile."""
@@ -403,21 +408,28 @@ class Fleet(Generic[E]):
         except TimeoutError:
             raise EngineError(f"no answer within {self._silent_s:g} s") from None
 
-    def _lose(self, member: FleetMember[E], cause: str) -> None:
+    def _lose(self, member: FleetMember[E], cause: str, kind: str = "engine lost") -> None:
         """Send no more requests to an engine, and end the waits for it."""
         if member.lost is not None or self.closed:
             return
         member.lost, member.losses, member.has_replied = cause, member.losses + 1, False
         self._keep_watch()
-        self._report(f"{member.engine.place} is left out, {len(member.turns)} requests go on elsewhere: {cause}")
+        moved = sum(bool(turn.id) for turn in member.turns)
         for turn in member.turns:
             if turn.wait is not None:
                 turn.wait.reschedule(asyncio.get_running_loop().time())
+        self._tell_of(member, f"is left out, {moved} requests go on elsewhere", kind, reason=cause, moved=moved)
 
     def _route(self, member: FleetMember[E]) -> None:
         member.lost, member.failures = None, 0
         self._back.set()
-        self._report(f"{member.engine.place} serves version {member.engine.version} and gets requests again")
+        self._tell_of(member, f"serves version {member.engine.version} and gets requests again", "engine back")
+
+    def _tell_of(self, member: FleetMember[E], text: str, kind: str, reason: str = "", **facts: int) -> None:
+        """Report an event of an engine, by its number and its machine."""
+        about = {"kind": kind, "engine": member.number, "node": member.engine.node, "at_step": self._served}
+        who = f"{member.engine.place} {text} (engine {member.number} on {member.engine.node})"
+        self._report(f"{who}: {reason}" if reason else who, {**about, "reason": reason, **facts})
 
     def _count_reply(self, member: FleetMember[E]) -> None:
         if not member.has_replied:
@@ -435,7 +447,7 @@ class Fleet(Generic[E]):
         except (WeightsError, EngineError) as error:
             member.lost, member.failures = str(error), member.failures + 1
             if member.failures % CATCH_UPS == 0:
-                self._report(f"{member.engine.place} answers, but does not catch up: {error}")
+                self._tell_of(member, "answers, but does not catch up", "engine does not catch up", str(error))
                 self._keeper.lost(member.engine)
             return
         if not (self._updating.locked() or self._asleep):  # else it is looked at again

@@ -14,7 +14,9 @@ T = TypeVar("T")
 
 
 class FleetEngine(Engine, Protocol):
-    """Engine of a fleet; an extension of `Engine`."""
+    """Engine of a fleet; an extension of `Engine`. `node` is the name of its machine, "" before it has answered."""
+
+    node: str
 
     @property
     def place(self) -> str:
@@ -83,7 +85,7 @@ class FleetTurn:
     """Request in flight.
 
     Attributes:
-        id: its id.
+        id: its id; "" for another call, such as an update.
         wait: wait for its engine, which ends at once if the engine is lost.
     """
 
@@ -97,6 +99,7 @@ class FleetMember(Generic[E]):
     """Engine of a fleet.
 
     Attributes:
+        number: its place in the fleet.
         lost: why no request is sent to it; None while it is routed.
         losses: number of times that it was lost.
         failures: number of times in a row that it was reached, and could not be brought to the fleet's weights.
@@ -105,6 +108,7 @@ class FleetMember(Generic[E]):
     """
 
     engine: E
+    number: int
     lost: str | None = None
     losses: int = 0
     failures: int = 0

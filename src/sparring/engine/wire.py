@@ -6,6 +6,7 @@ A log-probability is written with the digits that restore the same 64 bits; kept
 from __future__ import annotations
 
 import dataclasses
+import socket
 import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
@@ -142,6 +143,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
         state_bytes: maximum number of bytes of an upload: the model's weights in float32, or files of a model.
         kind: `[engine] kind` of the engine: "native", or "vllm", whose numerics are "vllm" too.
         files: digest of the files that a client sent; empty before, None for a server with a model of its own.
+        node: name of the server's machine.
     """
 
     model: str
@@ -157,6 +159,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: int = 0
     kind: str = "native"
     files: str | None = None
+    node: str = msgspec.field(default_factory=socket.gethostname)
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):

@@ -140,7 +140,7 @@ async def _stage(context: Context, name: str) -> None:
     from sparring.stages.models.adapters import show_adapter
     from sparring.stages.pipeline import STAGES
 
-    async with context.cluster.stage():
+    async with context.cluster.stage(name):
         try:
             async with elapsing(context.store, name):
                 result = await STAGES[name](context)
@@ -182,10 +182,10 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
         if same is identity and (folder / CONFIG).is_file():
             store.put(BY_MESSAGES, True)
         config = _for_this_machine(config, store)
-        cluster = cluster_of(config)
         recipe = msgspec.to_builtins(config)
         sinks = load_sinks(config.observe, folder, name=config.run.name, recipe=recipe)
-        sink = Fanout([*sinks, progress(config.observe)])
+        sink = Fanout([*sinks, progress(config.observe)], store.event)
+        cluster = cluster_of(config, tell=sink.event)
         boxes = CappedBoxes(make_boxes(config.sandbox, mounts_of(harness)), config.sandbox.starting)
         try:
             yield Context(
@@ -218,8 +218,8 @@ def _for_this_machine(config: RunConfig, store: Store) -> RunConfig:
     return config
 
 
-def cluster_of(config: RunConfig) -> Cluster:
-    """Return a cluster for the models of a recipe."""
+def cluster_of(config: RunConfig, **settings: Any) -> Cluster:
+    """Return a cluster for the models of a recipe. `settings`: further arguments of `InlineCluster`."""
     from sparring.cluster.inline import InlineCluster
     from sparring.cluster.processes import ProcessCluster
 
@@ -232,6 +232,7 @@ def cluster_of(config: RunConfig) -> Cluster:
         engine=config.engine,
         device=config.run.device,
         threads=config.run.threads,
+        **settings,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from sparring.observe.config import ObserveConfig
 from sparring.observe.headline import Pace, clock_text, headlines
@@ -61,7 +61,7 @@ class LiveProgress:
     def samples(self, stage: str, step: int, rows: Sequence[SampleRow]) -> None:
         """Print nothing: rollouts are in the report."""
 
-    def event(self, stage: str, text: str) -> None:
+    def event(self, stage: str, text: str, facts: Mapping[str, Any] = {}) -> None:
         """Print a line above the view."""
         self._console.print(printable(f"{stage}: {text}"), markup=False, highlight=False)
 

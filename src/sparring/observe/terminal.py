@@ -27,7 +27,7 @@ def say(text: str = "", *, stream: TextIO | None = None, end: str = "\n") -> Non
         stream: output stream; standard output by default.
         end: text after it.
     """
-    print(printable(text), file=stream, end=end, flush=True)
+    print(printable(text) + end, file=stream, end="", flush=True)  # whole, also beside another thread's
 
 
 class PrintableFormatter(logging.Formatter):

@@ -140,6 +140,9 @@ class Store(Protocol):
     def metrics(self, stage: str, *, after: int = -1) -> list[tuple[int, dict[str, float]]]:
         """Return the recorded metrics of a stage by step, for steps above `after`."""
 
+    def events(self) -> Sequence[Mapping[str, Any]]:
+        """Return every event in order: `time` in seconds since the epoch, `stage`, `event`, its text, and its facts."""
+
     def put(self, key: str, value: Any) -> None:
         """Record plain data under a key, replacing earlier data."""
 
@@ -192,9 +195,9 @@ class Cluster(Protocol):
             BadInput: the processes cannot be placed.
         """
 
-    def stage(self) -> AbstractAsyncContextManager[None]:
-        """Return the context of a stage: its parts are closed at the end, and processes of engines stay for the next
-        one.
+    def stage(self, name: str) -> AbstractAsyncContextManager[None]:
+        """Return the context of a stage, whose name the events of parts have: its parts are closed at the end, and
+        processes of engines stay for the next one.
 
         Raises:
             EngineError: inside the context, which is cancelled: the process of an engine dies again and again.

@@ -270,15 +270,16 @@ class SqliteStore:
         query = "SELECT step, data FROM metrics WHERE superseded = 0 AND stage = ? AND step > ? ORDER BY step, row"
         return [(step, self._decode(data, dict[str, float])) for step, data in self._rows(query, stage, after)]
 
-    def event(self, stage: str, text: str) -> None:
+    def event(self, stage: str, text: str, facts: Mapping[str, Any] = {}) -> None:
         """Record an event with the current time."""
-        with self._transaction(len(text)):
+        data = msgspec.json.encode({"event": text, **facts}).decode()
+        with self._transaction(len(data)):
             insert = "INSERT INTO events (time, stage, text) VALUES (?, ?, ?)"
-            self._database.execute(insert, (time.time(), stage, text))
+            self._database.execute(insert, (time.time(), stage, data))
 
-    def events(self) -> list[tuple[float, str, str]]:
-        """Return (seconds since the epoch, stage, text) of every event, in order."""
-        return self._rows("SELECT time, stage, text FROM events ORDER BY row")
+    def events(self) -> list[dict[str, Any]]:
+        rows = self._rows("SELECT time, stage, text FROM events ORDER BY row")
+        return [{"time": when, "stage": stage, **msgspec.json.decode(data)} for when, stage, data in rows]
 
     def put(self, key: str, value: Any) -> None:
         data = encode(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -58,7 +59,7 @@ class GlooRanks:
     """
 
     def __init__(self, rank: int, count: int, meeting: str, timeout_s: float, host: str = LOOPBACK) -> None:
-        self.rank, self.count = rank, count
+        self.rank, self.count, self.waited_s = rank, count, 0.0  # waited in `gather`, which comes before each sum
         timeout, (at, _, port) = timedelta(seconds=timeout_s), meeting.rpartition(":")
         with boundary(TrainerError, self._where):
             store = dist.TCPStore(at, int(port), wait_for_workers=False, timeout=timeout)
@@ -74,8 +75,9 @@ class GlooRanks:
 
     def gather(self, data: bytes) -> list[bytes]:
         with boundary(TrainerError, self._where):
-            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
+            sizes, begun = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)], time.monotonic()
             self._group.allgather([sizes], [torch.tensor([len(data)])]).wait()
+            self.waited_s += time.monotonic() - begun
             longest = max(1, *(int(size) for size in sizes))
             padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
             every = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.count)]

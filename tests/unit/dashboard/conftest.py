@@ -162,6 +162,8 @@ def _metrics(step: int, rate: float, source: random.Random) -> dict[str, float]:
         "time/trainer/other": 0.1,
         "tokens_forward": 9000 + source.gauss(0, 200),
         "micro_batches": 3.0,
+        **{f"engine/{number}/tokens_per_s": 100.0 + number for number in range(2)},
+        **{f"rank/{number}/sum_wait_s": 0.1 * number for number in range(2)},
         **{f"rollout/success/{tag}": source.betavariate(20 * rate + 1, 20 * (1 - rate) + 1) for tag in DATASETS},
     }
 
@@ -217,6 +219,10 @@ def sample_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for place, (tag, rate) in enumerate(zip(DATASETS, rates, strict=True)):
             store.append(maker.group(step * 4 + place, step, tag, rate), stage="rl")
         store.metric("rl", step + 1, _metrics(step + 1, sum(rates) / 4, maker.random))
+    store.event("check", "a fact that is no event of a part")
+    store.event("rl", "2 engines ready after 9.0 s", {"kind": "engine starts"})
+    lost = {"kind": "engine lost", "engine": 1, "node": "b", "reason": HOSTILE, "moved": 3, "at_step": 30}
+    store.event("rl", f"engine 1 is left out: {HOSTILE}", lost)
     store.close()
     (run / "summary.json").write_text(json.dumps(SUMMARY))
     (run / "config.toml").write_text(CONFIG)

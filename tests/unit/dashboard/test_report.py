@@ -60,6 +60,22 @@ def test_the_time_of_engine_and_trainer_is_told_by_cause(dom: str) -> None:
     ]
 
 
+def test_events_of_parts_are_on_the_timeline_and_in_a_table(dom: str) -> None:
+    timeline = re.search(r'<div class="panel timeline">.*?</svg>', dom, re.DOTALL)
+    assert timeline is not None
+    [line] = re.findall(r'<line x1="([\d.]+)" x2="\1"[^>]*><title>step 30: engine 1 is left out', timeline[0])
+    assert float(line) == 80 + 920 / 2, "30 of 60 steps of the same length"
+    table = re.search(r'<table id="events-table">.*?</table>', dom, re.DOTALL)
+    assert table is not None and table[0].count("<tr") == 1 + 2
+    assert "<td>rl</td><td>30</td><td>engine 1 is left out: &lt;/script&gt;" in table[0] and "a fact" not in table[0]
+
+
+def test_figures_of_engines_and_ranks_are_in_one_chart_each(dom: str) -> None:
+    for title, names in (("Tokens a second by engine", "engine"), ("Wait at the sum by rank", "rank")):
+        chart = dom[dom.index(f"<h3>{title}</h3>") :].partition("</svg>")[0]
+        assert re.findall(r"</i>([^<]*)", chart) == [f"{names} 0", f"{names} 1"], title
+
+
 def test_token_account_adds_up_in_names(dom: str) -> None:
     assert "group without variance: 455\u202f001 (37.8 %)" in dom
 

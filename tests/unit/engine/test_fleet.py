@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -38,7 +40,7 @@ class Place(ScriptedEngine):
 
     def __init__(self, place: str, **settings: object) -> None:
         super().__init__(script, **settings)  # type: ignore[arg-type]
-        self.place = place
+        self.place, self.node = place, f"the node of {place}"
         self.dead = self.restarted = False
         self.running = asyncio.Event()
         self.running.set()
@@ -131,7 +133,13 @@ class Kept:
 
 def fleet(*places: Place, **settings: object) -> tuple[Fleet, list[str]]:
     told: list[str] = []
-    return Fleet(places, silent_s=SILENT_S, report=told.append, **settings), told  # type: ignore[arg-type]
+    report = partial(heard, told)
+    return Fleet(places, silent_s=SILENT_S, report=report, **settings), told  # type: ignore[arg-type]
+
+
+def heard(told: list[str], text: str, facts: Mapping[str, Any]) -> None:
+    """Remember the sentence of an event."""
+    told.append(text)
 
 
 async def alone(request: GenerateRequest) -> Completion:
@@ -523,7 +531,7 @@ def test_an_engine_that_comes_late_joins_with_the_newest_weights() -> None:
         one, late = Place("one"), Place("late")
         late.dead, late.restarted = True, True
         told: list[str] = []
-        engines = Fleet([one], absent=[late], silent_s=SILENT_S, report=told.append)
+        engines = Fleet([one], absent=[late], silent_s=SILENT_S, report=partial(heard, told))
         assert engines.engines == (one, late)
         await engines.generate(ask("a"))
         await engines.pull(weights(1))
@@ -555,3 +563,50 @@ def test_a_caller_that_leaves_drops_its_request() -> None:
             await engines.generate(ask("c"))
 
     run_virtual(main())
+
+
+def test_what_happens_to_engines_is_told_by_number_node_and_reason() -> None:
+    async def main() -> list[Mapping[str, Any]]:
+        one, other, facts = Place("one", refuse_on=(2,)), Place("other"), list[Mapping[str, Any]]()
+        engines = Fleet([one, other], silent_s=SILENT_S, report=lambda text, about: facts.append(about))
+        await engines.pull(weights(1))
+        running = [asyncio.create_task(engines.generate(ask(f"{n}", n, prompt=(n,)))) for n in range(4)]
+        await asyncio.sleep(1.5 * TOKEN_S)
+        at_work = engines.metrics
+        assert [at_work[f"{number}/requests_now"] for number in range(2)] == [2.0, 2.0]
+        other.dead = True
+        await asyncio.gather(*running)
+        other.dead = False
+        await asyncio.sleep(2 * SILENT_S)
+        await engines.pull(weights(2))
+        await engines.close()
+        return facts
+
+    facts, _ = run_virtual(main())
+    lost = {"kind": "engine lost", "engine": 1, "node": "the node of other", "at_step": 1, "moved": 2}
+    assert {**facts[0], "reason": ""} == {**lost, "reason": ""} and "connection refused" in facts[0]["reason"]
+    assert [(of["kind"], of["engine"], of["at_step"]) for of in facts[1:]] == [
+        ("engine back", 1, 1),
+        ("engine refused an update", 0, 2),
+    ]
+
+
+class Counting(Place):
+    """A place that counts its replies, as a client of a server does."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {**super().metrics, "completions": float(len(self.requests))}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_figures_are_by_engine_where_there_are_several(count: int) -> None:
+    async def main() -> dict[str, float]:
+        engines, _ = fleet(*(Counting(f"{number}") for number in range(count)))
+        await asyncio.gather(*(engines.generate(ask(f"{n}", n, prompt=(n,))) for n in range(4)))
+        await engines.close()
+        return {name: value for name, value in engines.metrics.items() if "/" in name}
+
+    names = {"completions": 2.0, "tokens": 2.0 * LENGTH, "requests_now": 0.0}
+    expected = {f"{number}/{name}": value for number in range(count) for name, value in names.items()}
+    assert run_virtual(main())[0] == (expected if count > 1 else {})

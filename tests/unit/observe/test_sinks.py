@@ -86,9 +86,21 @@ for number in range(1000):
     assert len([line for line in path.read_text().splitlines() if line.endswith("}")]) == int(number)
 
 
+def test_an_event_of_a_part_has_its_facts(tmp_path: Path) -> None:
+    """In the record first, of which one that breaks loses nothing; then in the sinks."""
+    recorded, shown = list[object](), io.StringIO()
+    sinks = [JsonlSink(tmp_path / "metrics.jsonl"), ConsoleSink(shown)]
+    facts = {"kind": "engine lost", "engine": 1, "node": "b", "reason": "no answer", "moved": 3, "at_step": 7}
+    Fanout(sinks, lambda *told: recorded.append(told)).event("rl", "it is left out", facts)
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert line == {"time": line["time"], "stage": "rl", "event": "it is left out", **facts}
+    assert recorded == [("rl", "it is left out", facts)] and shown.getvalue() == "rl: it is left out\n"
+
+
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     sinks = load_sinks(ObserveConfig(), tmp_path, name="run", recipe={})
     tell(Fanout(sinks))
+    Fanout(sinks).event("rl", "engine lost\n# not a head", {"at_step": 2})
     Fanout(sinks).close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
@@ -97,6 +109,9 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     [shown] = events.Tensors("rl/samples")
     cells = make_ndarray(shown.tensor_proto)
     assert shown.step == 3 and cells.shape == (3, 5)
+    events_shown = events.Tensors("rl/events")
+    told = text_array_to_html(make_ndarray(events_shown[1].tensor_proto), enable_markdown=True)
+    assert [each.step for each in events_shown] == [0, 2] and "engine lost" in told and "<h1>" not in told
     page = text_array_to_html(cells, enable_markdown=True)
     assert page.count("<tr>") == 3 and "<h1>" not in page and "user: | a" in page and "None" in page
     assert (tmp_path / "metrics.jsonl").is_file()

@@ -74,7 +74,8 @@ def test_a_resumed_run_goes_on_in_the_same_wandb_run(tmp_path: Path) -> None:
     assert [row["rl/samples/_type"] for row in tables] == ['"table-file"'] * 2
     shown = [json.loads(file.read_text()) for file in tmp_path.glob("wandb/**/*.table.json")]
     assert [[3, "rl/0/0", "t", "user: hi", None, "x"]] in [table["data"] for table in shown]
-    rows = [row for row in rows if row not in tables]
+    assert [row["rl/event"] for row in rows if "rl/event" in row] == ['"something"'] * 2
+    rows = [row for row in rows if row not in tables and "rl/event" not in row]
     assert [(row["rl/step"], float(row["rl/loss"]), row["rl/rollout/reward"]) for row in rows] == [
         (str(step), 1 / step, "0.5") for step in range(1, 7)
     ]

@@ -30,3 +30,18 @@ def test_counts_are_the_steps_and_levels_are_as_they_are():
     expected = [(3.0, 200.0, 2.0), (4.0, 300.0, 3.0), (0.0, 300.0, 3.0)]
     names = ("engine/generated_tokens", "engine/kv_bytes_now", "engine/max_running")
     assert asyncio.run(main()) == [dict(zip(names, values, strict=True)) for values in expected]
+
+
+def test_the_tokens_of_each_of_several_engines_are_a_rate():
+    told = {"0/tokens": 3.0, "0/requests_now": 2.0}
+
+    class Several(ScriptedEngine):
+        @property
+        def metrics(self):
+            return told
+
+    counters = EngineCounters(Several(lambda request: [5]))
+    told |= {"0/tokens": 10.0, "0/requests_now": 1.0}
+    lap = counters.lap()
+    assert set(lap) == {"engine/0/tokens_per_s", "engine/0/requests_now"} and lap["engine/0/requests_now"] == 1.0
+    assert lap["engine/0/tokens_per_s"] > 0 and counters.lap()["engine/0/tokens_per_s"] == 0.0

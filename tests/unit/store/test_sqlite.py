@@ -234,8 +234,10 @@ def test_a_resume_repeats_the_steps_after_the_checkpoint(tmp_path: Path) -> None
 def test_events_are_kept_in_order(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.sqlite")
     store.event("rl", "first")
-    store.event("eval", "second")
-    assert [(stage, text) for _, stage, text in store.events()] == [("rl", "first"), ("eval", "second")]
+    store.event("eval", "second", {"kind": "engine lost", "moved": 3})
+    first, second = store.events()
+    assert (first["stage"], first["event"]) == ("rl", "first") and first["time"] <= second["time"]
+    assert second == {"time": second["time"], "stage": "eval", "event": "second", "kind": "engine lost", "moved": 3}
     store.close()
 
 

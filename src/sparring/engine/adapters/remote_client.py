@@ -48,13 +48,14 @@ class RemoteClient:
 
     Attributes:
         url: the address.
+        node: name of the server's machine; "" before it has answered.
 
     Raises:
         BadInput: no server answers at `url`, or it needs another key.
     """
 
     def __init__(self, url: str, *, name: str = "policy", api_key: str = "", awaited: bool = False) -> None:
-        self.url, self._name = url, name
+        self.url, self.node, self._name = url, "", name
         self._headers = authorization(api_key)
         self._served: wire.ServedModel | None = None
         self._version, self._base, self._instance = 0, 0, ""
@@ -85,6 +86,7 @@ class RemoteClient:
             BadInput: no server answers, or it needs another key.
         """
         self._served = self._ask_what_is_served()
+        self.node = self._served.node
         return self._served
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from sparring.observe.headline import Pace, clock_text, headlines
 from sparring.observe.sinks.sink import SampleRow
@@ -50,7 +50,7 @@ class ConsoleSink:
     def samples(self, stage: str, step: int, rows: Sequence[SampleRow]) -> None:
         """Print nothing: rollouts are in the report."""
 
-    def event(self, stage: str, text: str) -> None:
+    def event(self, stage: str, text: str, facts: Mapping[str, Any] = {}) -> None:
         self._print(f"{stage}: {text}")
 
     def close(self) -> None:

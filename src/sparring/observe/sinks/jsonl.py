@@ -17,7 +17,7 @@ from sparring.observe.sinks.sink import SampleRow
 
 class JsonlSink:
     """Sink that appends `{"time", "stage", "step", "values"}`, `{"time", "stage", "total_steps"}` or `{"time", "stage",
-    "event"}`. Implements `Sink`.
+    "event"}` with the event's facts. Implements `Sink`.
 
     A resumed run appends to the file: the later line of a repeated step counts. Non-finite values are null. A line is
     one write, so a killed run leaves complete lines; a line truncated by a full disk is terminated before the next one.
@@ -46,8 +46,8 @@ class JsonlSink:
     def samples(self, stage: str, step: int, rows: Sequence[SampleRow]) -> None:
         """Write nothing: the store has the rollouts."""
 
-    def event(self, stage: str, text: str) -> None:
-        self._write({"stage": stage, "event": text})
+    def event(self, stage: str, text: str, facts: Mapping[str, Any] = {}) -> None:
+        self._write({"stage": stage, "event": text, **facts})
 
     def close(self) -> None:
         self._file.close()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +19,8 @@ class SampleRow:
 
 
 class Sink(Protocol):
-    """Receiver of a run's metrics and events. Calls come from one thread, with a stage's steps in order."""
+    """Receiver of a run's metrics and events. Events come from any thread, and all else from one, with a stage's steps
+    in order."""
 
     def start(self, stage: str, total_steps: int, at_once: int = 1) -> None:
         """Begin a stage of `total_steps` steps. A resumed run may have done some of them already. `at_once` steps run
@@ -34,8 +35,8 @@ class Sink(Protocol):
         """Show some of the rollouts that a step was trained on."""
         ...
 
-    def event(self, stage: str, text: str) -> None:
-        """Record an event as a line."""
+    def event(self, stage: str, text: str, facts: Mapping[str, Any] = {}) -> None:
+        """Record an event as a line, with facts if it is about a part of the run (`log.Report`)."""
         ...
 
     def close(self) -> None:
@@ -44,10 +45,10 @@ class Sink(Protocol):
 
 
 class Fanout:
-    """Sink that forwards to several sinks in order. Implements `Sink`."""
+    """Sink that forwards to several sinks in order, and tells `record` of each event before. Implements `Sink`."""
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = tuple(sinks)
+    def __init__(self, sinks: Sequence[Sink], record: Callable[..., None] = lambda *event: None) -> None:
+        self._sinks, self._record = tuple(sinks), record
 
     def start(self, stage: str, total_steps: int, at_once: int = 1) -> None:
         """Forward the call to every sink."""
@@ -62,9 +63,10 @@ class Fanout:
         for sink in self._sinks:
             sink.samples(stage, step, rows)
 
-    def event(self, stage: str, text: str) -> None:
+    def event(self, stage: str, text: str, facts: Mapping[str, Any] = {}) -> None:
+        self._record(stage, text, facts)
         for sink in self._sinks:
-            sink.event(stage, text)
+            sink.event(stage, text, facts)
 
     def close(self) -> None:
         for sink in reversed(self._sinks):

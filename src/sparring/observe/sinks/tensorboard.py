@@ -12,7 +12,8 @@ from sparring.observe.sinks.sink import SampleRow
 
 
 class TensorboardSink:
-    """Sink with scalars as `<stage>/<name>` by step, and samples as the text `<stage>/samples`. Implements `Sink`."""
+    """Sink with scalars as `<stage>/<name>` by step, and samples and events as the texts `<stage>/samples` and
+    `<stage>/events`. Events about a part of the run have its step. Implements `Sink`."""
 
     def __init__(self, folder: str | Path) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -39,14 +40,16 @@ class TensorboardSink:
 
     def samples(self, stage: str, step: int, rows: Sequence[SampleRow]) -> None:
         cells = [(row.rollout, row.task, row.conversation, f"{row.reward}", row.outcome) for row in rows]
-        table = self._tensor(**_table(cells))
-        self._write(step, [self._summary.Value(tag=f"{stage}/samples", metadata=self._metadata, tensor=table)])
+        self._write(step, [self._text(f"{stage}/samples", [_HEADS, *cells])])
 
-    def event(self, stage: str, text: str) -> None:
-        """Write nothing: the store and `metrics.jsonl` have the events."""
+    def event(self, stage: str, text: str, facts: Mapping[str, Any] = {}) -> None:
+        self._write(facts.get("at_step", 0), [self._text(f"{stage}/events", [("event",), (text,)])])
 
     def close(self) -> None:
         self._writer.close()
+
+    def _text(self, tag: str, rows: Sequence[tuple[str, ...]]) -> Any:
+        return self._summary.Value(tag=tag, metadata=self._metadata, tensor=self._tensor(**_table(rows)))
 
     def _write(self, step: int, values: Sequence[Any]) -> None:
         event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=values))
@@ -59,10 +62,10 @@ _HEADS = ("rollout", "task", "conversation", "reward", "outcome")
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> dict[str, object]:
-    """Return the fields of a text tensor, strings [rows + 1, 5], which TensorBoard's text plugin draws as a table. The
-    plugin reads cells as Markdown, so each is a code block."""
-    cells = [*_HEADS, *(_as_code(text) for row in rows for text in row)]
-    shape = {"dim": [{"size": len(rows) + 1}, {"size": len(_HEADS)}]}
+    """Return the fields of a text tensor, strings [rows, columns], which TensorBoard's text plugin draws as a table.
+    The first row has the heads. The plugin reads cells as Markdown, so each below is a code block."""
+    cells = [*rows[0], *(_as_code(text) for row in rows[1:] for text in row)]
+    shape = {"dim": [{"size": len(rows)}, {"size": len(rows[0])}]}
     return {"dtype": _STRINGS, "tensor_shape": shape, "string_val": [cell.encode() for cell in cells]}
 
 

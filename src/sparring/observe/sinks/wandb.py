@@ -62,8 +62,9 @@ class WandbSink:
         data = [[step, row.rollout, row.task, row.conversation, row.reward, row.outcome] for row in rows]
         self._run.log({f"{stage}/step": step, f"{stage}/samples": wandb.Table(columns=columns, data=data)})
 
-    def event(self, stage: str, text: str) -> None:
-        """Log nothing: the store and `metrics.jsonl` have the events."""
+    def event(self, stage: str, text: str, facts: Mapping[str, Any] = {}) -> None:
+        """Log the text `<stage>/event`."""
+        self._run.log({f"{stage}/event": text} | ({f"{stage}/step": facts["at_step"]} if "at_step" in facts else {}))
 
     def close(self) -> None:
         self._run.finish()

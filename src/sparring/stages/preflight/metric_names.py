@@ -13,7 +13,7 @@ from sparring.stages.runtime.saved import is_held_out, train_of
 TRAINED = (
     *("loss_*", "learning_rate", "grad_norm", "updated", "tokens_trained", "tokens_forward", "tokens_shared"),
     *("micro_batches", "forward_backward_s", "step_s", "accuracy", "margin", "reward_*", "chosen_*", "rejected_*"),
-    *("kto_shift", "logprob_*", "optimiser_steps"),
+    *("kto_shift", "logprob_*", "optimiser_steps", "rank/*"),
 )
 """Metrics of every stage that trains; a star stands for any name."""
 
@@ -85,5 +85,5 @@ def _check(config: RunConfig, where: str, metric: str, names: tuple[str, ...] | 
     if beside and not config.eval.every and any(fnmatchcase(metric, f"{beside[0]}/eval/{name}") for name in HELD_OUT):
         do = "set eval.every, or name a metric of training"
         raise refusal(where, "a metric that the run has", f"{metric}, without evaluation beside training", do)
-    allowed = ", ".join(name for name in dict.fromkeys(names) if not name.startswith(("time/", "engine/")))
+    allowed = ", ".join(name for name in dict.fromkeys(names) if not name.startswith(("time/", "engine/", "rank/")))
     raise refusal(where, f"a metric of the run: {allowed}", repr(metric), "name one of these; * stands for any name")

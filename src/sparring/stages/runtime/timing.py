@@ -58,17 +58,19 @@ class EngineCounters:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._before = dict(engine.metrics)
+        self._before, self._last = dict(engine.metrics), time.monotonic()
 
     def lap(self) -> dict[str, float]:
         """Return the metrics of the step that ends now as `engine/<name>`: the growth of counts since the last call,
-        and the present levels (`..._now`, `max_...`)."""
+        and the present levels (`..._now`, `max_...`). Tokens of each of several engines are `tokens_per_s`."""
         before, self._before = self._before, dict(self._engine.metrics)
-        is_level = {name: name.endswith("_now") or name.startswith("max_") for name in self._before}
-        return {
-            f"engine/{name}": value - (0.0 if is_level[name] else before.get(name, 0.0))
-            for name, value in self._before.items()
-        }
+        lap, last, self._last = dict[str, float](), self._last, time.monotonic()
+        for name, value in self._before.items():
+            is_level = name.endswith("_now") or name.startswith("max_")
+            grown = value if is_level else value - before.get(name, 0.0)
+            of_one = name.endswith("/tokens")
+            lap[f"engine/{name}{'_per_s' * of_one}"] = grown / max(self._last - last, 1e-9) if of_one else grown
+        return lap
 
 
 class StepClock:

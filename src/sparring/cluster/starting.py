@@ -1,0 +1,42 @@
+"""Start of several processes, told line by line."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sparring.log import Report
+
+Ready = Callable[[int, str], None]
+"""Function, for any thread, that tells the number of a process that is ready, and where it is."""
+
+
+@contextmanager
+def starting(kind: str, count: int, report: Report, on: int = 0, wait_s: float = 10.0) -> Iterator[Ready]:
+    """Tell that engines or ranks (`kind`) start, and every `wait_s` for which of them the run waits; yield the function
+    that tells which one is ready, and with the last one that all are. `on`: number of nodes, 0 for this machine."""
+    begun, left, over, one_at_a_time = time.monotonic(), set(range(count)), threading.Event(), threading.Lock()
+    every = f"{count} {kind}{'s' * (count > 1)}"
+
+    def tell(text: str, **number: int) -> None:
+        report(text.format(f"{time.monotonic() - begun:.1f} s"), {"kind": f"{kind} starts", **number})
+
+    def ready(number: int, where: str) -> None:
+        with one_at_a_time:
+            tell(f"{kind} {number} is ready ({where}, {{}})", **{kind: number})
+            left.discard(number)
+            if not left:
+                tell(f"{every} ready after {{}}")
+
+    def wait() -> None:
+        while not over.wait(wait_s):
+            tell(f"waiting for {kind} {', '.join(map(str, sorted(left)))}, {{}} so far")
+
+    tell(f"starting {every}{f' on {on} nodes' if on else ''}")
+    threading.Thread(target=wait, name="starting", daemon=True).start()
+    try:
+        yield ready
+    finally:
+        over.set()
