@@ -153,7 +153,7 @@ class ReplyText:
         forms = [_BETWEEN.join(letters)]
         for begin, end in itertools.combinations(range(len(word) + 1), 2) if len(word) > 3 else ():
             if 2 * (end - begin) <= len(word):
-                mark = r"(?:[^\w\s]|_){1,9}" if 0 < begin and end < len(word) else _MARKS
+                mark = r"(?:[^\w\s]|_){1,9}" if begin > 0 and end < len(word) else _MARKS
                 forms.append(_BETWEEN.join(letters[:begin]) + mark + _BETWEEN.join(letters[end:]))
         found = rf"(?:(?<![^\W\d_])|(?<=[a-z])(?=[A-Z]))(?i:{'|'.join(forms)})(?:(?![^\W\d_])|(?<=[a-z])(?=[A-Z]))"
         split = re.finditer(rf"(?<!\S){' ?'.join(word)}(?!\S)", self.bare)
