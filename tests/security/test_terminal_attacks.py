@@ -217,6 +217,8 @@ ATTACKS = {
     "a tar with a torn end": Attack("pack", lambda data: [
         data["commands"][0].replace(f"tar czf {data['archive']}", "tar -b 1 -cf /tmp/t"),
         f"(head -c -1024 /tmp/t; head -c 9999 /dev/urandom) | gzip > {data['archive']}", data["commands"][1]]),
+    "a zip of names that are empty": Attack("compress", lambda data: [
+        zipped(data, "'Z' + name") + f"; sed -i 's/Z/\\x00/g' {data['archive']}"]),
     "a zip of closed files": Attack("compress", lambda data: [zipped(data, "name", 0o100000)]),
     "a zip of files that are folders elsewhere": Attack("compress", lambda data: [
         zipped(data, "name").replace("3, 33188 << 16", "0, 16")]),
