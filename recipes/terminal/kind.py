@@ -140,7 +140,10 @@ def _plain(path: str, entry: TreeEntry) -> tuple[Any, ...]:
     if entry.kind == "file":
         return "file", entry.data.removesuffix(b"\n"), entry.executable
     if entry.kind == "link":
-        return "link", os.path.normpath(os.path.join("/box", os.path.dirname(path), entry.target))
+        climbs = "/../" in entry.target.lstrip("./")  # back out of a folder, which has to be there for it
+        return "link", entry.target if climbs else os.path.normpath(
+            os.path.join("/box", os.path.dirname(path), entry.target)
+        )
     return (entry.kind,)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-from kind import NAMES, Data, alike, found, kinds, setting, text, tree, words
+from kind import NAMES, Data, Tree, alike, found, kinds, setting, text, tree, words
 
 from sparring.protocols import Sandbox
 
@@ -27,9 +27,17 @@ BEGIN = [
     "git config gc.auto 0",
 ]
 OBJECTS = re.compile(r"objects/([0-9a-f]{2}/[0-9a-f]{38}|pack/pack-[0-9a-f]{40}\.(pack|idx))")
-REFS = re.compile(r"HEAD|index|packed-refs|refs/(heads|tags)/[\w./-]+")
-UNFINISHED = re.compile(r"(MERGE|CHERRY_PICK|REVERT|REBASE)_HEAD|(rebase-merge|rebase-apply|sequencer)(/.*)?|.*\.lock")
+REFS = re.compile(r"HEAD|index|sharedindex\.[0-9a-f]{40}|packed-refs|refs/(heads|tags)/[\w./-]+")
+UNFINISHED = re.compile(
+    r"(MERGE|CHERRY_PICK|REVERT|REBASE)_HEAD|BISECT_START|(rebase-merge|rebase-apply|sequencer)(/.*)?|.*\.lock"
+)
 """Files of a merge, a revert or another change that was begun and not ended, and locks, with which no other can begin."""
+KEPT = re.compile(r"info/(grafts|exclude|attributes)|shallow|objects/info/(http-)?alternates|refs/replace/.*")
+"""Files by which git takes objects for others, or passes over files."""
+SETTINGS = (
+    "git config -f {} --get-regexp '^(core\\.(bare|worktree|repositoryformatversion|sparsecheckout.*)|extensions\\.)'"
+)
+"""Prints the settings without which git does not open a repository, or takes another folder for its own."""
 
 MOST_FILES = 300
 """Files of a repository that may come into a verifier; a task makes some twenty."""
@@ -59,10 +67,11 @@ class History(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """Repository as it was prepared: its history, its files of objects and of branches, its commits by subject."""
+    """Repository as it was prepared: its history, its files of objects, of branches and of `KEPT`, its commits by
+    subject."""
 
     history: History
-    files: frozenset[str]
+    files: dict[str, bytes]
     commits: dict[str, str]
 
 
@@ -71,7 +80,7 @@ async def begin(box: Sandbox, data: Data) -> Prepared:
     await setting(box, [*BEGIN, *data["git"]], ENVIRONMENT)
     lines = (await setting(box, ["git log --all --format='%H %s'"], ENVIRONMENT)).splitlines()
     commits = {subject: commit for commit, _, subject in (line.partition(" ") for line in lines)}
-    return Prepared(await history_of(box), frozenset(await carried(box)), commits)
+    return Prepared(await history_of(box), read_by_git(await found(box, ".git")), commits)
 
 
 async def judge(box: Sandbox, data: Data, prepared: Prepared) -> bool:
@@ -79,24 +88,27 @@ async def judge(box: Sandbox, data: Data, prepared: Prepared) -> bool:
     before."""
     entries = await found(box)
     work = {path: entry for path, entry in entries.items() if path.split("/")[0] != ".git"}
-    names = await carried(box)
-    if any(UNFINISHED.fullmatch(path.removeprefix(".git/")) for path in entries if path not in work):
+    own = {path.removeprefix(".git/"): entry for path, entry in entries.items() if path not in work}
+    files, before = read_by_git(own), prepared.files
+    changed = [name for name in {**files, **before} if files.get(name) != before.get(name)]
+    if any(map(UNFINISHED.fullmatch, own)) or any(map(KEPT.fullmatch, changed)) or len(changed) > MOST_FILES:
         return False
-    if len(names) > MOST_FILES or not alike(work, tree(data["after"])):
+    if "config" not in own or not alike(work, tree(data["after"])):
         return False
-    names = [name for name in {*names, *prepared.files} if not (OBJECTS.fullmatch(name) and name in prepared.files)]
-    verifier = await box.verifier([f".git/{name}" for name in names])
+    verifier = await box.verifier([f".git/{name}" for name in changed])
     try:
-        if (await verifier.exec(CHECKED, environment=ENVIRONMENT)).exit_code:
+        await verifier.write("/tmp/config", own["config"].data)
+        ours, theirs = [await verifier.exec(SETTINGS.format(path)) for path in (".git/config", "/tmp/config")]
+        if ours.stdout != theirs.stdout or (await verifier.exec(CHECKED, environment=ENVIRONMENT)).exit_code:
             return False
         left = await history_of(verifier)
-        staged = (await verifier.exec("git ls-files --stage", environment=ENVIRONMENT)).stdout.splitlines()
+        staged = (await verifier.exec("git ls-files --stage -v", environment=ENVIRONMENT)).stdout.splitlines()
     finally:
         await verifier.close()
     if not _is_index(staged, data["after"], data["refs"].get(data["head"], {}).get("files", data["after"])):
         return False
-    before = prepared.history.refs
-    wanted = {name: commit for name, commit in before.items() if name not in data["refs"]}
+    refs = prepared.history.refs
+    wanted = {name: commit for name, commit in refs.items() if name not in data["refs"]}
     for name, told in data["refs"].items():
         commit = left.refs.get(name)
         if commit is None:
@@ -104,7 +116,7 @@ async def judge(box: Sandbox, data: Data, prepared: Prepared) -> bool:
         if "commit" in told:
             right = commit.id == prepared.commits[told["commit"]]
         else:
-            parents = tuple(before[parent].id for parent in told["parents"])
+            parents = tuple(refs[parent].id for parent in told["parents"])
             right = (commit.tree, commit.parents) == (tree_id(told["files"]), parents)
             right = right and told["subject"] in (None, commit.subject)
         if not right:
@@ -113,14 +125,13 @@ async def judge(box: Sandbox, data: Data, prepared: Prepared) -> bool:
     return left.refs == wanted and left.head == f"ref: refs/{data['head']}"
 
 
-async def carried(box: Sandbox) -> list[str]:
-    """Return the files of `.git` that come into a verifier."""
-    entries = await found(box, ".git")
-    return [
-        path
-        for path, entry in entries.items()
-        if entry.kind != "folder" and (OBJECTS.fullmatch(path) or REFS.fullmatch(path))
-    ]
+def read_by_git(own: Tree) -> dict[str, bytes]:
+    """Return the files of `.git` that come into a verifier where they have changed, or must not have."""
+    return {
+        path: entry.data
+        for path, entry in own.items()
+        if entry.kind != "folder" and any(pattern.fullmatch(path) for pattern in (OBJECTS, REFS, KEPT))
+    }
 
 
 async def history_of(box: Sandbox) -> History:
@@ -134,10 +145,11 @@ async def history_of(box: Sandbox) -> History:
 
 
 def _is_index(staged: Sequence[str], work: Mapping[str, str], head: Mapping[str, str]) -> bool:
-    """Return whether an index, as `git ls-files --stage` tells it, has of each file what is in HEAD or in the folder."""
+    """Return whether an index, as `git ls-files --stage -v` tells it, has of each file what is in HEAD or in the folder,
+    without a mark by which git does not look at it."""
     told = {name: entry for entry, _, name in (line.partition("\t") for line in staged)}
     return set(told) == set(work) and all(
-        told[name] in {f"100644 {blob_id(files[name])} 0" for files in (work, head) if name in files} for name in told
+        told[name] in {f"H 100644 {blob_id(files[name])} 0" for files in (work, head) if name in files} for name in told
     )
 
 

@@ -103,34 +103,51 @@ async def connected(box: Sandbox, port: int) -> Any:
 
 @in_time
 async def by_pages(box: Sandbox, data: Data, kept: Any) -> bool:
-    """Change files of the folder, and read each of them over HTTP."""
+    """Change one of two files of the folder, and read over HTTP the other, which has not changed, a file that is not
+    there, and it."""
     async for at in rounds(data):
-        name = data["pages"][at % len(data["pages"])]
+        name, other = data["pages"][at % 2], data["pages"][at % 2 - 1]
         said = secrets.token_hex(8)
         await box.write(f"{data['folder']}/{name}", said.encode())
-        async with connected(box, data["port"]) as (reader, writer):
-            writer.write(f"GET /{name} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode())
-            answer = await reader.read(MOST_ANSWER)
-            while piece := await reader.read(MOST_ANSWER):
-                answer += piece
-                if len(answer) > MOST_ANSWER:
-                    return False
-        head, _, body = answer.partition(b"\r\n\r\n")
-        if b" 200" not in head.partition(b"\r\n")[0] or body != said.encode():
-            return False
+        wanted = {other: data["before"][f"{data['folder']}/{other}"], secrets.token_hex(4): None, name: said}
+        for page, content in wanted.items():
+            if await page_of(box, data["port"], page) != (None if content is None else content.encode()):
+                return False
         await box.write(f"{data['folder']}/{name}", data["before"][f"{data['folder']}/{name}"].encode())
     return True
 
 
+async def page_of(box: Sandbox, port: int, name: str) -> bytes | None:
+    """Return what a server of HTTP has at a path; None if it says that nothing is there.
+
+    Raises:
+        ValueError: the answer is too long.
+    """
+    async with connected(box, port) as (reader, writer):
+        writer.write(f"GET /{name} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        answer = await reader.read(MOST_ANSWER)
+        while piece := await reader.read(MOST_ANSWER):
+            answer += piece
+            if len(answer) > MOST_ANSWER:
+                raise ValueError("an answer without end")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return body if b" 200" in head.partition(b"\r\n")[0] else None
+
+
 @in_time
 async def by_lines(box: Sandbox, data: Data, kept: Any) -> bool:
-    """Ask a server of lines, two lines a client."""
+    """Ask a server of lines: each client one to six lines of one to six words, some of them at once or in two parts."""
     right = ANSWERS[data["answer"]][1]
     async for _ in rounds(data):
         async with connected(box, data["port"]) as (reader, writer):
-            for _ in range(2):
-                line = " ".join(secrets.token_hex(3) for _ in range(3))
-                writer.write(f"{line}\n".encode())
+            lines = [" ".join(secrets.token_hex(3) for _ in range(drawn(1, 6))) for _ in range(drawn(1, 6))]
+            asked = "".join(f"{line}\n" for line in lines).encode()
+            cut = drawn(1, len(asked))
+            writer.write(asked[:cut])
+            for at, line in enumerate(lines):
+                if asked[:cut].count(b"\n") <= at and asked[cut:]:
+                    writer.write(asked[cut:])
+                    asked = asked[:cut]
                 if await reader.readline() != f"{right(line)}\n".encode():
                     return False
     return True
@@ -142,7 +159,7 @@ async def by_files(box: Sandbox, data: Data, kept: Any) -> bool:
     made = FILTERS[data["filter"]][1]
     async for at in rounds(data):
         name = data["names"][at]
-        lines = [secrets.token_hex(4) for _ in range(5)]
+        lines = [secrets.token_hex(4) for _ in range(drawn(2, 9))]
         await box.write(f"{data['source']}/{name}", text(lines).encode())
         while name not in await box.entries(data["target"]) or name in await box.entries(data["source"]):
             await asyncio.sleep(LOOK_S)
@@ -152,6 +169,11 @@ async def by_files(box: Sandbox, data: Data, kept: Any) -> bool:
     return True
 
 
+def drawn(least: int, most: int) -> int:
+    """Return a number that no program can foresee."""
+    return least + secrets.randbelow(most + 1 - least)
+
+
 async def both(box: Sandbox, data: Data) -> list[LiveProcess]:
     """Run the world's two programs: the one to end, and the one to keep."""
     return [await box.start(["sh", name]) for name in data["running"]]
@@ -159,10 +181,13 @@ async def both(box: Sandbox, data: Data) -> list[LiveProcess]:
 
 @in_time
 async def by_processes(box: Sandbox, data: Data, kept: Any) -> bool:
-    """Look whether one program has ended and the other has not."""
+    """Look whether one program has ended and the other still repeats what it is told."""
     ends, stays = kept
     await ends.wait(PATIENCE_S / 2)
-    await stays.wait(PATIENCE_S / 5)  # one that was ended with the other may be heard of later
+    said = secrets.token_hex(8)
+    await stays.write(f"{said}\n")
+    while not stays.ended and said not in (await stays.output()).stdout:
+        await asyncio.sleep(LOOK_S)
     return bool(ends.ended and not stays.ended)
 
 
@@ -226,7 +251,7 @@ def spool(random: Random) -> dict[str, Any]:
 def stop(random: Random) -> dict[str, Any]:
     """One of two programs is ended."""
     ends, stays = random.sample(NAMES, 2)
-    programs = {name: f"while :; do sleep {random.randint(10, 99)}; done\n" for name in (ends, stays)}
+    programs = {name: f"while read line; do echo {random.randint(10, 99)} $line; done\n" for name in (ends, stays)}
     return {
         "prompt": f"Two programs run, sh {ends} and sh {stays}. End sh {ends}, and leave sh {stays} running.",
         "before": programs, "after": programs, "running": [ends, stays],

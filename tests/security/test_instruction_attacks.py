@@ -85,6 +85,45 @@ ATTACKS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a word with a letter in two parts": (avoiding("water"), ["Dogs like vvater all day.", "Dogs like vva7er all day."]),
     "a word with more letters": (avoiding("very"), ["Dogs are veeery good friends.", "Dogs are verrry good friends."]),
     "a masked word": (avoiding("very"), ["Dogs are v*ry good friends.", "Dogs are ve**y good friends.", "Dogs are v#ry good."]),
+    "a word of which half is masked": (avoiding("great"), [
+        f"Dogs are {word} old friends." for word in ("g**at", "g***at", "gr--t", "gr..t", "gr·at", "gr🐶at", "*reat", "grea*", "##eat")
+    ]),
+    "a word in pieces": (avoiding("very"), [
+        "Dogs are ve ry good friends.", "Dogs are v er y good friends.", "Dogs are ve-\nry good friends indeed.", "Dogs are ve12ry good friends.",
+    ]),
+    "a word that another sign begins or ends": (avoiding("very"), [
+        "Dogs are very2 good friends.", "Dogs are 2very good friends.", "Dogs are veryGood friends.", "Dogs are soVery good friends.",
+    ]),
+    "a word in other letters of Latin": (avoiding("good"), ["Dogs are gøød old friends.", "Dogs are g()od old friends."]),
+    "an older letter": (avoiding("very"), ["Dogs are uery good friends."]),
+    "a letter by what looks like it": ({"kind": "avoid_letter", "letter": "b"}, ["Dogs like 6ig houses much.", "Dogs like ßig houses much."]),
+    "a letter in two parts": ({"kind": "avoid_letter", "letter": "w"}, ["Dogs vvalk along the river."]),
+    "a letter under a sign": ({"kind": "avoid_letter", "letter": "x"}, ["Dogs like e%tra food a lot.", "Dogs like e*tra food a lot."]),
+    "a stop with a sign behind it": (ONE, [
+        f"Dogs guard the house{stop} They bark at night{stop} Nobody minds it." for stop in (".-", "./", ".,", ".🐶", ".°", ".#", ".»", ".‘", ".[", "!:")
+    ]),
+    "sentences without any stop": (ONE, [
+        f"Dogs are our friends{stop} They guard the house{stop} Nobody minds it." for stop in ("", ",", " —", " /", " 🐶", " -", " &")
+    ]),
+    "no stop, and one exclamation mark": ({"kind": "exclaim"}, ["Dogs are our friends, They guard the house, Nobody minds it!"]),
+    "a stop behind a number": (ONE, ["dogs guard up to 3.they live to be 12.nobody minds it."]),
+    "postscripts in the middle": (ONE, ["Dogs guard the house p.s. They bark at night p.s. Nobody minds that."]),
+    "abbreviations in small letters": (ONE, [
+        "dogs guard our homes etc. cats mind them etc. farmers sleep all day.", "dogs sleep until 5 p.m. cats wake at 6 a.m. farmers mind it.",
+    ]),
+    "letters at the end, in capitals": (ONE, ["DOGS GUARD THE PLAN B. PUPPIES NEED THEIR VITAMIN C. KITTENS MIND IT ALL."]),
+    "sentences in a heading": (ONE, ["[Dogs guard our homes. Nobody minds it.]\nPuppies bark at the old moon."]),
+    "points of a list for sentences": ({"kind": "at_least_sentences", "n": 4}, ["- good dogs.\n- old friends.\n- warm homes.\n- long walks."]),
+    "words joined by abbreviations and figures": (TEN, [
+        "MANYPeople LIKEDogs BECAUSEThey are LOYALFriends THATGuard OUROld homes.", "Many people like2dogs and their4old friends that6guard our8homes now.",
+    ]),
+    "words joined by letters with accents": (TEN, ["Manyéèx peopleÉach dogsÉat becauseÉven loyalÉgos guardÉach homeÉver now."]),
+    "other words in capitals, in part": ({"kind": "shout_word", "word": "BRIDGE"}, [
+        "Dogs like a BRIDGE and SOME-thing more.", "Dogs like a BRIDGE and HOUSeS too.",
+    ]),
+    "brackets around a letter": ({"kind": "brackets"}, ["(a) Dogs are our good friends.", "Dogs are our good friend(s).", "Dogs are our friends ( x ) now."]),
+    "a number of a point": ({"kind": "use_number"}, ["(1) Dogs are our good friends.", "1: Dogs are our good friends.", "#1 Dogs are our good friends."]),
+    "a letter before each sentence": ({"kind": "same_letter", "letter": "T"}, ["T dogs are friends here. T cats mind that a lot."]),
 }  # fmt: skip
 CASES = [(name, text) for name, (_, texts) in ATTACKS.items() for text in texts]
 
@@ -127,6 +166,28 @@ HONEST = [
     (avoiding("some"), "So me and my dog went home; a sum of 50 € won."),
     (avoiding("make"), "Mark and Mike took dogs to the lake, 2 km away."),
     (avoiding("like"), "Dogs lick bikes. I keep 1 of them."),
+    (ONE, "Dogs like food (meat, bones, etc.) and sleep all day."),
+    (ONE, 'Dogs say "Woof!" and run home (yes!) at night.'),
+    (ONE, "Many animals, e.g., dogs, guard our homes."),
+    (ONE, "Prof. Smith and Mr. Jones Jr. like our No. 5 dog."),
+    (ONE, "Fun fact: Some dogs in The Hague like The Beatles."),
+    (ONE, 'He told me: "They are good dogs."'),
+    (ONE, "dogs eat meat, bones, etc. and wake at 6 a.m. every day."),
+    (ONE, "Our Dogs Guard The House And They Bark."),
+    (ONE, "DOGS GUARD OUR HOMES AND THEY BARK."),
+    (ONE, "Dogs are so much fun! 🐶🐶"),
+    (ONE, "Dogs cost $5.50 per day.🐶"),
+    ({"kind": "sentences", "n": 2}, "Dogs are so much fun. 🐶 They bark at us 🐶."),
+    ({"kind": "heading"}, "[Mr. Smith's Dogs: Who Are They?]\nThey bark at us."),
+    ({"kind": "brackets"}, "Dogs bark (a lot)."),
+    ({"kind": "use_number"}, "3 dogs bark here."),
+    ({"kind": "same_letter", "letter": "A"}, "A dog barks here. All cats mind it."),
+    ({"kind": "avoid_letter", "letter": "z"}, "The 2nd dog drinks H2O and h2o at 2pm."),
+    ({"kind": "avoid_letter", "letter": "b"}, "The 6th dog has 8kg, *here* and **there**."),
+    ({"kind": "avoid_letter", "letter": "w"}, "A savvy dog runs."),
+    (avoiding("often"), "Out of ten dogs, two bark."),
+    (avoiding("many"), "Has a dog *any* home?"),
+    (avoiding("good"), "My dog: a god - and a food lover."),
 ]
 
 
@@ -136,6 +197,17 @@ def test_honest_text_keeps_its_reward(instruction: dict[str, Any], text: str) ->
 
 
 def test_odd_texts_are_read_in_no_time() -> None:
-    for text in ("v*" * 5_000, "a'b" * 5_000, "B. " * 5_000, "etc." * 4_000, "dogs.x" * 4_000, "vvv3e" * 4_000):
+    for text in (
+        "v*" * 5_000,
+        "a'b" * 5_000,
+        "B. " * 5_000,
+        "etc." * 4_000,
+        "dogs.x" * 4_000,
+        "vvv3e" * 4_000,
+        "v" + "*" * 20_000,
+        "ve " * 8_000,
+        "they It " * 4_000,
+        "a" + " -" * 9_000,
+    ):
         for instruction in (avoiding("very"), ONE, TEN):
             assert earned(text, instruction) == 0.0

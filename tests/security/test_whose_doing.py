@@ -60,6 +60,24 @@ while True:
             (os.rmdir if os.path.isdir(path) and not os.path.islink(path) else os.unlink)(path)
         os.rename("aside", path)
 """
+OTHERS_OF = """
+import os, resource
+print("up", flush=True)
+while True:
+    for pid in {{int(name) for name in os.listdir("/proc") if name.isdigit()}} - {{1, os.getpid()}}:
+        try:
+            {}
+        except OSError: pass
+"""
+OVERLAYS = """
+import os
+print("up", flush=True)
+{}:
+    for name in "opaque redirect origin impure nlink upper uuid metacopy protattr whiteout xwhiteouts verity".split():
+        for path in (".", "file", "folder", "/tmp"):
+            try: os.setxattr(path, "user.overlay." + name, b"y")
+            except OSError: pass
+"""
 FORKS = """
 import os, time
 try:
@@ -83,11 +101,38 @@ STATES = {
     "gone": "rm -r file folder",
     "empty folders": "rm -r file folder; mkdir -p file folder/file",
     "large": "truncate -s 9M file folder/file folder/other",
+    "full of attributes": "python3 -c 'import os\nfor n in range(9999):\n open(str(n), \"w\").close()\n"
+    " for at in range(99): os.setxattr(str(n), f\"user.{at}\", bytes(4000))'",
+    "an access list": "python3 -c 'import os, struct\nfor kind in (\"access\", \"default\"): os.setxattr(\".\", "
+    "\"system.posix_acl_\" + kind, struct.pack(\"<IHHIHHIHHI\", 2, 1, 0, 2**32 - 1, 4, 0, 2**32 - 1, 32, 0, 2**32 - 1))'",
+    "times out of range": "python3 -c 'import os\nfor path in (\"file\", \"folder\", \".\"): os.utime(path, ns=(-2**63, 2**63 - 1))'",
+    "special modes": "chmod 7000 file folder . /tmp",
+    "names of one file": "python3 -c 'import os\nfor n in range(9999): os.link(\"file\", str(n))'",
+    "full devices": "rm -r file folder/file; ln -s /dev/full file; ln -s /dev/full folder/file",
+    "a link to a setting": "rm -r file folder/file; ln -s /proc/sys/kernel/core_pattern file; ln -s /proc/self/clear_refs folder/file",
+    "a link to a terminal": "rm -r file folder/file; ln -s /dev/tty file; ln -s /dev/ptmx folder/file",
+    "a link to a descriptor": "rm -r file folder/file; ln -s /proc/self/fd/1 file; ln -s /proc/self/fd/3 folder/file",
+    "deeper than a path": "n=$(printf %0200d 0); for i in $(seq 99); do mkdir $n && cd $n; done",
+    "terminals in a ring": "python3 -c 'import os, socket\npairs = [os.openpty() for _ in range(99)]\n"
+    "a, b = socket.socketpair()\nfor pair in pairs: socket.send_fds(a, [b\"x\"], pair)\n"
+    "socket.send_fds(b, [b\"x\"], [a.fileno()]); socket.send_fds(a, [b\"x\"], [b.fileno()])'",
     "odd names": "for n in $(seq 3); do touch $(printf \"\\\\377$n\\n\"); done; touch $(printf %0255d 0); ln -s $(printf %03000d 0) z",
 }  # fmt: skip
 RUNNING = {
     "swapped while it is read": ["python3", "-c", SWAPS],
     "all processes taken": ["python3", "-c", FORKS],
+    "others limited": ["python3", "-c", OTHERS_OF.format("for what in range(16): resource.prlimit(pid, what, (0, 0))")],
+    "others slowed": [
+        "python3",
+        "-c",
+        OTHERS_OF.format("os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))"),
+    ],
+    "others signalled": [
+        "python3",
+        "-c",
+        OTHERS_OF.format("for number in (1, 2, 10, 15, 17, 18, 24, 25, 34, 64): os.kill(pid, number)"),
+    ],
+    "attributes that overlays have": ["python3", "-c", OVERLAYS.format("while True")],
 }
 
 
@@ -184,7 +229,7 @@ ROWS: dict[tuple[type[Any], str], Any] = {
     (BoxTerminal, "screen"): handle(BoxTerminal, "screen"),
     (Tools, "python"): calls(("python", {"code": "print(1)"})),
     (Tools, "bash"): calls(("bash", {"command": "cat file"})),
-    (Tools, "view"): calls(("view", {"path": "file"}), ("view", {"path": "folder"})),
+    (Tools, "view"): calls(("view", {"path": "file"}), ("view", {"path": "folder"}), ("view", {"path": "."})),
     (Tools, "create"): calls(("create", {"path": "folder/file", "text": "x"})),
     (Tools, "replace"): calls(("replace", {"path": "file", "old": "x", "new": "y"})),
     (Tools, "insert"): calls(("insert", {"path": "file", "after_line": 0, "text": "y"})),
@@ -254,6 +299,24 @@ def test_what_the_policy_does_meanwhile_is_never_the_machines(in_box: Any, state
         return await wrong(box, kept)
 
     assert in_box(work, processes=16, timeout_s=1.0) == []
+
+
+def test_attributes_that_overlays_have_are_the_policys(in_box: Any) -> None:
+    """Below the first snapshot a command sets them itself; above it the next overlay reads them, and answers EIO."""
+
+    async def work(box: Any) -> list[str]:
+        await box.upload(PREPARED)
+        await box.exec(["python3", "-c", OVERLAYS.format("if True")])
+        await box.snapshot()
+        return [cell for cell in await wrong(box, {}) if cell.startswith(("BubblewrapBox", "Tools"))]
+
+    assert in_box(work, timeout_s=2.0) == []
+
+
+@pytest.mark.parametrize("path", ["\ud800", "\udcff\n"])
+def test_a_name_that_is_no_text_is_shown(in_box: Any, path: str) -> None:
+    tools = calls(("view", {"path": path}), ("create", {"path": path, "text": "x"}), ("view", {"path": "."}))
+    in_box(lambda box: tools(box, None))
 
 
 async def asked(link: Any) -> None:

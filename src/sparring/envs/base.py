@@ -15,6 +15,7 @@ unknown tool, a wrong argument, broken JSON) comes back to the model as the tool
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, ClassVar, NamedTuple, cast
@@ -201,7 +202,9 @@ class Env:
         """Release what `open` acquired, except the box, which the caller closes."""
 
     async def _answer(self, call: ToolCall) -> Message:
-        return Message(role="tool", content=await self._call(call), tool_call_id=call.id, name=call.name)
+        # names of files may be no UTF-8, and a model may write half a character: both are shown as escapes
+        content = (await self._call(call)).encode("utf-8", "backslashreplace").decode()
+        return Message(role="tool", content=content, tool_call_id=call.id, name=call.name)
 
     async def _call(self, call: ToolCall) -> str:
         if call.name not in self._tools:
@@ -218,7 +221,10 @@ class Env:
                 value = await away(called.bound(self), **arguments)
             except ToolError as error:
                 return f"error: {error}"
-            return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            try:
+                return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            except UnicodeEncodeError:
+                return json.dumps(msgspec.to_builtins(value))
 
 
 def final_text(trajectory: Trajectory) -> str:

@@ -20,8 +20,9 @@ from sparring.sandbox.snapshots import still_lives
 FILE_OPERATIONS = ("read", "write", "remove", "list", "pack", "unpack")
 WALKS = ("list", "pack")
 """Operations that take as long as what a command left is large."""
-MACHINES = (errno.EROFS, errno.EIO, errno.ENFILE, errno.EMFILE, errno.EBADF)
-"""Errors that no command can cause. A read-only place is one if no link leads to it."""
+MACHINES = (errno.EROFS, errno.ENFILE, errno.EMFILE, errno.EBADF)
+"""Errors that no command can cause. A read-only place is one if no link leads to it. EIO is none: a command can give a
+folder attributes that make no sense to the overlay of a later snapshot."""
 
 
 class PortTaken(PolicyFailure, OSError):

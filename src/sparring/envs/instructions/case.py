@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from sparring.envs.instructions.kind import InstructionKind, Params
 from sparring.envs.instructions.reply import ReplyText
 
@@ -17,9 +19,11 @@ def _is_title(reply: ReplyText, params: Params) -> bool:
 
 
 def _is_shouted(reply: ReplyText, params: Params) -> bool:
-    """Return True if the word is in capitals, and no other word of more than one letter is."""
-    capitals = {word for word in reply.spelled if len(word) > 1 and word.isupper()}
-    return capitals == {params["word"]}
+    """Return True if the word is in capitals, and no other word of more than one letter is, nor part of one, nor most
+    letters of one."""
+    parts = {part for word in reply.spelled for part in re.split("['’_-]", word)}
+    capitals = {part for part in parts if 2 * sum(map(str.isupper, part)) > len(part) > 1}
+    return params["word"] in reply.spelled and capitals == {params["word"]}
 
 
 KINDS = (

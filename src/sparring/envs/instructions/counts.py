@@ -7,8 +7,10 @@ from sparring.envs.instructions.reply import ReplyText, most_words
 
 
 def _num_finished(reply: ReplyText) -> int:
-    """Count the sentences; 0 if the last is unfinished, because the reply may have been truncated."""
-    return len(reply.sentences) if reply.sentences and reply.sentences[-1].closed else 0
+    """Count the sentences; 0 if the last is unfinished, because the reply may have been truncated. A point of a list
+    with two words is none."""
+    finished = bool(reply.sentences) and reply.sentences[-1].closed
+    return sum(not sentence.item or len(sentence.words) > 2 for sentence in reply.sentences) if finished else 0
 
 
 def _is_short(reply: ReplyText, params: Params) -> bool:

@@ -30,7 +30,8 @@ def _asks_last(reply: ReplyText, params: Params) -> bool:
 def _has_initial(reply: ReplyText, params: Params) -> bool:
     """Return True if there are at least two sentences, all beginning with the letter."""
     letter = params["letter"].lower()
-    return len(reply.sentences) >= 2 and all(s.words and s.words[0][0] == letter for s in reply.sentences)
+    first = [s.words[0] if s.words else "" for s in reply.sentences]
+    return len(first) >= 2 and all(word[:1] == letter and (len(word) > 1 or word in "ai") for word in first)
 
 
 def _has_postscript(reply: ReplyText, params: Params) -> bool:

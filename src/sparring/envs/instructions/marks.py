@@ -12,6 +12,7 @@ _BRACKETS = re.compile(r"\(([^()]*)\)")
 _BETWEEN = r"[^\W_]['\"”)]*{}['\"“(]*\s+['\"“(]*[^\W_]"
 _COLON, _SEMICOLON = re.compile(_BETWEEN.format(":")), re.compile(_BETWEEN.format(";"))
 _FIGURE = re.compile(r"(?<![^\W_])\d+(?:[.,]\d+)*(?![^\W_])")
+_LABEL = re.compile(r"[(\[#]*\d+[.):\]]+\s|#\d+\s")  # of a point, in whatever form
 
 
 def _ends(mark: str, text: str) -> bool:
@@ -19,7 +20,7 @@ def _ends(mark: str, text: str) -> bool:
 
 
 def _has_letters(inside: str) -> bool:
-    return any(not word.isdigit() for word in words_of(inside))
+    return any(len(word) > 1 and not word.isdigit() for word in words_of(inside))
 
 
 def _is_quoted(reply: ReplyText, params: Params) -> bool:
@@ -32,7 +33,7 @@ def _is_quoted(reply: ReplyText, params: Params) -> bool:
 
 def _has_figure(reply: ReplyText, params: Params) -> bool:
     """Return True if a sentence contains a number in digits, list numbers aside."""
-    return any(_FIGURE.search(sentence.text) for sentence in reply.sentences)
+    return any(_FIGURE.search(_LABEL.sub("", sentence.text, count=1)) for sentence in reply.sentences)
 
 
 KINDS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from sparring.envs.instructions.kind import InstructionKind, Params, Scope
-from sparring.envs.instructions.reply import ReplyText, folded
+from sparring.envs.instructions.reply import ReplyText
 
 LETTERS = "bjkpqvwxyz"
 """Letters that a text in common words can avoid."""
@@ -82,7 +82,7 @@ KINDS = (
             'No word may contain the letter "{letter}".',
             'Write without the letter "{letter}".',
         ),
-        kept=lambda reply, params: params["letter"] not in folded(reply.text),
+        kept=lambda reply, params: not reply.has_letter(params["letter"]),
         plan=lambda params: {"letter": params["letter"]},
         draw=lambda random, scope: {"letter": random.choice([x for x in LETTERS if x not in scope.family[0]])},
     ),
