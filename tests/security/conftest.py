@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,9 +40,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], UnpackedImage]:
-    """An image with a shell and a Python, which is made when it is first asked for."""
-    return functools.cache(lambda: UnpackedImage(python_image(tmp_path_factory.mktemp("image"))))
+def unpacked() -> Iterator[Callable[[], UnpackedImage]]:
+    """An image with a shell and a Python, which is made when it is first asked for, where the user of boxes can enter."""
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    folder.chmod(0o755)
+    yield functools.cache(lambda: UnpackedImage(python_image(folder)))
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
