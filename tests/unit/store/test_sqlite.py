@@ -231,14 +231,19 @@ def test_a_resume_repeats_the_steps_after_the_checkpoint(tmp_path: Path) -> None
     store.close()
 
 
-def test_events_are_kept_in_order(tmp_path: Path) -> None:
+def test_events_are_kept_in_order_and_once(tmp_path: Path) -> None:
+    """A resume that does steps again takes none of them back: they have happened."""
     store = SqliteStore(tmp_path / "store.sqlite")
     store.event("rl", "first")
     store.event("eval", "second", {"kind": "engine lost", "moved": 3})
     first, second = store.events()
     assert (first["stage"], first["event"]) == ("rl", "first") and first["time"] <= second["time"]
     assert second == {"time": second["time"], "stage": "eval", "event": "second", "kind": "engine lost", "moved": 3}
+    store.truncate("rl", 0, first_group=0)
     store.close()
+    again = SqliteStore(tmp_path / "store.sqlite")
+    assert again.events() == [first, second]
+    again.close()
 
 
 def test_the_log_is_copied_into_the_database_while_writing(tmp_path: Path) -> None:
