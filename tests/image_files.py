@@ -10,7 +10,9 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from sparring.sandbox.config import BOX_USER
@@ -44,6 +46,14 @@ LEFT_OUT = shutil.ignore_patterns(
     *("_codecs_*.so", "_decimal*.so", "_sqlite3*.so", "_curses*.so", "_tkinter*.so", "_dbm*.so", "_gdbm*.so"),
 )
 """Parts of Python's library that no test needs."""
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """Make a folder that every user can enter, as images have to be in one and pytest's are not, and remove it."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 def copy_programs(programs: Iterable[str], root: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from collected import ROOT, commands, of_head, of_page
+from image_files import open_folder
 from place import INSTEAD, WORDS, Place
 
 from sparring.cli.main import main
@@ -77,10 +77,8 @@ def test_every_file_of_a_target_exists() -> None:
 
 @pytest.fixture(scope="session")
 def place() -> Iterator[Place]:
-    """A place that every user can enter, as images have to be in one (pytest's own folders are closed)."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        yield Place(Path(folder))
+    with open_folder() as folder:
+        yield Place(folder)
 
 
 @pytest.mark.commands

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from image_files import python_image
+from image_files import open_folder, python_image
 from sandboxes import Bench, Work
 
 from sparring.protocols import Boxes, Sandbox
@@ -43,11 +43,11 @@ class ImagedBoxes:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     """Runs a coroutine function with a pool of the implementation under test."""
-    with asyncio.Runner() as runner:
+    with open_folder() as folder, asyncio.Runner() as runner:
         if request.param == IN_IMAGE:
-            image = UnpackedImage(python_image(tmp_path_factory.mktemp("image")))
+            image = UnpackedImage(python_image(folder))
             boxes: Boxes = ImagedBoxes(BubblewrapBoxes(SandboxConfig(servers=1), image_of=lambda name: image))
         else:
             boxes = make_boxes(SandboxConfig(kind=request.param, servers=1))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from image_files import python_image
+from image_files import open_folder, python_image
 
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
@@ -41,11 +39,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def unpacked() -> Iterator[Callable[[], UnpackedImage]]:
-    """An image with a shell and a Python, which is made when it is first asked for, where the user of boxes can enter."""
-    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-    folder.chmod(0o755)
-    yield functools.cache(lambda: UnpackedImage(python_image(folder)))
-    shutil.rmtree(folder)
+    """An image with a shell and a Python, which is made when it is first asked for."""
+    with open_folder() as folder:
+        yield functools.cache(lambda: UnpackedImage(python_image(folder)))
 
 
 @pytest.fixture(scope="module")
