@@ -7,18 +7,20 @@ So a recorded recipe names the text that it ran with.
 
 from __future__ import annotations
 
+import atexit
 import types
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 import xxhash
 
 from sparring.algo.base import name_of
-from sparring.errors import refusal
+from sparring.errors import BadInput, boundary, refusal
 from sparring.observe.whole_file import write_whole
+from sparring.scratch import scratch
 from sparring.user_files.named import named
 from sparring.user_files.neighbours import with_neighbours
 from sparring.validation import InvalidValue, Key, dotted
@@ -28,6 +30,11 @@ FOLDER = "rules"
 
 _CLASSES: dict[tuple[str, str], type[Any]] = {}
 """Classes by name and digest: of equal text there is one class, so that rules of two loads are equal."""
+_TEXTS: dict[type[Any], tuple[str, Mapping[str, bytes]]] = {}
+"""Digest of each class, and its files by name: none for a class that cannot compute."""
+_SCRATCH = ExitStack()
+"""Folders of rules that another process has pickled; a rule may import a file of its folder late."""
+atexit.register(_SCRATCH.close)
 
 
 def is_own(name: object) -> bool:
@@ -37,7 +44,14 @@ def is_own(name: object) -> bool:
 
 def own_name(rule: object) -> str:
     """Return the name of a rule from a file of the user's; empty for any other."""
-    return name_of(rule) if isinstance(rule, msgspec.Struct) and hasattr(rule, "digest_of_files") else ""
+    return name_of(rule) if isinstance(rule, msgspec.Struct) and type(rule) in _TEXTS else ""
+
+
+def naming(rule: msgspec.Struct) -> AbstractContextManager[None]:
+    """Return a context in which an error of a rule from a file of the user's names the rule (`BadInput`)."""
+    if not (name := own_name(rule)):
+        return nullcontext()
+    return boundary(BadInput, "[algo]", f"{name} to compute an update", "correct it, and begin a new run")
 
 
 def class_of(base: type[Any]) -> Callable[[Mapping[str, Any], tuple[Key, ...]], type[Any] | None]:
@@ -56,9 +70,9 @@ def class_of(base: type[Any]) -> Callable[[Mapping[str, Any], tuple[Key, ...]], 
         rule = _CLASSES.get((name, str(digest))) or _load(name, _path(name), dotted(keys))
         if not issubclass(rule, base):
             raise InvalidValue(keys, f"a subclass of {base.__module__}.{base.__name__}", name)
-        if digest not in (None, rule.digest_of_files):
+        if digest not in (None, _TEXTS[rule][0]):
             do = "restore the file, or leave `digest` out to take it as it is"
-            raise InvalidValue((*keys, "digest"), f"the digest of {name}, {rule.digest_of_files}", repr(digest), do)
+            raise InvalidValue((*keys, "digest"), f"the digest of {name}, {_TEXTS[rule][0]}", repr(digest), do)
         return rule
 
     return of_table
@@ -67,7 +81,7 @@ def class_of(base: type[Any]) -> Callable[[Mapping[str, Any], tuple[Key, ...]], 
 def record(folder: Path, algo: msgspec.Struct) -> None:
     """Write the files of a recipe's own rules into a run's folder."""
     for rule in _own_rules(algo):
-        _write(folder / FOLDER / rule.digest_of_files, rule.files)
+        _write(folder / FOLDER / rule.digest, _TEXTS[type(rule)][1])
 
 
 def recall(folder: Path, algo: object, bases: Mapping[str, type[Any]], *, runs: bool) -> None:
@@ -111,12 +125,18 @@ def _own_rules(algo: msgspec.Struct) -> Iterator[Any]:
 
 def _load(name: str, path: Path, where: str) -> type[Any]:
     """Return the class that `name` names, from the file at `path`."""
-    files = {str(file.relative_to(path.resolve().parent)): file.read_bytes() for file in with_neighbours(path)}
+    real = path.resolve()  # a link keeps its own name, by which the recipe names it
+    files = {
+        path.name if file == real else str(file.relative_to(real.parent)): file.read_bytes()
+        for file in with_neighbours(path)
+    }
     digest = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(sorted(files.items())))
-    if (name, digest) not in _CLASSES or not _CLASSES[name, digest].files:
+    if (name, digest) not in _CLASSES or not _TEXTS[_CLASSES[name, digest]][1]:
         rule = named(f"{path}:{name.rpartition(':')[2]}", where)
         if not isinstance(rule, type) or not issubclass(rule, msgspec.Struct):
             raise refusal(where, "a class of a rule", repr(name), "see docs/extend/credit-rule.md")
+        if "digest" in rule.__struct_fields__:
+            raise refusal(where, f"{name} without a field `digest`, which the record adds", "one", "rename it")
         _CLASSES[name, digest] = _with_digest(rule, name, digest, files)
     return _CLASSES[name, digest]
 
@@ -132,19 +152,20 @@ def _with_digest(rule: type[msgspec.Struct], name: str, digest: str, files: Mapp
         "__doc__": rule.__doc__,
         "__module__": rule.__module__,
         "__reduce__": reduced,
-        **{"digest": digest, "digest_of_files": digest, "files": files},
+        "digest": digest,
     }
     options: Any = {"tag": name, "tag_field": "name", "frozen": True, "kw_only": True, "forbid_unknown_fields": True}
     made: type[Any] = types.new_class(rule.__name__, (rule,), options, lambda namespace: namespace.update(inside))
+    _TEXTS[made] = (digest, files)
     return made
 
 
 def _restored(name: str, digest: str, files: Mapping[str, bytes], values: Mapping[str, Any]) -> Any:
     """Return a rule that another process has pickled."""
     if (name, digest) not in _CLASSES:
-        with TemporaryDirectory(prefix="sparring-rules-") as folder:
-            _write(Path(folder), files)
-            _load(name, Path(folder) / _path(name).name, name)
+        folder = _SCRATCH.enter_context(scratch())
+        _write(folder, files)
+        _load(name, folder / _path(name).name, name)
     return _CLASSES[name, digest](**values)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -24,8 +26,9 @@ def check_own_rules(algo: AlgoConfig, group_size: int) -> list[str]:
     """Try the recipe's own rules.
 
     Raises:
-        BadInput: a rule raises, gives a number that is not finite or a wrong shape; its advantages or rewards change
-            with the order of the groups or with rollouts that failed; or its gradient is not that of its values.
+        BadInput: a rule raises, changes its input, or gives a number that is not finite or a wrong shape; advantages
+            or rewards change in a second call, with the order of groups or with rollouts that failed; or its gradient
+            is not that of its values.
     """
     facts = []
     for place in ("gate", "loss", "correction"):
@@ -37,8 +40,9 @@ def check_own_rules(algo: AlgoConfig, group_size: int) -> list[str]:
             facts.append(f"algo.{place}: {name} was tried on {TOKENS} drawn tokens")
     for place, rule in (*(("shaping", rule) for rule in algo.shaping), ("credit", algo.credit)):
         if name := own_name(rule):
-            with boundary(BadInput, f"algo.{place}", f"{name} to run on {GROUPS} drawn groups", "correct it"):
-                _try_on_groups(f"algo.{place}", name, rule, *_drawn(algo.credit, group_size))
+            do = "correct it; one group has a single rollout, for which a credit may return None, and one equal rewards"
+            with boundary(BadInput, f"algo.{place}", f"{name} to run on {GROUPS} drawn groups", do):
+                _try_on_groups(f"algo.{place}", name, rule, *_drawn(algo, group_size))
             facts.append(f"algo.{place}: {name} was tried on {GROUPS} drawn groups")
     return facts
 
@@ -46,7 +50,12 @@ def check_own_rules(algo: AlgoConfig, group_size: int) -> list[str]:
 def _try_on_groups(
     where: str, name: str, rule: Any, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]
 ) -> None:
+    given = deepcopy((groups, samples))
     values = _values(where, name, rule, groups, samples)
+    if got := _difference(values, _values(where, name, rule, groups, samples)):
+        raise refusal(where, f"{name} to give the same in a second call", got, "use no random numbers and no state")
+    if given != (groups, samples):
+        raise refusal(where, f"{name} to leave its input as it is", "other groups or samples", "change copies of them")
     has_state = isinstance(rule, BaseCredit) and type(rule).open is not BaseCredit.open
     if not has_state and (got := _difference(values, _values(where, name, rule, groups[::-1], samples[::-1]))):
         do = "compute each group's from that group, or from sums over all of them"
@@ -90,22 +99,21 @@ def _difference(one: Values, other: Values) -> str:
     """Return the first place in which two results differ, or an empty text."""
     for id in sorted(one.keys() | other.keys()):
         left, right = one.get(id, ()), other.get(id, ())
-        if len(left) != len(right) or not all(map(_is_close, left, right)):
+        if len(left) != len(right) or not all(map(partial(math.isclose, rel_tol=1e-6, abs_tol=1e-9), left, right)):
             return f"{left} and {right} for {id}"
     return ""
 
 
-def _is_close(left: float, right: float) -> bool:
-    return math.isclose(left, right, rel_tol=1e-6, abs_tol=1e-9)
-
-
-def _drawn(credit: BaseCredit, group_size: int) -> tuple[list[Group], list[list[Sample]]]:
-    """Draw groups of chats with two replies each; in every second group a rollout failed."""
-    draw, plain = Random(0), []
+def _drawn(algo: AlgoConfig, group_size: int) -> tuple[list[Group], list[list[Sample]]]:
+    """Draw groups of chats with two replies each; in every second group a rollout failed. One group has a single
+    rollout left, and one has equal rewards, unless a filter drops them."""
+    credit, draw, plain = algo.credit, Random(0), []
     for number in range(GROUPS):
         turns = [draw.randint(1, 4), draw.randint(1, 4)]
-        num_tokens = sum(turns)
-        per_turn = [[float(draw.randint(0, 1)), draw.random()] for _ in range(group_size)]
+        num_tokens, size = sum(turns), 1 if number == 1 and not algo.zero_variance_filter else group_size
+        per_turn = [[float(draw.randint(0, 1)), draw.random()] for _ in range(size)]
+        if number == 2 and not algo.zero_variance_filter:
+            per_turn = per_turn[:1] * size
         fields: dict[str, Any] = {
             "parts": [{part: draw.random() for part in credit.parts_read} for _ in per_turn],
             "tokens": [{name: [draw.random() for _ in range(num_tokens)] for name in credit.reads} for _ in per_turn],
