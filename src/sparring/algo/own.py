@@ -8,7 +8,6 @@ So a recorded recipe names the text that it ran with.
 from __future__ import annotations
 
 import atexit
-import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import msgspec
 import xxhash
+from msgspec.structs import asdict
 
 from sparring.algo.base import name_of
 from sparring.errors import BadInput, boundary, refusal
@@ -118,18 +118,16 @@ def _tables(algo: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _own_rules(algo: msgspec.Struct) -> Iterator[Any]:
-    for value in msgspec.structs.asdict(algo).values():
+    for value in asdict(algo).values():
         rules = value if isinstance(value, tuple) else (value,)
         yield from filter(own_name, rules)
 
 
 def _load(name: str, path: Path, where: str) -> type[Any]:
     """Return the class that `name` names, from the file at `path`."""
-    real = path.resolve()  # a link keeps its own name, by which the recipe names it
-    files = {
-        path.name if file == real else str(file.relative_to(real.parent)): file.read_bytes()
-        for file in with_neighbours(path)
-    }
+    files = {str(file.relative_to(path.resolve().parent)): file.read_bytes() for file in with_neighbours(path)}
+    if path.is_file():  # a link keeps its own name, by which the recipe names it
+        files[path.name] = files.pop(path.resolve().name)
     digest = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(sorted(files.items())))
     if (name, digest) not in _CLASSES or not _TEXTS[_CLASSES[name, digest]][1]:
         rule = named(f"{path}:{name.rpartition(':')[2]}", where)
@@ -144,18 +142,11 @@ def _load(name: str, path: Path, where: str) -> type[Any]:
 def _with_digest(rule: type[msgspec.Struct], name: str, digest: str, files: Mapping[str, bytes]) -> type[Any]:
     """Return a subclass whose tag is the rule's name in a recipe, with the field `digest`; pickled with its files."""
 
-    def reduced(self: msgspec.Struct) -> tuple[Any, ...]:
-        return _restored, (name, digest, files, msgspec.structs.asdict(self))
-
-    inside = {
-        "__annotations__": {"digest": str},
-        "__doc__": rule.__doc__,
-        "__module__": rule.__module__,
-        "__reduce__": reduced,
-        "digest": digest,
-    }
+    inside = {"__doc__": rule.__doc__, "__reduce__": lambda self: (_restored, (name, digest, files, asdict(self)))}
     options: Any = {"tag": name, "tag_field": "name", "frozen": True, "kw_only": True, "forbid_unknown_fields": True}
-    made: type[Any] = types.new_class(rule.__name__, (rule,), options, lambda namespace: namespace.update(inside))
+    made = msgspec.defstruct(
+        rule.__name__, [("digest", str, digest)], bases=(rule,), module=rule.__module__, namespace=inside, **options
+    )
     _TEXTS[made] = (digest, files)
     return made
 
