@@ -197,7 +197,7 @@ def _texts(branch: Mapping[str, Any]) -> Iterator[str]:
         yield from _walks(branch) if {"pattern", "minLength", "maxLength", "allOf"} & branch.keys() else ()
         return
     patterns = [part.get("pattern", "") for part in (branch, *branch.get("allOf", ()))]
-    for word in ("text ", *re.findall(r"\w+", " ".join(patterns))):
+    for word in ("text ", *re.findall(r"\w+|[^\x00-\x7f]", " ".join(patterns))):
         yield (word * (least // len(word) + 1))[: max(least, int(min(most, len(word.strip()))))]
     if {"pattern", "allOf"} & branch.keys():
         yield from _walks(branch)
