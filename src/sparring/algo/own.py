@@ -32,9 +32,9 @@ _CLASSES: dict[tuple[str, str], type[Any]] = {}
 """Classes by name and digest: of equal text there is one class, so that rules of two loads are equal."""
 _TEXTS: dict[type[Any], tuple[str, Mapping[str, bytes]]] = {}
 """Digest of each class, and its files by name: none for a class that cannot compute."""
-_SCRATCH = ExitStack()
-"""Folders of rules that another process has pickled; a rule may import a file of its folder late."""
-atexit.register(_SCRATCH.close)
+SCRATCH = ExitStack()
+"""Folders of rules that another process has pickled, until the process ends; a rule may import their files late."""
+atexit.register(SCRATCH.close)
 
 
 def is_own(name: object) -> bool:
@@ -154,7 +154,7 @@ def _with_digest(rule: type[msgspec.Struct], name: str, digest: str, files: Mapp
 def _restored(name: str, digest: str, files: Mapping[str, bytes], values: Mapping[str, Any]) -> Any:
     """Return a rule that another process has pickled."""
     if (name, digest) not in _CLASSES:
-        folder = _SCRATCH.enter_context(scratch())
+        folder = SCRATCH.enter_context(scratch())
         _write(folder, files)
         _load(name, folder / _path(name).name, name)
     return _CLASSES[name, digest](**values)
