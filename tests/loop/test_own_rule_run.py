@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ class Clipped(BaseLoss, frozen=True, kw_only=True):
     high: float = 0.28
 
     def __call__(self, tokens):
+        import late
+
         ratio = tokens.log_ratio.exp()
         clipped = ratio.clamp(1.0 - self.low, 1.0 + self.high)
         return -(ratio * tokens.advantages).minimum(clipped * tokens.advantages)
@@ -46,8 +49,10 @@ def test_a_rule_that_is_a_built_in_one_gives_its_bits(
 ) -> None:
     file = given.parent / "rules.py"
     file.write_text(RULES)
+    file.with_name("late.py").touch()
     own = (f"algo.credit={file}:Mine", f"algo.loss={file}:Clipped", *layout)
     assert sparring(given, "own", *own) == sparring(given, "built-in") == 0
+    assert not [path for path in Path(tempfile.gettempdir()).glob(".scratch-*/late.py")], "ranks leave no files"
     assert weights(given, "own") == weights(given, "built-in")
     file.write_text(RULES + "# another text\n")
     capsys.readouterr()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +138,21 @@ def test_a_store_of_another_user_is_refused(store: ImageStore, tmp_path: Path) -
         store.unpacked("shell")
 
 
+def test_a_store_where_another_user_could_swap_folders_is_refused(store: ImageStore, tmp_path: Path) -> None:
+    """Root gives folders to the boxes' group there: what is behind a link must not be one of the machine's."""
+    place = store.folder.parent / "place"
+    (place / "sparring").mkdir(parents=True)
+    for user, mode in ((OVERFLOW_USER, 0o755), (0, 0o777)):
+        os.chown(place, user, 0)
+        place.chmod(mode)
+        other = ImageStore(place / "sparring" / "images")
+        with pytest.raises(BadInput, match=f"only root can change, got {place} of user {user}, mode 0{mode:o}"):
+            other.pull(tmp_path / "image.tar", "shell")
+        assert not list((place / "sparring").iterdir())
+    place.chmod(0o1777)
+    other.pull(tmp_path / "image.tar", "shell")
+
+
 def test_a_key_names_another_user(store: ImageStore, tmp_path: Path) -> None:
     """Its boxes change files of an image that was pulled for it, and cannot enter another one's."""
     other = ImageStore(store.folder.parent / "other", BOX_USER + 1)
@@ -162,6 +178,22 @@ def test_an_id_that_somebody_has_is_refused() -> None:
         check_sandbox(SandboxConfig(user=1))
     (finding,) = examine(SandboxConfig(user=1))
     assert not finding.holds and "sandbox.user" in finding.cost
+
+
+@pytest.mark.parametrize("file", ("subuid", "subgid"))
+def test_an_id_that_somebody_s_containers_may_take_is_refused(tmp_path: Path, file: str) -> None:
+    """In a mount namespace of its own, with files of ours over the machine's."""
+    for name in ("subuid", "subgid"):
+        last = BOX_USER if name == file else BOX_USER - 1
+        (tmp_path / name).write_text(f"\n# bob:1:99999\nalice:{BOX_USER + 1}:65536\nbob:{last - 9}:10\n")
+    shell = f'mount -t overlay -o lowerdir={tmp_path}:/etc overlay /etc && exec "$@"'
+    text = "from sparring.sandbox.mounts import check_box_user; import sys; check_box_user(int(sys.argv[1]))"
+    line = ["unshare", "-m", "sh", "-c", shell, "sh", sys.executable, "-c", text]
+    lent, free = (
+        subprocess.run([*line, str(user)], capture_output=True, text=True) for user in (BOX_USER, BOX_USER - 20)
+    )
+    assert f"got {BOX_USER}, which /etc/{file} lends to bob" in lent.stderr
+    assert (free.returncode, free.stderr) == (0, "")
 
 
 def test_an_id_that_something_runs_as_is_refused() -> None:

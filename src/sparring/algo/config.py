@@ -15,7 +15,7 @@ from sparring.algo.credit.base import BaseCredit
 from sparring.algo.filter.difficulty import Difficulty
 from sparring.algo.gate.base import BaseGate
 from sparring.algo.kl import Kl
-from sparring.algo.own import class_of, is_own
+from sparring.algo.own import class_of, is_from_file, is_own
 from sparring.algo.own_loss import BaseLoss
 from sparring.algo.presets import ALGORITHMS
 from sparring.algo.right_answers import RightAnswers
@@ -152,6 +152,8 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"top_entropy must lie above 0 and at most at 1, got {self.top_entropy}")
         if self.kl.target is not None and self.kl_reward is not None and self.kl_reward.target is not None:
             raise ValueError("kl_reward.target must be left out with kl.target: only one coefficient can adapt")
+        if is_from_file(rule) and rule.does_nothing:
+            raise ValueError('correction must set weight, the unit of its weights, such as "token"')
         self._check_ratio()
 
     def _check_ratio(self) -> None:
@@ -289,7 +291,8 @@ def named(algo: Any) -> Any:
     preset = str(explicit.get("preset", ""))
     if preset:
         _check_name("preset", preset, ALGORITHMS)
-    filled = {key: _as_table(key, value) for key, value in ALGORITHMS.get(preset, {}).items()}
+    replaced = ("ratio", "gate") if "loss" in explicit else ()
+    filled = {key: _as_table(key, value) for key, value in ALGORITHMS.get(preset, {}).items() if key not in replaced}
     for key, value in explicit.items():
         base = filled.get(key)
         _refuse_foreign_keys(key, value, base, preset)

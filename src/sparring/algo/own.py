@@ -7,17 +7,20 @@ So a recorded recipe names the text that it ran with.
 
 from __future__ import annotations
 
-import types
+import atexit
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeGuard
 
 import msgspec
 import xxhash
+from msgspec.structs import asdict
 
-from sparring.errors import refusal
+from sparring.algo.base import name_of
+from sparring.errors import BadInput, boundary, refusal
 from sparring.observe.whole_file import write_whole
+from sparring.scratch import scratch
 from sparring.user_files.named import named
 from sparring.user_files.neighbours import with_neighbours
 from sparring.validation import InvalidValue, Key, dotted
@@ -27,6 +30,11 @@ FOLDER = "rules"
 
 _CLASSES: dict[tuple[str, str], type[Any]] = {}
 """Classes by name and digest: of equal text there is one class, so that rules of two loads are equal."""
+_TEXTS: dict[type[Any], tuple[str, Mapping[str, bytes]]] = {}
+"""Digest of each class, and its files by name: none for a class that cannot compute."""
+SCRATCH = ExitStack()
+"""Folders of rules that another process has pickled, until the process ends; a rule may import their files late."""
+atexit.register(SCRATCH.close)
 
 
 def is_own(name: object) -> TypeGuard[str]:
@@ -34,11 +42,23 @@ def is_own(name: object) -> TypeGuard[str]:
     return isinstance(name, str) and ".py:" in name
 
 
+def is_from_file(rule: object) -> bool:
+    """Return whether a rule is from a file of the user's."""
+    return type(rule) in _TEXTS
+
+
 def own_rules(algo: msgspec.Struct) -> Iterator[tuple[str, Any]]:
     """Yield the rules of `[algo]` that are from files of the user's, each with its key."""
-    for part, value in msgspec.structs.asdict(algo).items():
+    for part, value in asdict(algo).items():
         rules = value if isinstance(value, tuple) else (value,)
-        yield from ((part, rule) for rule in rules if hasattr(rule, "digest_of_files"))
+        yield from ((part, rule) for rule in rules if is_from_file(rule))
+
+
+def naming(rule: msgspec.Struct) -> AbstractContextManager[None]:
+    """Return a context in which an error of a rule from a file of the user's names the rule (`BadInput`)."""
+    if not is_from_file(rule):
+        return nullcontext()
+    return boundary(BadInput, "[algo]", f"{name_of(rule)} to compute an update", "correct it, and begin a new run")
 
 
 def class_of(base: type[Any]) -> Callable[[Mapping[str, Any], tuple[Key, ...]], type[Any] | None]:
@@ -52,14 +72,14 @@ def class_of(base: type[Any]) -> Callable[[Mapping[str, Any], tuple[Key, ...]], 
 
     def of_table(table: Mapping[str, Any], keys: tuple[Key, ...]) -> type[Any] | None:
         name, digest = table.get("name"), table.get("digest")
-        if not is_own(name):
+        if not isinstance(name, str) or not is_own(name):
             return None
         rule = _CLASSES.get((name, str(digest))) or _load(name, _path(name), dotted(keys))
         if not issubclass(rule, base):
             raise InvalidValue(keys, f"a subclass of {base.__module__}.{base.__name__}", name)
-        if digest not in (None, rule.digest_of_files):
+        if digest not in (None, _TEXTS[rule][0]):
             do = "restore the file, or leave `digest` out to take it as it is"
-            raise InvalidValue((*keys, "digest"), f"the digest of {name}, {rule.digest_of_files}", repr(digest), do)
+            raise InvalidValue((*keys, "digest"), f"the digest of {name}, {_TEXTS[rule][0]}", repr(digest), do)
         return rule
 
     return of_table
@@ -68,7 +88,7 @@ def class_of(base: type[Any]) -> Callable[[Mapping[str, Any], tuple[Key, ...]], 
 def record(folder: Path, algo: msgspec.Struct) -> None:
     """Write the files of a recipe's own rules into a run's folder."""
     for _, rule in own_rules(algo):
-        _write(folder / FOLDER / rule.digest_of_files, rule.files)
+        _write(folder / FOLDER / rule.digest, _TEXTS[type(rule)][1])
 
 
 def recall(folder: Path, algo: object, bases: Mapping[str, type[Any]], *, runs: bool) -> None:
@@ -101,11 +121,15 @@ def _path(name: str) -> Path:
 def _load(name: str, path: Path, where: str) -> type[Any]:
     """Return the class that `name` names, from the file at `path`."""
     files = {str(file.relative_to(path.resolve().parent)): file.read_bytes() for file in with_neighbours(path)}
+    if path.is_file():  # a link keeps its own name, by which the recipe names it
+        files[path.name] = files.pop(path.resolve().name)
     digest = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(sorted(files.items())))
-    if (name, digest) not in _CLASSES or not _CLASSES[name, digest].files:
+    if (name, digest) not in _CLASSES or not _TEXTS[_CLASSES[name, digest]][1]:
         rule = named(f"{path}:{name.rpartition(':')[2]}", where)
         if not isinstance(rule, type) or not issubclass(rule, msgspec.Struct):
             raise refusal(where, "a class of a rule", repr(name), "see docs/extend/credit-rule.md")
+        if "digest" in rule.__struct_fields__:
+            raise refusal(where, f"{name} without a field `digest`, which the record adds", "one", "rename it")
         _CLASSES[name, digest] = _with_digest(rule, name, digest, files)
     return _CLASSES[name, digest]
 
@@ -113,27 +137,21 @@ def _load(name: str, path: Path, where: str) -> type[Any]:
 def _with_digest(rule: type[msgspec.Struct], name: str, digest: str, files: Mapping[str, bytes]) -> type[Any]:
     """Return a subclass whose tag is the rule's name in a recipe, with the field `digest`; pickled with its files."""
 
-    def reduced(self: msgspec.Struct) -> tuple[Any, ...]:
-        return _restored, (name, digest, files, msgspec.structs.asdict(self))
-
-    inside = {
-        "__annotations__": {"digest": str},
-        "__doc__": rule.__doc__,
-        "__module__": rule.__module__,
-        "__reduce__": reduced,
-        **{"digest": digest, "digest_of_files": digest, "files": files},
-    }
+    inside = {"__doc__": rule.__doc__, "__reduce__": lambda self: (_restored, (name, digest, files, asdict(self)))}
     options: Any = {"tag": name, "tag_field": "name", "frozen": True, "kw_only": True, "forbid_unknown_fields": True}
-    made: type[Any] = types.new_class(rule.__name__, (rule,), options, lambda namespace: namespace.update(inside))
+    made = msgspec.defstruct(
+        rule.__name__, [("digest", str, digest)], bases=(rule,), module=rule.__module__, namespace=inside, **options
+    )
+    _TEXTS[made] = (digest, files)
     return made
 
 
 def _restored(name: str, digest: str, files: Mapping[str, bytes], values: Mapping[str, Any]) -> Any:
     """Return a rule that another process has pickled."""
     if (name, digest) not in _CLASSES:
-        with TemporaryDirectory(prefix="sparring-rules-") as folder:
-            _write(Path(folder), files)
-            _load(name, Path(folder) / _path(name).name, name)
+        folder = SCRATCH.enter_context(scratch())
+        _write(folder, files)
+        _load(name, folder / _path(name).name, name)
     return _CLASSES[name, digest](**values)
 
 

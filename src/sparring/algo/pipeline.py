@@ -9,6 +9,7 @@ from sparring.algo.aggregation import aggregated, denominator
 from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.shuffled import Shuffled
+from sparring.algo.own import naming
 from sparring.algo.survival import InverseSurvival
 from sparring.protocols import Credit
 from sparring.types import Group, Sample
@@ -37,10 +38,12 @@ class CreditPipeline:
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         config, shaped = self._config, list(groups)
         for rule in config.shaping:
-            shaped = rule.shape(shaped)
+            with naming(rule):
+                shaped = rule.shape(shaped)
         stays = [self._passes_filters(group, after) for group, after in zip(groups, shaped, strict=True)]
         chosen = [(group, rows) for group, rows, stay in zip(shaped, samples, stays, strict=True) if stay]
-        credited = iter(self._rule.credit([group for group, _ in chosen], [rows for _, rows in chosen]))
+        with naming(config.credit):
+            credited = iter(self._rule.credit([group for group, _ in chosen], [rows for _, rows in chosen]))
         aggregated_rows = [
             aggregated(next(credited), config.aggregation, self._max_tokens) if stay else [] for stay in stays
         ]

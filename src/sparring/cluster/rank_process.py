@@ -18,6 +18,7 @@ import threading
 from contextlib import ExitStack, suppress
 from typing import IO
 
+from sparring.algo.own import SCRATCH
 from sparring.allocator import share_freed_memory
 from sparring.cluster.frames import StandsStill, receive, send
 from sparring.cluster.rank import Rank, RankEnded, RankFailure
@@ -139,6 +140,7 @@ def serve() -> None:
                 method, data = receive(calls), receive(calls)
                 waiting.put((method.decode(), data))
         rank.release()
+        SCRATCH.close()
         os._exit(0)
 
     def tick() -> None:

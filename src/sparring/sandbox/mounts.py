@@ -9,6 +9,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,14 @@ def check_box_user(user: int) -> None:
     """Refuse an id that boxes run as and somebody has: whatever else runs as it can enter boxes.
 
     Raises:
-        BadInput: passwd or group has an entry of it.
+        BadInput: passwd or group has an entry of it, or subuid or subgid lends it to somebody's containers.
     """
     if box_identity(user) and (names := [*_named(pwd.getpwuid, user), *_named(grp.getgrgid, user)]):
         raise user_refusal(user, f"that of {names[0][0]}")
+    for file in filter(os.path.isfile, ("/etc/subuid", "/etc/subgid") if box_identity(user) else ()):
+        for name, first, count in re.findall(r"(?m)^([^:#\s]+):(\d+):(\d+)", Path(file).read_text("utf-8", "replace")):
+            if int(first) <= user < int(first) + int(count):
+                raise user_refusal(user, f"which {file} lends to {name}")
 
 
 def user_refusal(user: int, whose: str) -> Exception:

@@ -15,6 +15,8 @@ import tomli_w
 from refusals import refused_at
 
 from sparring.algo.own import record
+from sparring.algo.pipeline import load_credit
+from sparring.batch.plain_groups import nouns, simple_group
 from sparring.errors import BadInput
 from sparring.recipe.load import from_data, load_recorded
 from sparring.recipe.run_config import RunConfig, dump
@@ -107,6 +109,83 @@ class WrongGradient(BaseLoss, frozen=True, kw_only=True):
     def __call__(self, tokens):
         return Wrong.apply(tokens.logprob) * tokens.advantages
 
+class ByUnit(BaseLoss, frozen=True, kw_only=True):
+    # float32 by hand, tensors of the default dtype, and constants changed in place are as right as any
+    unit: ClassVar = "sequence"
+    @torch.no_grad()
+    def cap(self, tokens):
+        weights = (tokens.logprob - tokens.anchor).exp_()
+        weights[weights > 1.2] = 1.2
+        return weights.mul_(2).to(torch.float32)
+    def __call__(self, tokens):
+        totals = torch.zeros(int(tokens.sequences.max()) + 1).index_add_(0, tokens.sequences, tokens.logprob.float())
+        return -self.cap(tokens) * tokens.log_ratio.data * tokens.advantages * totals[tokens.sequences]
+
+class OwnBackward(BaseLoss, frozen=True, kw_only=True):
+    def __call__(self, tokens):
+        return Right.apply(tokens.logprob) * tokens.advantages
+
+class Right(Wrong):
+    @staticmethod
+    def forward(context, x):
+        context.save_for_backward(x)
+        return x * x
+    @staticmethod
+    def backward(context, gradient):
+        [x] = context.saved_tensors
+        return 2 * x * gradient
+
+class ForgetsUnit(BaseLoss, frozen=True, kw_only=True):
+    def __call__(self, tokens):
+        return -tokens.advantages * tokens.mean(tokens.log_ratio, "sequence").exp()
+
+class ByBatch(ForgetsUnit, frozen=True, kw_only=True):
+    unit: ClassVar = "sequence"
+    def __call__(self, tokens):
+        return -tokens.advantages / (1 + tokens.advantages.abs().mean()) * tokens.logprob
+
+class IdleRows(BaseLoss, frozen=True, kw_only=True):
+    unit: ClassVar = "sequence"
+    def __call__(self, tokens):
+        return -(tokens.advantages + 1) * tokens.mean(tokens.logprob, "sequence")
+
+class Changes(BaseLoss, frozen=True, kw_only=True):
+    def __call__(self, tokens):
+        return -tokens.advantages.mul_(2) * tokens.logprob
+
+class Noisy(BaseLoss, frozen=True, kw_only=True):
+    def __call__(self, tokens):
+        return -tokens.advantages * tokens.logprob * torch.rand(len(tokens.logprob))
+
+class HasDigest(BaseLoss, frozen=True, kw_only=True):
+    digest: str = "mine"
+
+class NeverStops(BaseGate, frozen=True, kw_only=True):
+    def __call__(self, log_ratio, tokens):
+        return Gated(surrogate=log_ratio * tokens.advantages, stopped=tokens.weighted[:1])
+
+class ByDeviation(Lowest, frozen=True, kw_only=True):
+    def advantages(self, members):
+        rewards = [member.reward for member in members]
+        return [(reward - min(rewards)) / (max(rewards) - min(rewards)) for reward in rewards]
+
+class ByOthers(Lowest, frozen=True, kw_only=True):
+    def advantages(self, members):
+        total = sum(member.reward for member in members)
+        return [member.reward - (total - member.reward) / (len(members) - 1) for member in members]
+
+class Counts(Lowest, frozen=True, kw_only=True):
+    def advantages(self, members):
+        CALLS.append(1)
+        return [member.reward * len(CALLS) for member in members]
+
+class Keeps(Lowest, frozen=True, kw_only=True):
+    def advantages(self, members):
+        members[0].score.parts["seen"] = 1.0
+        return super().advantages(members)
+
+CALLS = []
+
 class Root(Correction, frozen=True, kw_only=True):
     def raw_weights(self, difference, tokens):
         return (HALF * difference).exp()
@@ -158,6 +237,10 @@ def test_every_part_takes_one_and_a_recipe_says_it_whole(file: Path) -> None:
         f"algo.{part}: {file}:{name}"
         for part, name in (("credit", "Lowest"), ("loss", "Cispo"), ("correction", "Root"), ("shaping", "Halved"))
     ]
+    assert all(tried({"preset": "gspo", "loss": f"{file}:{name}"}) for name in ("ByUnit", "OwnBackward"))
+    assert all(
+        tried({"credit": f"{file}:{name}", "zero_variance_filter": True}) for name in ("ByOthers", "ByDeviation")
+    )
     assert tried({"gate": f"{file}:Tanh"}) and not tried({"credit": "rloo", "gate": "cispo"})
 
 
@@ -181,12 +264,34 @@ def test_a_run_records_the_files_and_reads_them_when_they_have_changed(file: Pat
 
 
 def test_another_process_gets_the_files_with_the_rule(file: Path) -> None:
-    config = config_of({"credit": {"name": f"{file}:Lowest", "scale": 0.25}, "correction": f"{file}:Root"})
+    """Of a link, and a file that is imported late, too."""
+    (link := file.with_name("linked.py")).symlink_to(file)
+    (file.parent / "late.py").write_text("SCALE = 3.0\n")
+    file.write_text(RULES.replace("        lowest =", "        from late import SCALE\n        lowest = SCALE *"))
+    config = config_of(
+        {"credit": {"name": f"{link}:Lowest", "scale": 0.25}, "correction": {"name": f"{file}:Root", "weight": "token"}}
+    )
     data = pickle.dumps(config.algo)
-    file.unlink()
-    text = "import pickle, sys; algo = pickle.load(sys.stdin.buffer); print(algo.credit, algo.correction)"
+    record(file.parent / "run", config.algo)
+    kept = {path.name for path in file.parent.joinpath("run").rglob("*.py")}
+    assert kept == {"rules.py", "linked.py", "amounts.py", "late.py"}
+    for path in file.parent.glob("*.py"):
+        path.unlink()
+    text = """
+import pickle, sys
+from sparring.stages.preflight.own_rules import check_own_rules
+algo = pickle.load(sys.stdin.buffer)
+check_own_rules(algo, 4)
+print(algo.credit, algo.correction)
+"""
     ran = subprocess.run([sys.executable, "-c", text], input=data, capture_output=True, check=True)
     assert ran.stdout.decode().strip() == f"{config.algo.credit} {config.algo.correction}"
+
+
+def test_an_error_in_an_update_names_the_rule(file: Path) -> None:
+    algo = config_of({"credit": f"{file}:Raises"}).algo
+    with refused_at("[algo]", f"{file}:Raises to compute an update"):
+        load_credit(algo, seed=0).credit(*nouns([simple_group([0.0, 1.0])]))
 
 
 @pytest.mark.parametrize(
@@ -206,6 +311,18 @@ def test_another_process_gets_the_files_with_the_rule(file: Path) -> None:
         ({"credit": "FILE:ReadsFailed"}, "algo.credit", "whatever rollouts failed"),
         ({"credit": "FILE:Raises"}, "algo.credit", "no_such_field"),
         ({"shaping": [{"name": "FILE:Reversed"}]}, "algo.shaping", "to return groups"),
+        ({"credit": "FILE:Counts"}, "algo.credit", "the same in a second call"),
+        ({"credit": "FILE:Keeps"}, "algo.credit", "leave its input as it is"),
+        ({"credit": "FILE:ByDeviation"}, "algo.credit", "ZeroDivisionError"),
+        ({"credit": "FILE:ByOthers"}, "algo.credit", "one group has a single rollout"),
+        ({"gate": "FILE:NeverStops"}, "algo.gate", "stopped has shape [1], surrogate [24]"),
+        ({"loss": "FILE:ForgetsUnit"}, "algo.loss", 'unit = "sequence"'),
+        ({"loss": "FILE:ByBatch"}, "algo.loss", "give a sequence the same beside any others"),
+        ({"loss": "FILE:IdleRows"}, "algo.loss", "moves_idle_tokens = True"),
+        ({"loss": "FILE:Changes"}, "algo.loss", "another tokens.advantages"),
+        ({"loss": "FILE:Noisy"}, "algo.loss", "the same in a second call"),
+        ({"loss": "FILE:HasDigest"}, "algo.loss", "without a field `digest`"),
+        ({"correction": "FILE:Root"}, "algo", "correction must set weight"),
         ({"loss": "FILE:Scalar"}, "algo.loss", "24 finite numbers"),
         ({"loss": "FILE:Flat"}, "algo.loss", "depend on tokens.logprob"),
         ({"loss": "FILE:Idle"}, "algo.loss", "moves_idle_tokens = True"),

@@ -36,6 +36,7 @@ FIT: list[Any] = [
     {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5},
     {"type": "string", "pattern": "^[A-Z]{3}-\\d{2}$"},
     {"type": "string", "allOf": [{"pattern": "a"}, {"pattern": "b"}], "maxLength": 2},
+    {"type": "string", "pattern": "\U0001f600+"},
     {"type": "string", "minLength": 9, "maxLength": 9},
     {"type": "string", "format": "date"},
     {"type": "string", "not": {"const": "text"}},

@@ -19,8 +19,9 @@ class BaseCredit(NamedRule, frozen=True, kw_only=True):
     defaults below. `algo/rules.py` lists it; nothing else names it. Implements `Credit`, except `denominator`.
     """
 
-    least_members: ClassVar[int]
-    """Smallest group that the rule can compare; a smaller one leaves the update."""
+    least_members: ClassVar[int] = 1
+    """Smallest group that the rule can compare. A recipe's groups have at least this size; one that failures made
+    smaller is still credited."""
 
     sees_one_group: ClassVar[bool] = False
     """True if advantages depend on one recorded group only; False if they depend on the whole update, on annotations or

@@ -15,7 +15,7 @@ class BaseGate(NamedRule, frozen=True, kw_only=True):
     defaults below. `algo/rules.py` lists it; nothing else names it.
     """
 
-    unit: ClassVar[Unit]
+    unit: ClassVar[Unit] = "token"
     """Unit of tokens whose ratios the gate combines."""
 
     takes: ClassVar[tuple[RatioKind, ...]] = ("token", "mean")

@@ -13,6 +13,7 @@ import torch
 
 from sparring.algo.aggregation import recounted
 from sparring.algo.config import AlgoConfig
+from sparring.algo.own import naming
 from sparring.algo.tokens import Gated, PolicyTokens, StepGate, bounded
 from sparring.annotations import Annotation
 from sparring.protocols import Divergence, LossResult, Needs
@@ -167,12 +168,15 @@ class PolicyLoss:
     def _objective(self, old: torch.Tensor, tokens: PolicyTokens, weights: torch.Tensor) -> _Objective:
         """Compute the objective of tokens whose sequences are complete."""
         config = self._config
-        corrected = config.correction_rule(old, tokens)
-        if config.loss is None:
-            log_ratio = bounded(config.ratio(tokens))
-            gated = config.gate(log_ratio, tokens)
-        else:
-            log_ratio, gated = tokens.log_ratio, Gated(surrogate=-config.loss(tokens), stopped=~tokens.weighted & False)
+        with naming(config.correction_rule):
+            corrected = config.correction_rule(old, tokens)
+        with naming(config.gate if config.loss is None else config.loss):
+            if config.loss is None:
+                log_ratio = bounded(config.ratio(tokens))
+                gated = config.gate(log_ratio, tokens)
+            else:
+                log_ratio = tokens.log_ratio
+                gated = Gated(surrogate=-config.loss(tokens), stopped=~tokens.weighted & False)
         surrogate = corrected.weights * gated.surrogate
         if config.top_entropy < 1:
             surrogate = surrogate * tokens.annotations[Annotation.ENTROPIC]

@@ -170,7 +170,7 @@ def _scalars(kind: str, branch: Mapping[str, Any]) -> Iterator[Any]:
     """Yield values of a type to try, the plainest first, and last those that the schema's grammar makes."""
     if kind == "string":
         patterns = [part.get("pattern", "") for part in (branch, *branch.get("allOf", ()))]
-        for word in ("text", *re.findall(r"\w+", " ".join(patterns))):
+        for word in ("text", *re.findall(r"\w+|[^\x00-\x7f]", " ".join(patterns))):
             yield (word * (branch.get("minLength", 0) // len(word) + 1))[: branch.get("maxLength")]
         yield from (*(_FORMATTED if "format" in branch else ()), *_TEXTS)
     elif kind in ("boolean", "null"):

@@ -232,13 +232,19 @@ class ImageStore:
         return self._images / f"{name.replace('/', '+')}.json"
 
     def _make_folders(self) -> None:
-        """Make the store, and check that the boxes' user can enter it, and nobody else."""
+        """Make the store, and check that the boxes' user can enter it, and nobody else or move it."""
         check_box_user(self._user)
+        for path in filter(Path.is_dir, self.folder.resolve().parents if self._identity else ()):
+            kind = path.stat()
+            if kind.st_uid or kind.st_mode & 0o1002 == 0o002:
+                got = f"{path} of user {kind.st_uid}, mode {kind.st_mode & 0o7777:04o}"
+                do = "do: set XDG_CACHE_HOME to a folder of root's"
+                raise refusal(str(self.folder), "a place that only root can change", got, do)
         try:
             for folder in (self.folder.parent, self.folder, *(self.folder / name for name in FOLDERS)):
                 is_closed = self._identity and folder == self.folder
                 if not folder.is_dir() or is_closed and not self._layers.is_dir():  # another pull may be as far
-                    folder.mkdir(parents=True, exist_ok=True)
+                    folder.mkdir(0o700, parents=True, exist_ok=True)  # closed to others at once, whatever the umask
                     if is_closed:
                         os.chown(folder, 0, self._user)
                     folder.chmod(0o710 if is_closed else 0o755)

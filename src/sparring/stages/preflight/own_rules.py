@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -25,16 +26,20 @@ def check_own_rules(algo: AlgoConfig, group_size: int) -> list[str]:
     """Try the recipe's own rules.
 
     Raises:
-        BadInput: a rule raises, gives a number that is not finite or a wrong shape; its advantages or rewards change
-            with the order of the groups or with rollouts that failed; or its gradient is not that of its values.
+        BadInput: a rule raises, changes its input, or gives a number that is not finite or a wrong shape; advantages
+            or rewards change in a second call, with the order of groups or with rollouts that failed; or its gradient
+            is not that of its values.
     """
     facts = []
     for place, rule in own_rules(algo):
         where, name = f"algo.{place}", name_of(rule)
-        on = "groups" if place in ("shaping", "credit") else "tokens"
-        with boundary(BadInput, where, f"{name} to run on drawn {on}", "correct it"):
+        on, do = "tokens", "correct it"
+        if place in ("shaping", "credit"):
+            on = "groups"
+            do = "correct it; one group has a single rollout, for which a credit may return None, and one equal rewards"
+        with boundary(BadInput, where, f"{name} to run on drawn {on}", do):
             if on == "groups":
-                _try_on_groups(where, name, rule, *_drawn(algo.credit, group_size))
+                _try_on_groups(where, name, rule, *_drawn(algo, group_size))
             else:
                 from sparring.algo.loss.trial import try_on_tokens
 
@@ -46,9 +51,11 @@ def check_own_rules(algo: AlgoConfig, group_size: int) -> list[str]:
 def _try_on_groups(
     where: str, name: str, rule: Any, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]
 ) -> None:
+    before = deepcopy((groups, samples))
     values = _values(where, name, rule, groups, samples)
     complete = [replace(group, failed=()) for group in groups]
-    others: dict[str, Any] = {"whatever rollouts failed (Group.failed)": (complete, samples)}
+    others: dict[str, Any] = {"in a second call": (groups, samples)}
+    others |= {"whatever rollouts failed (Group.failed)": (complete, samples)}
     if not isinstance(rule, BaseCredit) or type(rule).open is BaseCredit.open:  # else it remembers
         others["for groups in another order"] = (groups[::-1], samples[::-1])
     for what, changed in others.items():
@@ -56,8 +63,10 @@ def _try_on_groups(
         for id in sorted(values.keys() | given.keys()):
             one, other = values.get(id, ()), given.get(id, ())
             if len(one) != len(other) or not all(map(_is_close, one, other)):
-                do = "compute each group's from its scores, or from sums over all groups"
+                do = "compute each group's from its scores, or from sums over all groups, without random numbers"
                 raise refusal(where, f"{name} to give the same {what}", f"{one} and {other} for {id}", do)
+        if before != (groups, samples):
+            raise refusal(where, f"{name} to leave its input as it is", "other groups or samples", "change a copy")
 
 
 def _values(where: str, name: str, rule: Any, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> Values:
@@ -92,12 +101,16 @@ def _is_close(left: float, right: float) -> bool:
     return math.isclose(left, right, rel_tol=1e-6, abs_tol=1e-9)
 
 
-def _drawn(credit: BaseCredit, group_size: int) -> tuple[list[Group], list[list[Sample]]]:
-    """Draw groups of chats with two replies each; in every second group a rollout failed."""
-    draw, plain = Random(0), []
+def _drawn(algo: AlgoConfig, group_size: int) -> tuple[list[Group], list[list[Sample]]]:
+    """Draw groups of chats with two replies each; in every second group a rollout failed. One group has a single
+    rollout left, and one has equal rewards, unless a filter drops them."""
+    credit, draw, plain = algo.credit, Random(0), []
     for number in range(GROUPS):
         turns = [draw.randint(1, 4), draw.randint(1, 4)]
-        per_turn = [[float(draw.randint(0, 1)), draw.random()] for _ in range(group_size)]
+        size = 1 if number == 1 and not algo.zero_variance_filter else group_size
+        per_turn = [[float(draw.randint(0, 1)), draw.random()] for _ in range(size)]
+        if number == 2 and not algo.zero_variance_filter:
+            per_turn = per_turn[:1] * size
         fields: dict[str, Any] = {
             "parts": [{part: draw.random() for part in credit.parts_read} for _ in per_turn],
             "tokens": [{name: [draw.random() for _ in range(sum(turns))] for name in credit.reads} for _ in per_turn],
