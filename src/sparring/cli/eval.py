@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sparring.errors import BadInput
     from sparring.launch.evaluate import Gate
 
 
@@ -60,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from sparring.cli.evaluation import print_results
     from sparring.cli.recipe import load_recipe
     from sparring.dashboard.report import write_report
+    from sparring.errors import BadInput
     from sparring.launch.evaluate import check_writable, evaluate_subjects, evaluated_as
     from sparring.observe.results import write_results
     from sparring.observe.terminal import say
@@ -67,8 +70,12 @@ def run(args: argparse.Namespace) -> int:
     gate = _gate(args)
     if args.json is not None:
         check_writable(args.json)
-    args.overrides[:] = [*_environment(args), *args.overrides, *_settings(args)]
-    config = load_recipe(args)
+    settings = _settings(args)
+    args.overrides[:] = [*_environment(args), *args.overrides, *settings]
+    try:
+        config = load_recipe(args)
+    except BadInput as error:
+        raise _by_option(error, settings) from error
     subjects = [evaluated_as(config, text, args.tokenizer) for text in args.subjects]
     results = evaluate_subjects(config, subjects, gate)
     print_results(results)
@@ -85,9 +92,22 @@ def _environment(args: argparse.Namespace) -> list[str]:
     return [] if args.env is None else [f"env={{ name = {json.dumps(args.env, ensure_ascii=False)} }}"]
 
 
-def _settings(args: argparse.Namespace) -> list[str]:
-    options = {"tasks": args.tasks, "samples": args.samples, "ks": None if args.k is None else f"[{args.k}]"}
-    return [f"eval.{key}={value}" for key, value in options.items() if value is not None]
+def _settings(args: argparse.Namespace) -> dict[str, str]:
+    """Return the overrides that stand for options, each with its option as the user wrote it."""
+    keys = {"tasks": "tasks={}", "samples": "samples={}", "k": "ks=[{}]"}
+    given = {option: getattr(args, option) for option in keys if getattr(args, option) is not None}
+    return {f"eval.{keys[option].format(value)}": f"--{option} {value}" for option, value in given.items()}
+
+
+def _by_option(error: BadInput, settings: Mapping[str, str]) -> BadInput:
+    """Return a refusal that names an option in place of the override that stands for it."""
+    from sparring.errors import BadInput
+
+    for setting, option in settings.items():
+        if str(error).startswith(f"--set {setting}: "):
+            said, where = (text.replace(f"--set {setting}", option, 1) for text in (str(error), error.where))
+            return BadInput(said.replace("correct it there or with --set", "correct it"), where)
+    return error
 
 
 def _gate(args: argparse.Namespace) -> Gate | None:
