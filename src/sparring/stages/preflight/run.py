@@ -11,6 +11,7 @@ import msgspec
 
 from sparring.errors import refusal
 from sparring.harness.by_environment import mounts_of
+from sparring.observe.waiting import waiting
 from sparring.protocols import Boxes, EnvFactory
 from sparring.recipe.run_config import RunConfig
 from sparring.rollout.window import check_window
@@ -86,10 +87,12 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
     if "rl" in config.run.stages:
         facts += ["rollouts: the window cannot deadlock", correction_chosen(config)]
     facts += await check_judges(config, context.judges) + await check_teachers_answer(context)
-    facts += _check_held_out(context, factory) + check_beside(config, factory)
-    tasks = first_tasks(config, factory)
-    check_repeats(config, factory, tasks)
-    check_shown(config, factory)
+    worlds = ", ".join(world.name or world.reward or "rubric" for world in config.environments.values())
+    with waiting(f"generate of {worlds}", "rollout.timeouts.open_s", config.rollout.timeouts.open_s):
+        facts += _check_held_out(context, factory) + check_beside(config, factory)
+        tasks = first_tasks(config, factory)
+        check_repeats(config, factory, tasks)
+        check_shown(config, factory)
     task = tasks[0]
     if task.box is not None or mounts_of(context.harness) is not None:
         check_sandbox(config.sandbox)
