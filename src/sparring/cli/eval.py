@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparring.errors import BadInput
     from sparring.launch.evaluate import Gate
 
 
@@ -75,7 +73,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         config = load_recipe(args)
     except BadInput as error:
-        raise _by_option(error, settings) from error
+        said = str(error)
+        for setting, option in settings.items():
+            said = said.replace(f"--set {setting}: ", f"{option}: ", 1)
+        raise BadInput(said, said.partition(": expected ")[0]) from error
     subjects = [evaluated_as(config, text, args.tokenizer) for text in args.subjects]
     results = evaluate_subjects(config, subjects, gate)
     print_results(results)
@@ -97,17 +98,6 @@ def _settings(args: argparse.Namespace) -> dict[str, str]:
     keys = {"tasks": "tasks={}", "samples": "samples={}", "k": "ks=[{}]"}
     given = {option: getattr(args, option) for option in keys if getattr(args, option) is not None}
     return {f"eval.{keys[option].format(value)}": f"--{option} {value}" for option, value in given.items()}
-
-
-def _by_option(error: BadInput, settings: Mapping[str, str]) -> BadInput:
-    """Return a refusal that names an option in place of the override that stands for it."""
-    from sparring.errors import BadInput
-
-    for setting, option in settings.items():
-        if str(error).startswith(f"--set {setting}: "):
-            said, where = (text.replace(f"--set {setting}", option, 1) for text in (str(error), error.where))
-            return BadInput(said.replace("correct it there or with --set", "correct it"), where)
-    return error
 
 
 def _gate(args: argparse.Namespace) -> Gate | None:

@@ -7,8 +7,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import Never
 
 from sparring.errors import refusal
 from sparring.observe.terminal import say
@@ -18,42 +16,30 @@ SAID_AFTER_S = 10.0
 
 
 def to_stderr(sentence: str) -> None:
-    """Print a sentence to standard error, as a command does that prints its result to standard output."""
+    """Print a sentence to standard error."""
     say(sentence, stream=sys.stderr)
 
 
 @contextmanager
 def waiting(
-    what: str,
-    key: str = "",
-    limit_s: float = 0.0,
-    *,
-    after_s: float = SAID_AFTER_S,
-    said: Callable[[str], None] = to_stderr,
+    what: str, key: str = "", limit_s: float = 0, said: Callable[[str], None] = to_stderr, after_s: float = SAID_AFTER_S
 ) -> Iterator[None]:
-    """Say what is waited for if the body takes longer than `after_s`, even if it blocks the event loop. In the main
-    thread, a limit interrupts the body.
-
-    Args:
-        what: code that runs, as the user names it.
-        key: setting that is the limit; empty: none.
-        limit_s: limit in seconds.
-        after_s: seconds until the sentence.
-        said: called with it, in another thread.
+    """Say what is waited for if the body takes longer than `after_s`, even if it blocks the event loop. `said` is
+    called in another thread. In the main thread the setting `key`, `limit_s` seconds, bounds the body.
 
     Raises:
         BadInput: the limit was hit.
     """
+
+    def strike(*of_signal: object) -> None:
+        raise refusal(what, f"its end within {limit_s:g} s", "none", f"correct it, or raise {key}")
+
     bounds = f" ({key} = {limit_s:g} bounds it)" if key else ""
     timer = threading.Timer(after_s, said, [f"waiting for {what} since {after_s:g} s{bounds}"])
     timer.daemon = True
-
-    def strike(number: int, frame: FrameType | None) -> Never:
-        raise refusal(what, f"its end within {limit_s:g} s", "none", f"correct it, or raise {key}")
-
-    bounded = bool(key) and threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGALRM, strike) if bounded else None
     timer.start()
+    bounded = key and threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGALRM, strike) if bounded else None
     try:
         if bounded:
             signal.setitimer(signal.ITIMER_REAL, limit_s)
