@@ -81,6 +81,23 @@ class World(Env):
 """
 
 
+def test_what_is_wrong_with_recipe_and_model_comes_in_one_answer(
+    given: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("rollout.sampling.temperature=0", "train.best_metric=joy")
+    assert main(["check", str(given), *(word for setting in settings for word in ("--set", setting))]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == ["train.best_metric", "rollout.sampling.temperature"]
+
+
+def test_a_world_that_never_draws_a_task_is_refused(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world = given.parent / "hangs.py"
+    world.write_text(SILENT.replace("return {", "import threading; threading.Event().wait(); return {", 1))
+    settings = (f"env.name={world}:World", "rollout.timeouts.open_s=0.05")
+    assert main(["check", str(given), *(word for setting in settings for word in ("--set", setting))]) == 2
+    assert f"generate of {world}:World: expected its end within 0.05 s" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("stages", "do"),
     [

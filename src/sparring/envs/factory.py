@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 
 from sparring.envs.base import Env
-from sparring.envs.config import EnvConfig
+from sparring.envs.config import BoxConfig, EnvConfig
 from sparring.envs.executor import is_cooperative
 from sparring.envs.rubrics.judges import together
 from sparring.envs.splits import Same, Splits, Stream, derived_seed, identity, listed, order, unknown_split
@@ -56,6 +56,9 @@ class WorldFactory:
         with boundary(BadInput, f"env {name}", "a world that can be made from its settings", "correct its __init__"):
             self._probe = make()
         self.scorer = self._probe.scorer
+        if config.box != BoxConfig() and not self._probe.needs_box:
+            do = "leave the table out, or set needs_box = True in the world"
+            raise refusal("env.box", "a world that needs a box", f"{name}, which opens none", do)
         self._splits: dict[int, Splits] = {}
         if config.data:
             if read_rows is None:

@@ -21,6 +21,7 @@ from sparring.launch.sameness import BY_MESSAGES, sameness_of
 from sparring.observe.progress import progress
 from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
+from sparring.observe.waiting import waiting
 from sparring.recipe.load import load
 from sparring.recipe.run_config import RunConfig, resolve
 from sparring.scratch import scratch
@@ -259,7 +260,10 @@ def _worlds(config: RunConfig, judges: Judges, same: Same) -> tuple[EnvFactory, 
     from sparring.harness.load import load_harness
     from sparring.tasks.files import read_rows
 
-    factories = {key: load_env(env, read_rows, judges, same) for key, env in config.environments.items()}
+    factories = {}
+    for key, env in config.environments.items():
+        with waiting(f"{key} ({env.reward or env.name or 'rubric'}): its imports and its data"):
+            factories[key] = load_env(env, read_rows, judges, same)
     programs = Path(config.rollout.programs)
     open_door = partial(_open_door, config.rollout.models)
     harnesses = {

@@ -156,7 +156,8 @@ class Waits:
 
     def __init__(self, config: RolloutConfig) -> None:
         self._limits: dict[Phase, float] = {
-            phase: math.inf if phase in QUEUES else getattr(config.timeouts, _key(phase)) for phase in ERRORS
+            phase: math.inf if phase in QUEUES else getattr(config.timeouts, key_of(phase).rpartition(".")[2])
+            for phase in ERRORS
         }
         self._loop: asyncio.AbstractEventLoop | None = None
         self._armed: set[Phase] = set()
@@ -270,7 +271,7 @@ class Phases:
     def strike(self, wait: Wait, error: type[InfraError]) -> InfraError:
         """Record a limit that was hit, and return the error for it."""
         limit_s = self._waits.limit_s(wait.phase)
-        failure = error(f"{wait}: {UNDONE[wait.phase]} after {limit_s:g} s (rollout.timeouts.{_key(wait.phase)})")
+        failure = error(f"{wait}: {UNDONE[wait.phase]} after {limit_s:g} s ({key_of(wait.phase)})")
         failure.limit_s = limit_s
         self.struck = self.struck or failure
         data = {"phase": wait.phase, "detail": wait.detail, "turn": self.turns, "seconds": limit_s}
@@ -333,6 +334,6 @@ class TurnLimit(SessionLayer):
             self._failed = [(failed, failure) for failed, failure in self._failed if list(failed) != list(messages)]
 
 
-def _key(phase: Phase) -> str:
-    """Return the `[rollout.timeouts]` key of a phase's limit."""
-    return "tool_s" if phase == "harness" else f"{phase}_s"
+def key_of(phase: Phase) -> str:
+    """Return the key of a phase's limit; empty if it has none."""
+    return "" if phase in QUEUES else f"rollout.timeouts.{'tool' if phase == 'harness' else phase}_s"

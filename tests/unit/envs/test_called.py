@@ -122,6 +122,29 @@ def test_an_uncallable_reward_function_is_refused() -> None:
             score_of(lambda completions: wrong, TASK, "7")
 
 
+def exits(completion: str) -> float:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda completion: float("nan"), lambda completion: "0", lambda completion: [], lambda completions: [0, 1], exits],
+)
+def test_an_error_names_the_function_as_the_recipe_does(function: Callable[..., Any]) -> None:
+    async def run() -> None:
+        world = RewardFunction(ByName(function, "env.reward", "r_len.py:reward"))
+        await world.open(TASK, None)
+        await world.score(Trajectory(id="r", task="t", role="policy", segments=(), outcome=ANSWERED))
+
+    with pytest.raises(EnvError, match=r"^r_len\.py:reward: "):
+        asyncio.run(run())
+
+
+def test_a_mapped_column_is_known_by_its_new_name() -> None:
+    with refused_at("task t", "name it as the columns are called here, behind env.columns"):
+        ByName(lambda completion, question: 0, "env.reward").check(TASK)
+
+
 @pytest.mark.parametrize(
     ("content", "calls"),
     [("It is 2, sin", ()), ("", ()), ("Let me", (ToolCall(id="c", name="python", arguments=None, raw='{"co'),))],

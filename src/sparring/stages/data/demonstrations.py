@@ -26,6 +26,7 @@ from sparring.errors import (
     refusal_in,
 )
 from sparring.generation import Constraint, Rendered
+from sparring.observe.waiting import SAID_AFTER_S, to_stderr
 from sparring.protocols import EnvFactory, Expert, Renderer
 from sparring.recipe.run_config import RunConfig
 from sparring.record.branches import Transcript
@@ -247,11 +248,14 @@ class Demonstrations:
         self,
         context: Context,
         imitator: Imitator | None = None,
-        report: Callable[[str], None] = lambda sentence: None,
+        report: Callable[[str], None] = to_stderr,
         *,
         fits: bool = True,
     ) -> None:
         config = context.config.rollout
+        stalled_s = min(config.timeouts.stalled_s, SAID_AFTER_S)
+        timeouts = msgspec.structs.replace(config.timeouts, stalled_s=stalled_s)
+        config = msgspec.structs.replace(config, timeouts=timeouts)
         if config.rewards.within_s is not None:
             at_once = msgspec.structs.replace(
                 config.rewards, within_s=0.0
