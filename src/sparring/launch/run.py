@@ -94,10 +94,12 @@ async def _run(config: RunConfig) -> Path:
         changes = raised(context.folder, config)
         if changes or any(context.done(stage) is None for stage in config.run.stages):
             from sparring.stages.preflight.directory import check_directory
-            from sparring.stages.preflight.run import check  # slow import: only after the refusals above
 
             try:
-                facts = [*check_directory(context.folder), *await rehearse(context, check)]
+                with waiting("the check of the recipe"):
+                    from sparring.stages.preflight.run import check  # slow import: only after the refusals above
+
+                    facts = [*check_directory(context.folder), *await rehearse(context, check)]
             except BadInput:
                 if not there:
                     shutil.rmtree(context.folder, ignore_errors=True)  # while its lock is held
@@ -212,7 +214,8 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
 def _for_this_machine(config: RunConfig, store: Store) -> RunConfig:
     """Return a recipe with the settings that it leaves to the machine."""
     if not config.train.token_budget:
-        from sparring.stages.preflight.token_budget import sized  # torch
+        with waiting("the import of torch"):
+            from sparring.stages.preflight.token_budget import sized
 
         config, why = sized(config)
         store.put(CHOSEN, why)
@@ -260,10 +263,7 @@ def _worlds(config: RunConfig, judges: Judges, same: Same) -> tuple[EnvFactory, 
     from sparring.harness.load import load_harness
     from sparring.tasks.files import read_rows
 
-    factories = {}
-    for key, env in config.environments.items():
-        with waiting(f"{key} ({env.reward or env.name or 'rubric'}): its imports and its data"):
-            factories[key] = load_env(env, read_rows, judges, same)
+    factories = {key: load_env(env, read_rows, judges, same) for key, env in config.environments.items()}
     programs = Path(config.rollout.programs)
     open_door = partial(_open_door, config.rollout.models)
     harnesses = {
@@ -401,7 +401,7 @@ def check_recipe(config: RunConfig, worker: Sequence[str] = ()) -> list[str]:
     async def checked() -> list[str]:
         facts = check_directory(Path(config.run.directory)) + _compare_with_folder(resolve(config))
         check_sinks(config.observe)
-        with scratch() as folder:
+        with scratch() as folder, waiting("the check of the recipe"):
             run = msgspec.structs.replace(config.run, directory=str(folder))
             quiet = msgspec.structs.replace(config.observe, sinks=(), progress="off")  # `check_sinks` has checked them
             begun = Path(config.run.directory) / config.run.name

@@ -1,51 +1,62 @@
-"""Waits for a user's code that blocks: what is waited for is said, and a limit ends it."""
+"""What a command waits for outside of a run's rollouts, told on standard error even while a user's code blocks the
+event loop. The rollouts of a run, of which many wait at once, have `rollout.stalls`."""
 
 from __future__ import annotations
 
-import signal
+import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from sparring.errors import refusal
 from sparring.observe.terminal import say
 
 SAID_AFTER_S = 10.0
-"""Seconds after which a wait is said."""
+"""Seconds after which a wait is told; told again, it has taken twice as long."""
 
-
-def to_stderr(sentence: str) -> None:
-    """Print a sentence to standard error."""
-    say(sentence, stream=sys.stderr)
+_WAITS = list[tuple[str, Callable[[], str], float]]()
+"""Waits under way, each with its detail and its begin. The last is usually a part of those before it."""
 
 
 @contextmanager
-def waiting(
-    what: str, key: str = "", limit_s: float = 0, said: Callable[[str], None] = to_stderr, after_s: float = SAID_AFTER_S
-) -> Iterator[None]:
-    """Say what is waited for if the body takes longer than `after_s`, even if it blocks the event loop. `said` is
-    called in another thread. In the main thread the setting `key`, `limit_s` seconds, bounds the body.
-
-    Raises:
-        BadInput: the limit was hit.
-    """
-
-    def strike(*of_signal: object) -> None:
-        raise refusal(what, f"its end within {limit_s:g} s", "none", f"correct it, or raise {key}")
-
-    bounds = f" ({key} = {limit_s:g} bounds it)" if key else ""
-    timer = threading.Timer(after_s, said, [f"waiting for {what} since {after_s:g} s{bounds}"])
-    timer.daemon = True
-    timer.start()
-    bounded = key and threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGALRM, strike) if bounded else None
+def waiting(what: str, detail: Callable[[], str] = str) -> Iterator[None]:
+    """Wait for `what` while the context is open; `detail` is called in another thread for the part waited for now."""
+    wait = (what, detail, time.monotonic())
+    _WAITS.append(wait)
     try:
-        if bounded:
-            signal.setitimer(signal.ITIMER_REAL, limit_s)
         yield
     finally:
-        timer.cancel()
-        if bounded:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+        _WAITS.remove(wait)
+
+
+def awaited() -> str:
+    """Return what is waited for now; empty if nothing is."""
+    return "".join(f"{what} {detail()}".rstrip() for what, detail, _ in _WAITS[-1:])
+
+
+@contextmanager
+def telling_waits(
+    tell: Callable[[str], None] = lambda sentence: say(sentence, stream=sys.stderr), after_s: float = SAID_AFTER_S
+) -> Iterator[None]:
+    """Tell of waits while the context is open, from a thread: of each after `after_s` seconds of silence."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        told, told_at, gap_s = "", -math.inf, after_s
+        while not ended.wait(after_s / 10):
+            waits, now = _WAITS[:], time.monotonic()
+            if not waits:
+                continue
+            (whole, _, begun), (what, detail, since) = waits[0], waits[-1]
+            due_s = 2 * gap_s if what == told else after_s
+            if now >= max(begun, told_at) + due_s:
+                told, told_at, gap_s = what, now, due_s
+                text = f"waiting for {what} {detail()}".rstrip() + f" since {now - since:.0f} s"
+                tell(text if len(waits) == 1 else f"{text} ({whole}: {now - begun:.0f} s)")
+
+    threading.Thread(target=watch, name="waits", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()

@@ -126,7 +126,7 @@ class TimeoutsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Maximum seconds to open a box."""
 
     open_s: float = 300.0
-    """Maximum seconds to make and open an environment, and for the check before a run to draw the first tasks."""
+    """Maximum seconds to make and open an environment."""
 
     turn_s: float = 3600.0
     """Maximum seconds for one reply, with queueing, sampling and weight updates."""

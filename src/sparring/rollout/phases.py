@@ -156,8 +156,7 @@ class Waits:
 
     def __init__(self, config: RolloutConfig) -> None:
         self._limits: dict[Phase, float] = {
-            phase: math.inf if phase in QUEUES else getattr(config.timeouts, key_of(phase).rpartition(".")[2])
-            for phase in ERRORS
+            phase: math.inf if phase in QUEUES else getattr(config.timeouts, _key(phase)) for phase in ERRORS
         }
         self._loop: asyncio.AbstractEventLoop | None = None
         self._armed: set[Phase] = set()
@@ -190,8 +189,15 @@ class Waits:
     def oldest(self) -> Wait | None:
         """Return the phase that has been running for longest, or None if none is running. A phase in a queue is
         returned only if no other is running."""
-        first = [next(iter(waits.values())) for waits in self.under_way.values() if waits]
+        first = [wait for waits in self.under_way.values() for wait in [*waits.values()][:1]]  # from any thread
         return min(first, key=lambda wait: (wait.phase in QUEUES, wait.since), default=None)
+
+    def awaited(self) -> str:
+        """Return the oldest phase and its limit, in words; empty if none is running. Safe in any thread."""
+        wait = self.oldest()
+        if wait is None or wait.phase in QUEUES:
+            return "" if wait is None else f"({wait})"
+        return f"({wait}; rollout.timeouts.{_key(wait.phase)} = {self._limits[wait.phase]:g})"
 
     def _cut_overdue(self, phase: Phase, loop: asyncio.AbstractEventLoop) -> None:
         """Cut the overdue phases of one kind, and set the timer for the next one."""
@@ -271,7 +277,7 @@ class Phases:
     def strike(self, wait: Wait, error: type[InfraError]) -> InfraError:
         """Record a limit that was hit, and return the error for it."""
         limit_s = self._waits.limit_s(wait.phase)
-        failure = error(f"{wait}: {UNDONE[wait.phase]} after {limit_s:g} s ({key_of(wait.phase)})")
+        failure = error(f"{wait}: {UNDONE[wait.phase]} after {limit_s:g} s (rollout.timeouts.{_key(wait.phase)})")
         failure.limit_s = limit_s
         self.struck = self.struck or failure
         data = {"phase": wait.phase, "detail": wait.detail, "turn": self.turns, "seconds": limit_s}
@@ -334,6 +340,6 @@ class TurnLimit(SessionLayer):
             self._failed = [(failed, failure) for failed, failure in self._failed if list(failed) != list(messages)]
 
 
-def key_of(phase: Phase) -> str:
-    """Return the key of a phase's limit; empty if it has none."""
-    return "" if phase in QUEUES else f"rollout.timeouts.{'tool' if phase == 'harness' else phase}_s"
+def _key(phase: Phase) -> str:
+    """Return the `[rollout.timeouts]` key of a phase's limit."""
+    return "tool_s" if phase == "harness" else f"{phase}_s"

@@ -1,4 +1,5 @@
-"""Reports of stalls, when no rollout finishes for a while, and the time spent waiting for a group's last rollout."""
+"""Reports of stalls, when no rollout of a run finishes for a while, and the time spent waiting for a group's last
+rollout. What a command waits for outside of a run's rollouts, `observe.waiting` tells."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from sparring.observe.spans import Spans
-from sparring.rollout.phases import Waits, key_of
+from sparring.rollout.phases import Waits
 
 
 class Stalls:
@@ -50,11 +51,9 @@ class Stalls:
         stalled = now >= due  # `now - due` may be rounded below 0
         if stalled and self._reported != (oldest.rollout_id, str(oldest)):
             self._reported = (oldest.rollout_id, str(oldest))
-            key = key_of(oldest.phase)
             self._report(
                 f"no rollout has finished for {now - self._last:.0f} s: {oldest.rollout_id} has been in "
                 f"phase {oldest} for {now - oldest.since:.0f} s"
-                + (f" ({key} = {self._waits.limit_s(oldest.phase):g} bounds it)" if key else "")
             )
         loop.call_at(now + self._stalled_s if stalled else due, self._report_stall, loop)
 

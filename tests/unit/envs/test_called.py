@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -17,7 +18,7 @@ from sparring.envs.answers import finite, observed, rated
 from sparring.envs.base import Env
 from sparring.envs.called import ByName, name_of
 from sparring.envs.reward_function import RewardFunction
-from sparring.errors import EnvError
+from sparring.errors import EnvError, boundary
 from sparring.generation import Runs
 from sparring.types import Message, Observation, Outcome, Score, Segment, Task, ToolCall, Trajectory
 
@@ -138,6 +139,15 @@ def test_an_error_names_the_function_as_the_recipe_does(function: Callable[..., 
 
     with pytest.raises(EnvError, match=r"^r_len\.py:reward: "):
         asyncio.run(run())
+
+
+def test_an_error_names_the_innermost_line_of_the_users() -> None:
+    def broken() -> None:
+        json.loads("{")
+
+    with pytest.raises(EnvError, match=r"^w\.py:reward: JSONDecodeError: .* \(test_called\.py:\d+, in broken\)$"):
+        with boundary(EnvError, "w.py:reward"):
+            broken()
 
 
 def test_a_mapped_column_is_known_by_its_new_name() -> None:

@@ -1,34 +1,29 @@
-"""A wait for code that blocks says what it waits for, and ends at its limit."""
+"""What is waited for is told, while the thread that waits is blocked."""
 
 from __future__ import annotations
 
-import signal
 import threading
 
-from refusals import refused_at
-
-from sparring.observe.waiting import waiting
+from sparring.observe.waiting import awaited, telling_waits, waiting
 
 
-def test_a_wait_says_what_it_waits_for_while_the_thread_is_blocked() -> None:
-    heard, lines = threading.Event(), list[str]()
+def test_a_wait_is_told_while_its_thread_is_blocked_and_again_later() -> None:
+    heard, lines = threading.Semaphore(0), list[str]()
 
-    def said(sentence: str) -> None:
+    def tell(sentence: str) -> None:
         lines.append(sentence)
-        heard.set()
+        heard.release()
 
-    with waiting("w.py:World: generate", "rollout.timeouts.open_s", 300.0, after_s=0.01, said=said):
-        assert heard.wait(60)
-    with waiting("nothing", said=said):
-        pass
-    assert lines == ["waiting for w.py:World: generate since 0.01 s (rollout.timeouts.open_s = 300 bounds it)"]
+    with telling_waits(tell, after_s=0.01), waiting("the check"), waiting("w.py:World.generate", lambda: "(task 3)"):
+        assert heard.acquire(timeout=60) and heard.acquire(timeout=60)
+    assert lines[:2] == ["waiting for w.py:World.generate (task 3) since 0 s (the check: 0 s)"] * 2
 
 
-def test_a_limit_ends_code_that_blocks_and_leaves_no_alarm() -> None:
-    before = signal.getsignal(signal.SIGALRM)
-    with (
-        refused_at("w.py:World: generate", "raise rollout.timeouts.open_s"),
-        waiting("w.py:World: generate", "rollout.timeouts.open_s", 0.01),
-    ):
-        threading.Event().wait()
-    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+def test_many_short_waits_are_told_as_parts_of_the_whole() -> None:
+    heard = threading.Event()
+    with telling_waits(lambda sentence: heard.set(), after_s=0.01), waiting("the check"):
+        while not heard.is_set():
+            with waiting("w.py:World.generate"):
+                assert awaited() == "w.py:World.generate"
+        assert awaited() == "the check"
+    assert awaited() == ""

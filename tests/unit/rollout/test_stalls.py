@@ -32,14 +32,14 @@ def said_by(step_s: Callable[[int], float], *, turn_s: float = 1.0, rollouts: in
 
 def test_a_stall_is_said_once_and_again_when_another_is_to_blame() -> None:
     hangs = said_by(lambda number: 550.0 if number == 0 else 1.0, stalled_s=60.0)
-    assert hangs == ["no rollout has finished for 60 s: rl/0/0 has been in phase tool add for 63 s (rollout.timeouts.tool_s = 600 bounds it)"]
+    assert hangs == ["no rollout has finished for 60 s: rl/0/0 has been in phase tool add for 63 s"]
     lines = said_by(lambda number: {0: 200.0, 4: 400.0}.get(number, 1.0), stalled_s=60.0)
     assert len({line.split(": ")[1].split(" for")[0] for line in lines}) == len(lines) >= 2
 
 
 def test_an_engine_that_stalls_is_named() -> None:
     lines = said_by(lambda number: 0.0, turn_s=100.0, stalled_s=60.0)
-    assert lines[:1] == ["no rollout has finished for 60 s: rl/0/0 has been in phase turn for 60 s (rollout.timeouts.turn_s = 3600 bounds it)"]
+    assert lines[:1] == ["no rollout has finished for 60 s: rl/0/0 has been in phase turn for 60 s"]
 
 
 def test_rollouts_that_finish_say_nothing() -> None:

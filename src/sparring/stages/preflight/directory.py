@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 from pathlib import Path
@@ -25,10 +24,7 @@ def check_directory(directory: Path, mounts: Path = MOUNTS) -> list[str]:
     try:
         os.rmdir(tempfile.mkdtemp(prefix=".sparring-", dir=there))  # /proc denies root what its mode allows
     except OSError as error:
-        known = {errno.EACCES: "one without the right to write", errno.EROFS: "a read-only disk"}
-        got = (
-            known.get(error.errno or 0, f"one that takes no folder ({error.strerror})") if there.is_dir() else "a file"
-        )
+        got = f"one that takes no folder ({error.strerror})" if there.is_dir() else "a file"
         raise refusal("run.directory", f"a folder at {there}", got, "choose another") from error
     found = file_system_of(directory, mounts)
     if found.locks_here_alone:

@@ -66,12 +66,10 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
     shape = shapes[POLICY]
     facts = _check_recipe(context, shapes)
     facts += await check_judges(config, context.judges) + await check_teachers_answer(context)
-    worlds = ", ".join(world.name or world.reward or "rubric" for world in config.environments.values())
-    with waiting(f"generate of {worlds}", "rollout.timeouts.open_s", config.rollout.timeouts.open_s):
-        facts += _check_held_out(context, factory) + check_beside(config, factory)
-        tasks = first_tasks(config, factory)
-        check_repeats(config, factory, tasks)
-        check_shown(config, factory)
+    facts += _check_held_out(context, factory) + check_beside(config, factory)
+    tasks = first_tasks(config, factory)
+    check_repeats(config, factory, tasks)
+    check_shown(config, factory)
     task = tasks[0]
     if task.box is not None or mounts_of(context.harness) is not None:
         check_sandbox(config.sandbox)
@@ -83,7 +81,8 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
     about, compared = check_compared(config, factory)
     shown += compared
     about += check_online(config) + check_imitation(config)
-    facts += about + environment_facts + check_rendering(context, factory, shape, tasks, shown, held)
+    with waiting("tasks and demonstrations as tokens"):
+        facts += about + environment_facts + check_rendering(context, factory, shape, tasks, shown, held)
     return facts + check_model(context, shape) + check_updates(config)
 
 
@@ -94,20 +93,16 @@ def _check_recipe(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
         BadInput: something is wrong; the message has all that is, a line each.
     """
     config, factory, shape = context.config, context.factory, shapes[POLICY]
-    checks: list[Callable[[], list[str]]] = [
-        *(partial(part, config) for part in (_check_stages, check_metrics, check_unused_settings, check_lora)),
+    checks: tuple[Callable[[], list[str]], ...] = (
+        *(partial(each, config) for each in (_check_stages, check_metrics, check_unused_settings, _check_sampling)),
+        *(partial(each, config) for each in (check_lora, check_implicit, check_collect)),
         partial(check_critic, context),
-        partial(check_implicit, config),
         partial(check_reward_model, context, factory, given_checkpoint(config)),
-        partial(check_collect, config),
-        *(partial(part, config, factory) for part in (check_distill, check_roles)),
-        partial(check_sizes, config, shape),
+        *(partial(each, config, factory) for each in (check_distill, check_roles)),
+        *(partial(each, config, shape) for each in (check_sizes, check_engine, _check_algo)),
         partial(check_memory, context, shapes),
-        partial(_check_sampling, config),
-        partial(check_engine, config, shape),
         context.cluster.check,
-        partial(_check_algo, config, shape),
-    ]
+    )
     facts, refused = list[str](), dict[str, BadInput]()
     for part in checks:
         try:
