@@ -193,7 +193,7 @@ class WorldFactory:
 
     def _prompt(self, task: Task) -> Sequence[Message]:
         """Return the world's prompt as messages."""
-        where, do = f"task {task.id}", "correct the environment or its data"
+        where, do = f"task {task.id}", "correct it, or give the data of the task a 'prompt'"
         with boundary(BadInput, where, f"a prompt from {self.name}.prompt", do):
             prompt = self._probe.prompt(task)
         if isinstance(prompt, str):
