@@ -1,4 +1,5 @@
-"""Assertion of a refusal by its place and one noun, whatever the sentence around them."""
+"""Assertion of a refusal by its place and one noun, whatever the sentence around them; what a command says on a slow
+machine, too."""
 
 from __future__ import annotations
 
@@ -23,3 +24,8 @@ def refused_at(where: str, noun: str) -> Iterator[None]:
     message = str(refusal.value)
     assert refusal.value.where == where, message
     assert noun in message.partition(f"{where}: ")[2], message
+
+
+def without_waits(error: str) -> str:
+    """Return what a command wrote to standard error, without the lines that a loaded machine adds: what it waits for."""
+    return "".join(line for line in error.splitlines(keepends=True) if not line.startswith("waiting for "))

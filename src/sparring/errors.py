@@ -7,10 +7,16 @@ calls in `boundary()`.
 
 from __future__ import annotations
 
+import os
+import sysconfig
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sparring.types import StopReason
+
+NOT_OF_USERS = (os.path.dirname(__file__), os.path.dirname(os.__file__), sysconfig.get_path("purelib"), "<")
+"""Beginnings of the file names of code that no user wrote: of Sparring, Python, installed packages, and generated."""
 
 
 class SparringError(Exception):
@@ -207,7 +213,7 @@ class boundary:
     def __exit__(self, kind: object, cause: BaseException | None, trace: object) -> None:
         if isinstance(cause, (Exception, SystemExit)) and not isinstance(cause, SparringError):
             where, expected, do = self._text
-            got = f"{type(cause).__name__}: {cause}"
+            got = f"{type(cause).__name__}: {cause}{_place(cause)}"
             if expected and isinstance(cause, Exception) and _is_short_of_memory(cause):
                 expected, do = "memory for it", "free some, or use a machine with more"
             message = f"{where}: expected {expected}, got {got}; {do}" if expected else f"{where}: {got}"
@@ -237,6 +243,14 @@ class naming_memory:
                 problem = f"memory ran out: {got}; before it began, the run was told: {self._warning}"
                 raise InfraError(problem) from cause
             error = error.__cause__ or error.__context__
+
+
+def _place(cause: BaseException) -> str:
+    """Return the innermost line of a user's file that an exception has passed, with its function, in brackets; empty if
+    there is none."""
+    lines = [(frame.f_code, line) for frame, line in walk_tb(cause.__traceback__)]
+    own = [(code, line) for code, line in lines if not code.co_filename.startswith(NOT_OF_USERS)]
+    return "".join(f" ({os.path.basename(code.co_filename)}:{line}, in {code.co_name})" for code, line in own[-1:])
 
 
 def _is_short_of_memory(cause: Exception) -> bool:

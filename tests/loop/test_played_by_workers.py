@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusals import without_waits
 
 from sparring.cli.main import main
 from sparring.errors import BadInput
@@ -131,4 +132,4 @@ def test_a_rollout_in_which_a_worker_asked_for_nothing_may_not_count(given: Path
 
 def test_a_worker_for_a_run_without_workers_is_refused(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert checked(given, "--worker", sys.executable, harness="chat") == 2
-    assert capsys.readouterr().err.startswith("--worker: expected a recipe that workers play")
+    assert without_waits(capsys.readouterr().err).startswith("--worker: expected a recipe that workers play")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from refusals import without_waits
 from suite import short_of
 
 from sparring.cli.main import main
@@ -44,7 +45,7 @@ def refused(given: Path, capsys: pytest.CaptureFixture[str], request: pytest.Fix
             assert main([verb, *arguments]) == 2
             out, error = capsys.readouterr()
             assert out == ""
-            messages.append(error.strip())
+            messages.append(without_waits(error).strip())
         assert len(set(messages)) == 1
         assert REFUSAL.fullmatch(messages[0]), messages[0]
         assert nothing_done(given.parent / "runs")
@@ -79,6 +80,24 @@ class World(Env):
     async def score(self, trajectory):
         return Score(reward=0.0, success=False)
 """
+
+
+def test_what_is_wrong_with_recipe_and_model_comes_in_one_answer(
+    given: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("rollout.sampling.temperature=0", "train.best_metric=joy")
+    assert main(["check", str(given), *(word for setting in settings for word in ("--set", setting))]) == 2
+    lines = without_waits(capsys.readouterr().err).splitlines()
+    assert [line.partition(": ")[0] for line in lines] == ["train.best_metric", "rollout.sampling.temperature"]
+
+
+def test_a_reward_that_never_ends_is_refused_by_its_name(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (given.parent / "hangs.py").write_text("import threading\ndef reward(completion): threading.Event().wait()\n")
+    (given.parent / "rows.jsonl").write_text('{"prompt": "1"}\n{"prompt": "2"}\n')
+    world = f"{{reward = '{given.parent}/hangs.py:reward', data = '{given.parent}/rows.jsonl'}}"
+    settings = (f"env={world}", "rollout.timeouts.score_s=0.05", 'run.stages=["rl"]')
+    assert main(["check", str(given), *(word for setting in settings for word in ("--set", setting))]) == 2
+    assert "/hangs.py:reward: no score after 0.05 s (rollout.timeouts.score_s)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -444,7 +463,7 @@ def test_a_sink_without_its_library(given: Path, verb: str) -> None:
     arguments = [sys.executable, "-c", code, verb, str(given), "--set", 'observe.sinks=["wandb"]']
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert done.stderr.startswith("observe.sinks: expected the wandb")
+    assert without_waits(done.stderr).startswith("observe.sinks: expected the wandb")
     assert nothing_done(given.parent / "runs")
 
 
@@ -505,7 +524,8 @@ def test_kernels_that_this_machine_cannot_compute(
     command = [*COMMAND, verb, str(checkpoint if verb == "serve" else given)]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(said) and REFUSAL.fullmatch(done.stderr.strip()), done.stderr
+    error = without_waits(done.stderr)
+    assert error.startswith(said) and REFUSAL.fullmatch(error.strip()), done.stderr
     assert nothing_done(given.parent / "runs")
 
 

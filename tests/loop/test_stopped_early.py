@@ -47,5 +47,10 @@ def test_it_ends_and_goes_on_as_ended(
         assert store.get("stage/rl")["best"] == result["best"]
     assert find_checkpoint(folder / "rl/best").name == f"step-{result['best']['step']:06d}"
     capsys.readouterr()
+    for verb in ("check", "run"):
+        assert main([verb, *words[1:], "--set", "rl.steps=8"]) == 2
+        assert "rl.steps: expected 6, because the stage ended after step 3: " in capsys.readouterr().err
+    with closing(SqliteStore(folder / "store.sqlite", read_only=True)) as store:
+        assert store.get("stage/rl")["ended_early"] == result["ended_early"], "nothing is lost"
     assert main(["replay", str(folder)]) == 0
     assert "weights of steps 1 to 3 are the recorded ones" in capsys.readouterr().out

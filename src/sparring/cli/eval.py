@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from sparring.cli.evaluation import print_results
     from sparring.cli.recipe import load_recipe
     from sparring.dashboard.report import write_report
+    from sparring.errors import BadInput
     from sparring.launch.evaluate import check_writable, evaluate_subjects, evaluated_as
     from sparring.observe.results import write_results
     from sparring.observe.terminal import say
@@ -67,8 +68,15 @@ def run(args: argparse.Namespace) -> int:
     gate = _gate(args)
     if args.json is not None:
         check_writable(args.json)
-    args.overrides[:] = [*_environment(args), *args.overrides, *_settings(args)]
-    config = load_recipe(args)
+    settings = _settings(args)
+    args.overrides[:] = [*_environment(args), *args.overrides, *settings]
+    try:
+        config = load_recipe(args)
+    except BadInput as error:
+        said = str(error)
+        for setting, option in settings.items():
+            said = said.replace(f"--set {setting}: ", f"{option}: ", 1)
+        raise BadInput(said, said.partition(": expected ")[0]) from error
     subjects = [evaluated_as(config, text, args.tokenizer) for text in args.subjects]
     results = evaluate_subjects(config, subjects, gate)
     print_results(results)
@@ -85,9 +93,11 @@ def _environment(args: argparse.Namespace) -> list[str]:
     return [] if args.env is None else [f"env={{ name = {json.dumps(args.env, ensure_ascii=False)} }}"]
 
 
-def _settings(args: argparse.Namespace) -> list[str]:
-    options = {"tasks": args.tasks, "samples": args.samples, "ks": None if args.k is None else f"[{args.k}]"}
-    return [f"eval.{key}={value}" for key, value in options.items() if value is not None]
+def _settings(args: argparse.Namespace) -> dict[str, str]:
+    """Return the overrides that stand for options, each with its option as the user wrote it."""
+    keys = {"tasks": "tasks={}", "samples": "samples={}", "k": "ks=[{}]"}
+    given = {option: getattr(args, option) for option in keys if getattr(args, option) is not None}
+    return {f"eval.{keys[option].format(value)}": f"--{option} {value}" for option, value in given.items()}
 
 
 def _gate(args: argparse.Namespace) -> Gate | None:

@@ -39,6 +39,7 @@ def run_pull(args: argparse.Namespace) -> int:
     """
     from sparring.errors import refusal
     from sparring.observe.terminal import say
+    from sparring.observe.waiting import waiting
     from sparring.sandbox.config import BOX_USER
     from sparring.sandbox.images.image import Bounds
     from sparring.sandbox.images.store import ImageStore
@@ -49,7 +50,8 @@ def run_pull(args: argparse.Namespace) -> int:
             raise refusal(option, "1 or more", str(value), "leave it out for the default")
     bounds = Bounds(**{name: value for name, value in chosen.items() if value is not None})
     store = ImageStore(user=args.user or BOX_USER)
-    image = store.pull(args.file, args.name, bounds, lambda text: say(text, stream=sys.stderr))
+    with waiting(f"the layers of {args.file}"):
+        image = store.pull(args.file, args.name, bounds, lambda text: say(text, stream=sys.stderr))
     if image.left_out:
         say(f"left out {image.left_out} devices: boxes have their own", stream=sys.stderr)
     say(f"{image.name} {image.digest}")

@@ -38,6 +38,7 @@ from sparring.cli import (
 )
 from sparring.errors import BadInput, SparringError
 from sparring.observe.terminal import guard_terminal, printable, say
+from sparring.observe.waiting import telling_waits
 
 if TYPE_CHECKING:
     from sparring.launch.ending import Ending
@@ -131,14 +132,15 @@ def guarded(verb: Callable[[], int], command: str, ending: Ending | None = None)
     resumes = command.startswith(("sparring run ", "sparring eval "))
     goes_on = f"; the same command goes on where it stopped: {command}" if resumes else ""
     try:
-        with ending.listening() if resumes else nullcontext():
+        with telling_waits(), ending.listening() if resumes else nullcontext():
             return verb()
     except BadInput as error:
         return _say(str(error), 2)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        during = f" while waiting for {interrupt}" if str(interrupt) else ""
         if ending.came is not None:
-            return _say(f"\nended by {ending.came.name}{goes_on}", STATUS)
-        return _say(f"\ninterrupted{goes_on}", 130)
+            return _say(f"\nended by {ending.came.name}{during}{goes_on}", STATUS)
+        return _say(f"\ninterrupted{during}{goes_on}", 130)
     except BrokenPipeError:
         # whoever read our output has left; keep the interpreter from complaining about it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

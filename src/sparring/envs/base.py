@@ -66,6 +66,7 @@ class Env:
             environment has a thread of its own from creation to closing.
         roles: names of the roles. A world with several implements `step_of` and `score_all` instead of `step`, `score`
             and `reward`, and its recipe names a harness that plays every role.
+        reward_name: name of the reward in errors; empty: class and method.
     """
 
     Args: ClassVar[type[msgspec.Struct]] = NoArgs
@@ -74,6 +75,7 @@ class Env:
     success_at: ClassVar[float | None] = 1.0
     shared_thread: ClassVar[bool] = False
     roles: tuple[str, ...] = DEFAULT_ROLES
+    reward_name: str = ""
     _task: Task | None = None
 
     @cooperative
@@ -184,7 +186,7 @@ class Env:
         Raises:
             EnvError: the reward raised, or returned no number.
         """
-        where = f"{type(self).__name__}.reward"
+        where = self.reward_name or f"{type(self).__name__}.reward"
         with boundary(EnvError, where):
             value = await away(self.reward, final_text(trajectory), self.task)
         if value is None or isinstance(value, Score):

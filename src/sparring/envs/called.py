@@ -25,10 +25,12 @@ class ByName:
 
     Args:
         function: user's function, partial or callable object.
-        where: name of the function in error messages.
+        where: key that names the function, for refusals of its parameters.
+        name: name of the function in errors of its calls, as the recipe writes it; `where` if empty.
 
     Attributes:
         function: user's function.
+        name: name of the function in errors of its calls.
         is_async: whether it is a coroutine function.
         batched: whether it is called as TRL's trainers call it.
 
@@ -36,8 +38,8 @@ class ByName:
         BadInput: the parameters cannot be read, or only TRL's trainers can pass them.
     """
 
-    def __init__(self, function: Callable[..., Any], where: str) -> None:
-        self.function = function
+    def __init__(self, function: Callable[..., Any], where: str, name: str = "") -> None:
+        self.function, self.name = function, name or where
         with boundary(BadInput, where, "a function whose parameters can be read", "name one that is written in Python"):
             parameters = inspect.signature(function).parameters.values()
         underlying = _underlying(function)
@@ -64,7 +66,8 @@ class ByName:
             if parameter.default is parameter.empty and parameter.name not in task.data and parameter.name not in own:
                 columns = ", ".join(sorted(task.data))
                 expected = f"a column {parameter.name!r} for the reward function"
-                raise refusal(f"task {task.id}", expected, columns, "map it in env.columns, or give it a default")
+                do = "name it as the columns are called here, behind env.columns; map it there; or give it a default"
+                raise refusal(f"task {task.id}", expected, columns, do)
 
     def arguments(self, completion: str, task: Task, ids: Sequence[int] = ()) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional and the named arguments for one answer. Columns for parameters hinted as `str` are

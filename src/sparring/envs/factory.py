@@ -13,11 +13,12 @@ from typing import Any, cast
 import msgspec
 
 from sparring.envs.base import Env
-from sparring.envs.config import EnvConfig
+from sparring.envs.config import BoxConfig, EnvConfig
 from sparring.envs.executor import is_cooperative
 from sparring.envs.rubrics.judges import together
 from sparring.envs.splits import Same, Splits, Stream, derived_seed, identity, listed, order, unknown_split
 from sparring.errors import BadInput, EnvError, boundary, refusal, refusal_in
+from sparring.observe.waiting import waiting
 from sparring.protocols import Boxes, Expert
 from sparring.types import Message, Task
 
@@ -53,14 +54,20 @@ class WorldFactory:
         self.name, self._same = name, same
         self._make = make
         self._config = config
-        with boundary(BadInput, f"env {name}", "a world that can be made from its settings", "correct its __init__"):
+        self._user = config.name or config.reward or name
+        expected, do = "a world that can be made from its settings", "correct its __init__"
+        with waiting(f"{self._user} to be made"), boundary(BadInput, f"env {name}", expected, do):
             self._probe = make()
         self.scorer = self._probe.scorer
+        if config.box != BoxConfig() and not self._probe.needs_box:
+            do = "leave the table out, or set needs_box = True in the world"
+            raise refusal("env.box", "a world that needs a box", f"{name}, which opens none", do)
         self._splits: dict[int, Splits] = {}
         if config.data:
             if read_rows is None:
                 raise TypeError("an environment with data needs read_rows (tasks.files.read_rows)")
-            self._train, self._eval = self._from_files(read_rows)
+            with waiting(f"the rows of {config.data}"):
+                self._train, self._eval = self._from_files(read_rows)
         elif type(self._probe).generate is Env.generate:
             raise refusal(
                 f"env {name}",
@@ -145,19 +152,21 @@ class WorldFactory:
     @contextmanager
     def _in_file(self, id: str) -> Iterator[None]:
         """Add the file and the row to the refusal of a task."""
+        _, split, row = id.split("/", 2)
+        place = f"{self._config.eval_data if split == 'eval' else self._config.data}, row {row}"
         try:
-            yield
+            with waiting(self._user, lambda: f"({place})"):
+                yield
         except BadInput as error:
-            _, split, row = id.split("/", 2)
-            path = self._config.eval_data if split == "eval" else self._config.data
-            raise refusal_in(f"{path}, row {row}", error) from error
+            raise refusal_in(place, error) from error
 
     def _generate_splits(self, seed: int) -> Splits:
         def draw(split: str, index: int, attempt: int) -> Task:
-            item_seed = derived_seed(seed, self.name, split, index, attempt)
-            with boundary(BadInput, f"{self.name}.generate", "a task", "correct it"):
-                data = self._probe.generate(Random(item_seed))
-            return self._task(f"{self.name}/{split}/{index}", self._checked_data(data), (), item_seed)
+            item_seed, id = derived_seed(seed, self.name, split, index, attempt), f"{self.name}/{split}/{index}"
+            with waiting(f"{self._user}.generate", lambda: f"(task {id})"):
+                with boundary(BadInput, f"{self.name}.generate", "a task", "correct it"):
+                    data = self._probe.generate(Random(item_seed))
+                return self._task(id, self._checked_data(data), (), item_seed)
 
         config = self._config
         held_out = config.held_out or DEFAULT_HELD_OUT
@@ -184,7 +193,7 @@ class WorldFactory:
 
     def _prompt(self, task: Task) -> Sequence[Message]:
         """Return the world's prompt as messages."""
-        where, do = f"task {task.id}", "correct the environment or its data"
+        where, do = f"task {task.id}", "correct it, or give the data of the task a 'prompt'"
         with boundary(BadInput, where, f"a prompt from {self.name}.prompt", do):
             prompt = self._probe.prompt(task)
         if isinstance(prompt, str):

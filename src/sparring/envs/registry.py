@@ -46,7 +46,7 @@ def load_env(
         if not callable(function) or isinstance(function, type):
             raise refusal("env.reward", "a function", repr(function), "name a function of the file")
         kind = RewardFunctionWithPython if "python" in config.tools else RewardFunction
-        called = ByName(function, "env.reward")
+        called = ByName(function, "env.reward", config.reward)
         return WorldFactory(name_of(function), functools.partial(kind, called), config, read_rows, same)
     if config.rubric:
         rubric = Rubric(config.rubric, judges=judges, proven=of_user())

@@ -26,7 +26,7 @@ class RewardFunction(Env):
     @cooperative
     def __init__(self, called: ByName) -> None:
         super().__init__()
-        self._called = called
+        self._called, self.reward_name = called, called.name
         self._text, self._ids = "", tuple[int, ...]()
 
     def check(self, task: Task) -> None:

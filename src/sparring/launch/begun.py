@@ -158,8 +158,8 @@ def _recorded_recipe(folder: Path, config: RunConfig) -> dict[str, Any] | None:
 
 
 def check_raised(store: Store, config: RunConfig, changes: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Refuse more steps for a stage if a later stage has trained on its weights, or if its learning rate has decayed to
-    0.
+    """Refuse more steps for a stage if it ended early, if a later stage has trained on its weights, or if its learning
+    rate has decayed to 0.
 
     Raises:
         BadInput: the stage cannot be continued.
@@ -167,6 +167,10 @@ def check_raised(store: Store, config: RunConfig, changes: Mapping[str, tuple[in
     facts = []
     for stage, (before, now) in changes.items():
         where, length = f"{stage}.steps", first_steps(store, stage, before)
+        if (early := (store.get(f"stage/{stage}") or {}).get("ended_early")) is not None:
+            expected = f"{before}, because the stage ended after step {early['step']}: {early['reason']}"
+            do = f"keep {before}, or start a new run from these weights: models.policy.path"
+            raise refusal(where, expected, str(now), do)
         for later in AFTER[stage]:
             if later in ONLINE_STAGES and (store.get(f"stage/{later}") is not None or store.checkpoints(later)):
                 expected = f"{before}, because stage {later} has trained on what it wrote"

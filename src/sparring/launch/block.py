@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from _thread import interrupt_main
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from sparring.launch.ending import current
+from sparring.observe.waiting import awaited
 
 T = TypeVar("T")
 HEARD_WITHIN_S = 0.5
@@ -75,10 +75,10 @@ async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
             stack.enter_context(ending.interrupting(interrupt))
         try:
             return await work
-        except asyncio.CancelledError:
-            if callable(by_asyncio) or ending is None or ending.came is None:
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            if interrupt.came is None:
                 raise
-            raise KeyboardInterrupt from None
+            raise KeyboardInterrupt(interrupt.came) from None
 
 
 class _Interrupt:
@@ -88,17 +88,21 @@ class _Interrupt:
     Args:
         loop: event loop of the main thread.
         cancel: asyncio's own handler, or another that cancels the main task.
+
+    Attributes:
+        came: what was waited for at the first signal; None before it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, cancel: Callable[[int, FrameType | None], Any]) -> None:
         self._loop, self._cancel_task = loop, cancel
-        self._came, self._raised, self._heard = False, False, threading.Event()
+        self.came: str | None = None
+        self._raised, self._heard, self._thread = False, threading.Event(), threading.get_ident()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._came:
+        if self.came is not None:
             self._raised = True
             raise KeyboardInterrupt
-        self._came = True
+        self.came = awaited()
         self._loop.call_soon_threadsafe(self._cancel)
         threading.Thread(target=self._insist, daemon=True).start()
 
@@ -110,6 +114,7 @@ class _Interrupt:
             self._cancel_task(signal.SIGINT, None)
 
     def _insist(self) -> None:
-        """Interrupt again until the event loop reacts, because an exception in a destructor, for example, is lost."""
+        """Interrupt again until the event loop reacts, because an exception in a destructor, for example, is lost. Only
+        a signal wakes a thread that sleeps."""
         while not self._heard.wait(HEARD_WITHIN_S):
-            interrupt_main()
+            signal.pthread_kill(self._thread, signal.SIGINT)

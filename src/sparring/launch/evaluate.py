@@ -153,6 +153,9 @@ def evaluated_as(config: RunConfig, name: str, tokenizer: Path | None) -> Subjec
             raise refusal(name, "a tokenizer for the endpoint's tokens", "none", "give its folder: --tokenizer FOLDER")
         folder = model_folder(policy) if tokenizer is None else find_checkpoint(tokenizer)
         return Subject(name=name, folder=folder, endpoint=name)
+    if "://" in name:
+        got = f"the scheme {name.partition(':')[0]!r}"
+        raise refusal(name, f"a folder, or an endpoint's URL ({', '.join(ENDPOINT)})", got, "correct it")
     path = Path(name)
     if path.suffix == ".json":
         return path

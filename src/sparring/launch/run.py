@@ -21,6 +21,7 @@ from sparring.launch.sameness import BY_MESSAGES, sameness_of
 from sparring.observe.progress import progress
 from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
+from sparring.observe.waiting import waiting
 from sparring.recipe.load import load
 from sparring.recipe.run_config import RunConfig, resolve
 from sparring.scratch import scratch
@@ -93,10 +94,12 @@ async def _run(config: RunConfig) -> Path:
         changes = raised(context.folder, config)
         if changes or any(context.done(stage) is None for stage in config.run.stages):
             from sparring.stages.preflight.directory import check_directory
-            from sparring.stages.preflight.run import check  # slow import: only after the refusals above
 
             try:
-                facts = [*check_directory(context.folder), *await rehearse(context, check)]
+                with waiting("the check of the recipe"):
+                    from sparring.stages.preflight.run import check  # slow import: only after the refusals above
+
+                    facts = [*check_directory(context.folder), *await rehearse(context, check)]
             except BadInput:
                 if not there:
                     shutil.rmtree(context.folder, ignore_errors=True)  # while its lock is held
@@ -211,7 +214,8 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
 def _for_this_machine(config: RunConfig, store: Store) -> RunConfig:
     """Return a recipe with the settings that it leaves to the machine."""
     if not config.train.token_budget:
-        from sparring.stages.preflight.token_budget import sized  # torch
+        with waiting("the import of torch"):
+            from sparring.stages.preflight.token_budget import sized
 
         config, why = sized(config)
         store.put(CHOSEN, why)
@@ -398,7 +402,7 @@ def check_recipe(config: RunConfig, worker: Sequence[str] = ()) -> list[str]:
     async def checked() -> list[str]:
         facts = check_directory(Path(config.run.directory)) + _compare_with_folder(resolve(config))
         check_sinks(config.observe)
-        with scratch() as folder:
+        with scratch() as folder, waiting("the check of the recipe"):
             run = msgspec.structs.replace(config.run, directory=str(folder))
             quiet = msgspec.structs.replace(config.observe, sinks=(), progress="off")  # `check_sinks` has checked them
             begun = Path(config.run.directory) / config.run.name

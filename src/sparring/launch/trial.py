@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from sparring.errors import LimitReached, refusal
 from sparring.gateway.server import NOTED, Door, Gateway
 from sparring.generation import GenerateRequest, Sampling
 from sparring.launch.said import ANSWER, WANTED, Wanted, said_to
+from sparring.observe.waiting import waiting
 from sparring.record.lines import place_named
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.render.demonstrate import reply_tokens
@@ -204,7 +206,8 @@ async def _run(trial: ProgramTrial, program: str, door: Door) -> int | None:
         program, *trial.command[1:], env=environment, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
     )
     try:
-        return await asyncio.wait_for(process.wait(), trial.timeout_s)
+        with waiting(shlex.join(trial.command)):
+            return await asyncio.wait_for(process.wait(), trial.timeout_s)
     except TimeoutError:
         return None
     finally:

@@ -12,6 +12,7 @@ from sparring.errors import InfraError, boundary, refusal
 from sparring.model.config import ModelConfig
 from sparring.model.gguf.place import SUFFIX, converted, gguf_file
 from sparring.model.peft import base_of, is_adapter
+from sparring.observe.waiting import waiting
 from sparring.scratch import scratch
 from sparring.user_cache import user_cache
 
@@ -145,8 +146,9 @@ def _find_cached(name: str) -> Path | None:
 def _download(name: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
-    HfApi().model_info(name, timeout=ANSWER_S)  # the download itself would wait for an answer without end
-    return Path(snapshot_download(name, allow_patterns=list(WANTED)))
+    with waiting(f"the download of {name}"):
+        HfApi().model_info(name, timeout=ANSWER_S)  # the download itself would wait for an answer without end
+        return Path(snapshot_download(name, allow_patterns=list(WANTED)))
 
 
 def _complete(folder: Path) -> bool:

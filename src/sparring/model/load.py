@@ -24,6 +24,7 @@ from sparring.model.peft import base_of, is_adapter, read
 from sparring.model.recurrent import split
 from sparring.model.self_test import find_kv_heads, verify_against_library
 from sparring.model.swap import swap
+from sparring.observe.waiting import waiting
 
 # a progress bar on stderr would tear the live view
 transformers.utils.logging.disable_progress_bar()
@@ -73,8 +74,9 @@ def load(
     Raises:
         BadInput: there is no model at `path`, or one with another head, or it cannot run with these numerics.
     """
-    module = module_of(path, dtype=dtype, device=device, numerics=numerics, head=head)
-    return equipped(module, path, numerics, gradient_checkpointing, packs=packs)
+    with waiting(f"the model {path} to load"):
+        module = module_of(path, dtype=dtype, device=device, numerics=numerics, head=head)
+        return equipped(module, path, numerics, gradient_checkpointing, packs=packs)
 
 
 def without_weights(path: str | Path, *, dtype: str, numerics: str, device: str = "cpu") -> CausalModel:

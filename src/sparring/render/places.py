@@ -50,7 +50,10 @@ class TemplatePlaces:
             BadInput: there are tools, and the template does not write them.
         """
         if tools and not self._takes_tools:
-            do = "leave the tools out, name a renderer of a format that has a place for them, or repair the template"
+            do = (
+                "leave the tools out; or set models.policy.template to a template that has a place for them, or "
+                "models.policy.renderer to a format that has"
+            )
             raise refusal("tools", "a chat template that writes them", f"one that has no place for {tools[0].name}", do)
 
     def arranged(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Sequence[Message]:

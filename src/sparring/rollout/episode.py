@@ -226,7 +226,7 @@ class GuardedEnv:
         """Score a rollout; an environment of several roles gets all trajectories together. Raises EnvError for any
         exception of the environment's code except JudgeError, and for a reward that is not finite."""
         env = self._env
-        with self.phases.within("score"):
+        with self.phases.within("score", getattr(env, "reward_name", "") or type(env).__name__):
             with _Measured(self, "env.score"), self.calls.call("score"):
                 try:
                     if len(self._roles) > 1:

@@ -189,8 +189,15 @@ class Waits:
     def oldest(self) -> Wait | None:
         """Return the phase that has been running for longest, or None if none is running. A phase in a queue is
         returned only if no other is running."""
-        first = [next(iter(waits.values())) for waits in self.under_way.values() if waits]
+        first = [wait for waits in self.under_way.values() for wait in [*waits.values()][:1]]  # from any thread
         return min(first, key=lambda wait: (wait.phase in QUEUES, wait.since), default=None)
+
+    def awaited(self) -> str:
+        """Return the oldest phase and its limit, in words; empty if none is running. Safe in any thread."""
+        wait = self.oldest()
+        if wait is None or wait.phase in QUEUES:
+            return "" if wait is None else f"({wait})"
+        return f"({wait}; rollout.timeouts.{_key(wait.phase)} = {self._limits[wait.phase]:g})"
 
     def _cut_overdue(self, phase: Phase, loop: asyncio.AbstractEventLoop) -> None:
         """Cut the overdue phases of one kind, and set the timer for the next one."""

@@ -1,4 +1,5 @@
-"""Reports of stalls, when no rollout finishes for a while, and the time spent waiting for a group's last rollout."""
+"""Reports of stalls, when no rollout of a run finishes for a while, and the time spent waiting for a group's last
+rollout. What a command waits for outside of a run's rollouts, `observe.waiting` tells."""
 
 from __future__ import annotations
 

@@ -239,6 +239,9 @@ def _hub(path: str) -> Located:
     Raises:
         BadInput: the name is no hub name, the library is not installed, or the data set does not exist.
     """
+    if "://" in path or Path(path).exists():
+        got = "an address, which is not read" if "://" in path else "a pipe or device, which cannot be read twice"
+        raise refusal(path, "a data file, a datasets folder or a hub name", got, "save it as a file, and name that")
     named = HUB.fullmatch(path)
     if (
         named is None

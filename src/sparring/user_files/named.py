@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sparring.errors import BadInput, boundary, refusal
+from sparring.observe.waiting import waiting
 from sparring.user_files.neighbours import run_file
 
 
@@ -30,7 +31,8 @@ def named(name: str, where: str) -> Any:
 
 
 def _from_package(source: str, where: str) -> Any:
-    with boundary(BadInput, where, f"an installed module {source}", "install it, or name a file.py"):
+    expected, do = f"an installed module {source}", "install it, or name a file.py"
+    with waiting(f"the import of {source}"), boundary(BadInput, where, expected, do):
         return importlib.import_module(source)
 
 
@@ -40,5 +42,5 @@ def _from_file(path: Path, where: str) -> Any:
             where, f"a Python file {path}", "no such file", "check the path; it is relative to the working directory"
         )
     do = "correct it; what ends the process belongs under if __name__ == '__main__':"
-    with boundary(BadInput, where, f"a Python file {path} that runs", do):
+    with waiting(f"the import of {path}"), boundary(BadInput, where, f"a Python file {path} that runs", do):
         return run_file(path)

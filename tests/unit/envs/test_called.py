@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -17,7 +18,7 @@ from sparring.envs.answers import finite, observed, rated
 from sparring.envs.base import Env
 from sparring.envs.called import ByName, name_of
 from sparring.envs.reward_function import RewardFunction
-from sparring.errors import EnvError
+from sparring.errors import EnvError, boundary
 from sparring.generation import Runs
 from sparring.types import Message, Observation, Outcome, Score, Segment, Task, ToolCall, Trajectory
 
@@ -120,6 +121,38 @@ def test_an_uncallable_reward_function_is_refused() -> None:
     for wrong in (0.0, [0.0, 1.0], []):
         with pytest.raises(EnvError, match="expected a list of one reward"):
             score_of(lambda completions: wrong, TASK, "7")
+
+
+def exits(completion: str) -> float:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda completion: float("nan"), lambda completion: "0", lambda completion: [], lambda completions: [0, 1], exits],
+)
+def test_an_error_names_the_function_as_the_recipe_does(function: Callable[..., Any]) -> None:
+    async def run() -> None:
+        world = RewardFunction(ByName(function, "env.reward", "r_len.py:reward"))
+        await world.open(TASK, None)
+        await world.score(Trajectory(id="r", task="t", role="policy", segments=(), outcome=ANSWERED))
+
+    with pytest.raises(EnvError, match=r"^r_len\.py:reward: "):
+        asyncio.run(run())
+
+
+def test_an_error_names_the_innermost_line_of_the_users() -> None:
+    def broken() -> None:
+        json.loads("{")
+
+    with pytest.raises(EnvError, match=r"^w\.py:reward: JSONDecodeError: .* \(test_called\.py:\d+, in broken\)$"):
+        with boundary(EnvError, "w.py:reward"):
+            broken()
+
+
+def test_a_mapped_column_is_known_by_its_new_name() -> None:
+    with refused_at("task t", "name it as the columns are called here, behind env.columns"):
+        ByName(lambda completion, question: 0, "env.reward").check(TASK)
 
 
 @pytest.mark.parametrize(

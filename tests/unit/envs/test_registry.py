@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from refusals import refused_at
 
 from sparring.envs.config import BoxConfig, Columns, EnvConfig, LimitsConfig
 from sparring.envs.registry import load_env
@@ -54,8 +55,8 @@ def world(tmp_path: Path) -> str:
 
 
 def test_a_class_in_a_file(world: str) -> None:
-    limits, box = LimitsConfig(max_turns=2), BoxConfig(timeout_s=1.0)
-    config = EnvConfig(name=f"{world}:Guess", args={"size": 10**6}, system="Be brief.", limits=limits, box=box)
+    limits = LimitsConfig(max_turns=2)
+    config = EnvConfig(name=f"{world}:Guess", args={"size": 10**6}, system="Be brief.", limits=limits)
     factory = load_env(config)
     task = factory.tasks("train", 1).next()
     assert task is not None
@@ -64,6 +65,8 @@ def test_a_class_in_a_file(world: str) -> None:
     assert task.box is None, "a world without a box tool needs no box"
     assert factory.make().tools[0].parameters["properties"]["where"]["required"] == ["x"]
     assert factory.expert(task) is None
+    with refused_at("env.box", "Guess, which opens none; leave the table out"):
+        load_env(msgspec.structs.replace(config, box=BoxConfig(image="nope")))
 
 
 def test_a_class_in_a_package_and_a_built_in() -> None:

@@ -13,7 +13,7 @@ import pytest
 from sparring.launch.block import block
 
 START = """
-import asyncio, itertools, signal
+import asyncio, itertools, signal, time
 from sparring.launch.block import block
 
 async def work():
@@ -30,6 +30,7 @@ except KeyboardInterrupt:
 """
 HELD = {
     "by a line that never returns": 'print("begun", flush=True); all(n == 0 for n in itertools.repeat(0))',
+    "by a sleep": 'print("begun", flush=True); time.sleep(600)',
     "by a wait": 'print("begun", flush=True); await asyncio.Event().wait()',
 }
 

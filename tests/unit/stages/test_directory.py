@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from refusals import refused_at
 
 from sparring.errors import BadInput
 from sparring.stages.preflight.directory import check_directory
@@ -19,6 +20,16 @@ def test_the_limit_of_a_file_system_of_several_machines_is_told(tmp_path: Path) 
     assert check_directory(tmp_path / "runs", mounts_of(tmp_path, "ext4", "rw")) == []
     [fact] = check_directory(tmp_path / "runs", mounts_of(tmp_path, "nfs4", "rw,local_lock=none"))
     assert f"{tmp_path / 'runs'} is on nfs4" in fact and "after the run has ended" in fact
+
+
+def test_a_folder_is_tried_and_nothing_is_left(tmp_path: Path) -> None:
+    with refused_at("run.directory", "one that takes no folder (No such file or directory)"):
+        check_directory(Path("/proc/x"))  # root may write there by its mode
+    (tmp_path / "file").touch()
+    with refused_at("run.directory", "got a file"):
+        check_directory(tmp_path / "file/runs")
+    check_directory(tmp_path / "runs")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +243,11 @@ def test_files_of_another_format_than_their_suffix_are_refused(tmp_path: Path) -
     ]:
         with pytest.raises(BadInput, match=said):
             read_rows(str(tmp_path / path), COLUMNS)
+
+
+def test_what_is_there_but_cannot_be_read_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with refused_at(str(tmp_path / "rows.jsonl"), "a pipe or device, which cannot be read twice"):
+        read_rows(str(tmp_path / "rows.jsonl"), {})
+    with refused_at("https://example.org/rows.jsonl", "an address, which is not read"):
+        read_rows("https://example.org/rows.jsonl", {})

@@ -26,6 +26,7 @@ from sparring.errors import (
     refusal_in,
 )
 from sparring.generation import Constraint, Rendered
+from sparring.observe.waiting import waiting
 from sparring.protocols import EnvFactory, Expert, Renderer
 from sparring.recipe.run_config import RunConfig
 from sparring.record.branches import Transcript
@@ -198,8 +199,9 @@ def demonstration_tasks(config: RunConfig, factory: EnvFactory) -> list[Task]:
     source = factory.tasks("demonstration", config.run.seed)
     tasks = list(iter(source.next, None))
     if not tasks:
-        way = advice_without_expert(config, "give the environment demonstrations", "leave out the sft stage")
-        raise refusal("[env]", "tasks to demonstrate", "none", way)
+        expected = "tasks to demonstrate (a fresh model's tokenizer and the sft stage learn from demonstrations)"
+        way = advice_without_expert(config, "raise the environment's demonstrations", "leave out the sft stage")
+        raise refusal("[env]", expected, "none", way)
     return tasks
 
 
@@ -305,7 +307,7 @@ class Demonstrations:
                 the imitator's context.
         """
         name = f"demonstration/{next(self._numbers)}/{task.id}"
-        with self._scripts.of(name, task, replies):
+        with self._scripts.of(name, task, replies), waiting(f"task {task.id}", self._runner.waits.awaited):
             played = await self._runner.attempt(task, rollout_id=name, index=0, seed=task.seed)
         for error in (played.error, *_drain(self._runner.close_failures)):
             if isinstance(error, Unanswered):

@@ -63,16 +63,17 @@ def check_format(config: RunConfig, factory: EnvFactory, name: str) -> list[str]
     return []
 
 
-def check_unused_settings(config: RunConfig) -> None:
+def check_unused_settings(config: RunConfig) -> list[str]:
     """Refuse unused chat format settings of models that read the policy's own tokens: reference, critic, implicit
-    reward model, reward model."""
+    reward model, reward model. Return no fact."""
     if "rl" not in config.run.stages:
-        return
+        return []
     beside = [section.model for section in (config.rl.critic, config.rl.implicit) if section is not None]
     reference = [reference_model(config)] if has_reference_model(config) else []
     for name in sorted({*beside, *reference, *filter(None, [config.rl.reward_model])} & config.models.keys()):
         if name != POLICY:
             _check_unused(config, name)
+    return []
 
 
 def _check_unused(config: RunConfig, name: str) -> None:

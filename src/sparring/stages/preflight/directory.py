@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from sparring.errors import refusal
@@ -10,8 +11,8 @@ from sparring.store.file_system import LOCKS_HERE, MOUNTS, file_system_of
 
 
 def check_directory(directory: Path, mounts: Path = MOUNTS) -> list[str]:
-    """Refuse a `directory` in which no folder can be made, or in which two machines could write one run; nothing is
-    made yet.
+    """Refuse a `directory` in which no folder can be made, or in which two machines could write one run. A folder is
+    made there for the trial, and removed.
 
     Args:
         mounts: mounts of this process, as in `file_system_of`.
@@ -20,10 +21,11 @@ def check_directory(directory: Path, mounts: Path = MOUNTS) -> list[str]:
         Sentences for the user about a file system of several machines.
     """
     there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        got = "one without the right to write" if there.is_dir() else "a file"
-        got = "a read-only disk" if os.statvfs(there).f_flag & os.ST_RDONLY else got
-        raise refusal("run.directory", f"a folder at {there}", got, "choose another")
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".sparring-", dir=there))  # /proc denies root what its mode allows
+    except OSError as error:
+        got = f"one that takes no folder ({error.strerror})" if there.is_dir() else "a file"
+        raise refusal("run.directory", f"a folder at {there}", got, "choose another") from error
     found = file_system_of(directory, mounts)
     if found.locks_here_alone:
         do = "mount it without them (Lustre: with flock), or choose another"

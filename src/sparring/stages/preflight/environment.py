@@ -14,7 +14,7 @@ from sparring.record.identity import tools_key
 from sparring.record.imitated import Imitator
 from sparring.rollout.seeds import digest
 from sparring.stages.context import Context, given_checkpoint
-from sparring.stages.data.demonstrations import Conversation, Demonstrations, advice_without_expert, read_demonstrations
+from sparring.stages.data.demonstrations import Conversation, Demonstrations, demonstration_tasks, read_demonstrations
 from sparring.stages.models.imitator import imitator_of
 from sparring.stages.preflight.expert import check_expert
 from sparring.stages.preflight.harness import play_silently, playable
@@ -195,17 +195,9 @@ def _first_of_each_tag(config: RunConfig, factory: EnvFactory) -> Sequence[Task]
     Raises:
         BadInput: the environment demonstrates nothing.
     """
-    source = factory.tasks("demonstration", config.run.seed)
     first: dict[str, Task] = {}
-    while (task := source.next()) is not None:
+    for task in demonstration_tasks(config, factory):
         first.setdefault(task.tag, task)
-    if not first:
-        raise refusal(
-            "[env]",
-            "tasks to demonstrate (a fresh model's tokenizer and the sft stage learn from demonstrations)",
-            "none",
-            advice_without_expert(config, "raise the environment's demonstrations", "leave out the sft stage"),
-        )
     return list(first.values())
 
 

@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 
 from sparring.envs.domains import factory_of
-from sparring.errors import EnvError, HarnessError, refusal
+from sparring.errors import EnvError, HarnessError, InfraError, refusal
 from sparring.harness.by_environment import mounts_of
 from sparring.harness.load import BUILT_IN
 from sparring.harness.relay import FILES_OF_CONNECTION, MOST_CONNECTIONS
 from sparring.harness.workers import NAME as WORKERS
+from sparring.observe.waiting import waiting
 from sparring.open_files import MOST, allow_files
 from sparring.protocols import Boxes, EnvFactory, Harness
 from sparring.recipe.run_config import RunConfig
@@ -121,17 +122,20 @@ async def check_images(harness: Harness, factory: EnvFactory, boxes: Boxes, task
     started = 0
     for task in [*first.values()][:MOST_IMAGES]:
         tools = bool(factory_of(factory, task).make().tools)
-        started += starts is not None and await starts(task, boxes, tools=tools)
+        with waiting(f"a program to start in image {task.box and task.box.image}"):
+            started += starts is not None and await starts(task, boxes, tools=tools)
     return [f"harness: its program starts in {started} of {len(first)} images of the first tasks"] if started else []
 
 
 @asynccontextmanager
 async def playable(task: Task) -> AsyncIterator[None]:
-    """Refuse a task whose environment or harness breaks: before the run this is bad input, during the run it would be a
-    failure."""
+    """Refuse a task whose environment or harness breaks or hits a limit: before the run this is bad input, during the
+    run it would be a failure."""
     try:
         yield
-    except EnvError as error:
+    except InfraError as error:
+        if not isinstance(error, EnvError) and error.limit_s is None:
+            raise
         expected, do = "an environment that opens it and answers every turn", "correct the environment"
         if isinstance(error, HarnessError):
             expected, do = "a harness that plays it to its end", "correct the harness (rollout.harness)"

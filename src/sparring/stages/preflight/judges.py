@@ -9,6 +9,7 @@ from sparring.envs.rubrics.config import RELATIVE, AskedPart, of_domain
 from sparring.envs.rubrics.judges import Judges
 from sparring.errors import BadInput, InfraError, refusal
 from sparring.model.hub import model_folder
+from sparring.observe.waiting import waiting
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import POLICY
 
@@ -37,7 +38,8 @@ async def check_answers(config: RunConfig, model: str, role: str, ask: Callable[
         ask: function that sends a request to the model.
     """
     try:
-        await ask(model)
+        with waiting(f"models.{model}, {role}, to answer"):
+            await ask(model)
     except (InfraError, BadInput) as error:
         if isinstance(error, BadInput) and config.models[model].served is None:
             raise

@@ -5,12 +5,15 @@ Each check returns facts, one sentence each, and raises `BadInput` to refuse the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
-from sparring.errors import refusal
+from sparring.errors import BadInput, refusal
 from sparring.harness.by_environment import mounts_of
+from sparring.model.outline import Outline
+from sparring.observe.waiting import waiting
 from sparring.protocols import Boxes, EnvFactory
 from sparring.recipe.run_config import RunConfig
 from sparring.rollout.window import check_window
@@ -57,34 +60,11 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
         rehearsal: player of workers' rollouts; None: the run has no workers.
     """
     config, factory, start = context.config, context.factory, given_checkpoint(context.config)
-    facts = _check_stages(config) + check_metrics(config)
-    check_unused_settings(config)
     if start is not None:
         outline_of(start)
     shapes = shapes_of(config, start)
     shape = shapes[POLICY]
-    facts += check_lora(config) + check_critic(context) + check_implicit(config)
-    facts += check_reward_model(context, factory, start) + check_collect(config) + check_distill(config, factory)
-    facts += check_roles(config, factory)
-    facts += check_sizes(config, shape) + check_memory(context, shapes)
-    _check_sampling(config)
-    facts += check_engine(config, shape) + context.cluster.check()
-    if "rl" in config.run.stages:
-        if config.rl.preference is None:
-            config.algo.check(config.rollout.group_size, ANNOTATIONS)
-            facts += check_own_rules(config.algo, config.rollout.group_size)
-        check_reference(config)
-    for stage in {"rl", "distill"} & set(config.run.stages):
-        # distillation compares no rollouts, so a group may have a single one
-        alone = msgspec.structs.replace(config.rollout, group_size=max(2, config.rollout.group_size))
-        check_window(
-            config.rollout if stage == "rl" else alone,
-            groups_per_step=config.rl.groups_per_step if stage == "rl" else config.distill.groups_per_step,
-            engine_tokens=config.engine.kv.tokens or None,
-            rollout_tokens=shape.max_positions,
-        )
-    if "rl" in config.run.stages:
-        facts += ["rollouts: the window cannot deadlock", correction_chosen(config)]
+    facts = _check_recipe(context, shapes)
     facts += await check_judges(config, context.judges) + await check_teachers_answer(context)
     facts += _check_held_out(context, factory) + check_beside(config, factory)
     tasks = first_tasks(config, factory)
@@ -101,8 +81,56 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
     about, compared = check_compared(config, factory)
     shown += compared
     about += check_online(config) + check_imitation(config)
-    facts += about + environment_facts + check_rendering(context, factory, shape, tasks, shown, held)
+    with waiting("tasks and demonstrations as tokens"):
+        facts += about + environment_facts + check_rendering(context, factory, shape, tasks, shown, held)
     return facts + check_model(context, shape) + check_updates(config)
+
+
+def _check_recipe(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
+    """Check what depends on the recipe and the models alone.
+
+    Raises:
+        BadInput: something is wrong; the message has all that is, a line each.
+    """
+    config, factory, shape = context.config, context.factory, shapes[POLICY]
+    checks: tuple[Callable[[], list[str]], ...] = (
+        *(partial(each, config) for each in (_check_stages, check_metrics, check_unused_settings, _check_sampling)),
+        *(partial(each, config) for each in (check_lora, check_implicit, check_collect)),
+        partial(check_critic, context),
+        partial(check_reward_model, context, factory, given_checkpoint(config)),
+        *(partial(each, config, factory) for each in (check_distill, check_roles)),
+        *(partial(each, config, shape) for each in (check_sizes, check_engine, _check_algo)),
+        partial(check_memory, context, shapes),
+        context.cluster.check,
+    )
+    facts, refused = list[str](), dict[str, BadInput]()
+    for part in checks:
+        try:
+            facts += part()
+        except BadInput as error:
+            refused.setdefault(str(error), error)
+    if refused:
+        raise BadInput("\n".join(refused), next(iter(refused.values())).where)
+    return facts
+
+
+def _check_algo(config: RunConfig, shape: Outline) -> list[str]:
+    facts, stages = list[str](), {"rl", "distill"} & set(config.run.stages)
+    if "rl" in stages:
+        if config.rl.preference is None:
+            config.algo.check(config.rollout.group_size, ANNOTATIONS)
+            facts += check_own_rules(config.algo, config.rollout.group_size)
+        check_reference(config)
+    for stage in stages:
+        # distillation compares no rollouts, so a group may have a single one
+        alone = msgspec.structs.replace(config.rollout, group_size=max(2, config.rollout.group_size))
+        check_window(
+            config.rollout if stage == "rl" else alone,
+            groups_per_step=config.rl.groups_per_step if stage == "rl" else config.distill.groups_per_step,
+            engine_tokens=config.engine.kv.tokens or None,
+            rollout_tokens=shape.max_positions,
+        )
+    return facts + (["rollouts: the window cannot deadlock", correction_chosen(config)] if "rl" in stages else [])
 
 
 async def _play_tasks(
@@ -139,14 +167,15 @@ def _check_stages(config: RunConfig) -> list[str]:
     return [f"stages: {' -> '.join(stages)}"]
 
 
-def _check_sampling(config: RunConfig) -> None:
+def _check_sampling(config: RunConfig) -> list[str]:
     if not {"rl", "distill"} & set(config.run.stages):
-        return
+        return []
     greedy = (("temperature", 0, "above 0", "raise"), ("top_k", 1, "0, or 2 and more,", "raise"))
     for key, value, expected, do in (*greedy, ("min_p", 1, "below 1", "lower")):
         if (got := getattr(config.rollout.sampling, key)) == value:
             why = f"{do} it: the greedy rollouts of a task are all the same"
             raise refusal(f"rollout.sampling.{key}", f"{expected} while the run trains", f"{got:g}", why)
+    return []
 
 
 def _check_held_out(files: RunFiles, factory: EnvFactory) -> list[str]:
