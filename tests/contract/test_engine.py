@@ -59,8 +59,9 @@ def remote(path):
 
 
 def openai(path):
+    from completions_server import CompletionsServer
+
     from sparring.engine.adapters.openai_compatible import OpenAiEngine
-    from sparring.testing.completions_server import CompletionsServer
 
     class WithServer(OpenAiEngine):
         async def close(self):
@@ -72,8 +73,9 @@ def openai(path):
 
 
 def vllm(path):
+    from real_vllm import CONFIG, real_vllm
+
     from sparring.engine.adapters.vllm import VllmEngine
-    from sparring.testing.real_vllm import CONFIG, real_vllm
 
     server = real_vllm(path)
     server.ask("POST", "/reset_prefix_cache")  # another engine before this one had the same server

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from folder import FolderWorld, folder_task
+
 from sparring.errors import BadInput
 from sparring.gateway.server import open_door
 from sparring.generation import Completion, Delta, GenerateRequest, Sampling
@@ -27,7 +29,6 @@ from sparring.rollout.journal import Journals
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
-from sparring.testing.folder import FolderWorld, folder_task
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer
 from sparring.types import Limits, Message, Segment, ToolCall, ToolSpec

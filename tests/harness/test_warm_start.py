@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from agents import PROGRAMS, ROOT
+from chat_server import ChatServer, message
 
 from sparring.cli.main import main
 from sparring.launch.run import opened
@@ -18,7 +19,6 @@ from sparring.recipe.run_config import resolve
 from sparring.stages.context import renderer_of
 from sparring.stages.data.demonstrations import demonstrations
 from sparring.store.sqlite import SqliteStore
-from sparring.testing.chat_server import ChatServer, message
 
 pytestmark = pytest.mark.harness
 

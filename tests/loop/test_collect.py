@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from chat_server import ChatServer, message
 
 from sparring.cli.main import main
 from sparring.errors import BadInput
@@ -17,7 +18,6 @@ from sparring.recipe.load import load
 from sparring.recipe.run_config import resolve
 from sparring.stages.preflight.teachers import check_teachers_answer
 from sparring.store.sqlite import SqliteStore
-from sparring.testing.chat_server import ChatServer, message
 
 
 def solves(body: dict) -> tuple[int, dict]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_server import ChatServer, message
 from forked import Forked, finished
 
 from sparring.cli.main import main
@@ -20,7 +21,6 @@ from sparring.recipe.run_config import resolve
 from sparring.stages.context import renderer_of
 from sparring.stages.data.demonstrations import demonstrations
 from sparring.store.sqlite import SqliteStore
-from sparring.testing.chat_server import ChatServer, message
 
 HERE = Path(__file__).parent
 PROGRAM = (

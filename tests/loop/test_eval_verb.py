@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from completions_server import CompletionsServer
 from safetensors.numpy import load_file
 
 from sparring.cli.main import main
@@ -20,7 +21,6 @@ from sparring.engine.config import BatchConfig, EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.model.load import load
 from sparring.store.sqlite import SqliteStore
-from sparring.testing.completions_server import CompletionsServer
 
 COMMAND = (sys.executable, "-m", "sparring.cli.main")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_server import ChatServer, message
 
 from sparring.cli.main import main
 from sparring.store.sqlite import SqliteStore
-from sparring.testing.chat_server import ChatServer, message
 from sparring.types import Rollout
 
 ROOT = Path(__file__).parents[2]

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_server import ChatServer, message
 from suite import short_of
 
 from sparring.cli.main import main
 from sparring.launch.run import run_recipe
 from sparring.recipe.load import load
 from sparring.store.sqlite import SqliteStore
-from sparring.testing.chat_server import ChatServer, message
 from sparring.types import Group
 
 RUBRIC = """

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_server import ChatServer, message
 from forked import Forked
 
 from sparring.launch.run import answered_outside, opened
@@ -21,7 +22,6 @@ from sparring.recipe.run_config import resolve
 from sparring.stages.context import renderer_of
 from sparring.stages.data.demonstrations import demonstrations
 from sparring.store.sqlite import SqliteStore
-from sparring.testing.chat_server import ChatServer, message
 from sparring.types import Message, Task
 
 WORKER = """

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from real_vllm import CONFIG, real_vllm
 from served import Weights, published
 from tables import with_settings
 
 from sparring.engine.adapters.vllm import VllmEngine
-from sparring.testing.real_vllm import CONFIG, real_vllm
 from sparring.testing.tiny_models import tiny_model
 
 

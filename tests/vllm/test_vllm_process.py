@@ -12,19 +12,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from real_vllm import CONFIG
 from served import turn
 
 from sparring.engine.adapters.vllm import VllmEngine
 from sparring.engine.adapters.vllm_server import VllmServer
 from sparring.errors import EngineError, SparringError
-from sparring.testing.real_vllm import CONFIG
 
 pytestmark = pytest.mark.vllm
 
 STARTS = """
 import sys
 from pathlib import Path
-from sparring.testing.real_vllm import real_vllm
+from real_vllm import real_vllm
 server = real_vllm(Path(sys.argv[1]))
 print(server.pid, server.folder, flush=True)
 sys.stdin.read()

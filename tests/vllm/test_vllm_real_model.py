@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from real_vllm import PYTHON
 
 from sparring.cli.main import main
-from sparring.testing.real_vllm import PYTHON
 
 pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).parents[2]

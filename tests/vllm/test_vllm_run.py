@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+from real_vllm import PYTHON
 
 from sparring.cli.main import main
 from sparring.errors import BadInput
 from sparring.launch.replay import replay_rollout
-from sparring.testing.real_vllm import PYTHON
 
 pytestmark = pytest.mark.vllm
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_vllm import PYTHON
 from served import Weights, published, turn
 from test_vllm_process import check_ended, children, processes, watched
 
@@ -24,7 +25,6 @@ from sparring.engine.native import NativeEngine
 from sparring.errors import BadInput
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest
 from sparring.model.load import load
-from sparring.testing.real_vllm import PYTHON
 from sparring.testing.served import ServerThread
 
 pytestmark = pytest.mark.vllm

@@ -3,11 +3,11 @@
 import asyncio
 
 import pytest
+from chat_server import ChatServer, message
 
 from sparring.engine.adapters.chat_endpoint import ChatEndpoint
 from sparring.errors import EngineError, LimitReached, PromptTooLong, RequestRefused
 from sparring.generation import Sampling
-from sparring.testing.chat_server import ChatServer, message
 from sparring.types import Message, ToolSpec
 
 QUESTION = (Message(role="user", content="2 + 3?"),)

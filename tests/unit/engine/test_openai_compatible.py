@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from completions_server import CompletionsServer
 
 from sparring.engine.adapters.openai_compatible import OpenAiEngine
 from sparring.engine.config import BatchConfig, EngineConfig
@@ -13,7 +14,6 @@ from sparring.engine.native import NativeEngine
 from sparring.errors import BadInput, EngineError, RequestRefused
 from sparring.generation import Constraint, GenerateRequest, Sampling, ScoreRequest
 from sparring.model.load import load
-from sparring.testing.completions_server import CompletionsServer
 
 PROMPT = (5, 6, 7, 8)
 

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from chat_server import ChatServer, message
 from sessions import RENDERER
 from test_errors import CHAT, GEMINI, MESSAGES, PLACES, RESPONSES
 
@@ -19,7 +20,6 @@ from sparring.generation import Sampling
 from sparring.record.imitated import Imitator
 from sparring.record.transcript import TextRecorder, TextRequest, TextSession
 from sparring.render.demonstrate import reply_tokens
-from sparring.testing.chat_server import ChatServer, message
 from sparring.testing.toy import toy_task
 from sparring.types import Limits, Message
 

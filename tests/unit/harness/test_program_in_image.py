@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from folder import FolderWorld, folder_task
 from image_files import SHELL, copy_programs, copy_python, empty_image, readable
 
 from sparring.errors import BadInput, SpoiltFile
@@ -28,7 +29,6 @@ from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.images.image import ImageConfig, UnpackedImage
 from sparring.stages.preflight.harness import check_images
-from sparring.testing.folder import FolderWorld, folder_task
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer
 from sparring.types import BoxSpec, Limits, Message, Task, ToolCall

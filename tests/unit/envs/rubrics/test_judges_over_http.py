@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_server import ChatServer, message
+from completions_server import CompletionsServer
 from msgspec.structs import replace as changed
 
 from sparring.engine.adapters.chat_endpoint import ChatEndpoint
@@ -26,8 +28,6 @@ from sparring.model.load import load
 from sparring.render.load import load_renderer
 from sparring.render.train_tokenizer import train_tokenizer
 from sparring.store.sqlite import SqliteStore
-from sparring.testing.chat_server import ChatServer, message
-from sparring.testing.completions_server import CompletionsServer
 from sparring.testing.scripted_engine import ScriptedEngine, replies
 from sparring.testing.served import RemoteToThread
 from sparring.testing.toy import toy_renderer
