@@ -95,8 +95,7 @@ def first_difference(left: Store, right: Store, stage: str, groups_per_step: int
                     return difference
             elif first is not None or second is not None:
                 missing = 0 if first is None else 1
-                if step not in finished[missing]:  # else it was recorded before stores had a log
-                    end = end or RecordEnd(record=missing, after=f"step {step - 1}")
+                end = end or RecordEnd(record=missing, after=f"step {step - 1}")
             else:
                 over = over or not all(step in steps for steps in finished)
         if end is not None or over:
