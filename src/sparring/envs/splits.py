@@ -42,12 +42,8 @@ def prompt_content(messages: Sequence[Message]) -> str:
     roles = [message.role for message in messages]
     plain = roles in (["user"], ["system", "user"]) and not messages[-1].reasoning
     if plain or not messages:
-        return _words(messages)
+        return normalised(" ".join(message.content for message in messages))
     return "\x1f\x1f" + "\x1e".join(part for message in messages for part in _parts(message))
-
-
-def _words(messages: Sequence[Message]) -> str:
-    return normalised(" ".join(message.content for message in messages))
 
 
 def _parts(message: Message) -> Iterator[str]:

@@ -104,7 +104,6 @@ def raised(folder: Path, config: RunConfig) -> dict[str, tuple[int, int]]:
 def claim(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
     """Write the resolved config into a run's folder if the folder is new, if steps were raised, or if the layout
     changed. An event tells a change of the layout. A new folder gets the policy's tokenizer."""
-    keep_tokenizer(context.folder, context.config)
     file = context.folder / CONFIG
     moved = _layout_changes(context)
     if changes:
@@ -112,6 +111,7 @@ def claim(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
     if moved:
         context.sink.event("run", f"goes on with another layout: {', '.join(moved)}")
     if not file.exists():
+        keep_tokenizer(context.folder, context.config)
         record(context.folder, context.config.algo)
         if templates := _templates(context.config):
             context.store.put(TEMPLATES, templates)

@@ -11,6 +11,7 @@ from sparring.model.gguf.place import converted, gguf_file
 from sparring.model.hub import SAVED, local_folder, model_folder
 from sparring.model.peft import base_of, is_adapter
 from sparring.stages.context import NON_POLICY_STAGES, ONLINE_STAGES, ORDER, RunFiles
+from sparring.store.connection import is_blank
 from sparring.store.sqlite import SqliteStore
 from sparring.types import POLICY
 
@@ -47,7 +48,7 @@ def find_checkpoint(path: Path) -> Path:
         StoreError: the saved step, or the record of the run, is damaged.
     """
     if _is_run(path):
-        open_record(path).close()
+        is_blank(path / STORE)  # refuses another version
     folder = _find(path)
     run = run_of(path)
     if run is not None and is_adapter(folder) and not Path(base_of(folder)).exists():

@@ -258,7 +258,7 @@ def test_the_journal_in_memory_is_what_the_store_keeps(tmp_path: Path) -> None:
 
 
 def test_what_came_before_the_first_turn_is_kept(tmp_path: Path) -> None:
-    """A reward may arrive before the policy has replied, and older stores do not say how long an answer took."""
+    """A reward may arrive before the policy has replied."""
     store = SqliteStore(tmp_path / "store.sqlite")
     Journals(store).new("rl/0/0").rewarded({"reward": 0.5})
     answer = {"role": "", "number": 0, "digest": 1}

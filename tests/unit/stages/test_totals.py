@@ -1,6 +1,7 @@
 """What a stage of live training says about all its steps."""
 
 import math
+from dataclasses import asdict
 
 import pytest
 
@@ -16,7 +17,7 @@ def totals(*differences: float | None) -> Totals:
     made = Totals()
     for difference in differences:
         made.add(ONE, TIMES if difference is None else {**TIMES, "logprob_max_abs_diff": difference})
-        made = Totals.of(made.as_dict())  # as a resume would
+        made = Totals.of(asdict(made))  # as a resume would
     return made
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -170,7 +170,7 @@ class OnlineTraining:
         if context.replay is None:
             await write_model(self.trainers[POLICY], self.source, context.output(stage))
         model = {"model": str(context.output(stage))}
-        return {**progress.totals.as_dict(), **model, **progress.stopping.result(), **progress.checkpoints.finish()}
+        return {**asdict(progress.totals), **model, **progress.stopping.result(), **progress.checkpoints.finish()}
 
     def _generate(self) -> RolloutRunner:
         """Return the runner of training's rollouts."""
@@ -248,7 +248,7 @@ class OnlineTraining:
             progress.totals.add(batch, metrics)
             reports.log(step.version, metrics)
             states: dict[str, Mapping[str, Any]] = {name: part.state() for name, part in progress.stateful.items()}
-            states |= {"scheduler": scheduler.state(step.version), "totals": progress.totals.as_dict()}
+            states |= {"scheduler": scheduler.state(step.version), "totals": asdict(progress.totals)}
             with self._spans.span("saving"):
                 await checkpoints.after(step, metrics, states)
             evaluator.after(step.version)

@@ -11,7 +11,7 @@ from sparring.types import Batch, TokenAccount
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Totals:
-    """Totals over all steps of a stage, saved with every checkpoint.
+    """Totals over all steps of a stage, saved with every checkpoint and reported by the stage's result.
 
     Attributes:
         logprob_max_abs_diff: largest difference between the trainer's and the engine's log-probabilities; None: no
@@ -27,7 +27,7 @@ class Totals:
 
     @staticmethod
     def of(saved: Mapping[str, Any]) -> Totals:
-        """Return the totals that `as_dict` gave."""
+        """Return the totals of their plain data, as a checkpoint keeps them."""
         return Totals(**{**saved, "account": TokenAccount(**saved["account"])})
 
     def add(self, batch: Batch, metrics: Mapping[str, float]) -> None:
@@ -39,10 +39,6 @@ class Totals:
         self.overlap_s += metrics["time/overlap"] * metrics["time/step_s"]
         self.step_s += metrics["time/step_s"]
         self.steps += 1
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the totals as a checkpoint keeps them and the stage's result reports them."""
-        return dataclasses.asdict(self)
 
 
 def _larger(largest: float | None, value: float | None) -> float | None:
