@@ -47,9 +47,6 @@ An unknown key, a wrong type or a contradiction is refused before anything start
 
     recipes/first.toml: rollout.group_sizee: expected one of ..., got an unknown key; do you mean rollout.group_size?
 
-Keys of `[rollout]` and `[engine]` that stood in no table of their own, such as `rollout.temperature`, still load, in files
-and with `--set`; the new spelling is told once.
-
 *This page is written by `docs/write_configuration.py` from the docstrings beside the fields.*
 """
 

@@ -148,20 +148,16 @@ def entry_of(event: Entered, name: str) -> LogEntry:
 
 
 def event_of(entry: LogEntry) -> Entered | None:
-    """Return the event that an entry of the log keeps; None if the entry is no event of a journal, or lacks the event's
-    data."""
-    data = entry.data
+    """Return the event that an entry of the log keeps; None if the entry is no event of a journal."""
     match entry.kind:
         case "observation":
-            role, number, digest, took_s = data["role"], data["number"], data["digest"], data.get("took_s", 0.0)
-            return Answered(role=role, number=number, digest=digest, took_s=took_s)  # older entries lack took_s
+            return Answered(**entry.data)
         case "limit":
-            phase, turn, seconds = data["phase"], data.get("turn", 0), data.get("seconds", 0.0)
-            return LimitHit(phase=phase, turn=turn, seconds=seconds, answers=data.get("answers"))
+            return LimitHit(**entry.data)
         case "reward":
-            return Rewarded(data)
-        case "restarted" if "id" in data:
-            return StartedOver(id=data["id"], number=data["number"], reason=data["reason"])
+            return Rewarded(entry.data)
+        case "restarted" if "id" in entry.data:  # else no attempt follows: all that was recorded is dropped
+            return StartedOver(**entry.data)
     return None
 
 

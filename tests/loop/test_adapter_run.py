@@ -2,19 +2,15 @@
 
 import json
 import shutil
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from suite import short_of
 
 from sparring.cli.main import main
 from sparring.model.load import load
 from sparring.model.peft import base_of, read_config
-from sparring.stages.models.adapters import start_adapter
-from sparring.store.sqlite import SqliteStore
 from sparring.testing.tiny_models import tiny_model
 
 TINY = Path(__file__).parent / "tiny.toml"
@@ -59,28 +55,6 @@ def test_one_adapter_goes_through_the_stages_beside_an_untouched_base(whole):
     for stage in ("lora", "lora_start", "sft/model", "rl/model"):
         assert base_of(whole / "tiny" / stage) == str(whole / "tiny/init/model")
         assert read_config(whole / "tiny" / stage).rank == 4
-
-
-@pytest.mark.parametrize("stages", short_of(['["init", "sft"]', '["init", "sft", "rl"]'], ['["init", "sft", "rl"]']))
-def test_a_run_begun_before_keeps_its_start(whole, tmp_path, stages):
-    """Such a run has its untrained adapter in the place of the trained one; it may have finished its first stage."""
-    folder = tmp_path / "tiny"
-    if "rl" in stages:
-        shutil.copytree(whole / "tiny", folder)
-        for name in ("lora", "rl", "eval", "export", "config.toml"):
-            shutil.rmtree(folder / name, ignore_errors=True)
-        (folder / "config.toml").unlink()
-        (folder / "lora_start").rename(folder / "lora")
-        with closing(SqliteStore(folder / "store.sqlite")) as store:
-            store.put("stage/rl", None)
-            store.truncate("rl", 0, first_group=0)
-    else:
-        shutil.copytree(whole / "tiny/lora_start", folder / "lora")
-    assert start_adapter(folder) == folder / "lora"
-    assert main(arguments(tmp_path, f"run.stages={stages}")) == 0
-    last = "rl/model" if "rl" in stages else "sft/model"
-    assert adapter(tmp_path, "lora_start") == adapter(whole, "lora_start")
-    assert adapter(tmp_path, "lora") == adapter(tmp_path, last) == adapter(whole, last)
 
 
 def test_a_checkpoint_holds_the_adapter_alone(whole):

@@ -337,7 +337,7 @@ def long_run(folder: Path, steps: int) -> None:
         for step in range(1, steps + 1):
             first = (step - 1) * GROUPS
             if step == steps - 2:
-                snapshot = {"step": step - 1, "first_group": first, "observed": first, "fresh_seeds": True}
+                snapshot = {"step": step - 1, "first_group": first, "observed": first}
                 state = {"weights": "", "scheduler": {**snapshot, "source": source.state()}}
                 ref = CheckpointRef(model="policy", stage="rl", step=step - 1, path=str(folder))
                 store.checkpoint(ref, state)

@@ -1,11 +1,8 @@
-"""A data file is gone through again and again: each time with other random numbers, also after a resume, and as a run
-began."""
+"""A data file is gone through again and again: each time with other random numbers, also after a resume."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -192,31 +189,3 @@ def test_a_killed_run_goes_on_with_the_numbers_of_the_whole_one(
     assert len(drawn) == len(set(drawn)) == 18
     assert groups_in(killed) == groups_in(whole)
     assert weights(killed) == weights(whole)
-
-
-@pytest.mark.full
-def test_a_run_that_was_begun_with_equal_numbers_keeps_them(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its checkpoints do not say that a task has fresh ones when it comes again, and its store is of schema 4, which had
-    no log: groups after the checkpoint are sampled again. What it sampled is replayed either way."""
-    assert main(words) == 0
-    folder = tmp_path / "runs/tiny"
-    shutil.rmtree(folder / "rl/checkpoints/step-000006")
-    with closing(SqliteStore(folder / "store.sqlite")) as store:
-        ref, state = store.last_checkpoint("rl") or pytest.fail("no checkpoint")
-        del state["scheduler"]["fresh_seeds"]
-        store.checkpoint(ref, state)
-        store.put("stage/rl", None)
-    with closing(sqlite3.connect(folder / "store.sqlite")) as database:
-        database.executescript("DROP TABLE log; DROP INDEX checkpoints_by_stage; PRAGMA user_version = 4")
-    assert main(words) == 0
-    with closing(SqliteStore(folder / "store.sqlite", read_only=True)) as store:
-        groups = list(store.groups(stage="rl"))
-    for group in groups:
-        name = None if group.index >= 4 else group.id
-        assert seeds_of(group.rollouts) == [rollout_seed(3, "train", group.task, place, name) for place in range(3)]
-    for rollout in ("rl/0/0", "rl/4/1"):
-        capsys.readouterr()
-        assert main(["replay", str(folder), rollout]) == 0
-        assert capsys.readouterr().out.endswith("identical, bit for bit\n")

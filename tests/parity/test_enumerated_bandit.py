@@ -145,7 +145,8 @@ def ours(
             return found
 
         credit = load_credit(config, seed=0)
-        credit.restore(state or {})
+        if state:
+            credit.restore(state)
         plan = Plan(idle_rows=True)
         [batch] = assemble(made, samples[0], credit=credit, model="policy", step=1, plan=plan)
         if batch.rows:

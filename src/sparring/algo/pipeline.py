@@ -63,7 +63,7 @@ class CreditPipeline:
     def restore(self, state: Mapping[str, Any]) -> None:
         self._rule.restore({name: value for name, value in state.items() if name != SURVIVAL})
         if self._survival is not None:
-            self._survival.restore(state.get(SURVIVAL, {}))
+            self._survival.restore(state[SURVIVAL])
 
     def _passes_filters(self, group: Group, shaped: Group) -> bool:
         difficulty = self._config.difficulty

@@ -16,7 +16,7 @@ from sparring.envs.base import Env
 from sparring.envs.config import BoxConfig, EnvConfig
 from sparring.envs.executor import is_cooperative
 from sparring.envs.rubrics.judges import together
-from sparring.envs.splits import Same, Splits, Stream, derived_seed, identity, listed, order, unknown_split
+from sparring.envs.splits import Splits, Stream, derived_seed, identity, listed, order, unknown_split
 from sparring.errors import BadInput, EnvError, boundary, refusal, refusal_in
 from sparring.observe.waiting import waiting
 from sparring.protocols import Boxes, Expert
@@ -37,21 +37,13 @@ class WorldFactory:
         make: constructor of one instance.
         config: `[env]`.
         read_rows: reader of the files that `config` names.
-        same: function that returns a task's identity; tasks with equal identities count as one.
 
     Raises:
         BadInput: the world has neither data nor `generate`, or its data cannot be split.
     """
 
-    def __init__(
-        self,
-        name: str,
-        make: Callable[[], Env],
-        config: EnvConfig,
-        read_rows: ReadRows | None,
-        same: Same = identity,
-    ) -> None:
-        self.name, self._same = name, same
+    def __init__(self, name: str, make: Callable[[], Env], config: EnvConfig, read_rows: ReadRows | None) -> None:
+        self.name = name
         self._make = make
         self._config = config
         self._user = config.name or config.reward or name
@@ -176,7 +168,6 @@ class WorldFactory:
             held_out=held_out,
             demonstrations=config.demonstrations,
             share=config.held_out_share,
-            same=self._same,
         )
 
     def _checked_data(self, data: Any) -> Mapping[str, Any]:
@@ -243,8 +234,8 @@ class WorldFactory:
             held_out = self._from_rows(read_rows(config.eval_data, config.columns.mapping()), "eval", config.eval_data)
         else:
             held_out = self._hold_out(tasks)
-        held_out_keys = {self._same(task) for task in held_out}
-        train = [task for task in tasks if self._same(task) not in held_out_keys]
+        held_out_keys = {identity(task) for task in held_out}
+        train = [task for task in tasks if identity(task) not in held_out_keys]
         if not train or not held_out:
             raise refusal(
                 "env.data",
@@ -272,7 +263,7 @@ class WorldFactory:
     def _hold_out(self, tasks: Sequence[Task]) -> list[Task]:
         """Choose distinct tasks by their hash, so that the choice depends neither on the order of the file nor on the
         seed."""
-        distinct = list({self._same(task): task for task in reversed(tasks)}.values())
+        distinct = list({identity(task): task for task in reversed(tasks)}.values())
         if not distinct:
             raise refusal(self._config.data, "prompts for training and others for evaluation", "none", "add rows")
         count = self._config.held_out or min(DEFAULT_HELD_OUT, max(1, len(distinct) // 5))
@@ -282,7 +273,7 @@ class WorldFactory:
             raise refusal(
                 "env.held_out", f"fewer than the {len(distinct)} different {what} of env.data", str(count), way
             )
-        return sorted(distinct, key=lambda task: derived_seed("held out", self._same(task)))[:count]
+        return sorted(distinct, key=lambda task: derived_seed("held out", identity(task)))[:count]
 
     def _shuffled_task(self, seed: int, index: int) -> Task:
         """Return a task of the endless stream; every epoch has an order of its own."""

@@ -15,7 +15,6 @@ from sparring.envs.rubrics.proven import of_user
 from sparring.envs.rubrics.rubric import Rubric
 from sparring.envs.rubrics.world import RubricWorld, RubricWorldWithPython
 from sparring.envs.schema import env_args
-from sparring.envs.splits import Same, identity
 from sparring.errors import BadInput, boundary, refusal
 from sparring.protocols import EnvFactory
 from sparring.user_files.named import named
@@ -26,9 +25,7 @@ BUILT_IN = {
 }
 
 
-def load_env(
-    config: EnvConfig, read_rows: ReadRows | None = None, judges: Judges | None = None, same: Same = identity
-) -> EnvFactory:
+def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judges | None = None) -> EnvFactory:
     """Return the factory of a world, with its settings checked.
 
     Args:
@@ -36,7 +33,6 @@ def load_env(
         read_rows: reader of data files, `sparring.tasks.files.read_rows`; a parameter because packages of one layer
             never import each other. Only a world with `data` needs it.
         judges: judges of a rubric, if it has judged parts.
-        same: function that returns a task's identity; tasks with equal identities count as one.
 
     Raises:
         BadInput: the world does not exist, does not have these settings, or its tasks cannot be made.
@@ -47,11 +43,11 @@ def load_env(
             raise refusal("env.reward", "a function", repr(function), "name a function of the file")
         kind = RewardFunctionWithPython if "python" in config.tools else RewardFunction
         called = ByName(function, "env.reward", config.reward)
-        return WorldFactory(name_of(function), functools.partial(kind, called), config, read_rows, same)
+        return WorldFactory(name_of(function), functools.partial(kind, called), config, read_rows)
     if config.rubric:
         rubric = Rubric(config.rubric, judges=judges, proven=of_user())
         world = RubricWorldWithPython if "python" in config.tools else RubricWorld
-        return WorldFactory("rubric", functools.partial(world, rubric), config, read_rows, same)
+        return WorldFactory("rubric", functools.partial(world, rubric), config, read_rows)
     if config.name not in BUILT_IN and ":" not in config.name:
         names = ", ".join(sorted(BUILT_IN))
         raise refusal(
@@ -63,7 +59,7 @@ def load_env(
     world = named(BUILT_IN.get(config.name, config.name), "env.name")
     if isinstance(world, type) and issubclass(world, Env):
         args = env_args(config.args, world.Args)
-        return WorldFactory(world.__name__, functools.partial(world, args), config, read_rows, same)
+        return WorldFactory(world.__name__, functools.partial(world, args), config, read_rows)
     expected, do = "a subclass of sparring.Env, or a factory called with the EnvConfig", "derive it from Env"
     if not callable(world):
         raise refusal("env.name", expected, repr(world)[:80], "name one")

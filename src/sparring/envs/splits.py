@@ -30,20 +30,10 @@ def order(seed: int, epoch: int, count: int) -> tuple[int, ...]:
     return tuple(sorted(range(count), key=lambda place: derived_seed(seed, epoch, place)))
 
 
-Same = Callable[[Task], str]
-"""Function task -> identity; tasks with equal identities count as one."""
-
-
 def identity(task: Task) -> str:
-    """Return a task's identity: its deduplication key, else its normalised messages. A key starts with a separator that
-    no normalised text starts with, so the two never collide."""
+    """Return a task's identity: its deduplication key, else its normalised messages. Tasks with equal identities count
+    as one. A key starts with a separator that no normalised text starts with, so the two never collide."""
     return f"\x1f{task.key}" if task.key else prompt_content(task.messages)
-
-
-def identity_by_words(task: Task) -> str:
-    """Return the identity that early runs used, so that these runs keep their splits. It is `identity` without roles,
-    tool calls and reasoning."""
-    return f"\x1f{task.key}" if task.key else _words(task.messages)
 
 
 def prompt_content(messages: Sequence[Message]) -> str:
@@ -52,12 +42,8 @@ def prompt_content(messages: Sequence[Message]) -> str:
     roles = [message.role for message in messages]
     plain = roles in (["user"], ["system", "user"]) and not messages[-1].reasoning
     if plain or not messages:
-        return _words(messages)
+        return normalised(" ".join(message.content for message in messages))
     return "\x1f\x1f" + "\x1e".join(part for message in messages for part in _parts(message))
-
-
-def _words(messages: Sequence[Message]) -> str:
-    return normalised(" ".join(message.content for message in messages))
 
 
 def _parts(message: Message) -> Iterator[str]:
@@ -74,9 +60,9 @@ def normalised(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-def can_be_held_out(task: Task, share: float, same: Same = identity) -> bool:
+def can_be_held_out(task: Task, share: float) -> bool:
     """Return True if a task belongs to the held-out `share`, which is never trained on; a function of its identity."""
-    return xxhash.xxh3_64_intdigest(same(task).encode()) < share * 2**64
+    return xxhash.xxh3_64_intdigest(identity(task).encode()) < share * 2**64
 
 
 def overlap(eval_tasks: Iterable[Task], train_tasks: Iterable[Task]) -> set[str]:
@@ -127,7 +113,6 @@ class Splits:
         demonstrations: number of distinct tasks in the demonstration stream.
         share: share of all tasks that may be held out; these occur in no other stream of any seed. 0: the draws of
             `eval` decide.
-        same: identity of a task.
     """
 
     def __init__(
@@ -138,14 +123,12 @@ class Splits:
         held_out: int,
         demonstrations: int,
         share: float = 0.0,
-        same: Same = identity,
     ) -> None:
-        self._world, self._same = world, same
-        self._draw = draw
+        self._world, self._draw = world, draw
         self._share = share
         self._demonstrations = demonstrations
         self._eval = self._distinct("eval", held_out, set())
-        self._held_out = {self._same(task) for task in self._eval}
+        self._held_out = {identity(task) for task in self._eval}
 
     def stream(self, split: str) -> Stream:
         """Return the stream of `train` (endless), `eval` or `demonstration` (finite).
@@ -165,14 +148,14 @@ class Splits:
         tasks = []
         for index in range(count):
             tasks.append(self._fresh(split, index, taken))
-            taken.add(self._same(tasks[-1]))
+            taken.add(identity(tasks[-1]))
         return tasks
 
     def _fresh(self, split: str, index: int, taken: set[str]) -> Task:
         task = None
         for attempt in range(MAX_TRIES):
             task = self._draw(split, index, attempt)
-            if task is not None and self._same(task) not in taken and self._belongs(task, split):
+            if task is not None and identity(task) not in taken and self._belongs(task, split):
                 return task
         what = "key" if task and task.key else "prompt"
         raise refusal(
@@ -184,7 +167,7 @@ class Splits:
         )
 
     def _belongs(self, task: Task, split: str) -> bool:
-        return not self._share or can_be_held_out(task, self._share, self._same) == (split == "eval")
+        return not self._share or can_be_held_out(task, self._share) == (split == "eval")
 
 
 def unknown_split(world: str, split: str) -> Exception:

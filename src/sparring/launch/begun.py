@@ -3,7 +3,6 @@ and `distill.steps` may grow."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,12 @@ from sparring.algo.own import record
 from sparring.errors import refusal
 from sparring.launch.checkpoint import CONFIG
 from sparring.launch.layout import is_layout, layout_keys, reason
-from sparring.launch.sameness import BY_MESSAGES
 from sparring.model.hub import base_folder, template_text
 from sparring.observe.whole_file import write_whole
 from sparring.protocols import Store
 from sparring.recipe.load import load_recorded
 from sparring.recipe.run_config import RunConfig, dump, resolve
-from sparring.recipe.url_secrets import as_now, found, masked, without_users
+from sparring.recipe.url_secrets import masked
 from sparring.stages.context import ONLINE_STAGES, Context, given_checkpoint
 from sparring.stages.runtime.raised import first_steps, raises_key
 from sparring.stages.runtime.saved import train_of
@@ -55,11 +53,11 @@ def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
     """
     dump(config)
     config = as_begun(folder, config)
-    begun = _recorded_recipe(folder, config)
+    begun = _recorded_recipe(folder)
     if begun is None:
         return []
     changes = raised(folder, config)
-    now = without_users(msgspec.to_builtins(config))
+    now = msgspec.to_builtins(config)
     may_change = tuple(key for key in layout_keys(begun) if key in layout_keys(now))
     differing = [
         difference
@@ -96,7 +94,7 @@ def _with_token_budget(config: RunConfig, tokens: int) -> RunConfig:
 
 def raised(folder: Path, config: RunConfig) -> dict[str, tuple[int, int]]:
     """Return the live stages that get more steps than the folder's run has: their steps before and now."""
-    begun = _recorded_recipe(folder, config)
+    begun = _recorded_recipe(folder)
     if begun is None:
         return {}
     counts = {stage: (begun[stage]["steps"], getattr(config, stage).steps) for stage in ONLINE_STAGES}
@@ -104,10 +102,8 @@ def raised(folder: Path, config: RunConfig) -> dict[str, tuple[int, int]]:
 
 
 def claim(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
-    """Write the resolved config into a run's folder if the folder is new, if steps were raised, if the layout changed,
-    or if the config there contains passwords. An event tells a change of the layout. A new folder gets the
-    policy's tokenizer."""
-    keep_tokenizer(context.folder, context.config)
+    """Write the resolved config into a run's folder if the folder is new, if steps were raised, or if the layout
+    changed. An event tells a change of the layout. A new folder gets the policy's tokenizer."""
     file = context.folder / CONFIG
     moved = _layout_changes(context)
     if changes:
@@ -115,11 +111,11 @@ def claim(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
     if moved:
         context.sink.event("run", f"goes on with another layout: {', '.join(moved)}")
     if not file.exists():
-        context.store.put(BY_MESSAGES, True)
+        keep_tokenizer(context.folder, context.config)
         record(context.folder, context.config.algo)
         if templates := _templates(context.config):
             context.store.put(TEMPLATES, templates)
-    if changes or moved or not file.exists() or any(found(msgspec.to_builtins(load_recorded(file)))):
+    if changes or moved or not file.exists():
         write_whole(file, dump(context.config).encode())
 
 
@@ -133,10 +129,10 @@ def keep_tokenizer(folder: Path, config: RunConfig) -> None:
 
 def _layout_changes(context: Context) -> list[str]:
     """Return the settings of the layout that differ from the recipe in a run's folder, as `config_differences`."""
-    begun = _recorded_recipe(context.folder, context.config)
+    begun = _recorded_recipe(context.folder)
     if begun is None:
         return []
-    differing = config_differences(begun, without_users(msgspec.to_builtins(context.config)))
+    differing = config_differences(begun, msgspec.to_builtins(context.config))
     return [difference for difference in differing if is_layout(difference)]
 
 
@@ -144,17 +140,14 @@ def _templates(config: RunConfig) -> dict[str, str]:
     return {name: template_text(spec.template) for name, spec in config.models.items() if spec.template is not None}
 
 
-def _recorded_recipe(folder: Path, config: RunConfig) -> dict[str, Any] | None:
+def _recorded_recipe(folder: Path) -> dict[str, Any] | None:
     """Return the recipe in a run's folder as plain data; None before the run has one."""
     file = folder / CONFIG
     if not file.exists():
         return None
     recorded = resolve(load_recorded(file))
     begun: dict[str, Any] = msgspec.to_builtins(_with_token_budget(recorded, recorded.train.tokens_at_once))
-    if "rl" in config.run.stages and _filters_by_default(file):
-        begun["algo"]["zero_variance_filter"] = True
-    now: dict[str, Any] = as_now(begun, msgspec.to_builtins(config))
-    return now
+    return begun
 
 
 def check_raised(store: Store, config: RunConfig, changes: Mapping[str, tuple[int, int]]) -> list[str]:
@@ -225,14 +218,6 @@ def _train_sections(config: RunConfig, stage: str) -> dict[str, TrainConfig]:
 
 def _teachers(config: RunConfig) -> list[str]:
     return [f"teacher/{name}" for name in sorted(set(config.distill.teachers.values()))]
-
-
-def _filters_by_default(file: Path) -> bool:
-    """Return whether a run filters groups of equal rewards although its config does not say so. Early versions did so
-    by default with some credit rules, and wrote no key for it."""
-    algo = tomllib.loads(file.read_text(encoding="utf-8")).get("algo", {})
-    explicit = "zero_variance_filter" in algo or "kl_reward" in algo
-    return not explicit and algo.get("credit", {}).get("name") in ("grpo", "maxrl", "opo", "pass_at_k", "rloo")
 
 
 def config_differences(old: Any, new: Any, path: str = "", *, ignored: Collection[str] = NO_DIFFERENCE) -> list[str]:

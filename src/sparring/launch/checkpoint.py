@@ -11,6 +11,8 @@ from sparring.model.gguf.place import converted, gguf_file
 from sparring.model.hub import SAVED, local_folder, model_folder
 from sparring.model.peft import base_of, is_adapter
 from sparring.stages.context import NON_POLICY_STAGES, ONLINE_STAGES, ORDER, RunFiles
+from sparring.store.connection import is_blank
+from sparring.store.sqlite import SqliteStore
 from sparring.types import POLICY
 
 CONFIG = "config.toml"
@@ -23,15 +25,30 @@ TRAINING = ("sft", "preference", *ONLINE_STAGES)
 """Stages that save checkpoints of the policy."""
 
 
+def open_record(run: Path) -> SqliteStore:
+    """Open the record of a run for reading.
+
+    Raises:
+        BadInput: the folder has no run, or one of another version.
+        StoreError: the record is damaged.
+    """
+    if not (run / CONFIG).is_file():
+        got = f"a folder without {CONFIG}" if run.is_dir() else "no folder"
+        raise refusal(str(run), "the folder of a run", got, "give one, like runs/quickstart")
+    return SqliteStore(run / STORE, read_only=True)
+
+
 def find_checkpoint(path: Path) -> Path:
     """Return the Hugging Face or adapter folder of a path. The path may be such a folder, a GGUF file (which is
     converted), the folder of a run (its newest weights), or a saved step of a run: `RUN/STAGE/best`, `RUN/STAGE/last`
     or `RUN/STAGE/step-000146`. Without STAGE, it is a step of the last stage that trains.
 
     Raises:
-        BadInput: the path has no checkpoint.
-        StoreError: the saved step is damaged.
+        BadInput: the path has no checkpoint, or is a run of another version.
+        StoreError: the saved step, or the record of the run, is damaged.
     """
+    if _is_run(path):
+        is_blank(path / STORE)  # refuses another version
     folder = _find(path)
     run = run_of(path)
     if run is not None and is_adapter(folder) and not Path(base_of(folder)).exists():
@@ -79,7 +96,6 @@ def export_checkpoint(path: Path, out: Path, dtype: str) -> list[str]:
     """
     from sparring.recipe.load import load_recorded
     from sparring.stages.export import export_folder
-    from sparring.store.sqlite import SqliteStore
 
     checkpoint, run = find_checkpoint(path), run_of(path)
     if run is None:
@@ -126,7 +142,6 @@ def _parse_step_name(path: Path) -> tuple[Path, str | None, str] | None:
 def _saved_step(run: Path, stage: str | None, name: str) -> Path:
     from sparring.recipe.load import load_recorded
     from sparring.stages.runtime.saved import saved_step, weights_of
-    from sparring.store.sqlite import SqliteStore
 
     with closing(SqliteStore(run / STORE, read_only=True)) as store:
         files = RunFiles(config=load_recorded(run / CONFIG), folder=run, store=store)

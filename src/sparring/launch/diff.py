@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from sparring.errors import BadInput, refusal
+from sparring.errors import BadInput
 from sparring.launch.begun import config_differences
-from sparring.launch.checkpoint import CONFIG, STORE
+from sparring.launch.checkpoint import CONFIG, open_record
 from sparring.model.hub import model_folder
 from sparring.recipe.load import load_recorded
 from sparring.recipe.run_config import RunConfig
@@ -71,7 +71,7 @@ def compare_runs(left: Path, right: Path) -> ComparedRuns:
         BadInput: a folder contains no run, or a file of weights is damaged.
         StoreError: a store is damaged.
     """
-    with closing(_store(left)) as first, closing(_store(right)) as second:
+    with closing(open_record(left)) as first, closing(open_record(right)) as second:
         runs = (
             RecordedRun(folder=left, config=load_recorded(left / CONFIG), store=first),
             RecordedRun(folder=right, config=load_recorded(right / CONFIG), store=second),
@@ -87,13 +87,6 @@ def compare_runs(left: Path, right: Path) -> ComparedRuns:
             equal.append(stage)
     lines.append(f"the same: {', '.join(equal)}" if equal else "nothing is recorded in either")
     return ComparedRuns(equal=True, lines=lines)
-
-
-def _store(folder: Path) -> SqliteStore:
-    if not (folder / CONFIG).is_file():
-        got = f"a folder without {CONFIG}" if folder.is_dir() else "no folder"
-        raise refusal(str(folder), "the folder of a run", got, "give one, like runs/quickstart")
-    return SqliteStore(folder / STORE, read_only=True)
 
 
 def _comparisons(left: RecordedRun, right: RecordedRun) -> Iterator[tuple[str, Comparison]]:

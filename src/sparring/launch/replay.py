@@ -14,7 +14,7 @@ import msgspec
 from sparring.cluster.config import ClusterConfig
 from sparring.errors import BadInput, refusal
 from sparring.launch.block import block
-from sparring.launch.checkpoint import CONFIG, STORE
+from sparring.launch.checkpoint import CONFIG, STORE, open_record
 from sparring.launch.run import cluster_of, opened
 from sparring.model.peft import is_adapter
 from sparring.protocols import Engine
@@ -24,7 +24,7 @@ from sparring.rollout.group_log import GroupLog
 from sparring.rollout.resample import RecordedTurn, Resampling, resample, turns_of
 from sparring.scratch import scratch
 from sparring.stages.context import ONLINE_STAGES, POLICY, Context, Replay, RunFiles, renderer_of
-from sparring.stages.models.adapters import start_adapter
+from sparring.stages.models.adapters import START
 from sparring.stages.models.written import write_weights
 from sparring.stages.pipeline import STAGES
 from sparring.stages.runtime.versions import OtherWeights
@@ -88,7 +88,7 @@ def replay_run(
     """
     config, result = _recipe(folder, threads), ReplayResult()
     for name in [stage] if stage is not None else ONLINE_STAGES:
-        with closing(SqliteStore(folder / STORE, read_only=True)) as store:
+        with closing(open_record(folder)) as store:
             if stage is None and not GroupLog(store, name).last_published(0):
                 continue
             chosen = _steps(store, config, folder, name, steps, sampling)
@@ -116,7 +116,7 @@ def replay_rollout(folder: Path, rollout_id: str, threads: int | None = None) ->
     """
     config, result = _recipe(folder, threads), ReplayResult()
     with scratch() as made:
-        with closing(SqliteStore(folder / STORE, read_only=True)) as store:
+        with closing(open_record(folder)) as store:
             rollout = store.load(rollout_id)
             turns = list(turns_of([rollout], POLICY))
             if not turns:
@@ -157,9 +157,7 @@ def _recipe(folder: Path, threads: int | None) -> RunConfig:
     Raises:
         BadInput: the folder has no run, or its engine does not sample the same tokens again.
     """
-    if not (folder / CONFIG).is_file():
-        got = "a folder without config.toml" if folder.is_dir() else "no folder"
-        raise refusal(str(folder), "the folder of a run", got, "give one, like runs/quickstart")
+    open_record(folder).close()
     config = load_recorded(folder / CONFIG, runs_rules=True)
     if not config.engine.exact:
         got = f'"{config.engine.kind}", which cannot sample the same tokens again from seed and position'
@@ -202,8 +200,7 @@ def _check_published(store: SqliteStore, folder: Path, stage: str, expected: str
     if stage not in ONLINE_STAGES or published < least:
         offline = f"{stage}, which trains nothing that it samples"
         got = f"{published} published steps" if stage in ONLINE_STAGES else offline
-        do = "choose another stage or rollout; what was recorded before there was a log has no published steps"
-        raise refusal(f"{folder}, stage {stage}", expected, got, do)
+        raise refusal(f"{folder}, stage {stage}", expected, got, "choose another stage or rollout")
     return published
 
 
@@ -354,8 +351,6 @@ class ReplayedUpdates:
         if done is not None:
             across = f", {done.across} of them across versions" if done.across else ""
             result.lines.append(f"{steps.stage}: {done.turns} turns{across}, {done.tokens} tokens sampled again")
-            if done.unclear:
-                result.lines.append(f"{done.unclear} turns not compared: two versions read their prompt")
             if done.crowded:
                 do = "the cache is too small; raise engine.kv.tokens"
                 result.lines.append(f"{done.crowded} turns not compared: {do}")
@@ -383,7 +378,7 @@ def _weights(
         return files.output(tried[-1] if label == "no_tool" else label)
     source = files.output(files.before(stage) or "init")
     if config.models[POLICY].lora is not None and not is_adapter(source):
-        source = start_adapter(folder)
+        source = folder / START
     if versions == {0}:
         return source
     file = folder / stage / "checkpoints" / f"step-{max(versions):06d}" / "model.safetensors"

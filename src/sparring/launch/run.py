@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from sparring.envs.splits import Same, identity
 from sparring.errors import BadInput, naming_memory, refusal
 from sparring.launch.begun import as_begun, claim, compare, raised
 from sparring.launch.block import block
-from sparring.launch.checkpoint import CONFIG, STORE
+from sparring.launch.checkpoint import STORE
 from sparring.launch.rehearsal import rehearse
-from sparring.launch.sameness import BY_MESSAGES, sameness_of
 from sparring.observe.progress import progress
 from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
@@ -173,17 +171,15 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
         return _open_model(config, cluster, name)
 
     folder = Path(config.run.directory) / config.run.name
+    _check_recorded(begun or folder)
     config = as_begun(begun or folder, config)
     judges = Judges(open_model)
-    same = sameness_of(begun or folder)
-    factory, harness = _worlds(config, judges, same)
+    factory, harness = _worlds(config, judges)
     _make_folder(folder)
     store = SqliteStore(folder / STORE)
     judges.remember(store, partial(_describe_model, config))
     try:
         compare(folder, config, store)
-        if same is identity and (folder / CONFIG).is_file():
-            store.put(BY_MESSAGES, True)
         config = _for_this_machine(config, store)
         recipe = msgspec.to_builtins(config)
         sinks = load_sinks(config.observe, folder, name=config.run.name, recipe=recipe)
@@ -241,10 +237,10 @@ def cluster_of(config: RunConfig, **settings: Any) -> Cluster:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder of a run, or check that an existing one has its store.
+    """Make the folder of a run.
 
     Raises:
-        BadInput: the folder cannot be made, or its store is gone.
+        BadInput: the folder cannot be made.
     """
     from sparring.stages.preflight.directory import check_directory
 
@@ -253,10 +249,9 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise refusal("run.directory", "a writable folder", str(error), "choose another") from error
-    _check_recorded(folder)
 
 
-def _worlds(config: RunConfig, judges: Judges, same: Same) -> tuple[EnvFactory, Harness]:
+def _worlds(config: RunConfig, judges: Judges) -> tuple[EnvFactory, Harness]:
     from sparring.envs.domains import Domains
     from sparring.envs.registry import load_env
     from sparring.envs.roles import check_roles
@@ -264,7 +259,7 @@ def _worlds(config: RunConfig, judges: Judges, same: Same) -> tuple[EnvFactory, 
     from sparring.harness.load import load_harness
     from sparring.tasks.files import read_rows
 
-    factories = {key: load_env(env, read_rows, judges, same) for key, env in config.environments.items()}
+    factories = {key: load_env(env, read_rows, judges) for key, env in config.environments.items()}
     programs = Path(config.rollout.programs)
     open_door = partial(_open_door, config.rollout.models)
     harnesses = {
@@ -373,16 +368,17 @@ def _describe_model(config: RunConfig, name: str) -> str:
 
 
 def _check_recorded(folder: Path) -> None:
-    """Refuse a folder that has a run's weights but no store, because the run would start again from the beginning.
+    """Refuse a folder with a run of another version, or with a run's weights but no store, because the run would start
+    again from the beginning.
 
     Raises:
-        BadInput: the store is gone.
+        BadInput: the store is of another version, or gone.
         StoreError: the store is damaged.
     """
     from sparring.store.connection import is_blank
 
     weights = next((path for kind in ("checkpoints/step-*", "model") for path in folder.glob(f"*/{kind}")), None)
-    if weights is not None and is_blank(folder / STORE):
+    if is_blank(folder / STORE) and weights is not None:
         do = "restore it from a copy, or choose another [run] name (--name)"
         raise refusal(str(folder / STORE), f"the record of the run that wrote {weights}", "an empty one", do)
 

@@ -16,18 +16,10 @@ import msgspec
 from sparring.algo.config import OWN, named
 from sparring.algo.own import recall
 from sparring.errors import BadInput, refusal
-from sparring.recipe.moved import MOVED, moved, moved_override, tell
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.preference import NAMED
 from sparring.recipe.url_secrets import found, masked, refused
 from sparring.validation import InvalidValue, Key, convert, dotted
-
-GONE = {
-    ("engine", "speculation"): "leave it out: the engine guesses no tokens ahead; samples are the same without",
-    ("engine", "speculation_tokens"): "leave it out: the engine guesses no tokens ahead; samples are the same without",
-}
-"""Keys of earlier versions that recorded runs may have, each with advice on what to write instead. None of them changed
-a sampled token."""
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -45,8 +37,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def load_recorded(path: str | Path, *, runs_rules: bool = False) -> RunConfig:
-    """Read the recipe that a run has written into its folder. URLs with users and the keys of `GONE`, which a new
-    recipe must not have, are accepted. Nothing is told of keys that have moved.
+    """Read the recipe that a run has written into its folder, with the recipe's own rules as they were recorded.
 
     Args:
         runs_rules: whether the recipe's own rules are to compute: their files in the run's folder are run.
@@ -55,11 +46,8 @@ def load_recorded(path: str | Path, *, runs_rules: bool = False) -> RunConfig:
         BadInput: as `load`.
     """
     data = _read(path)
-    for section, key in GONE:
-        if isinstance(table := data.get(section), dict):
-            table.pop(key, None)
     recall(Path(path).parent, data.get("algo"), OWN, runs=runs_rules)
-    return _built([(str(path), moved(data, ""))])
+    return _built([(str(path), data)])
 
 
 def _read(path: str | Path) -> dict[str, Any]:
@@ -78,7 +66,7 @@ def from_data(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -
     Raises:
         BadInput: as `load`.
     """
-    states = [(where, moved(data, where))]
+    states = [(where, data)]
     for override in overrides:
         states.append((f"--set {masked(override)}", _overridden(states[-1][1], override)))
     for keys, url in found(states[-1][1]):
@@ -132,13 +120,9 @@ def _refused(wrong: InvalidValue, source: str) -> BadInput:
 
 def _advice(wrong: InvalidValue) -> str:
     """Name the key that was probably meant: a close name in the same section, the same name in the nearest table, or a
-    similar name in the same table. A name that a key had in earlier versions counts too."""
-    if wrong.keys in GONE:
-        return GONE[wrong.keys]
+    similar name in the same table."""
     name, above = wrong.unknown, [str(key) for key in wrong.keys[:-1]]
-    now = [(key, f"{table}.{key}") for table, keys in _section_keys().items() for key in keys]
-    before = [(old.partition(".")[2], new) for old, new in MOVED.items()]
-    known = before + now if above else now + before  # a table may have got the name of an old key: [rollout.gateway]
+    known = [(key, f"{table}.{key}") for table, keys in _section_keys().items() for key in keys]
     known.sort(key=lambda pair: -_num_shared(pair[1].split("."), above))
     section = {key: path for key, path in reversed(known) if path.split(".")[:1] == above[:1]}
     section |= {key: dotted((*above, key)) for key in wrong.allowed}
@@ -174,10 +158,7 @@ def _overridden(data: dict[str, Any], override: str) -> dict[str, Any]:
     path = path.strip()
     if not equals or not all(path.split(".")):
         raise refusal(where, "section.key=value", repr(masked(override)), "write it like rl.steps=10")
-    new, value = moved_override(path, _toml_value(text))
-    if new != path:
-        tell([".".join(path.split(".")[:2])], where)
-    keys = new.split(".")
+    keys = path.split(".")
     result = copy.deepcopy(data)
     at: Any = result
     for depth, key in enumerate(keys):
@@ -191,10 +172,10 @@ def _overridden(data: dict[str, Any], override: str) -> dict[str, Any]:
         else:
             raise refusal(where, f"a table at {here}", json.dumps(at, default=str), "set that key itself")
         if depth == len(keys) - 1:
-            at[index] = value
+            at[index] = _toml_value(text)
         else:
             at = at.setdefault(index, {}) if isinstance(at, dict) else at[index]
-    return moved(result, where)
+    return result
 
 
 def _toml_value(text: str) -> Any:

@@ -1,8 +1,7 @@
 """Detection of users and passwords in URLs, which a recipe must not have: it is copied into the run's folder and quoted
 in messages.
 
-A key belongs in an environment variable, named by `api_key_env`. Runs recorded with such a URL can still be read, and
-the same recipe without the user resumes them.
+A key belongs in an environment variable, named by `api_key_env`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ ADDRESSES = ("url", "urls", "gateway", "listen")
 
 _URL = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*:)?//[^/?#\s]*@\S*\s*", re.IGNORECASE)
 _ADDRESS = re.compile(r"\s*(?!unix:)[^/?#\s]*@")
-_USER = re.compile(r"(//|^)[^/?#]*@")
 _IN_TEXT = re.compile(r"""(//|=)[^/?#\s"']*@""")
 
 
@@ -72,38 +70,3 @@ def refused(where: str, key: Key) -> BadInput:
         )
     expected = "an address without a user and a password, which would be written into config.toml and into messages"
     return refusal(where, expected, "one with them", do)
-
-
-def without_users(data: Any, key: Key = "") -> Any:
-    """Return plain data with the users removed from its URLs. `key`: key of the data."""
-    if isinstance(data, Mapping):
-        return {key: without_users(value, key) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [without_users(value, key) for value in data]
-    return _bare(data, key) if isinstance(data, str) else data
-
-
-def as_now(begun: Any, now: Any) -> Any:
-    """Return a recorded recipe's plain data without users in its URLs. A table that had a user takes `api_key_env` from
-    the present recipe, which now names the key.
-
-    Args:
-        begun: recorded recipe, or a part of it.
-        now: same part of the present recipe.
-    """
-    if not isinstance(begun, Mapping) or not isinstance(now, Mapping):
-        return without_users(begun)
-    bare = without_users(begun)
-    result = {
-        key: as_now(value, now.get(key)) if isinstance(value, Mapping) else bare[key] for key, value in begun.items()
-    }
-    urls = (begun.get("url"), *(begun.get("urls") or ()))
-    if any(isinstance(url, str) and has_user(url, "url") for url in urls) and "api_key_env" in now:
-        result["api_key_env"] = now["api_key_env"]
-    return result
-
-
-def _bare(text: str, key: Key) -> str:
-    if not has_user(text, key):
-        return text
-    return _USER.sub(lambda match: match[1], text.strip(), count=1)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sparring.generation import Completion, FinishReason, Runs, Sampling
+from sparring.generation import Completion, Runs, Sampling
 from sparring.log import LogEntry
 from sparring.record.identity import DIGEST_BYTES
 from sparring.types import Segment
@@ -32,21 +32,15 @@ class RecordedReply:
         """Return the reply as the engine's completion. No prompt token counts as cached, because no engine computed
         it."""
         segment = self.segment
+        assert segment.finish_reason is not None
         return Completion(
             tokens=segment.tokens,
             logprobs=segment.logprobs or (),
-            finish_reason=segment.finish_reason or self._finish_reason,
+            finish_reason=segment.finish_reason,
             versions=segment.versions or Runs(),
             kv_versions=segment.kv_versions or Runs(),
             kept=segment.kept,
         )
-
-    @property
-    def _finish_reason(self) -> FinishReason:
-        """Finish reason, derived because the record lacks it: "length" if the reply has the maximum number of tokens
-        and does not end in a stop token, else "stop"."""
-        tokens, sampling = self.segment.tokens, self.sampling
-        return "length" if len(tokens) >= sampling.max_tokens and tokens[-1] not in sampling.stop else "stop"
 
 
 class RecordedTurns:

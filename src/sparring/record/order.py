@@ -12,7 +12,7 @@ def settled(segments: Iterable[Segment]) -> tuple[Segment, ...]:
     """Return the segments of a trajectory, sorted by place and renumbered without gaps.
 
     A request without a reply leaves a gap. If several segments have the same place, the last one counts: it is an
-    update, such as a label that became known later. Segments of older records have no gaps and stay as they are.
+    update, such as a label that became known later.
     """
     by_place = {segment.index: segment for segment in segments}
     places = sorted(by_place)
@@ -38,7 +38,7 @@ def _renumber(segment: Segment, index: dict[int, int]) -> Segment:
 
 def conversation(segments: Sequence[Segment], index: int | None) -> tuple[Message, ...]:
     """Return all messages up to the end of a segment. A branch begins with the messages that it shares with the
-    conversation that it left. Older records hold only the last of several messages that were sent at once."""
+    conversation that it left."""
     messages: list[tuple[Message, ...]] = []
     while index is not None:
         segment = segments[index]

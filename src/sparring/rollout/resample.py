@@ -57,15 +57,6 @@ class RecordedTurn:
         """Set of the versions."""
         return set(self.recorded.versions.values)
 
-    @property
-    def is_exact(self) -> bool:
-        """False if two versions computed the keys and values of the prompt, and the record does not tell which version
-        computed which. Older engines did so when an update came during the prompt."""
-        versions = self.recorded.versions.expand()
-        kv = self.recorded.kv_versions.expand()
-        begun = [at for at in range(len(kv)) if at == 0 or kv[at] != kv[at - 1]]
-        return all(versions[at] == kv[at] for at in begun)
-
     def under(self, version: int) -> RecordedTurn:
         """Return the turn as if `version` had sampled it, because a fresh engine serves any weights as version 0."""
         versions = Runs.of(version, len(self.segment.tokens))
@@ -159,7 +150,6 @@ class Resampling:
         turns: number of replayed turns.
         tokens: number of tokens in these turns.
         across: number of replayed turns of several versions.
-        unclear: number of turns that cannot be replayed, because two versions computed their prompt.
         crowded: number of turns that could not be compared, because the cache was too small and the engine computed
             keys and values again at other places than before.
     """
@@ -170,7 +160,7 @@ class Resampling:
         self._held: list[_HeldTurn] = []
         self._added = 0
         self._differences: dict[int, Difference] = {}  # by the order of the turns
-        self.turns = self.tokens = self.across = self.unclear = self.crowded = 0
+        self.turns = self.tokens = self.across = self.crowded = 0
 
     @property
     def num_left(self) -> int:
@@ -190,11 +180,8 @@ class Resampling:
     def add(self, turns: Iterable[RecordedTurn]) -> None:
         """Add turns whose first version is served now or later."""
         for turn in turns:
-            if turn.is_exact:
-                self._added += 1
-                self._by_version[turn.recorded.versions.values[0]].append((self._added, turn))
-            else:
-                self.unclear += 1
+            self._added += 1
+            self._by_version[turn.recorded.versions.values[0]].append((self._added, turn))
 
     async def under(self, version: int) -> None:
         """Sample all turns of `version`, which the engine serves now.

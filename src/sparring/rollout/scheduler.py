@@ -83,7 +83,6 @@ class Scheduler:
         self._yielded = 0
         self._resuming = True  # while the log has admissions of an earlier process
         self._trained_steps = 0
-        self._fresh = True
         self._dead: asyncio.Future[None] | None = None
         self._metrics = Metrics()
         self._warnings = Warnings(runner.report)
@@ -159,9 +158,6 @@ class Scheduler:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state: the groups after it are admitted again, and recorded groups are read from the log.
 
-        A state without `fresh_seeds` comes from an old run, in which a task had the same random numbers each time it
-        came. Such a run keeps these seeds, so that a resume does not change its second half.
-
         Args:
             state: state that `state` returned.
         """
@@ -169,7 +165,6 @@ class Scheduler:
         self._source.restore(state["source"])
         self._observed = state["observed"]
         self._yielded = state["first_group"]
-        self._fresh = state.get("fresh_seeds", False)
 
     def resume(self, trained_steps: int) -> None:
         """Yield the recorded groups of the steps up to `trained_steps` before new rollouts start."""
@@ -181,7 +176,6 @@ class Scheduler:
             "step": first_group // self._window.groups_per_step,
             "first_group": first_group if self._end_index is None else min(first_group, self._end_index),
             "observed": self._observed,
-            "fresh_seeds": self._fresh,
             "source": copy.deepcopy(dict(self._source.state())),
         }
 
@@ -317,8 +311,7 @@ class Scheduler:
 
     def _seed(self, purpose: Purpose, task: Task, index: int, place: int) -> int:
         """Return the seed of the rollout in `place` of group `index`."""
-        group = self._log.group_id(index) if self._fresh else None
-        return rollout_seed(self._run_seed, purpose, task, place, group)
+        return rollout_seed(self._run_seed, purpose, task, place, self._log.group_id(index))
 
     async def _group(self, task: Task, index: int, version: int, rollouts: Sequence[asyncio.Future[Finished]]) -> Group:
         """Return the scored and recorded group when its last rollout has ended."""

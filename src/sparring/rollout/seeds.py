@@ -21,8 +21,7 @@ def rollout_seed(run_seed: int, purpose: Purpose, task: Task, index: int, group:
         purpose: purpose of the rollout.
         task: task of the rollout.
         index: place of the rollout in its group, or number of the sample of this task, from 0.
-        group: id of the group: stage and admission index (`rl/12`). None in evaluation, and in runs that began before
-            seeds depended on groups.
+        group: id of the group: stage and admission index (`rl/12`). None in evaluation.
     """
     parts = ("rollout", run_seed, purpose, task.id, task.seed, index, *(() if group is None else (group,)))
     return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(parts))

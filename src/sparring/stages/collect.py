@@ -36,8 +36,6 @@ from sparring.tasks.files import messages_of
 from sparring.types import Message, Task
 
 FILE = "traces.jsonl"
-FRESH = "collect/fresh_seeds"
-"""Key in the store: whether a task that comes again gets other random numbers."""
 
 
 async def run(context: Context) -> dict[str, Any]:
@@ -59,8 +57,6 @@ async def run(context: Context) -> dict[str, Any]:
     source = context.factory.tasks("train", context.config.run.seed)
     tasks = [task for task in (source.next() for _ in range(config.tasks)) if task is not None]
     context.sink.start("collect", len(tasks), min(len(tasks), config.max_concurrent_rollouts))
-    if context.store.get(FRESH) is None:  # a run from before fresh seeds resumes without them
-        context.store.put(FRESH, all(context.store.get(f"collect/{index}") is None for index in range(len(tasks))))
     async with AsyncExitStack() as stack:
         teachers = sorted(set(config.by_domain.values()))
         others = open_role_engines(context.config, context.cluster)
@@ -110,8 +106,7 @@ async def _collect_task(
     """Return the recorded result of a task, or play the task and record it; `ended` counts finished tasks."""
     collected = context.store.get(f"collect/{index}")
     if collected is None:
-        group = f"collect/{index}" if context.store.get(FRESH) else None
-        finished = await _roll_out(context.config, teacher, gate, index, task, group)
+        finished = await _roll_out(context.config, teacher, gate, index, task)
         collected = _task_result(context.config, context.factory, task, finished)
         if not collected["failed"]:
             context.store.put(f"collect/{index}", collected)
@@ -123,12 +118,12 @@ async def _collect_task(
 
 
 async def _roll_out(
-    config: RunConfig, runner: RolloutRunner, gate: asyncio.Semaphore, index: int, task: Task, group: str | None
+    config: RunConfig, runner: RolloutRunner, gate: asyncio.Semaphore, index: int, task: Task
 ) -> Sequence[Finished]:
 
     async def attempt(number: int) -> Finished:
         async with gate:
-            seed = rollout_seed(config.run.seed, "train", task, number, group)
+            seed = rollout_seed(config.run.seed, "train", task, number, f"collect/{index}")
             return await runner.run(task, rollout_id=f"collect/{index}/{number}", index=number, seed=seed)
 
     return await asyncio.gather(*(attempt(number) for number in range(config.collect.attempts)))

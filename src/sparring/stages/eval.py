@@ -57,15 +57,14 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def _weights_of_stage(context: Context, stage: str) -> Path:
-    """Return the folder of the weights to evaluate. An evaluation that resumes keeps the choice it began with; records
-    without a choice mean the last weights.
+    """Return the folder of the weights to evaluate. An evaluation that resumes keeps the choice it began with.
 
     Raises:
         BadInput, StoreError: as `chosen_weights`.
     """
     key = f"eval/{stage}/weights"
     begun = next(iter(context.store.groups(stage=f"eval/{stage}")), None) is not None
-    weights = (context.store.get(key) or LAST) if begun else context.config.eval.weights
+    weights = str(context.store.get(key)) if begun else context.config.eval.weights
     folder, which = chosen_weights(context, stage, weights)
     context.store.put(key, LAST if folder == context.output(stage) else BEST)
     if which:

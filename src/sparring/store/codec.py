@@ -19,7 +19,7 @@ from sparring.generation import NumberRow
 from sparring.store.deltas import Shared, with_shared, without_shared
 from sparring.types import Group, Purpose, Rollout, Score, Task, Trajectory
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 1
 """Version of the file format, raised with every change to this encoding or to the tables of `schema.py`."""
 
 BIG_INT = 1

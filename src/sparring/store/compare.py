@@ -95,8 +95,7 @@ def first_difference(left: Store, right: Store, stage: str, groups_per_step: int
                     return difference
             elif first is not None or second is not None:
                 missing = 0 if first is None else 1
-                if step not in finished[missing]:  # else it was recorded before stores had a log
-                    end = end or RecordEnd(record=missing, after=f"step {step - 1}")
+                end = end or RecordEnd(record=missing, after=f"step {step - 1}")
             else:
                 over = over or not all(step in steps for steps in finished)
         if end is not None or over:
@@ -157,10 +156,7 @@ def _events(
         {g.index: g for g in store.groups(stage=stage, first=span[0], end=span[-1] + 1)} for store in (left, right)
     ]
     for index in span:
-        first, second = (
-            _admission(store, stage, index, of.get(index)) for store, of in zip((left, right), groups, strict=True)
-        )
-        yield f"admission of {stage}/{index}", (first, second)
+        yield f"admission of {stage}/{index}", (_admission(left, stage, index), _admission(right, stage, index))
     for index in span:
         yield "group", (groups[0].get(index), groups[1].get(index))
     name = step_name(stage, step)
@@ -175,18 +171,16 @@ def _difference(event: str, where: str, first: Any, second: Any) -> RecordDiffer
     if event == "published":
         return _published_difference(where, first, second)
     for key in first:
-        if key in second and first[key] != second[key]:
+        if first[key] != second[key]:
             what = "order of training" if event == "trained" else f"{event}: {PARTS.get(key, key)}"
             return _differs(where, what, first[key], second[key])
     return None
 
 
-def _admission(store: Store, stage: str, index: int, group: Group | None) -> Mapping[str, Any] | None:
-    """Return the admission of a group, from the log, or from the group itself in a store without a log."""
+def _admission(store: Store, stage: str, index: int) -> Mapping[str, Any] | None:
+    """Return the admission of a group."""
     data = _last(store, stage, f"{stage}/{index}", "admitted")
-    if data is not None:
-        return {part: data[part] for part in PARTS}
-    return None if group is None else {"task": group.task.id, "version": group.version}
+    return None if data is None else {part: data[part] for part in PARTS}
 
 
 def _last(store: Store, stage: str, name: str, kind: LogKind) -> Mapping[str, Any] | None:

@@ -15,6 +15,7 @@ from sparring.store.advice import store_error
 from sparring.store.cut import check_header
 from sparring.store.file_system import file_system_of
 from sparring.store.lock import RunLock
+from sparring.store.schema import version_of
 
 LOG_VERSION = slice(18, 19)
 """Byte of the header that is 2 if the database has a write-ahead log (sqlite.org/fileformat2.html, 1.3)."""
@@ -81,7 +82,7 @@ def is_blank(path: Path) -> bool:
         path: database file.
 
     Raises:
-        BadInput: a run holds it on a file system without shared memory.
+        BadInput: another version wrote it, it is no database, or a run holds it on a file system without shared memory.
         StoreError: the database lost its beginning, or cannot be read.
     """
     check_header(path)
@@ -89,7 +90,7 @@ def is_blank(path: Path) -> bool:
         return True
     try:
         with closing(connect(path, read_only=True, exclusive=needs_exclusive(path))) as database:
-            return bool(database.execute("PRAGMA user_version").fetchone()[0] == 0)
+            return version_of(path, database) == 0
     except sqlite3.Error as error:
         raise store_error(path, "read a database", error) from error
 

@@ -1,10 +1,15 @@
-"""Tables of the store, and migrations from older schemas."""
+"""Tables of the store, and the refusal of a store of another version."""
 
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
 
+from sparring.errors import refusal
 from sparring.store.codec import SCHEMA_VERSION
+
+BEFORE = 7
+"""Last version of a store before 0.1.0. The version after 1 is 8, so that each number means one format."""
 
 TABLES = """
 CREATE TABLE turns (row INTEGER PRIMARY KEY AUTOINCREMENT, rollout TEXT NOT NULL, data BLOB NOT NULL);
@@ -22,37 +27,41 @@ CREATE INDEX metrics_by_stage ON metrics (stage, step);
 CREATE TABLE events (row INTEGER PRIMARY KEY, time REAL NOT NULL, stage TEXT NOT NULL, text TEXT NOT NULL);
 CREATE TABLE pairs (key TEXT PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE checkpoints (row INTEGER PRIMARY KEY, stage TEXT NOT NULL, step INTEGER NOT NULL, ref BLOB NOT NULL,
-    state BLOB NOT NULL, superseded INTEGER NOT NULL DEFAULT 0)
-"""
-"""Tables of schema 4, the oldest that can be read."""
-
-LOG = """
+    state BLOB NOT NULL, superseded INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX checkpoints_by_stage ON checkpoints (stage, step);
 CREATE TABLE log (row INTEGER PRIMARY KEY, stage TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
     data BLOB NOT NULL, superseded INTEGER NOT NULL DEFAULT 0);
-CREATE INDEX log_by_name ON log (name);
-CREATE INDEX checkpoints_by_stage ON checkpoints (stage, step)
+CREATE INDEX log_by_name ON log (name)
 """
 
-SEGMENTS = ""
-"""Schema 6 adds fields to segments, and numbers a turn's segments by the position of their request. Older rows are read
-unchanged."""
 
-SHARED = ""
-"""Schema 7 stores a branch of a conversation without its shared beginning. Older rows are read unchanged."""
-
-MIGRATIONS = {4: TABLES, 5: LOG, 6: SEGMENTS, 7: SHARED}
-"""Statements that migrate a database from the previous schema, by schema."""
-
-OLDEST = min(MIGRATIONS)
-
-
-def migrate(database: sqlite3.Connection, version: int) -> None:
-    """Migrate a database from schema `version` (0: an empty file) to the current one, within the open transaction.
+def create_tables(database: sqlite3.Connection) -> None:
+    """Create the tables of an empty database, within the open transaction.
 
     Raises:
         sqlite3.Error: a statement failed.
     """
-    for schema in range(version + 1 if version else OLDEST, SCHEMA_VERSION + 1):
-        for statement in MIGRATIONS[schema].split(";"):
-            database.execute(statement)
+    for statement in TABLES.split(";"):
+        database.execute(statement)
     database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def version_of(path: Path, database: sqlite3.Connection) -> int:
+    """Return the version of an open store: 0 if nothing was recorded in it, else `SCHEMA_VERSION`.
+
+    Raises:
+        BadInput: the store is of another version, or the file is no database.
+        sqlite3.Error: the file cannot be read.
+    """
+    try:
+        version: int = database.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorname", "") != "SQLITE_NOTADB":
+            raise
+        do = "restore it from a copy, or move it away"
+        raise refusal(str(path), "a SQLite database", "another kind of file", do) from error
+    if version not in (0, SCHEMA_VERSION):
+        wrote = "before-0.1.0 in CHANGELOG.md" if version <= BEFORE else "a newer one"
+        do = f"go on with the Sparring that wrote it ({wrote}), or begin another run (--name)"
+        raise refusal(str(path), f"the record of a run, of version {SCHEMA_VERSION}", f"one of version {version}", do)
+    return version

@@ -24,11 +24,11 @@ import msgspec
 from sparring.errors import StoreError, refusal
 from sparring.log import LogEntry, LogKind
 from sparring.store.advice import DAMAGED, store_error
-from sparring.store.codec import SCHEMA_VERSION, StoredGroup, StoredRollout, decode, encode, refused_entries
+from sparring.store.codec import StoredGroup, StoredRollout, decode, encode, refused_entries
 from sparring.store.connection import connect, copy_log, end_log, lock_of, needs_exclusive
 from sparring.store.cut import check_pages
 from sparring.store.lock import RunLock
-from sparring.store.schema import OLDEST, migrate
+from sparring.store.schema import create_tables, version_of
 from sparring.types import CheckpointRef, Group, Rollout, Score, Segment
 
 DROPS = (("turns", "rollout", "DELETE FROM turns"), ("log", "name", "UPDATE log SET superseded = 1"))
@@ -55,7 +55,7 @@ class SqliteStore:
         exclusive: open with exclusive locking, without live readers; None: if the file system is of several machines.
 
     Raises:
-        BadInput: another run holds the folder, the file is a newer version's, or it is no store.
+        BadInput: another run holds the folder, another version wrote the file, or it is no store.
         StoreError: the file cannot be opened.
     """
 
@@ -86,36 +86,22 @@ class SqliteStore:
     def _prepare(self, read_only: bool) -> None:
         """Set up the connection, and create the tables of a new file."""
         with self._store_errors("open"):
-            try:
-                version = self._database.execute("PRAGMA user_version").fetchone()[0]
-                known = version == 0 or OLDEST <= version <= SCHEMA_VERSION
-                if known and not read_only:  # an exclusive store has no log after it is closed
-                    self._database.execute("PRAGMA journal_mode = WAL")
-            except sqlite3.DatabaseError as error:
-                if getattr(error, "sqlite_errorname", "") != "SQLITE_NOTADB":
-                    raise
-                do = "restore it from a copy, or move it away"
-                raise refusal(str(self._path), "a SQLite database", "another kind of file", do) from error
+            version = version_of(self._path, self._database)
+            if not read_only:  # an exclusive store has no log after it is closed
+                self._database.execute("PRAGMA journal_mode = WAL")
             check_pages(self._path, self._database)
             self._database.execute("PRAGMA synchronous = NORMAL")
             self._database.execute("PRAGMA wal_autocheckpoint = 0")
         if version == 0 and read_only:
             do = "wait until the run has begun, or check the folder"
             raise refusal(str(self._path), "the store of a run", "one in which nothing was recorded", do)
-        if version and not OLDEST <= version <= SCHEMA_VERSION:
-            raise refusal(
-                str(self._path),
-                f"a store of version {OLDEST} to {SCHEMA_VERSION}",
-                f"version {version}",
-                "read it with the Sparring that wrote it, or start a new run folder",
-            )
-        if version < SCHEMA_VERSION and not read_only:
+        if version == 0:
             with self._transaction():
-                migrate(self._database, version)
-        self._has_log = not read_only or version >= 5  # the tables of a file opened read-only stay as they are
+                create_tables(self._database)
         # rows up to these were written by earlier processes
-        tables = ("turns", "log") if self._has_log else ("turns",)
-        self._earlier = {table: self._rows(f"SELECT coalesce(max(row), 0) FROM {table}")[0][0] for table in tables}
+        self._earlier = {
+            table: self._rows(f"SELECT coalesce(max(row), 0) FROM {table}")[0][0] for table in ("turns", "log")
+        }
 
     # --- turns, groups, rollouts ---
 
@@ -241,7 +227,7 @@ class SqliteStore:
             + (f" AND kind IN ({', '.join('?' * len(kind_names))})" if kinds is not None else "")
             + f" ORDER BY row LIMIT {READ_AT_ONCE}"
         )
-        rows: list[Any] = [(after,)] if self._has_log else []
+        rows: list[Any] = [(after,)]
         while rows:
             rows = self._rows(query, rows[-1][0], stage, *([] if name is None else [name]), *kind_names)
             for row, kind, about, data in rows:

@@ -62,10 +62,6 @@ class LostTasksAgain:
         return {"lost": lost, "ready": self._ready, "times": dict(self._times), "source": dict(self._source.state())}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`. Old runs recorded the state of the source alone, which is accepted too."""
-        if "lost" not in state:
-            self._source.restore(state)
-            return
         self._lost = deque(msgspec.convert(task, Task) for task in state["lost"])
         self._ready, self._times = int(state["ready"]), dict(state["times"])
         self._source.restore(state["source"])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import torch
 
-from sparring.train.exchange import BUCKET, GradientExchange, kinds_of
+from sparring.train.exchange import BUCKET, GradientExchange, presence
 from sparring.train.measure import Measures, PlainMeasures
 from sparring.train.optimiser import Optimiser
 from sparring.train.parts import LANES, Compute
@@ -17,10 +17,10 @@ from sparring.types import Sample
 
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Report of a rank on its part of a round: the kind of each parameter's gradient, and the part's measures. Both are
+    """Report of a rank on its part of a round: which parameters have a gradient, and the part's measures. Both are
     empty for a part without tokens to train."""
 
-    kinds: bytes = b""
+    present: bytes = b""
     measures: PlainMeasures | None = None
 
 
@@ -57,11 +57,11 @@ class Dealt:
                 return msgspec.msgpack.encode(_Report())
             found = torch.autograd.grad(part.loss, self._optimiser.parameters, allow_unused=True)
             gradients.update((name, one) for name, one in zip(names, found, strict=True) if one is not None)
-            report = _Report(kinds=kinds_of(names, gradients), measures=part.measures().plain())
+            report = _Report(present=presence(names, gradients), measures=part.measures().plain())
             return msgspec.msgpack.encode(report)
 
         reports = [msgspec.msgpack.decode(data, type=_Report) for data in agree(self._ranks, own)]
-        self._exchange.run(names, gradients, [each.kinds or bytes(len(names)) for each in reports])
+        self._exchange.run(names, gradients, [each.present or bytes(len(names)) for each in reports])
         return [measures_of(each.measures) for each in reports if each.measures is not None]
 
 

@@ -19,9 +19,6 @@ BUCKET = 64 << 20
 ALIGNMENT = 8
 """Alignment of a gradient in what is sent, in bytes."""
 
-ABSENT, WHOLE, REORDERED = 0, 1, 2
-"""Kinds of a parameter's gradient in a part: none, contiguous, and not contiguous."""
-
 
 class GradientExchange:
     """Exchange of gradients, which are added to the shards of an optimiser.
@@ -34,41 +31,35 @@ class GradientExchange:
         self._optimiser, self._ranks, self._at_once = optimiser, ranks, at_once
         self._parameters = dict(zip(optimiser.names, optimiser.parameters, strict=True))
 
-    def run(self, names: Sequence[str], gradients: dict[str, torch.Tensor], kinds: Sequence[bytes]) -> None:
+    def run(self, names: Sequence[str], gradients: dict[str, torch.Tensor], present: Sequence[bytes]) -> None:
         """Send each gradient's stretches to their owners, and add what came, in the order of the ranks.
 
         Args:
             names: parameters, the same in all ranks.
             gradients: gradients of this rank by name, emptied on the way; those without one are missing.
-            kinds: kinds of the gradients of `names`, by rank.
+            present: `presence` of the gradients of `names`, by rank.
         """
         for first, end in _buckets([self._parameters[name].nbytes for name in names], self._at_once):
-            self._send(names[first:end], gradients, [of_rank[first:end] for of_rank in kinds])
-        for of_rank in kinds:
-            for name, kind in zip(names, of_rank, strict=True):
-                if kind == REORDERED:
-                    self._optimiser.mark_reordered(name)
+            self._send(names[first:end], gradients, [of_rank[first:end] for of_rank in present])
 
-    def _send(self, names: Sequence[str], gradients: dict[str, torch.Tensor], kinds: Sequence[bytes]) -> None:
+    def _send(self, names: Sequence[str], gradients: dict[str, torch.Tensor], present: Sequence[bytes]) -> None:
         """Exchange one bucket."""
         own = self._optimiser.ranges
-        present = [name for name in names if name in gradients]
-        sent = [
-            [(gradients[name], shard[name]) for name in present if name in shard] for shard in self._optimiser.shards
-        ]
+        here = [name for name in names if name in gradients]
+        sent = [[(gradients[name], shard[name]) for name in here if name in shard] for shard in self._optimiser.shards]
         lengths = [sum(_padded((b - a) * gradient.element_size()) for gradient, (a, b) in each) for each in sent]
         given = _packed([stretch for each in sent for stretch in each], sum(lengths))
         widths = [
             {
                 name: _padded((own[name][1] - own[name][0]) * self._parameters[name].element_size())
-                for name, kind in zip(names, of_rank, strict=True)
-                if name in own and kind != ABSENT
+                for name, is_there in zip(names, of_rank, strict=True)
+                if name in own and is_there
             }
-            for of_rank in kinds
+            for of_rank in present
         ]
         received = self._ranks.exchange(given, lengths, [sum(each.values()) for each in widths])
         del sent, given
-        for name in present:
+        for name in here:
             del gradients[name]
         self._add(received, widths)
 
@@ -82,11 +73,9 @@ class GradientExchange:
                 self._optimiser.add_one(name, piece[: (end - begin) * dtype.itemsize].view(dtype))
 
 
-def kinds_of(names: Sequence[str], gradients: Mapping[str, torch.Tensor]) -> bytes:
-    """Return the kind of each parameter's gradient."""
-    return bytes(
-        ABSENT if name not in gradients else WHOLE if gradients[name].is_contiguous() else REORDERED for name in names
-    )
+def presence(names: Sequence[str], gradients: Mapping[str, torch.Tensor]) -> bytes:
+    """Return for each parameter whether it has a gradient, 1 or 0."""
+    return bytes(name in gradients for name in names)
 
 
 def _padded(size: int) -> int:

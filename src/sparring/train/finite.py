@@ -12,7 +12,7 @@ from sparring.errors import NotFinite
 DROPPED_STEPS = 3
 """Number of consecutive optimiser steps with a non-finite gradient that ends the run."""
 DROPPED = "dropped_in_a_row"
-"""Key of a checkpoint's manifest for `FiniteSteps.in_a_row`; one of an older trainer has none."""
+"""Key of a checkpoint's manifest for `FiniteSteps.in_a_row`."""
 
 
 class FiniteSteps:

@@ -26,7 +26,7 @@ from sparring.model.causal import CausalModel
 from sparring.model.decoder import FAMILY, LlamaDecoder, Stream
 from sparring.model.experts import RowExperts
 from sparring.model.layers import Product
-from sparring.train.exchange import GradientExchange, kinds_of
+from sparring.train.exchange import GradientExchange, presence
 from sparring.train.optimiser import Optimiser
 from sparring.train.ranks import OutOfStep, Ranks, in_step
 
@@ -172,8 +172,7 @@ class Gathered:
                     self._bring(piece)
             else:
                 names = self._stages[stage].gives
-                kinds = self._ranks.gather(kinds_of(names, self._gradients))
-                self._exchange.run(names, self._gradients, kinds)
+                self._exchange.run(names, self._gradients, self._ranks.gather(presence(names, self._gradients)))
         self._done += 1
         if kind == GATHER:
             self._repack(self._stages[stage].packed if packs else ())

@@ -51,7 +51,6 @@ class Optimiser:
         self._own = self.shards[ranks.rank]
         make = _apart if apart else _master
         self._masters = {name: make(self._parameters[name], stretch) for name, stretch in self._own.items()}
-        self._reordered: set[str] = set()
         matrices = {name for name, p in self._parameters.items() if p.ndim >= 2}
         decayed = [master for name, master in self._masters.items() if name in matrices]
         others = [master for name, master in self._masters.items() if name not in matrices]
@@ -67,11 +66,6 @@ class Optimiser:
     def parameters(self) -> list[nn.Parameter]:
         """Trained parameters."""
         return list(self._parameters.values())
-
-    @property
-    def reordered(self) -> frozenset[str]:
-        """Names of parameters with at least one non-contiguous gradient."""
-        return frozenset(self._reordered)
 
     @property
     def names(self) -> list[str]:
@@ -111,17 +105,11 @@ class Optimiser:
     def add_one(self, name: str, gradient: torch.Tensor) -> None:
         """Add a gradient of this shard's stretch of a parameter. The tensor is copied, because autograd may reuse
         it."""
-        if not gradient.is_contiguous():
-            self._reordered.add(name)
         master = self._masters[name]
         if master.grad is None:
             master.grad = torch.empty_like(master).copy_(gradient.view_as(master))
         else:
             master.grad.add_(gradient.view_as(master))
-
-    def mark_reordered(self, name: str) -> None:
-        """Count a parameter among `reordered`, because another rank had such a gradient."""
-        self._reordered.add(name)
 
     def step(self, rate: float) -> float:
         """Clip the gradients, update the masters and drop the gradients.
@@ -276,7 +264,7 @@ def _buckets(stretches: Mapping[str, Stretch]) -> Iterator[list[str]]:
         yield names
 
 
-def learning_rate(config: TrainConfig, step: int, total_steps: int, *, ends_late: bool = False) -> float:
+def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
     """Return the learning rate of the optimiser step that follows `step` finished ones.
 
     Warm-up: peak * (step + 1) / warmup_steps. Then, with x from 0 at the next step to 1 at the last one and m =
@@ -286,11 +274,10 @@ def learning_rate(config: TrainConfig, step: int, total_steps: int, *, ends_late
 
     Args:
         total_steps: number of optimiser steps in the schedule.
-        ends_late: let x reach 1 one step after the last, as older runs did (`begun.Begun`).
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
-    span = total_steps - config.warmup_steps - (0 if ends_late else 1)
+    span = total_steps - config.warmup_steps - 1
     x = min(1.0, (step - config.warmup_steps) / span) if span > 0 else float(config.warmup_steps > 0)
     if config.schedule == "linear":
         share = 1.0 - (1.0 - config.min_ratio) * x

@@ -30,8 +30,6 @@ from sparring.model.head import token_quantities
 from sparring.protocols import Loss
 from sparring.train import checkpoint
 from sparring.train.average import Average
-from sparring.train.begun import Begun, begun
-from sparring.train.blocks import BLOCK
 from sparring.train.config import TrainConfig
 from sparring.train.dealt import Dealt
 from sparring.train.finite import DROPPED, FiniteSteps
@@ -108,7 +106,7 @@ class LocalTrainer:
         self._pristine = True  # False between the optimiser steps of an update
         self._has_gradients = False
         self._tokens = 0.0  # tokens trained since the last step
-        self._finite, self._begun = FiniteSteps(name), Begun()
+        self._finite = FiniteSteps(name)
         self._trained = model.adapters.everywhere or model
         if self._trained is not model:
             model.module.requires_grad_(False)
@@ -195,8 +193,7 @@ class LocalTrainer:
 
         Metrics: learning_rate, step_s, updated (1 if weights changed) and, with gradients, grad_norm (before clipping).
         A non-finite gradient is dropped: updated is 0, tokens_dropped is the number of the batches' tokens, and
-        tokens_trained is 0 and replaces the value of `forward_backward`. For a run whose first steps read some
-        gradients in the wrong order, tensors_misplaced is the number of such tensors.
+        tokens_trained is 0 and replaces the value of `forward_backward`.
 
         Raises:
             NotFinite: the step is the last of several in a row with a non-finite gradient (`finite.DROPPED_STEPS`).
@@ -330,14 +327,12 @@ class LocalTrainer:
 
     def _step(self, ends_update: bool) -> StepResult:
         started = time.perf_counter()
-        rate = learning_rate(self._config, self._steps, self._total_steps, ends_late=self._begun.ends_late)
+        rate = learning_rate(self._config, self._steps, self._total_steps)
         metrics = {"learning_rate": rate, "updated": 0.0}
         if self._has_gradients:
             norm = self._optimiser.step(rate)
             metrics |= {"grad_norm": norm, "updated": float(math.isfinite(norm))}
             metrics |= self._finite.add(norm, self._tokens, self._version + 1)
-            if self._begun.misplaced and self._optimiser.reordered:
-                metrics["tensors_misplaced"] = float(len(self._optimiser.reordered))
             self._held.update()
             self._has_gradients = False
         self._steps += 1
@@ -386,7 +381,6 @@ class LocalTrainer:
             "optimiser_steps": self._steps,
             "version": self._version,
             "config": self._config_digest(),
-            **self._begun.manifest(),
             DROPPED: self._finite.in_a_row,
             "metrics": dict(metrics),
         }
@@ -402,7 +396,7 @@ class LocalTrainer:
 
     def _restore(self, ref: CheckpointRef) -> None:
         manifest, tensors = checkpoint.read(Path(ref.path), ranks=self._ranks)
-        if manifest["config"] not in (self._config_digest(), self._config_digest(norm_of_blocks=False)):
+        if manifest["config"] != self._config_digest():
             raise refusal(
                 f"checkpoint {ref.path}",
                 "the [train] settings and moving averages that it was written with",
@@ -420,24 +414,17 @@ class LocalTrainer:
         for name, average in self._averages.items():
             average.load_state(tensors[checkpoint.AVERAGE.format(name)])
         self._drop_gradients()
-        self._finite.in_a_row = manifest.get(DROPPED, 0)
+        self._finite.in_a_row = manifest[DROPPED]
         self._steps, self._updates = manifest["optimiser_steps"], manifest["step"]
-        self._version, self._pristine, self._begun = manifest["version"], True, begun(manifest)
+        self._version, self._pristine = manifest["version"], True
 
-    def _config_digest(self, *, norm_of_blocks: bool = True) -> str:
-        """Return a digest of the settings that affect results: equal digests and equal data give equal weights.
-
-        Args:
-            norm_of_blocks: False for the digest of an older trainer, whose norm depended on how torch adds. Its runs go
-                on, but not to the bits that they would have had.
-        """
+    def _config_digest(self) -> str:
+        """Return a digest of the settings that affect results: equal digests and equal data give equal weights."""
         settings = {**msgspec.to_builtins(self._config), "token_budget": self._config.tokens_at_once}
         for name in ("save_every", "keep_last", "best_metric", "best_is_highest"):
             del settings[name]
         if self._averages:
             settings["averages"] = {name: average.decay for name, average in self._averages.items()}
-        if self._config.gradient_clip and norm_of_blocks:
-            settings["norm"] = f"float64 sums of {BLOCK}"
         if self._config.schedule != "constant":
             settings["total_steps"] = self._total_steps
         return xxhash.xxh3_128_hexdigest(msgspec.json.encode(settings, order="deterministic"))

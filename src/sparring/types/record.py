@@ -107,12 +107,12 @@ class Segment:
         model: name of the model that sampled the tokens, or None.
         versions: weight versions that sampled the tokens.
         kv_versions: oldest weight versions of the KV cache that the tokens attended to.
-        finish_reason: reason why sampling ended; None if nothing was sampled, or unknown (old stores).
+        finish_reason: reason why sampling ended; None if nothing was sampled.
         label: purpose of a sampled reply.
         place: number reserved when the request was planned, which is part of the reply's id (`rl/12/3#5`). None: equal
             to `index`. It differs if an earlier request got no reply.
         earlier: messages before `message` that the segment adds. After a fork these follow the last common message.
-        tools: tools of the request, if they changed. None: unchanged, or unknown (old stores).
+        tools: tools of the request, if they changed. None: unchanged.
         fork: departure from an earlier conversation; None for a continuation.
         quotes: replies of other branches that the messages quote, such as a sub-agent's answer, a summary, or the call
             that started the agent.

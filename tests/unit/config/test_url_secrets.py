@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path
 
-import msgspec
 import pytest
 
 from sparring.engine.adapters.client import authorization
 from sparring.errors import BadInput
-from sparring.launch.begun import compare
 from sparring.launch.evaluate import evaluated_as
-from sparring.recipe.load import from_data, load_recorded
-from sparring.recipe.run_config import RunConfig, dump, resolve
+from sparring.recipe.load import from_data
 from sparring.recipe.url_secrets import has_user, masked
 
 SECRET = "hunter2"
@@ -41,7 +37,7 @@ def data(text: str = RECIPE) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("override", "place"),
     [
-        (f'engine={{ kind = "remote", url = "http://user:{SECRET}@host:1" }}', "engine.urls.0"),
+        (f'engine={{ kind = "remote", urls = ["http://user:{SECRET}@host:1"] }}', "engine.urls.0"),
         (f"models.judge.served.url=https://{SECRET}@host/v1", "models.judge.served.url"),
         (f"models.judge.served.url=user:{SECRET}@host:80", "models.judge.served.url"),
         (f"models.judge.served.url= HTTP://user:{SECRET}@host", "models.judge.served.url"),
@@ -60,7 +56,7 @@ def test_it_is_refused_wherever_it_stands(override: str, place: str) -> None:
 
 
 def test_no_other_complaint_repeats_it() -> None:
-    for override in (f"engine.url.x=http://user:{SECRET}@host", f"http://user:{SECRET}@host", f"a..b=//x:{SECRET}@y"):
+    for override in (f"engine.urls.x=http://user:{SECRET}@host", f"http://user:{SECRET}@host", f"a..b=//x:{SECRET}@y"):
         with pytest.raises(BadInput) as raised:
             from_data(data(), "the recipe", [override])
         assert SECRET not in str(raised.value)
@@ -84,33 +80,6 @@ def test_an_endpoint_on_the_command_line() -> None:
     with pytest.raises(BadInput, match="without a user") as raised:
         evaluated_as(from_data(data(), "the recipe"), f"http://user:{SECRET}@host/v1", None)
     assert SECRET not in str(raised.value)
-
-
-def begun_with(folder: Path) -> RunConfig:
-    """The folder of a run that was begun when such a URL was taken; the recipe without it."""
-    config = resolve(from_data(data(), "the recipe"))
-    text = dump(config).replace("http://host:9000", f"http://user:{SECRET}@host:9000")
-    assert SECRET in text
-    (folder / "config.toml").write_text(text)
-    return config
-
-
-def test_a_run_begun_with_one_is_read_and_goes_on_without(tmp_path: Path) -> None:
-    config = begun_with(tmp_path)
-    recorded = load_recorded(tmp_path / "config.toml")
-    assert recorded.models["judge"].served.url == f"http://user:{SECRET}@host:9000"
-    assert compare(tmp_path, config, None) == []
-    assert compare(tmp_path, recorded, None) == []  # as a replay opens it
-    served = msgspec.structs.replace(config.models["judge"].served, api_key_env="KEY")
-    models = {**config.models, "judge": msgspec.structs.replace(config.models["judge"], served=served)}
-    assert compare(tmp_path, msgspec.structs.replace(config, models=models), None) == []
-
-
-def test_another_host_is_another_run_and_the_password_is_not_told(tmp_path: Path) -> None:
-    begun_with(tmp_path)
-    other = resolve(from_data(data(), "the recipe", ["models.judge.served.url=http://other:9000"]))
-    with pytest.raises(BadInput, match=r"models.judge.served.url \('http://host:9000' -> 'http://other:9000'\)"):
-        compare(tmp_path, other, None)
 
 
 def test_a_user_and_a_password_by_the_environment() -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from sparring.errors import EngineError
-from sparring.generation import Completion, GenerateRequest, KeptSets, Recorded, Runs, Sampling
-from sparring.rollout.resample import RecordedTurn, Resampling, turns_of
+from sparring.generation import Completion, GenerateRequest, Recorded, Runs, Sampling
+from sparring.rollout.resample import Resampling, turns_of
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Outcome, Rollout, Segment, Trajectory
@@ -102,7 +102,7 @@ def test_requests_sampled_across_updates_are_replayed_to_the_bit(serve, model_pa
     for _ in range(20):  # a fast machine may have sampled most of them before an update has come
         record = serve(lambda engine: sampled(engine, trained), path=model_path, **settings)
         turns = list(turns_of([rollout(*each) for each in record], "policy"))
-        assert len(turns) == 19 and all(turn.is_exact for turn in turns)
+        assert len(turns) == 19
         across = [turn for turn in turns if len(turn.recorded.versions.values) > 1]
         read_again = [turn for turn in turns if len(turn.recorded.kv_versions.values) > 1]
         if len(across) > 3 and (read_again or "kv_tokens" not in settings):
@@ -110,7 +110,7 @@ def test_requests_sampled_across_updates_are_replayed_to_the_bit(serve, model_pa
     assert len(across) > 3
     assert read_again or "kv_tokens" not in settings, "one read again what it had before an update"
     once_more = serve(lambda engine: again(engine, trained, turns), path=model_path, **settings)
-    assert (once_more.difference, once_more.crowded, once_more.unclear) == (None, 0, 0)
+    assert (once_more.difference, once_more.crowded) == (None, 0)
     assert (once_more.turns, once_more.across) == (len(turns), len(across))
 
 
@@ -191,26 +191,6 @@ def test_a_waiting_replay_that_is_dropped_frees_its_slot(serve, model_path):
 
     tokens, load = serve(scenario, path=model_path, max_running=1)
     assert tokens == 400 and load == (0, 0)
-
-
-def test_a_turn_that_two_versions_read_is_not_exact():
-    segment = Segment(
-        index=1,
-        parent=None,
-        source="policy",
-        tokens=(1, 2, 3),
-        model="policy",
-        logprobs=(0.0, 0.0, 0.0),
-        versions=Runs.of(2, 3),
-        kv_versions=Runs.of(1, 3),
-        sampling=Sampling(),
-        kept=KeptSets(rows=(b"", b"", b"")),
-    )
-    outcome = Outcome(kind="completed", reason="answered")
-    trajectory = Trajectory(id="t", task="t", role="solver", segments=(segment,), outcome=outcome)
-    assert not RecordedTurn(trajectory=trajectory, segment=segment).is_exact
-    begun = replace(segment, versions=Runs(lengths=(1, 2), values=(1, 2)))
-    assert RecordedTurn(trajectory=trajectory, segment=begun).is_exact
 
 
 def test_no_versions_are_no_record():

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from refusals import refused_at
 
-from sparring.envs.splits import Splits, can_be_held_out, derived_seed, identity, identity_by_words, prompt_content
+from sparring.envs.splits import Splits, can_be_held_out, derived_seed, identity, prompt_content
 from sparring.errors import BadInput
 from sparring.types import Message, Task, ToolCall
 
@@ -100,12 +100,11 @@ def test_tasks_that_differ_in_a_call_a_role_or_a_thought_are_two() -> None:
 
     others = [task(shelf=2), task(role="user"), task(reasoning="x")]
     assert len({identity(other) for other in [task(), *others]}) == 4
-    assert len({identity_by_words(other) for other in [task(), *others]}) == 1, "as runs that were begun before have it"
     assert identity(task()) == identity(task(answer=" HM"))
 
 
 def test_the_identity_of_a_question_is_its_words() -> None:
-    """So what earlier runs have held out by text is held out still; what two users say is another thing."""
+    """What two users say is another thing."""
     asked, system = Message(role="user", content="What  is 7?"), Message(role="system", content="Count.")
     assert prompt_content([asked]) == "what is 7?" and prompt_content([system, asked]) == "count. what is 7?"
     assert (

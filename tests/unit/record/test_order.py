@@ -20,7 +20,7 @@ from sparring.testing.clock import run_virtual
 from sparring.testing.conversations import SYSTEM, TOOL, answer, say, user
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
-from sparring.types import Evidence, Limits, Message, Outcome, Segment
+from sparring.types import Evidence, Limits, Message, Outcome
 
 RENDERER = toy_renderer()
 LIMITS = Limits(max_turns=30, max_tokens=10_000, max_tool_calls=100)
@@ -204,11 +204,3 @@ def test_an_undelivered_reply_is_lost_in_the_store_too(tmp_path: Path):
     run_virtual(rebuild())
     assert [(s.label, s.delivered) for s in again.segments if s.model] == stored
     store.close()
-
-
-def test_an_older_record_is_read_unchanged():
-    """In the order of replies, with the last told message alone."""
-    reply = Segment(index=1, parent=0, source="policy", tokens=(7,))
-    rows = [replace(reply, index=0, parent=None, source="prompt"), reply, replace(reply, index=2)]
-    assert settled(rows) == tuple(rows) and settled([]) == ()
-    assert conversation(rows, 0) == () and tools_of(rows, 1) == ()

@@ -52,7 +52,7 @@ def written(folder: Path, out: Path, renderer: str, thinking: bool, thoughts: st
         "env": {"name": "none"},
         "render": {"thoughts": thoughts},
     }
-    config = from_data({**recipe, "rollout": {"top_k": 20, "temperature": 0.7}}, "the test")
+    config = from_data({**recipe, "rollout": {"sampling": {"top_k": 20, "temperature": 0.7}}}, "the test")
     shutil.copytree(folder, out)
     store = SqliteStore(out / "store.sqlite")
     try:

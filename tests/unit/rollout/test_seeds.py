@@ -30,4 +30,4 @@ def test_a_seed_is_the_same_in_every_process() -> None:
 
 
 FROZEN, FROZEN_IN_A_GROUP = 18237418498098754507, 11396021452465962426
-"""Written down once: a change would make old runs impossible to resume."""
+"""Written down once: a change would make runs impossible to resume."""

@@ -1,6 +1,7 @@
 """What a stage of live training says about all its steps."""
 
 import math
+from dataclasses import asdict
 
 import pytest
 
@@ -13,10 +14,10 @@ TIMES = {"time/overlap": 0.5, "time/step_s": 2.0}
 
 def totals(*differences: float | None) -> Totals:
     """After one step each; None is a step in which no fresh token was trained."""
-    made = Totals(None)
+    made = Totals()
     for difference in differences:
         made.add(ONE, TIMES if difference is None else {**TIMES, "logprob_max_abs_diff": difference})
-        made = Totals(made.as_dict())  # as a resume would
+        made = Totals.of(asdict(made))  # as a resume would
     return made
 
 

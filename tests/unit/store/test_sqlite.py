@@ -6,17 +6,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from sparring.errors import BadInput, StoreError
 from sparring.generation import Runs
-from sparring.log import LogEntry
-from sparring.record.order import settled
 from sparring.store.sqlite import SqliteStore
 from sparring.types import CheckpointRef, Group, Message, Outcome, Rollout, Score, Segment, Task, Trajectory
 
@@ -272,113 +268,22 @@ def test_another_kind_of_file_is_refused(tmp_path: Path, content: bytes, expecte
         SqliteStore(tmp_path / "store.sqlite").close()
 
 
-def test_another_version_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [4, 7, 8])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_another_version_is_refused_by_its_number_and_not_written(
+    tmp_path: Path, version: int, read_only: bool
+) -> None:
     path = tmp_path / "store.sqlite"
     SqliteStore(path).close()
     connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 99")
+    connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
-    with pytest.raises(BadInput, match="expected a store"):
-        SqliteStore(path)
-
-
-SCHEMA_4 = """
-CREATE TABLE turns (row INTEGER PRIMARY KEY AUTOINCREMENT, rollout TEXT NOT NULL, data BLOB NOT NULL);
-CREATE INDEX turns_by_rollout ON turns (rollout);
-CREATE TABLE groups (row INTEGER PRIMARY KEY, stage TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL,
-    superseded INTEGER NOT NULL DEFAULT 0);
-CREATE UNIQUE INDEX groups_once ON groups (stage, number) WHERE superseded = 0;
-CREATE TABLE rollouts (row INTEGER PRIMARY KEY, id TEXT NOT NULL, in_group INTEGER NOT NULL, failed INTEGER NOT NULL,
-    outcome TEXT NOT NULL, reason TEXT NOT NULL, error TEXT, reward REAL, data BLOB NOT NULL);
-CREATE INDEX rollouts_by_id ON rollouts (id);
-CREATE INDEX rollouts_by_group ON rollouts (in_group);
-CREATE TABLE metrics (row INTEGER PRIMARY KEY, stage TEXT NOT NULL, step INTEGER NOT NULL, data BLOB NOT NULL,
-    superseded INTEGER NOT NULL DEFAULT 0);
-CREATE INDEX metrics_by_stage ON metrics (stage, step);
-CREATE TABLE events (row INTEGER PRIMARY KEY, time REAL NOT NULL, stage TEXT NOT NULL, text TEXT NOT NULL);
-CREATE TABLE pairs (key TEXT PRIMARY KEY, data BLOB NOT NULL);
-CREATE TABLE checkpoints (row INTEGER PRIMARY KEY, stage TEXT NOT NULL, step INTEGER NOT NULL, ref BLOB NOT NULL,
-    state BLOB NOT NULL, superseded INTEGER NOT NULL DEFAULT 0);
-"""
-TABLES_OF_4 = ("turns", "groups", "rollouts", "metrics", "events", "pairs", "checkpoints")
-
-
-def of_schema_4(path: Path) -> None:
-    """Make a store as schema 4 wrote it: rows have not changed since, the log was not there."""
-    store = SqliteStore(path.with_name("new.sqlite"))
-    for number in range(4):
-        store.append(make_group(number), stage="rl")
-    store.append_turns([("rl/4/0", [make_segment(4)])])
-    store.metric("rl", 1, {"loss": 0.5})
-    (path.parent / "step").mkdir()
-    store.checkpoint(CheckpointRef(model="policy", stage="rl", step=1, path=str(path.parent / "step")), {"k": 1})
-    store.close()
-    old = sqlite3.connect(path)
-    old.execute("PRAGMA journal_mode = WAL")
-    old.executescript(SCHEMA_4)
-    old.execute("ATTACH ? AS new", (str(path.with_name("new.sqlite")),))
-    for table in TABLES_OF_4:
-        old.execute(f"INSERT INTO {table} SELECT * FROM new.{table}")
-    old.execute("PRAGMA user_version = 4")
-    old.commit()
-    old.close()
-
-
-def test_a_store_of_schema_4_opens_and_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "store.sqlite"
-    of_schema_4(path)
-    reader = SqliteStore(path, read_only=True)
-    assert list(reader.entries("rl")) == [] and len(list(reader.groups(stage="rl"))) == 4
-    reader.close()
-    for life in range(2):  # migrated once, and then as any other
-        store = SqliteStore(path)
-        assert list(store.groups(stage="rl")) == [make_group(number) for number in range(4)]
-        assert store.turns("rl/4/0") == [make_segment(4)] and store.metrics("rl") == [(1, {"loss": 0.5})]
-        checkpoint = store.last_checkpoint("rl")
-        assert checkpoint is not None and checkpoint[0].step == 1 and checkpoint[1] == {"k": 1}
-        assert len(list(store.entries("rl"))) == life
-        store.record(LogEntry(stage="rl", kind="admitted", name=f"rl/{life}"))
-        store.close()
-    assert integrity(path) == "ok"
-
-
-SINCE_6 = ("place", "earlier", "tools", "fork", "quotes", "evidence", "delivered", "label")
-
-
-def of_schema_5(path: Path, group: Group, turns: list[Segment]) -> None:
-    """Make a store as schema 5 wrote it: its segments say less."""
-    store = SqliteStore(path)
-    store.append(group, stage="rl")
-    store.append_turns([("rl/4/0", turns)])
-    store.close()
-    old = sqlite3.connect(path)
-    for table in ("turns", "rollouts"):
-        for row, data in old.execute(f"SELECT row, data FROM {table}").fetchall():
-            stored = msgspec.msgpack.decode(data)
-            parts = [stored] if table == "turns" else [t["segments"] for t in stored["trajectories"]]
-            for segment in (segment for part in parts for segment in part):
-                for name in SINCE_6:
-                    segment.pop(name)
-            stored.pop("shared") if table == "rollouts" else None
-            old.execute(f"UPDATE {table} SET data = ? WHERE row = ?", (msgspec.msgpack.encode(stored), row))
-    old.execute("PRAGMA user_version = 5")
-    old.commit()
-    old.close()
-
-
-def test_a_store_of_schema_5_opens_and_goes_on(tmp_path: Path) -> None:
-    path, group, turns = (
-        tmp_path / "store.sqlite",
-        make_group(0),
-        [make_segment(0), replace(make_segment(1), index=1, parent=0)],
-    )
-    of_schema_5(path, group, turns)
-    for _ in range(2):  # migrated once, and then as any other
-        store = SqliteStore(path)
-        assert list(store.groups(stage="rl")) == [group] and store.turns("rl/4/0") == turns
-        assert settled(store.turns("rl/4/0")) == tuple(turns)
-        store.close()
-    assert integrity(path) == "ok"
+    before, wrote = path.read_bytes(), "a newer one" if version > 7 else "before-0.1.0 in CHANGELOG.md"
+    with pytest.raises(BadInput) as refused:
+        SqliteStore(path, read_only=read_only)
+    said = f"{path}: expected the record of a run, of version 1, got one of version {version};"
+    assert str(refused.value).startswith(f"{said} go on with the Sparring that wrote it ({wrote})")
+    assert path.read_bytes() == before
 
 
 def test_entries_about_one_id_are_found_by_an_index(tmp_path: Path) -> None:
@@ -458,26 +363,6 @@ def test_reading_a_missing_store(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="expected the store"):
         SqliteStore(tmp_path / "store.sqlite", read_only=True)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_store_of_schema_6_opens_with_every_id(tmp_path: Path) -> None:
-    """Its rows do not say what conversations share."""
-    path, group = tmp_path / "store.sqlite", make_group(0)
-    store = SqliteStore(path)
-    store.append(group, stage="rl")
-    store.close()
-    old = sqlite3.connect(path)
-    for row, data in old.execute("SELECT row, data FROM rollouts").fetchall():
-        stored = msgspec.msgpack.decode(data)
-        stored.pop("shared")
-        old.execute("UPDATE rollouts SET data = ? WHERE row = ?", (msgspec.msgpack.encode(stored), row))
-    old.execute("PRAGMA user_version = 6")
-    old.commit()
-    old.close()
-    for _ in range(2):  # migrated once, and then as any other
-        store = SqliteStore(path)
-        assert list(store.groups(stage="rl")) == [group]
-        store.close()
 
 
 @pytest.mark.parametrize(

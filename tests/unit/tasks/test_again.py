@@ -69,9 +69,3 @@ def test_a_resume_gives_the_same_tasks(ready: bool) -> None:
     resumed.restore(json.loads(json.dumps(source.state())))
     tasks = [source.next() for _ in range(6)]
     assert tasks == [resumed.next() for _ in range(6)] and first in tasks
-
-
-def test_a_state_of_the_source_alone_can_be_restored() -> None:
-    source = LostTasksAgain(ToyTasks("train", None), 2)
-    source.restore({"next": 7})
-    assert ids(source, 1) == ["train-7"]

@@ -116,7 +116,7 @@ def test_the_first_dropped_step_in_a_row_is_reported_with_its_model(tmp_path):
 
 def test_the_account_lists_dropped_tokens_separately(make_batch):
     account = TokenAccount(sampled=9, trained=5, filtered=4)
-    totals, times = Totals(None), {"time/overlap": 0.0, "time/step_s": 1.0}
+    totals, times = Totals(), {"time/overlap": 0.0, "time/step_s": 1.0}
     batch = replace(make_batch(), account=account)
     totals.add(batch, {"updated": 1.0, **times})
     totals.add(batch, {"updated": 0.0, "tokens_dropped": 6.0, **times})

@@ -41,12 +41,6 @@ def test_a_schedule_of_one_step_is_at_its_peak(schedule):
     assert learning_rate(TrainConfig(learning_rate=2.0, schedule=schedule), 0, 1) == 2.0
 
 
-def test_an_older_runs_schedule_ends_one_step_late():
-    config = TrainConfig(learning_rate=2.0, schedule="linear", min_ratio=0.1)
-    found = [learning_rate(config, step, 4, ends_late=True) for step in range(5)]
-    assert found == pytest.approx([2.0, 1.55, 1.1, 0.65, 0.2])
-
-
 def test_impossible_settings_are_refused():
     for bad in (
         {"learning_rate": 0.0},

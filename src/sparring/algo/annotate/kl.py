@@ -63,8 +63,8 @@ class KlCoefficient:
         return {"coefficient": self._coefficient}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Restore the coefficient from `state`; an empty state gives the initial one."""
-        self._coefficient = state.get("coefficient", self._config.coefficient)
+        """Restore the coefficient from `state`."""
+        self._coefficient = state["coefficient"]
 
     def _constant_column(self, row: Sample) -> tuple[float, ...]:
         return (self._coefficient,) * len(row.tokens)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import xxhash
 
-from sparring.envs.splits import identity, identity_by_words, normalised, prompt_content
+from sparring.envs.splits import identity, normalised, prompt_content
 from sparring.errors import BadInput, refusal
 from sparring.protocols import EnvFactory
 from sparring.recipe.load import load
@@ -31,8 +31,7 @@ def check_unseen(files: RunFiles, factory: EnvFactory, tasks: Sequence[Task]) ->
         BadInput: one of the runs did.
     """
     check_unseen_files(files.config, tasks)
-    identities = (identity_by_words, identity)  # early runs recorded words
-    texts = {same(task): task.id for same in identities for task in tasks}
+    texts = {identity(task): task.id for task in tasks}
     note_shown(files, factory, texts)
     digests = {_digest(text): text for text in texts}
     for recipe, shown in _earlier_prompts(files.config):
@@ -65,8 +64,7 @@ def _tasks_shown(files: RunFiles, factory: EnvFactory) -> Iterator[tuple[str, st
     for index in range((files.done("collect") or {}).get("tasks", 0)):
         collected = files.store.get(f"collect/{index}")
         assert collected is not None  # the stage is done, with so many
-        identifier = collected.get("identity") or normalised(collected["prompt"])
-        yield identifier, f"the task of a trace, {collected['prompt'][:60]!r}"
+        yield collected["identity"], f"the task of a trace, {collected['prompt'][:60]!r}"
     for stage in ("rl", "distill"):
         yield from ((identity(group.task), group.task.id) for group in files.store.groups(stage=stage))
     if files.done("sft") is None or conversation_file(files) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -32,17 +31,9 @@ def trained_folder(files: RunFiles, source: Path) -> Path:
     if lora is None or is_adapter(source):
         return source
     out = files.folder / START
-    if not out.exists() and (before := start_adapter(files.folder)).exists():
-        os.rename(before, out)
     if not out.exists():
         write_beside(out, lambda to: write(fresh(source, lora, files.config.run.seed), lora, source, to))
     return out
-
-
-def start_adapter(folder: Path) -> Path:
-    """Return the folder of the adapter that the run in `folder` started from, whether or not it exists. Old runs have
-    it under the name of the trained adapter."""
-    return folder / START if (folder / START).exists() else folder / TRAINED
 
 
 def show_adapter(files: RunFiles, stage: str) -> None:
@@ -52,10 +43,7 @@ def show_adapter(files: RunFiles, stage: str) -> None:
         return
     if not is_adapter(written) or _is_untrained(written):
         return
-    out = files.folder / TRAINED
-    if out.exists() and not (files.folder / START).exists() and _is_untrained(out):
-        os.rename(out, files.folder / START)  # of an old run, which gave both adapters one name
-    write_beside(out, lambda to: shutil.copytree(written, to))
+    write_beside(files.folder / TRAINED, lambda to: shutil.copytree(written, to))
 
 
 def _is_untrained(folder: Path) -> bool:

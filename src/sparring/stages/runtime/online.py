@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -61,7 +61,7 @@ class Stateful(Protocol):
         """Return the state for `restore`."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state; it is empty if the checkpoint is older than the part."""
+        """Continue from a saved state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,7 +170,7 @@ class OnlineTraining:
         if context.replay is None:
             await write_model(self.trainers[POLICY], self.source, context.output(stage))
         model = {"model": str(context.output(stage))}
-        return {**progress.totals.as_dict(), **model, **progress.stopping.result(), **progress.checkpoints.finish()}
+        return {**asdict(progress.totals), **model, **progress.stopping.result(), **progress.checkpoints.finish()}
 
     def _generate(self) -> RolloutRunner:
         """Return the runner of training's rollouts."""
@@ -248,7 +248,7 @@ class OnlineTraining:
             progress.totals.add(batch, metrics)
             reports.log(step.version, metrics)
             states: dict[str, Mapping[str, Any]] = {name: part.state() for name, part in progress.stateful.items()}
-            states |= {"scheduler": scheduler.state(step.version), "totals": progress.totals.as_dict()}
+            states |= {"scheduler": scheduler.state(step.version), "totals": asdict(progress.totals)}
             with self._spans.span("saving"):
                 await checkpoints.after(step, metrics, states)
             evaluator.after(step.version)
@@ -280,7 +280,7 @@ class OnlineTraining:
         if done:
             scheduler.restore(state["scheduler"])
             for name, part in stateful.items():
-                part.restore(state.get(name, {}))
+                part.restore(state[name])
             await updates.pull(await self.trainers[POLICY].push())
         scheduler.resume(published)
         config = self._section.stop if context.replay is None else None
@@ -289,7 +289,7 @@ class OnlineTraining:
             published=published,
             recorded=dict(context.store.metrics(stage, after=done)),
             stateful=stateful,
-            totals=Totals(state.get("totals")),
+            totals=Totals.of(state["totals"]) if done else Totals(),
             checkpoints=checkpoints,
             updates=updates,
             stopping=Stopping(config, stage, context.store, self._say),
@@ -323,18 +323,17 @@ class OnlineTraining:
         """Discard the record after the last published step, and return that step; steps up to it are trained again
         without sampling.
 
-        With `run.redo = "sample"`, and in old stores without a log, everything after the checkpoint of step `done` is
-        sampled again.
+        With `run.redo = "sample"`, everything after the checkpoint of step `done` is sampled again.
         """
-        context, first_group = self._context, done * self._section.groups_per_step
+        context = self._context
         trained = log.last_published(done)
         again = context.config.run.redo == "sample" and context.replay is None
         if again and trained > done:
             steps = f"steps {done + 1} to {trained}"
             context.sink.event(self._stage, f"{steps} are sampled and trained again: run.redo is sample")
             trained = done
-        keeps_groups = not again and log.admission(first_group) is not None
-        context.store.truncate(self._stage, trained, first_group=None if keeps_groups else first_group)
+        first_group = done * self._section.groups_per_step if again else None
+        context.store.truncate(self._stage, trained, first_group=first_group)
         return trained
 
     def _checkpoints(self) -> Checkpoints:

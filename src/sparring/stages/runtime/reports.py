@@ -1,4 +1,4 @@
-"""Reports of a stage's steps: metrics, dropped updates, and steps that correct earlier ones."""
+"""Reports of a stage's steps: metrics, and dropped updates."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sparring.observe.sinks.sink import SampleRow, Sink
 
-DROPPED, MISPLACED = "tokens_dropped", "tensors_misplaced"
-"""Metrics of dropped and of correcting steps (`Trainer.step`); models other than the policy have their role and a slash
-as prefix."""
+DROPPED = "tokens_dropped"
+"""Metric of a dropped step (`Trainer.step`); models other than the policy have their role and a slash as prefix."""
 
 
 class StepReports:
-    """Reports of a stage's updates. Only the first of several consecutive dropped updates is reported in a sentence,
-    and likewise only the first of several correcting updates.
+    """Reports of a stage's updates. Only the first of several consecutive dropped updates is reported in a sentence.
 
     Args:
         sink: sink of the run.
@@ -30,21 +28,9 @@ class StepReports:
         self._sink.log(self._stage, version, metrics)
         if rows := self._samples(version):
             self._sink.samples(self._stage, version, rows)
-        now = {name: value for name, value in metrics.items() if name.endswith((DROPPED, MISPLACED))}
+        now = {name: value for name, value in metrics.items() if name.endswith(DROPPED)}
         for name in sorted(now.keys() - self._reported):
-            role, _, kind = name.rpartition("/")
-            say = _dropped_sentence if kind == DROPPED else _misplaced_sentence
-            whose = f"{role}: " if role else ""
-            self._sink.event(self._stage, f"step {version}: {say(whose, now[name])}")
+            role = name.rpartition("/")[0]
+            what = f"the gradient was not finite: {now[name]:.0f} tokens trained nothing; more in a row end the run"
+            self._sink.event(self._stage, f"step {version}: {role}{': ' if role else ''}{what}")
         self._reported = frozenset(now)
-
-
-def _dropped_sentence(whose: str, tokens: float) -> str:
-    return f"{whose}the gradient was not finite: {tokens:.0f} tokens trained nothing; more in a row end the run"
-
-
-def _misplaced_sentence(whose: str, tensors: float) -> str:
-    return (
-        f"{whose}{tensors:.0f} tensors are stepped right from here on. The version of Sparring that this run was begun "
-        "with read their gradients in the wrong order: a run of another name (--name) is right from its start"
-    )

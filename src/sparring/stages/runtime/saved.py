@@ -15,7 +15,7 @@ from sparring.protocols import Store
 from sparring.recipe.run_config import RunConfig
 from sparring.render.tokenizer import read_json
 from sparring.stages.context import POLICY, RunFiles
-from sparring.stages.models.adapters import start_adapter
+from sparring.stages.models.adapters import START
 from sparring.stages.models.written import write_weights
 from sparring.train.best import best_of
 from sparring.train.config import TrainConfig
@@ -75,7 +75,7 @@ def start_of(files: RunFiles, stage: str) -> Path:
     """
     source = files.input(stage)
     adapted = files.config.models[POLICY].lora is not None and not is_adapter(source)
-    return start_adapter(files.folder) if adapted else source
+    return files.folder / START if adapted else source
 
 
 def saved_step(files: RunFiles, stage: str, name: str) -> int:

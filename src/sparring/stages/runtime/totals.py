@@ -9,22 +9,26 @@ from typing import Any
 from sparring.types import Batch, TokenAccount
 
 
+@dataclasses.dataclass(kw_only=True, slots=True)
 class Totals:
-    """Totals over all steps of a stage, saved with every checkpoint.
+    """Totals over all steps of a stage, saved with every checkpoint and reported by the stage's result.
 
     Attributes:
         logprob_max_abs_diff: largest difference between the trainer's and the engine's log-probabilities; None: no
             fresh token was trained.
     """
 
-    def __init__(self, saved: Mapping[str, Any] | None) -> None:
-        saved = saved or {}
-        self.account = TokenAccount(**saved.get("account", {}))
-        self.logprob_max_abs_diff: float | None = saved.get("logprob_max_abs_diff")
-        self.lag_max = float(saved.get("lag_max", 0.0))
-        self.overlap_s = float(saved.get("overlap_s", 0.0))
-        self.step_s = float(saved.get("step_s", 0.0))
-        self.steps = int(saved.get("steps", 0))
+    account: TokenAccount = dataclasses.field(default_factory=TokenAccount)
+    logprob_max_abs_diff: float | None = None
+    lag_max: float = 0.0
+    overlap_s: float = 0.0
+    step_s: float = 0.0
+    steps: int = 0
+
+    @staticmethod
+    def of(saved: Mapping[str, Any]) -> Totals:
+        """Return the totals of their plain data, as a checkpoint keeps them."""
+        return Totals(**{**saved, "account": TokenAccount(**saved["account"])})
 
     def add(self, batch: Batch, metrics: Mapping[str, float]) -> None:
         """Add one step. A dropped step (`Trainer.step`) trained no token."""
@@ -35,17 +39,6 @@ class Totals:
         self.overlap_s += metrics["time/overlap"] * metrics["time/step_s"]
         self.step_s += metrics["time/step_s"]
         self.steps += 1
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the totals as a checkpoint keeps them and the stage's result reports them."""
-        return {
-            "account": dataclasses.asdict(self.account),
-            "logprob_max_abs_diff": self.logprob_max_abs_diff,
-            "lag_max": self.lag_max,
-            "overlap_s": self.overlap_s,
-            "step_s": self.step_s,
-            "steps": self.steps,
-        }
 
 
 def _larger(largest: float | None, value: float | None) -> float | None:

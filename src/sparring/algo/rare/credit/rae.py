@@ -58,4 +58,4 @@ class RaeCredit:
         return {"averages": dict(self._averages)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._averages = dict(state.get("averages", {}))
+        self._averages = dict(state["averages"])
