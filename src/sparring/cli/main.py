@@ -38,7 +38,6 @@ from sparring.cli import (
 )
 from sparring.errors import BadInput, SparringError
 from sparring.observe.terminal import guard_terminal, printable, say
-from sparring.observe.waiting import telling_waits
 
 if TYPE_CHECKING:
     from sparring.launch.ending import Ending
@@ -127,6 +126,7 @@ def guarded(verb: Callable[[], int], command: str, ending: Ending | None = None)
     """
     from sparring.disk import shortage  # not for --help, and while files can be opened
     from sparring.launch.ending import STATUS, Ending
+    from sparring.observe.waiting import telling_waits
 
     ending = ending or Ending()
     resumes = command.startswith(("sparring run ", "sparring eval "))
