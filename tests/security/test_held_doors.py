@@ -165,7 +165,10 @@ def test_a_client_that_is_being_answered_keeps_its_place() -> None:
         assert server.asks("/go") == b"gone" and answer(asked) == b"begun,ended"
 
 
-@pytest.mark.parametrize("held", ["nothing", "half of a head", "a request and nothing more"])
+LONG = (pytest.param(held, marks=pytest.mark.full) for held in ("nothing", "a request and nothing more"))
+
+
+@pytest.mark.parametrize("held", ["half of a head", *LONG])
 def test_a_gateway_of_its_own_has_the_run_close_them(tmp_path: Path, held: str) -> None:
     async def main() -> bytes:
         with socket.create_server(("127.0.0.1", 0), backlog=512) as listening:

@@ -219,7 +219,7 @@ def _goes_on(before: str, stop: str, after: str) -> bool:
     return {
         None: True,
         "title": not subject and (before[-40:][found.start("title")].isupper() or not capital),  # before a name
-        "initial": not subject and not (capital and _AFTER_WORD.search(before)),
+        "initial": not subject and not (capital and _AFTER_WORD.search(before[-40:])),
         "lead": not (subject and capital),
         "hour": goes_on or word.endswith("day"),
         "number": word[:1].isdigit(),
