@@ -153,6 +153,7 @@ def test_a_store_where_another_user_could_swap_folders_is_refused(store: ImageSt
     other.pull(tmp_path / "image.tar", "shell")
 
 
+@pytest.mark.full
 def test_a_key_names_another_user(store: ImageStore, tmp_path: Path) -> None:
     """Its boxes change files of an image that was pulled for it, and cannot enter another one's."""
     other = ImageStore(store.folder.parent / "other", BOX_USER + 1)

@@ -146,6 +146,7 @@ def test_a_slow_client_keeps_its_place_beside_newer_ones_of_the_other_kind(begun
         assert answer(slow) == b"here"
 
 
+@pytest.mark.full
 def test_a_slow_client_keeps_its_place_while_its_head_comes() -> None:
     with serving(2 * ROOM) as server:
         slow = server.opened()
