@@ -127,6 +127,7 @@ def test_only_root_and_the_boxes_enter_a_store(store: ImageStore) -> None:
     assert (done.stdout, done.stderr.count(b"Permission denied")) == (b"", len(folders))
 
 
+@pytest.mark.full
 def test_a_store_of_another_user_is_refused(store: ImageStore, tmp_path: Path) -> None:
     other = ImageStore(store.folder, BOX_USER + 1)
     with pytest.raises(BadInput, match=f"the boxes' group {BOX_USER + 1} can enter, got one of user 0 and group"):
@@ -181,7 +182,7 @@ def test_an_id_that_somebody_has_is_refused() -> None:
     assert not finding.holds and "sandbox.user" in finding.cost
 
 
-@pytest.mark.parametrize("file", ("subuid", "subgid"))
+@pytest.mark.parametrize("file", (pytest.param("subuid", marks=pytest.mark.full), "subgid"))
 def test_an_id_that_somebody_s_containers_may_take_is_refused(tmp_path: Path, file: str) -> None:
     """In a mount namespace of its own, with files of ours over the machine's."""
     for name in ("subuid", "subgid"):

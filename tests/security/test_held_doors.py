@@ -119,6 +119,7 @@ def test_an_honest_client_is_answered_beside_more_than_a_server_can_hold(files: 
             assert server.asks() == b"here"
 
 
+@pytest.mark.full
 def test_the_oldest_goes_first() -> None:
     with serving(2 * ROOM) as server:
         silent = [server.opened() for _ in range(3 * ROOM)]
@@ -158,6 +159,7 @@ def test_a_slow_client_keeps_its_place_while_its_head_comes() -> None:
         assert answer(slow) == b"here"
 
 
+@pytest.mark.full
 def test_a_client_that_is_being_answered_keeps_its_place() -> None:
     with serving(2 * ROOM) as server:
         asked = server.opened(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n")
