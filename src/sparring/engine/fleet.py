@@ -245,7 +245,7 @@ class Fleet(Generic[E]):
         self._served = max(member.engine.version for member in routed if member not in failed)
         self._newest = ref
         for member, error in failed.items():
-            self._lose(member, str(error), "engine refused an update")  # it may answer, and catches up as it is
+            self._lose(member, str(error))  # it may answer, and catches up as it is
 
     async def _wake(self, member: FleetMember[E], ref: WeightRef) -> None:
         """Update one engine, which is watched meanwhile."""
@@ -408,7 +408,7 @@ class Fleet(Generic[E]):
         except TimeoutError:
             raise EngineError(f"no answer within {self._silent_s:g} s") from None
 
-    def _lose(self, member: FleetMember[E], cause: str, kind: str = "engine lost") -> None:
+    def _lose(self, member: FleetMember[E], cause: str) -> None:
         """Send no more requests to an engine, and end the waits for it."""
         if member.lost is not None or self.closed:
             return
@@ -418,7 +418,9 @@ class Fleet(Generic[E]):
         for turn in member.turns:
             if turn.wait is not None:
                 turn.wait.reschedule(asyncio.get_running_loop().time())
-        self._tell_of(member, f"is left out, {moved} requests go on elsewhere", kind, reason=cause, moved=moved)
+        self._tell_of(
+            member, f"is left out, {moved} requests go on elsewhere", "engine lost", reason=cause, moved=moved
+        )
 
     def _route(self, member: FleetMember[E]) -> None:
         member.lost, member.failures = None, 0

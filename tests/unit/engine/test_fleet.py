@@ -587,7 +587,7 @@ def test_what_happens_to_engines_is_told_by_number_node_and_reason() -> None:
     assert {**facts[0], "reason": ""} == {**lost, "reason": ""} and "connection refused" in facts[0]["reason"]
     assert [(of["kind"], of["engine"], of["at_step"]) for of in facts[1:]] == [
         ("engine back", 1, 1),
-        ("engine refused an update", 0, 2),
+        ("engine lost", 0, 2),
     ]
 
 
