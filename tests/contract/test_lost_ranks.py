@@ -7,7 +7,7 @@ import pickle
 import shutil
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -84,7 +84,10 @@ async def every_call(trainer: Trainer, folder: Path) -> list[Any]:
 def test_what_fails_in_one_rank_again_is_raised_and_the_next_call_finds_ranks(qwen3: Path) -> None:
     """It is tried once more, because it may have been chance, and no further. Each loss and each start is told."""
     told = list[tuple[str, Any]]()
-    report = lambda text, facts: told.append((facts["kind"], facts.get("rank")))  # noqa: E731
+
+    def report(text: str, facts: Mapping[str, Any]) -> None:
+        told.append((facts["kind"], facts.get("rank")))
+
     trainer, left = fated(parts_of(qwen3), (ALONE, "push"), (ALONE, "push"), report=report)
 
     async def work(trainer: Trainer) -> str:
@@ -274,8 +277,7 @@ def test_a_rank_that_is_lost_is_replaced_and_changes_no_bit(
         return [*seen, *await trained(trainer, given[3:])]
 
     expected = use(parts.trainer(), work)
-    report = lambda text, facts: told.append(facts)  # noqa: E731
-    first = use(RankTrainer(parts, make, 2, START_S, report=report), work)
+    first = use(RankTrainer(parts, make, 2, START_S, report=lambda text, facts: told.append(facts)), work)
     assert first == expected
     [lost], [back] = ([facts for facts in told if facts["kind"] == kind] for kind in ("rank lost", "ranks back"))
     assert {**lost, "reason": ""} == {

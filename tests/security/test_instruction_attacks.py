@@ -196,7 +196,7 @@ def test_honest_text_keeps_its_reward(instruction: dict[str, Any], text: str) ->
     assert earned(text, instruction) == 1.0
 
 
-def test_odd_texts_are_read_in_no_time() -> None:
+def test_odd_texts_earn_nothing_and_are_read_to_their_end() -> None:
     for text in (
         "v*" * 2_000,
         "a'b" * 2_000,

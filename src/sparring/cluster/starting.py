@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from sparring.log import Report
+from sparring.observe.waiting import waiting
 
 Ready = Callable[[int, str], None]
 """Function, for any thread, that tells the number of a process that is ready, and where it is."""
 
 
 @contextmanager
-def starting(kind: str, count: int, report: Report, on: int = 0, wait_s: float = 10.0) -> Iterator[Ready]:
-    """Tell that engines or ranks (`kind`) start, and every `wait_s` for which of them the run waits; yield the function
-    that tells which one is ready, and with the last one that all are. `on`: number of nodes, 0 for this machine."""
-    begun, left, over, one_at_a_time = time.monotonic(), set(range(count)), threading.Event(), threading.Lock()
+def starting(kind: str, count: int, report: Report, on: int = 0) -> Iterator[Ready]:
+    """Tell that engines or ranks (`kind`) start, and yield the function that tells which one is ready, and with the
+    last one that all are. `on`: number of nodes, 0 for this machine."""
+    begun, left, one_at_a_time = time.monotonic(), set(range(count)), threading.Lock()
     every = f"{count} {kind}{'s' * (count > 1)}"
 
     def tell(text: str, **number: int) -> None:
@@ -30,13 +31,6 @@ def starting(kind: str, count: int, report: Report, on: int = 0, wait_s: float =
             if not left:
                 tell(f"{every} ready after {{}}")
 
-    def wait() -> None:
-        while not over.wait(wait_s):
-            tell(f"waiting for {kind} {', '.join(map(str, sorted(left)))}, {{}} so far")
-
     tell(f"starting {every}{f' on {on} nodes' if on else ''}")
-    threading.Thread(target=wait, name="starting", daemon=True).start()
-    try:
+    with waiting(f"{kind}s to start:", lambda: ", ".join(map(str, sorted(left)))):
         yield ready
-    finally:
-        over.set()

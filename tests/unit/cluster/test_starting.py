@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sparring.cluster.starting import starting
+from sparring.observe.waiting import telling_waits
 
 
 def test_a_start_is_told_as_it_goes_on() -> None:
@@ -24,17 +25,17 @@ def test_a_start_is_told_as_it_goes_on() -> None:
 
 @pytest.mark.parametrize("kind", ["engine", "rank"])
 def test_one_that_is_late_is_named(kind: str) -> None:
-    told, waits = list[str](), threading.Event()
+    told, waits, late = list[str](), list[str](), threading.Event()
 
-    def hear(text: str, facts: Mapping[str, Any]) -> None:
-        told.append(text)
-        if text.startswith("waiting for"):
-            waits.set()
+    def hear(sentence: str) -> None:
+        waits.append(sentence)
+        late.set()
 
-    with pytest.raises(RuntimeError), starting(kind, 2, hear, wait_s=0.01) as ready:
-        ready(0, "here")
-        waits.clear()
-        assert waits.wait(30)
-        raise RuntimeError("it does not start")
-    assert any(text.startswith(f"waiting for {kind} 1, ") and text.endswith(" s so far") for text in told)
+    with telling_waits(hear, after_s=0.01), pytest.raises(RuntimeError):
+        with starting(kind, 2, lambda text, facts: told.append(text)) as ready:
+            ready(0, "here")
+            late.clear()
+            assert late.wait(30)
+            raise RuntimeError("it does not start")
+    assert waits[-1].startswith(f"waiting for {kind}s to start: 1 since ")
     assert told[0] == f"starting 2 {kind}s" and not any("after" in text for text in told)
