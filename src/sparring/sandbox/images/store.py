@@ -243,8 +243,9 @@ class ImageStore:
         try:
             for folder in (self.folder.parent, self.folder, *(self.folder / name for name in FOLDERS)):
                 is_closed = self._identity and folder == self.folder
-                if not folder.is_dir() or is_closed and not self._layers.is_dir():  # another pull may be as far
-                    folder.mkdir(0o700, parents=True, exist_ok=True)  # closed to others at once, whatever the umask
+                is_part = folder.parent == self.folder or is_closed and not self._layers.is_dir()
+                if is_part or not folder.is_dir():  # another pull may have made it, and have yet to open it
+                    folder.mkdir(0o700 if is_closed else 0o755, parents=True, exist_ok=True)
                     if is_closed:
                         os.chown(folder, 0, self._user)
                     folder.chmod(0o710 if is_closed else 0o755)

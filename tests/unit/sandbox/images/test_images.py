@@ -261,6 +261,14 @@ def test_two_pulls_at_once_make_one_image(store: ImageStore, tmp_path: Path) -> 
     assert (images == [images[0]] * 4, left_behind(store)) == (True, [])
 
 
+def test_a_pull_opens_the_folders_that_another_has_just_made(store: ImageStore, tmp_path: Path) -> None:
+    archive = layout(tmp_path / "oci", tar_of([entry("f", b"x")]))
+    store.pull(archive, "one")
+    (store.folder / "layers").chmod(0o700)
+    store.pull(archive, "two")
+    assert (store.folder / "layers").stat().st_mode & 0o777 == 0o755
+
+
 PULL = """
 import os, signal, sys
 from pathlib import Path
