@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from typing import cast
 
 import torch
 
@@ -51,7 +52,7 @@ def current() -> KernelPath:
     return _path
 
 
-_meta_path = MetaPath(current)
+_meta_path = cast(KernelPath, MetaPath(current))  # a model's forward needs no more
 
 
 def path_of(x: torch.Tensor) -> KernelPath:

@@ -100,7 +100,7 @@ class RowExperts(nn.Module):
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
         """Compute x[N, D], chosen[N, k] experts, their shares[N, k] -> [N, D]."""
         training, adds = torch.is_grad_enabled(), self.adapted is not None and self.adapted.adds
-        if self.is_plain and not (adds or training or x.is_meta) and ops.is_compiled(x.device):
+        if self.is_plain and not (adds or training) and ops.is_compiled(x.device):
             gate_up, down = self.stacks
             return ops.mixture(x, gate_up, down, chosen.int(), shares.float())
         count, per_row = chosen.shape
@@ -186,9 +186,9 @@ class RowExperts(nn.Module):
 
 
 def _loads(of_pair: torch.Tensor, experts: int) -> torch.Tensor:
-    """Count the pairs [P] of each expert [E]; evenly distributed on torch's meta device, which has no values."""
+    """Count the pairs [P] of each expert [E]; on torch's meta device, which has no values, all are of the first."""
     if of_pair.is_meta:
-        return torch.tensor([len(of_pair) * (e + 1) // experts - len(of_pair) * e // experts for e in range(experts)])
+        return torch.tensor([len(of_pair), *[0] * (experts - 1)])
     return torch.bincount(of_pair, minlength=experts)
 
 

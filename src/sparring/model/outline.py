@@ -1,36 +1,31 @@
-"""A model without values, on torch's meta device. It is made of the same parts as a real model and tells how much
-memory the real one takes.
+"""A model without values, on torch's meta device, and the memory that the real one takes.
 
-Counted are: parameters in their dtype, tied ones once; the packed weights that the products read, in the layout of the
-path in use; tables; and what a micro-batch allocates in its forward and backward passes.
+Parameters, packed weights and tables are counted on the model, which is made of the same parts as a real one. What a
+micro-batch or a generation step allocates is a formula: a number of bytes for each output of the linear layers, by
+family.
 """
 
 from __future__ import annotations
 
 import copy
-import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from functools import lru_cache, reduce
-from operator import add
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from sparring.errors import BadInput, boundary, refusal
-from sparring.kernels.memory import LARGE
 from sparring.kernels.pages import token_bytes
-from sparring.model.attention import IMPLEMENTATION, Packed
+from sparring.model.attention import IMPLEMENTATION
 from sparring.model.causal import CausalModel
 from sparring.model.config import InitConfig, LoraConfig
 from sparring.model.create import config_of
 from sparring.model.experts import RowExperts
-from sparring.model.head import token_quantities
+from sparring.model.head import CHUNK_ELEMENTS
 from sparring.model.hub import base_folder
 from sparring.model.layers import Product, RowLinear
 from sparring.model.library import class_of
@@ -38,48 +33,39 @@ from sparring.model.load import DTYPES, build_model, read_config
 from sparring.model.lora import SCALE, A, Adapter, B
 from sparring.model.targets import targeted, targets_of
 
-OWN_MAPPING = 32 << 20
-"""Minimum size, in bytes, of a tensor whose memory the C library gives back to the system when it is freed (the maximum
-of M_MMAP_THRESHOLD on 64 bits). It may keep the memory of smaller ones for the thread that freed them."""
-
-
-class Size(NamedTuple):
-    """Bytes of tensors, by what happens when they are freed: `kept` for the thread's next tensors, or `returned` to the
-    system at once."""
-
-    kept: int = 0
-    returned: int = 0
-
-    @property
-    def total(self) -> int:
-        """Return all bytes."""
-        return self.kept + self.returned
-
-    def times(self, count: int) -> Size:
-        """Multiply by a count."""
-        return Size(self.kept * count, self.returned * count)
-
-    @staticmethod
-    def of(sizes: Iterable[int], own_mapping: int = OWN_MAPPING) -> Size:
-        """Sum tensors with these numbers of bytes."""
-        every = list(sizes)
-        returned = sum(size for size in every if size >= own_mapping)
-        return Size(sum(every) - returned, returned)
+FLOAT = 4
+"""Bytes of a float32 number."""
+ACTIVATIONS = {
+    **dict.fromkeys(("llama", "mistral", "qwen2"), (1.2, 0.0)),
+    "qwen3": (1.5, 0.0),
+    "mixtral": (1.4, 0.0),
+    "gpt_oss": (1.3, 10.5),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "gemma4_text"), (1.9, 5.9)),
+    **dict.fromkeys(("gpt2", "starcoder2", "phi"), (1.4, 8.0)),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), (2.1, 5.2)),
+    "nemotron_h": (1.6, 23.0),
+}
+OTHER_ACTIVATIONS = (2.2, 0.0)
+"""What a layer keeps for its backward pass, by `model_type`, and for others: for each token and each output of the
+layer's linear layers, a number of values in the model's dtype, and bytes besides (log/2026-11-29-memory.md)."""
+LOGITS = 3 * CHUNK_ELEMENTS
+"""Maximum number of float32 values of logits and what is computed of them at a time (`model.head`)."""
+SCATTERED = 1.2
+"""Memory of a trainer's threads as a multiple of the activations: threads keep freed pieces that are too small for the
+next tensor. Measured by `benchmarks/memory.py`."""
 
 
 class Outline:
-    """Sizes of a model.
+    """Sizes of a model, in bytes where nothing else is said.
 
     Args:
         model: model on the meta device, with its adapter for all rows, if any.
-
-    packed: size of the packed weights and factors, which the products read.
+        gradient_checkpointing: whether its layers are recomputed in the backward pass.
     """
 
-    def __init__(self, model: CausalModel) -> None:
-        self.model = model
+    def __init__(self, model: CausalModel, *, gradient_checkpointing: bool = False) -> None:
+        self.model, self.gradient_checkpointing = model, gradient_checkpointing
         self.vocab_size, self.max_positions, self.kv_heads = model.vocab_size, model.max_positions, model.kv_heads
-        self.packed = self._packed()  # first of all: experts are packed when first used, and no micro-batch takes that
 
     @property
     def parameters(self) -> int:
@@ -97,9 +83,14 @@ class Outline:
         return self._factors() or [one for one in self.model.parameters().values() if isinstance(one, nn.Parameter)]
 
     @property
-    def weights(self) -> Size:
+    def weights(self) -> int:
         """Return the size of the weights in files, and of an adapter."""
-        return Size.of(one.nbytes for one in [*self.model.state().values(), *self._factors()])
+        return sum(one.nbytes for one in [*self.model.state().values(), *self._factors()])
+
+    @property
+    def packed(self) -> int:
+        """Return the size of the packed weights and factors, which the products read."""
+        return sum(one.nbytes for one in [*self._storages(), *self._packed_factors()])
 
     @property
     def tables(self) -> int:
@@ -107,62 +98,61 @@ class Outline:
         parameters = self.model.parameters().values()
         return sum(one.nbytes for one in self.model.module.buffers() if not any(one is other for other in parameters))
 
-    def staged(self) -> tuple[Size, Size]:
-        """Return the sizes of what an update brings: the new weights, or an adapter's factors, and their packed
-        form."""
+    def staged(self) -> int:
+        """Return the size of what an update brings: the new weights, or an adapter's factors, and their packed form."""
         if not (factors := self._factors()):
-            return self.weights, self.packed
-        return Size.of(one.nbytes for one in factors), Size.of((one.nbytes for one in self._packed_factors()), LARGE)
+            return self.weights + self.packed
+        return sum(one.nbytes for one in [*factors, *self._packed_factors()])
 
-    def micro_batch(self, tokens: int, *, keeps_gradients: bool = False) -> Size:
-        """Measure the peak memory of a micro-batch of `tokens` tokens, all of them trained: activations for the
-        backward pass, and gradients that the trainer has not taken yet. It takes each gradient as soon as autograd has
-        computed it.
+    def kept(self, tokens: int) -> int:
+        """Return the size of the activations that the layers keep for the backward pass of `tokens` tokens."""
+        layers, layer = self._text.num_hidden_layers, self._layer
+        if self.gradient_checkpointing:  # what each layer takes and adds to; one of them is computed again
+            return int((layer + 2 * layers * self._text.hidden_size * self.model.dtype.itemsize) * tokens)
+        return int(layers * layer * tokens)
+
+    def micro_batch(self, tokens: int, *, keeps_gradients: bool = False) -> int:
+        """Return the peak memory of a micro-batch of `tokens` tokens, all of them trained: activations, the backward
+        pass of one layer, logits, and the gradients that exist at once. A trainer takes each gradient as soon as
+        autograd has computed it; those of the head and the embedding wait for each other.
 
         Args:
             keeps_gradients: count all gradients, which the trainer takes after the backward pass.
-
-        Raises:
-            BadInput: the model cannot be computed without values.
         """
-        self.model.module.requires_grad_(False)
-        for parameter in self.trained:
-            parameter.requires_grad_(True)
-        with self._metered("a forward and a backward pass") as meter:
-            hidden = self._hidden(tokens)
-            needs = frozenset({"value"} if self.model.is_scalar else {"logprob", "entropy"})
-            targets, heat = (torch.empty(tokens, dtype=kind, device="meta") for kind in (torch.int64, torch.float32))
-            quantities = token_quantities(self.model, hidden, targets, heat, needs)
-            with _taken(() if keeps_gradients else self.trained):
-                total = reduce(add, (one.sum() for one in quantities.values()))
-                torch.autograd.grad(total, self.trained, allow_unused=True)
-        return meter.peak
+        tables = [one.nbytes for one in self.trained if one.shape[:1] == (self.vocab_size,)]
+        logits = self._logits(min(tokens, LOGITS // self.vocab_size))
+        if keeps_gradients:
+            gradients = sum(one.nbytes for one in self.trained) + logits
+        elif len(tables) == 1:  # a tied weight has the head's gradient, the embedding's, and their sum
+            gradients = max(3 * tables[0], 2 * tables[0] + logits)
+        else:
+            gradients = max(sum(tables), max(tables, default=0) + logits)
+        return int(SCATTERED * (self.kept(tokens) + self._layer * tokens)) + gradients
 
-    def step(self, tokens: int, sampled: int) -> Size:
-        """Measure the peak memory of a generation step over `tokens` tokens, of which `sampled` are followed by a new
-        one.
+    def step(self, tokens: int, sampled: int) -> int:
+        """Return the peak memory of a generation step over `tokens` tokens, of which `sampled` are followed by a new
+        one: one layer's tensors, and the logits."""
+        return int(self._layer * tokens) + self._logits(sampled)
 
-        Raises:
-            BadInput: the model cannot be computed without values.
-        """
-        with torch.no_grad(), self._metered("a forward pass") as meter:
-            rows = self._hidden(tokens)[:sampled]
-            if not self.model.is_scalar:
-                self.model.logits(rows)
-        return meter.peak
+    def _logits(self, rows: int) -> int:
+        return 0 if self.model.is_scalar else rows * self.vocab_size * FLOAT
 
-    @contextmanager
-    def _metered(self, passes: str) -> Iterator[AllocationMeter]:
-        where = f"{type(self.model.module).__name__} without values"
-        with boundary(BadInput, where, passes, "report it"), ZeroValues(), AllocationMeter() as meter:
-            yield meter
+    @property
+    def _text(self) -> Any:
+        return self.model.config.get_text_config()
 
-    def _packed(self) -> Size:
-        return Size.of((one.nbytes for one in [*self._storages(), *self._packed_factors()]), LARGE)
-
-    def _hidden(self, tokens: int) -> torch.Tensor:
-        ids, places = (torch.empty(tokens, dtype=torch.int64, device="meta") for _ in range(2))
-        return self.model.hidden(ids, places, Packed.of([tokens]), places)
+    @property
+    def _layer(self) -> float:
+        """Return what a layer keeps of one token, which goes through some of the experts."""
+        outputs, text = 0, self._text
+        for part in self.model.parts:
+            if isinstance(part, RowExperts):
+                chosen = (getattr(text, "num_experts_per_tok", None) or getattr(text, "top_k_experts", 1))
+                outputs += chosen * sum(stack.shape[1] for stack in (part.gate_up_proj, part.down_proj))
+            elif isinstance(part, RowLinear) and part is not self.model.head:
+                outputs += part.out_features
+        numbers, more = ACTIVATIONS.get(text.model_type, OTHER_ACTIVATIONS)
+        return float(outputs / text.num_hidden_layers * (numbers * self.model.dtype.itemsize + more))
 
     def _factors(self) -> list[torch.Tensor]:
         everywhere = self.model.adapters.everywhere
@@ -183,17 +173,6 @@ class Outline:
         everywhere = self.model.adapters.everywhere
         for delta in () if everywhere is None else everywhere.terms.values():
             yield from (one.storage for one in (delta.a, delta.b) if one is not None)
-
-
-@contextmanager
-def _taken(trained: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Replace each gradient that autograd computes by one that takes no memory, as a trainer does."""
-    handles = [one.register_hook(lambda gradient: gradient.new_empty(()).expand_as(gradient)) for one in trained]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @lru_cache(maxsize=32)
@@ -239,7 +218,7 @@ def outline(
             state[f"{name}.{A}"] = torch.empty(*experts, lora.rank, inputs, device="meta")
             state[f"{name}.{B}"] = torch.empty(*experts, outputs, lora.rank, device="meta")
         model.adapters.everywhere = model.adapters.fit(Adapter(state, model.dtype, model.device))
-    return Outline(model)
+    return Outline(model, gradient_checkpointing=gradient_checkpointing)
 
 
 def checkpoint_outline(folder: Path, head: str = "tokens") -> Outline:
@@ -276,47 +255,3 @@ class ZeroValues(TorchDispatchMode):
             )
             return a.new_empty([*groups, a.shape[0], b.shape[-1]])
         return function(*args, **(kwargs or {}))
-
-
-class AllocationMeter(TorchDispatchMode):
-    """Mode that counts the bytes of the living tensors that were made within it. `peak` is the maximum of each kind of
-    `Size`."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
-        self._now, self._most = [0, 0], [0, 0]
-        self._noted: set[int] = set()
-
-    @property
-    def peak(self) -> Size:
-        """Return the maximum at any time, for each kind of `Size`."""
-        return Size(*self._most)
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count the results of an operation of torch; torch calls this for every operation."""
-        result = function(*args, **(kwargs or {}))
-        inputs = {
-            tensor.untyped_storage()._cdata
-            for tensor in tree_leaves((args, kwargs))
-            if isinstance(tensor, torch.Tensor)
-        }
-        for tensor in tree_leaves(result):
-            if (
-                isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in inputs
-            ):  # a view takes nothing
-                self._note(tensor.untyped_storage())
-        return result
-
-    def _note(self, storage: Any) -> None:
-        if (key := storage._cdata) in self._noted:
-            return
-        size = storage.nbytes()
-        kind = int(size >= OWN_MAPPING)
-        self._noted.add(key)
-        self._now[kind] += size
-        self._most[kind] = max(self._most[kind], self._now[kind])
-        weakref.finalize(storage, self._forget, key, kind, size)
-
-    def _forget(self, key: int, kind: int, size: int) -> None:
-        self._noted.discard(key)
-        self._now[kind] -= size

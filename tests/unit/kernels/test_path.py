@@ -13,12 +13,11 @@ from sparring.kernels.compiled.path import CompiledPath
 from sparring.kernels.device.path import DevicePath
 from sparring.kernels.form import AttentionForm
 from sparring.kernels.meta.path import MetaPath
-from sparring.kernels.pages import PagedRows
 from sparring.kernels.path import FusedPath, KernelPath
 from sparring.kernels.torch.path import TorchPath
 
-PROTOCOLS = {CompiledPath: FusedPath, TorchPath: KernelPath, DevicePath: KernelPath, MetaPath: KernelPath}
-"""Every class that `paths` makes, with the protocol that it promises."""
+PROTOCOLS = {CompiledPath: FusedPath, TorchPath: KernelPath, DevicePath: KernelPath}
+"""Every class with values that `paths` makes, with the protocol that it promises."""
 
 
 def operations(cls: type) -> dict[str, Callable[..., object]]:
@@ -50,7 +49,7 @@ def test_every_path_that_can_be_chosen_is_one_of_these(kernel_path: str) -> None
     path = paths.current()
     assert path.name == kernel_path and path.is_compiled == (PROTOCOLS[type(path)] is FusedPath)
     assert all(hasattr(path, name) for name in properties(KernelPath))
-    assert {type(paths.path_of(torch.empty(1, device="meta")))} | {type(path)} <= PROTOCOLS.keys()
+    assert type(path) in PROTOCOLS and type(paths.path_of(torch.empty(1, device="meta"))) is MetaPath
 
 
 class Longer(TorchPath):
@@ -74,23 +73,26 @@ def test_a_path_that_differs_would_be_seen(path: type) -> None:
     assert signatures(path) != signatures(KernelPath)
 
 
-def test_the_path_without_values_has_the_shapes_of_generation() -> None:
-    """Attention over pages and draws: what a step of generation allocates."""
+def test_the_path_without_values_has_operations_of_the_protocol() -> None:
+    """As many as a model's forward needs; it returns what a path with values returns."""
     plain, empty = TorchPath(), MetaPath(TorchPath)
-    form, zeros = AttentionForm(1.0), torch.zeros(2, dtype=torch.int64)
-    q, k = torch.randn(2, 4, 16), torch.randn(2, 2, 16)
-    pages = torch.zeros(3, 2, 1, 16, 16), torch.zeros(3, 2, 16, 16)
-    rows = PagedRows(*(torch.tensor(r, dtype=torch.int32) for r in ([[0], [1]], [0, 1, 2], [1, 1])))
-    requests = torch.ones(2), zeros, torch.ones(2), torch.zeros(2), zeros, zeros, zeros.to(torch.uint8)
-    attended = [
-        path.attention_paged(q.to(at), k.to(at), k.to(at), pages, rows, form) for path, at in both(plain, empty)
+    assert signatures(MetaPath).items() <= signatures(KernelPath).items()
+    x, weight = torch.randn(3, 16), torch.randn(8, 16)
+    (packed, packed_meta) = plain.pack([weight], None), empty.pack([weight.to("meta")], None)
+    q, lengths = torch.randn(3, 4, 16), torch.tensor([0, 3], dtype=torch.int32)
+    pairs = [
+        (packed, packed_meta),
+        *(
+            (operation(plain, "cpu", packed), operation(empty, "meta", packed_meta))
+            for operation in (
+                lambda path, at, w: path.linear(x.to(at), w, None, 8, torch.float32),
+                lambda path, at, w: path.rms_norm(x.to(at), weight[0].to(at), 1e-6),
+                lambda path, at, w: path.silu_mul(x.to(at), x.to(at)),
+                lambda path, at, w: path.swiglu(x.to(at)),
+                lambda path, at, w: path.tanh(x.to(at)),
+                lambda path, at, w: path.attention_packed(*(q.to(at),) * 3, lengths, AttentionForm(1.0))[0],
+            )
+        ),
     ]
-    drawn = [path.sample(torch.randn(2, 50).to(at), requests, None) for path, at in both(plain, empty)]
-    assert attended[0][1] == attended[1][1] == -1
-    for values, shapes in ((attended[0][:1], attended[1][:1]), drawn):
-        for value, shape in zip(values, shapes, strict=True):
-            assert shape.is_meta and (value.shape, value.dtype) == (shape.shape, shape.dtype)
-
-
-def both(plain: TorchPath, empty: MetaPath) -> list[tuple[KernelPath, str]]:
-    return [(plain, "cpu"), (empty, "meta")]
+    for values, shapes in pairs:
+        assert shapes.is_meta and (values.shape, values.dtype) == (shapes.shape, shapes.dtype)

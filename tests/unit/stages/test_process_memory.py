@@ -32,7 +32,7 @@ from sparring.train.optimiser import Optimiser
 from sparring.train.ranks import Alone
 
 SHAPES = {"policy": POLICY, **{name: sized(1) for name in OTHERS}}
-WHOLE = POLICY.weights.total
+WHOLE = POLICY.weights
 GIB = 1 << 30
 
 
@@ -70,7 +70,7 @@ def test_an_engine_process_has_the_engine(kind: str) -> None:
     one = engine.each
     assert (one.cache, one.sampling, one.optimiser, one.step) == (whole().cache, whole().sampling, 0, 0)
     assert run.weights + one.weights == whole().weights and run.packed + one.packed == whole().packed
-    assert one.update == WHOLE + POLICY.packed.total
+    assert one.update == WHOLE + POLICY.packed
     assert engine.total == 2 * one.total - WHOLE, "both map one file"
     here = RunMemory.of(laid_out(kind=kind, engines=2), SHAPES).total
     assert here == run.total + engine.here * engine.total
@@ -96,11 +96,11 @@ def test_ranks_have_a_share_of_the_optimiser_and_all_weights(dtype: str) -> None
         found = ranked(ranks)
         run, rank = found[RUN].each, found[TRAINER]
         assert (run.optimiser, run.step) == (0, 0) and rank.number == ranks
-        assert rank.each.weights == shapes["policy"].weights.total + shapes["policy"].tables
+        assert rank.each.weights == shapes["policy"].weights + shapes["policy"].tables
         share = rank.each.optimiser * ranks / own.optimiser
         # a float32 parameter that is cut in two is no master of itself: three numbers for each of its elements, not two
         assert 1 <= share <= (1.6 if dtype == "float32" else 1.1)
-        assert rank.each.published == shapes["policy"].weights.total
+        assert rank.each.published == shapes["policy"].weights
 
 
 def test_a_critic_has_ranks_of_its_own() -> None:
@@ -111,7 +111,7 @@ def test_a_critic_has_ranks_of_its_own() -> None:
 
 def test_a_reference_is_where_it_is_computed_and_a_reward_model_in_the_run() -> None:
     plain = of(kind="local", ranks=2)
-    both = POLICY.weights.total + POLICY.packed.total + POLICY.tables
+    both = POLICY.weights + POLICY.packed + POLICY.tables
     asked = of(kind="local", ranks=2, rl={"preference": {"name": "dpo"}})
     assert asked[TRAINER].each.weights + asked[TRAINER].each.packed == both * 2
     assert asked[RUN] == plain[RUN]
@@ -152,7 +152,7 @@ def test_a_gradient_larger_than_a_bucket_travels_alone() -> None:
 
 
 def test_a_rank_keeps_the_gradients_of_its_part() -> None:
-    taken, kept = (POLICY.micro_batch(64, keeps_gradients=asked).total for asked in (False, True))
+    taken, kept = (POLICY.micro_batch(64, keeps_gradients=asked) for asked in (False, True))
     assert taken < kept <= taken + WHOLE
 
 

@@ -1,4 +1,4 @@
-"""Peak memory of a process of a run, computed from the recipe and its models on the meta device (`model.outline`)."""
+"""Peak memory of a process of a run, computed from the recipe and the outlines of its models (`model.outline`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sparring.model.hub import model_folder
-from sparring.model.outline import Outline, Size, outline
+from sparring.model.outline import Outline, outline
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.rl import CriticConfig, ImplicitConfig
 from sparring.stages.context import ONLINE_STAGES, POLICY
@@ -25,15 +25,9 @@ GIB = 1 << 30
 LANES, SMALLEST_LANE = 2, 256
 """Number of lanes into which a trainer on a CPU cuts a micro-batch, and the minimum number of tokens of a lane; see
 `train.trainer`, `batch.packing`."""
-SCATTERED = 1.2
-"""Memory of a trainer's threads as a multiple of its peak use: threads keep freed pieces that are too small for the
-next tensor. Measured by `benchmarks/memory.py`."""
 UNCOUNTED = 0.08
 """Allowance for memory that is not counted, as a share of the rest: pieces that the C library keeps, and temporary
 copies. Measured by `benchmarks/memory.py`."""
-MOST_TOKENS = 1 << 17
-"""Number of tokens of the largest micro-batch that is measured on the meta device; the memory of larger ones is
-extrapolated."""
 LATER = 160 << 20
 """Bytes of libraries that a run imports after its check, and of its own record."""
 
@@ -268,9 +262,9 @@ def _estimate(
         _micro_batch(config, one, train, models.ranks, gathered[number] if gathered else None)
         for number, (one, train) in enumerate(models.trainers)
     ]
-    step = sums + max((int(SCATTERED * size.kept) + size.returned for size in sizes), default=0)
-    brought = (policy.weights, policy.packed) if models.starts_empty else policy.staged()
-    update = sum(part.total for part in brought) if models.updates else 0
+    step = sums + max(sizes, default=0)
+    brought = policy.weights + policy.packed if models.starts_empty else policy.staged()
+    update = brought if models.updates else 0
     # published weights reuse the memory of the policy's gradient sums
     sent = published_bytes(trainers[0]) if trainers and not gathered else 0
     in_update = max(sums, sent)
@@ -289,11 +283,11 @@ def _estimate(
         learner=0 if learner is None else learner.parameters,
         averaged=_num_trained(policy) if averaging else 0,
         process=process,
-        weights=sum(one.weights.total for one in (*whole, *models.files))
+        weights=sum(one.weights for one in (*whole, *models.files))
         + sum(one.tables for one in (*computed, *models.files))
         + sum(one.parameters for one in gathered)
         + asleep,
-        packed=sum(one.packed.total for one in whole) + sum(one.packed for one in gathered),
+        packed=sum(one.packed for one in whole) + sum(one.packed for one in gathered),
         optimiser=sum(shard(one.trained, models.ranks, apart=models.sharded).optimiser for one in trainers) + beside,
         step=in_update if larger else step,
         update=update if larger else 0,
@@ -314,21 +308,18 @@ def _num_trained(model: Outline) -> int:
     return sum(one.numel() for one in model.trained)
 
 
-def _micro_batch(config: RunConfig, model: Outline, train: TrainConfig, ranks: int, gathered: Gathering | None) -> Size:
+def _micro_batch(config: RunConfig, model: Outline, train: TrainConfig, ranks: int, gathered: Gathering | None) -> int:
     """Return the memory of a micro-batch, cut into lanes as the trainer cuts it, without the float32 sums of gradients.
     Lanes are computed side by side, or in turn with one thread; a rank computes one, and keeps its gradients until it
     has sent them: all of them, or with parameters in shards those of a stage."""
-    budget = train.tokens_at_once
-    tokens = min(budget, MOST_TOKENS)
+    tokens = train.tokens_at_once
     lanes = LANES if tokens >= LANES * SMALLEST_LANE else 1
     size = model.micro_batch(-(-tokens // lanes), keeps_gradients=ranks > 1 and gathered is None)
-    if tokens < budget:  # activations grow with the tokens
-        size = size.times(-(-budget // tokens))
     if gathered is not None:
-        return Size(size.kept, size.returned + gathered.parameters + gathered.exchanged)
+        return size + gathered.parameters + gathered.exchanged
     if ranks > 1:
-        return Size(size.kept, size.returned + buckets(model.trained))
-    return size if config.run.threads == 1 else size.times(lanes)
+        return size + buckets(model.trained)
+    return size if config.run.threads == 1 else size * lanes
 
 
 def learner_of(config: RunConfig, shapes: Mapping[str, Outline]) -> Outline | None:
@@ -382,4 +373,4 @@ def _sampling(config: RunConfig, model: Outline, name: str) -> int:
     engine = engine_of(config, name)
     dtype = config.models.get(name, config.models[POLICY]).dtype
     tokens = min(engine.batch.max_tokens, engine.kv.capacity(model.token_bytes(dtype)))
-    return model.step(tokens, min(tokens, engine.batch.max_running)).total
+    return model.step(tokens, min(tokens, engine.batch.max_running))

@@ -150,7 +150,7 @@ def _processes(
         yield Processes(learner if number else TRAINER, ranks, each, here=cluster.kind == "local")
     if elsewhere and not config.engine.urls:
         held = StageModels(stage=models.stage, engines=(POLICY,), starts_empty=True, turn=models.turn)
-        published = policy.weights.total if held.awake else 0
+        published = policy.weights if held.awake else 0
         each = MemoryEstimate.of_stage(config, shapes, held, ENGINE * (process > 0), published)
         yield Processes(ENGINES, cluster.engines, each, here=cluster.kind == "local")
 
