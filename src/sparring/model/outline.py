@@ -147,7 +147,7 @@ class Outline:
         outputs, text = 0, self._text
         for part in self.model.parts:
             if isinstance(part, RowExperts):
-                chosen = (getattr(text, "num_experts_per_tok", None) or getattr(text, "top_k_experts", 1))
+                chosen = getattr(text, "num_experts_per_tok", 0) or getattr(text, "top_k_experts", 1)
                 outputs += chosen * sum(stack.shape[1] for stack in (part.gate_up_proj, part.down_proj))
             elif isinstance(part, RowLinear) and part is not self.model.head:
                 outputs += part.out_features
