@@ -40,7 +40,7 @@ from sparring.stages.context import Context, RunFiles
 from sparring.stages.data.traces import transcript_of
 from sparring.stages.models.context_length import outline_of
 from sparring.stages.models.imitator import imitator_of
-from sparring.stages.models.role_models import RoleRecorder
+from sparring.stages.models.player import RoleRecorder
 from sparring.tasks.files import read_conversations
 from sparring.tasks.formats import located
 from sparring.types import POLICY, Message, Score, StopReason, Task, ToolSpec

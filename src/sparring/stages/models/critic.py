@@ -1,69 +1,69 @@
-"""The critic of the rl stage: its trainer, its first checkpoint and its metrics."""
+"""The critic of the rl stage, which predicts the reward that is left: `[rl.critic]`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from sparring.algo.annotate.trainer_quantity import TrainerQuantity
 from sparring.annotations import Annotation
+from sparring.batch.critic import value_rows
 from sparring.errors import refusal
-from sparring.model.hub import model_folder
-from sparring.observe.hooks import prefixed
-from sparring.protocols import Cluster, Trainer, TrainPlan
+from sparring.protocols import Annotator, Trainer, TrainPlan
+from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.rl import CriticConfig
-from sparring.stages.context import POLICY, RunFiles, given_checkpoint
-from sparring.stages.models.auxiliary import check_section
-from sparring.stages.models.reward_scorers import checkpoint_of
+from sparring.stages.context import POLICY, Context, RunFiles, given_checkpoint
+from sparring.stages.models.learner import Learner
+from sparring.stages.models.reward_model import OWN, checkpoint_of
+from sparring.types import Sample
 
-CRITIC = "critic"
-"""Role of the critic on batches and checkpoints."""
-OWN = "reward_model"
-"""Stage whose output `rl.critic.model` may name."""
 LEAST_SPREAD = 1e-12
 """Minimum variance of returns, as a share of their mean square, for which explained variance is computed."""
 
 
-def open_critic(section: CriticConfig, cluster: Cluster, folder: Path, total_steps: int) -> Trainer:
-    """Return the trainer of the critic, which begins as the checkpoint `folder`."""
-    from sparring.algo.loss.value import ValueLoss
-    from sparring.model.library import head_of
-    from sparring.model.load import read_config
+class Critic(Learner):
+    """Use of a value model for credit gae."""
 
-    plan = TrainPlan(
-        losses=[ValueLoss(clip=section.clip)],
-        total_steps=total_steps,
-        overrides=section.train,
-        head="scalar" if head_of(read_config(str(folder), "fast", "own")) == "scalar" else "new scalar",
-        role=CRITIC,
-    )
-    numerics_of = POLICY if section.model == OWN else section.model
-    trainer = cluster.trainer(numerics_of, path=str(folder), plan=plan)
-    return prefixed(trainer, CRITIC, with_explained_variance)
+    name, metrics, rank = "critic", ("critic/*",), "critic rank"
+    annotation, preset, scalar = Annotation.VALUE, "ppo", True
 
+    def section(self, config: RunConfig) -> CriticConfig | None:
+        return config.rl.critic
 
-def critic_folder(files: RunFiles, name: str, source: Path) -> Path:
-    """Return the checkpoint folder that the critic begins as.
+    def plan(self, config: RunConfig, folder: Path, total_steps: int) -> TrainPlan:
+        from sparring.algo.loss.value import ValueLoss
+        from sparring.model.library import head_of
+        from sparring.model.load import read_config
 
-    Args:
-        name: `[rl.critic] model`.
-        source: checkpoint folder that the policy begins as.
+        assert config.rl.critic is not None, "a run without the section opens no critic"
+        return TrainPlan(
+            losses=[ValueLoss(clip=config.rl.critic.clip)],
+            total_steps=total_steps,
+            overrides=config.rl.critic.train,
+            head="scalar" if head_of(read_config(str(folder), "fast", "own")) == "scalar" else "new scalar",
+            name=self.name,
+        )
 
-    Raises:
-        BadInput: there is no such checkpoint.
-    """
-    if name == POLICY:
-        return source
-    return files.output(OWN) if name == OWN else model_folder(files.config.models[name])
+    def rows(self, rows: Sequence[Sample]) -> list[Sample]:
+        return value_rows(rows)
 
+    def annotators(self, trainer: Trainer) -> list[Annotator]:
+        return [TrainerQuantity(trainer.forward, Annotation.VALUE, "value")]
 
-def check_critic(files: RunFiles) -> list[str]:
-    """Refuse a missing or superfluous `[rl.critic]`, and a critic that cannot read the policy's tokens."""
-    section = files.config.rl.critic
-    if not check_section(files.config, CRITIC, Annotation.VALUE, "ppo") or section is None:
-        return []
-    _check_model(files, section.model)
-    warmup = f"; learns alone through {section.warmup_steps} updates" if section.warmup_steps else ""
-    return [f"rl: a critic that begins as {section.model}{warmup}"]
+    def reported(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
+        return with_explained_variance(metrics)
+
+    def warmup_steps(self, config: RunConfig) -> int:
+        return 0 if config.rl.critic is None else config.rl.critic.warmup_steps
+
+    def check(self, context: Context) -> list[str]:
+        """Refuse a missing or superfluous section, and a critic that cannot read the policy's tokens."""
+        section = context.config.rl.critic
+        if not self.is_configured(context.config) or section is None:
+            return []
+        _check_model(context, section.model)
+        warmup = f"; learns alone through {section.warmup_steps} updates" if section.warmup_steps else ""
+        return [f"rl: a critic that begins as {section.model}{warmup}"]
 
 
 def _check_model(files: RunFiles, name: str) -> None:

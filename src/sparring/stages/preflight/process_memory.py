@@ -32,14 +32,8 @@ from sparring.train.gathered import OTHERWISE, SHARD
 RANK, ENGINE = 400 << 20, 350 << 20
 """Bytes of a rank's and of an engine's process without a model: libraries, and what they begin with. Measured by
 `tests/loop/test_process_peaks.py`."""
-RUN, ENGINES, TRAINER, CRITIC, REWARD = (
-    "the run's process",
-    "engine process",
-    "trainer rank",
-    "critic rank",
-    "reward rank",
-)
-"""Kinds of processes; the last two train a critic or an implicit reward model."""
+RUN, ENGINES = "the run's process", "engine process"
+"""Kinds of processes; the others are the ranks of the trained models, by their names in the table of uses."""
 
 
 PARAMETERS = "parameters"
@@ -146,8 +140,7 @@ def _processes(
             held = held._replace(teachers=models.teachers, averaged=models.averaged)
         published = published_bytes(policy) if publishes and number == 0 else 0
         each = MemoryEstimate.of_stage(config, shapes, held, RANK * (process > 0), published)
-        learner = REWARD if config.rl.critic is None else CRITIC
-        yield Processes(learner if number else TRAINER, ranks, each, here=cluster.kind == "local")
+        yield Processes(trainer.rank, ranks, each, here=cluster.kind == "local")
     if elsewhere and not config.engine.urls:
         held = StageModels(stage=models.stage, engines=(POLICY,), starts_empty=True, turn=models.turn)
         published = policy.weights.total if held.awake else 0
@@ -245,8 +238,8 @@ def check_shards(config: RunConfig, shapes: Mapping[str, Outline], stage: str) -
         BadInput: a trained model is of another family, has an adapter, or a moving average follows it.
     """
     models = StageModels.of(config, shapes, stage)
-    for trainer, _ in models.trainers:
-        gathering(trainer)
+    for trainer in models.trainers:
+        gathering(trainer.model)
     if models.averaged:
         raise refusal(SHARD, "a model without a moving average", f"one in stage {stage}", OTHERWISE)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparring.stages.context import RunFiles
-from sparring.stages.runtime.saved import BEST, LAST, train_of, weights_of
+from sparring.stages.models.policy import train_of
+from sparring.stages.runtime.saved import BEST, LAST, weights_of
 from sparring.train.config import TrainConfig
 
 

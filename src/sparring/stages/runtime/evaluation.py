@@ -17,8 +17,8 @@ from sparring.rollout.evaluate import EvalPlan, Finding, ScoredRunner, evaluate,
 from sparring.rollout.metrics import Warnings
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.context_length import policy_context
-from sparring.stages.models.reward_scorers import scorers
-from sparring.stages.models.role_models import open_role_engines
+from sparring.stages.models.player import open_role_engines
+from sparring.stages.models.reward_model import scorers
 from sparring.stages.runtime.rollouts import rollout_runner
 from sparring.types import Task
 

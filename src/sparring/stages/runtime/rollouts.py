@@ -13,7 +13,7 @@ from sparring.rollout.journal import Journals
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import POLICY, Context, renderer_of
 from sparring.stages.models.context_length import policy_context
-from sparring.stages.models.role_models import with_roles
+from sparring.stages.models.player import with_roles
 
 
 def rollout_runner(
