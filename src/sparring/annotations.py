@@ -61,7 +61,7 @@ class Annotation(StrEnum):
         meaning="log-probability of each weighted token under the implicit process reward model before the update",
         unit="nats",
         writers=("stages/models/implicit.py",),
-        readers=("algo/rare/credit/prime.py", "stages/models/implicit.py"),
+        readers=("algo/rare/credit/prime.py",),
     )
     PROXIMAL = Declaration(
         name="proximal",
@@ -89,7 +89,7 @@ class Annotation(StrEnum):
         meaning="critic's value of the text before each weighted token, before the update",
         unit="reward",
         writers=("stages/models/critic.py",),
-        readers=("algo/credit/gae.py", "algo/loss/value.py", "batch/critic.py", "stages/models/critic.py"),
+        readers=("algo/credit/gae.py", "algo/loss/value.py", "batch/critic.py"),
     )
     RETURN = Declaration(
         name="return",

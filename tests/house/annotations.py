@@ -63,7 +63,7 @@ def role(node: ast.expr) -> str:
     the test does not know."""
     parent = node.parent
     match parent:
-        case ast.Subscript(ctx=ast.Store()):
+        case ast.Subscript(ctx=ast.Store()) | ast.Assign():
             return "write"
         case ast.Subscript() | ast.Compare() | ast.Tuple():
             return "read"

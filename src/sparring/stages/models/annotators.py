@@ -15,10 +15,10 @@ from sparring.stages.models.reference import reference_annotators
 from sparring.stages.models.uses import USES, learners
 
 
-def writable() -> frozenset[Annotation]:
+def writable() -> set[Annotation]:
     """Return the annotations that the rl stage can write for a credit rule."""
-    written = {use.annotation for use in USES if isinstance(use, Learner)}
-    return frozenset({Annotation.REFERENCE, Annotation.PROBABILITY_SQUARES}) | written
+    written = {use.annotation for use in USES if isinstance(use, Learner) and use.annotation is not None}
+    return written | {Annotation.REFERENCE, Annotation.PROBABILITY_SQUARES}
 
 
 def annotators(config: RunConfig, trainers: Mapping[str, Trainer], coefficient: KlCoefficient) -> list[Annotator]:
@@ -29,7 +29,11 @@ def annotators(config: RunConfig, trainers: Mapping[str, Trainer], coefficient: 
         coefficient: coefficient of an adaptive KL penalty.
     """
     trainer = trainers[POLICY]
-    chain = [each for learner in learners(config) for each in learner.annotators(trainers[learner.name])]
+    chain: list[Annotator] = [
+        TrainerQuantity(trainers[learner.name].forward, learner.annotation, learner.quantity)
+        for learner in learners(config)
+        if learner.annotation is not None
+    ]
     algo, steps = config.algo, config.rl.passes * config.rl.minibatches
     by_algo = config.rl.preference is None
     # a batch that is trained once needs no extra forward: the one with gradients has the same values

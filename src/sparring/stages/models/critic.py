@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from sparring.algo.annotate.trainer_quantity import TrainerQuantity
 from sparring.annotations import Annotation
 from sparring.batch.critic import value_rows
 from sparring.errors import refusal
-from sparring.protocols import Annotator, Trainer, TrainPlan
+from sparring.protocols import Loss
 from sparring.recipe.run_config import RunConfig
-from sparring.recipe.sections.rl import CriticConfig
-from sparring.stages.context import POLICY, Context, RunFiles, given_checkpoint
+from sparring.stages.context import POLICY, RunFiles, given_checkpoint
 from sparring.stages.models.learner import Learner
 from sparring.stages.models.reward_model import OWN, checkpoint_of
-from sparring.types import Sample
 
 LEAST_SPREAD = 1e-12
 """Minimum variance of returns, as a share of their mean square, for which explained variance is computed."""
@@ -24,31 +21,22 @@ LEAST_SPREAD = 1e-12
 class Critic(Learner):
     """Use of a value model for credit gae."""
 
-    name, metrics, rank = "critic", ("critic/*",), "critic rank"
-    annotation, preset, scalar = Annotation.VALUE, "ppo", True
+    name, title, metrics, rank = "critic", "a critic", ("critic/*",), "critic rank"
+    annotation = Annotation.VALUE
+    scalar, quantity, preset = True, "value", "ppo"
+    rows = staticmethod(value_rows)
 
-    def section(self, config: RunConfig) -> CriticConfig | None:
-        return config.rl.critic
-
-    def plan(self, config: RunConfig, folder: Path, total_steps: int) -> TrainPlan:
+    def loss(self, config: RunConfig) -> Loss:
         from sparring.algo.loss.value import ValueLoss
+
+        assert config.rl.critic is not None, "a run without the section opens no critic"
+        return ValueLoss(clip=config.rl.critic.clip)
+
+    def head(self, folder: Path) -> str:
         from sparring.model.library import head_of
         from sparring.model.load import read_config
 
-        assert config.rl.critic is not None, "a run without the section opens no critic"
-        return TrainPlan(
-            losses=[ValueLoss(clip=config.rl.critic.clip)],
-            total_steps=total_steps,
-            overrides=config.rl.critic.train,
-            head="scalar" if head_of(read_config(str(folder), "fast", "own")) == "scalar" else "new scalar",
-            name=self.name,
-        )
-
-    def rows(self, rows: Sequence[Sample]) -> list[Sample]:
-        return value_rows(rows)
-
-    def annotators(self, trainer: Trainer) -> list[Annotator]:
-        return [TrainerQuantity(trainer.forward, Annotation.VALUE, "value")]
+        return "scalar" if head_of(read_config(str(folder), "fast", "own")) == "scalar" else "new scalar"
 
     def reported(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
         return with_explained_variance(metrics)
@@ -56,31 +44,18 @@ class Critic(Learner):
     def warmup_steps(self, config: RunConfig) -> int:
         return 0 if config.rl.critic is None else config.rl.critic.warmup_steps
 
-    def check(self, context: Context) -> list[str]:
-        """Refuse a missing or superfluous section, and a critic that cannot read the policy's tokens."""
-        section = context.config.rl.critic
-        if not self.is_configured(context.config) or section is None:
-            return []
-        _check_model(context, section.model)
-        warmup = f"; learns alone through {section.warmup_steps} updates" if section.warmup_steps else ""
-        return [f"rl: a critic that begins as {section.model}{warmup}"]
-
-
-def _check_model(files: RunFiles, name: str) -> None:
-    models, where = files.config.models, "rl.critic.model"
-    if name == POLICY:
-        if models[POLICY].lora is not None:
-            do = "name a model of [models] with the base's path"
-            raise refusal(
-                where, "weights without an adapter, to add a scalar head to", "the policy, which trains an adapter", do
-            )
-        return
-    if name == OWN:
-        if OWN not in files.config.run.stages and files.done(OWN) is None:
-            stages = str(list(files.config.run.stages))
-            raise refusal(where, f"a stage {OWN} before rl", stages, "add it, or name another model")
-        return
-    checkpoint_of(files.config, where, name, (POLICY, OWN), given_checkpoint(files.config), head="own")
+    def check_model(self, files: RunFiles, name: str) -> None:
+        models, where = files.config.models, "rl.critic.model"
+        if name == POLICY:
+            if models[POLICY].lora is not None:
+                got, do = "the policy, which trains an adapter", "name a model of [models] with the base's path"
+                raise refusal(where, "weights without an adapter, to add a scalar head to", got, do)
+        elif name == OWN:
+            if OWN not in files.config.run.stages and files.done(OWN) is None:
+                stages = str(list(files.config.run.stages))
+                raise refusal(where, f"a stage {OWN} before rl", stages, "add it, or name another model")
+        else:
+            checkpoint_of(files.config, where, name, (POLICY, OWN), given_checkpoint(files.config), head="own")
 
 
 def with_explained_variance(metrics: Mapping[str, float]) -> dict[str, float]:
