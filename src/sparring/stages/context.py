@@ -114,11 +114,7 @@ class Context(RunFiles):
 
 
 def given_checkpoint(config: RunConfig) -> Path | None:
-    """Return the folder of the checkpoint that a recipe starts from, or None for a recipe that makes a fresh model.
-
-    Raises:
-        BadInput: there is no such checkpoint.
-    """
+    """Return the folder of the checkpoint that a recipe starts from, or None for a recipe that makes a fresh model."""
     spec = config.models[POLICY]
     return None if spec.path is None else model_folder(spec)
 

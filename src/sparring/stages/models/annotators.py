@@ -22,12 +22,7 @@ def writable() -> set[Annotation]:
 
 
 def annotators(config: RunConfig, trainers: Mapping[str, Trainer], coefficient: KlCoefficient) -> list[Annotator]:
-    """Return the annotators of the rl stage in the order in which they run.
-
-    Args:
-        trainers: trainers by use: the policy's, and those of learners beside it.
-        coefficient: coefficient of an adaptive KL penalty.
-    """
+    """Return the annotators of the rl stage in the order in which they run."""
     trainer = trainers[POLICY]
     chain: list[Annotator] = [
         TrainerQuantity(trainers[learner.name].forward, learner.annotation, learner.quantity)

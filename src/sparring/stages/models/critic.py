@@ -68,15 +68,10 @@ def with_explained_variance(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def explained_variance(mean: float, *, return_square: float, error: float, error_square: float) -> float | None:
-    """Return 1 - variance of the error / variance of the return, or None for constant returns.
+    """Return 1 - variance of the error / variance of the return, or None for constant returns. The error is return -
+    value; each argument is a mean over tokens.
 
     It is 1 for a perfect critic, 0 for a critic with a constant value, and negative for a worse critic.
-
-    Args:
-        mean: mean return.
-        return_square: mean square of the return.
-        error: mean of return - value.
-        error_square: mean square of return - value.
     """
     spread = return_square - mean**2
     return None if spread <= LEAST_SPREAD * return_square else 1.0 - (error_square - error**2) / spread

@@ -35,7 +35,6 @@ def with_roles(
     """Return a recorder of all roles; each role in `[rollout] roles` has its own model.
 
     Args:
-        recorder: recorder of all other roles.
         engines: engines by model, opened by `open_role_engines`.
         store: store of the turns; None: they stay in memory.
     """

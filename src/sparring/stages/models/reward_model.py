@@ -40,7 +40,6 @@ def scorers(context: Context) -> list[Scorer]:
 
 
 def _steps(files: RunFiles) -> StepSplitter:
-    """Return the splitter of turns into steps, with the separator of the reward model's training data."""
     loss, separator = files.config.reward_model.loss, files.config.rl.reward_separator
     learned = loss.separator if isinstance(loss, StepsConfig) else "\n"
     return StepSplitter(renderer_of(files.config, files.input("rl")), separator or learned)

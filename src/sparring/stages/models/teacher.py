@@ -86,8 +86,6 @@ def teacher_annotator(
 
     Args:
         watch: finds the group and the rollout of a row.
-        engine: engine of the policy.
-        trainer: trainer of the policy and of its moving average.
         source: checkpoint folder that the policy starts from.
     """
     stage = config.distill
@@ -137,11 +135,7 @@ def max_context_of(config: RunConfig, name: str, folder: Path | None = None) -> 
 
 
 def teacher_folder(config: RunConfig, name: str) -> Path:
-    """Return the checkpoint or adapter folder of model `name`.
-
-    Raises:
-        BadInput: the folder does not exist.
-    """
+    """Return the checkpoint or adapter folder of model `name`."""
     return model_folder(config.models[name])
 
 
@@ -246,7 +240,6 @@ def _check_teacher(config: RunConfig, where: str, name: str) -> None:
 
 
 def _check_untruncated(config: RunConfig) -> None:
-    """Refuse truncated sampling of the student: a teacher scores the whole distribution."""
     sampling, defaults = config.rollout.sampling, type(config.rollout.sampling)()
     for key in ("top_p", "top_k", "min_p", "logit_bias", "min_turn_tokens", "constraint"):
         if getattr(sampling, key) != getattr(defaults, key):

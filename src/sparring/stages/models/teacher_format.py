@@ -28,9 +28,6 @@ def check_format(config: RunConfig, factory: EnvFactory, name: str) -> list[str]
     A teacher with the student's tokenizer scores the ids that the student read and sampled, so its own chat template
     and `thinking` are unused. With `distill.tokenizers` = "any" they are used.
 
-    Args:
-        name: name of the teacher in `[models]`.
-
     Returns:
         A warning if the teacher's own format writes other prompts.
     """

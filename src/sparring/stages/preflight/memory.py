@@ -209,9 +209,6 @@ def shapes_of(config: RunConfig, start: Path | None) -> dict[str, Outline]:
     suffix `SCALAR`.
 
     A model without a checkpoint is as large as the policy, which starts from the folder `start` or as a fresh model.
-
-    Raises:
-        BadInput: a checkpoint is missing, or the library makes no model of its config.
     """
     used = used_models(config, *config.run.stages)
     every = {(one.model, one.scalar) for one in used} | {(POLICY, False)}
@@ -234,11 +231,7 @@ def _outline(config: RunConfig, name: str, start: Path | None, *, scalar: bool) 
 
 
 def with_later(process: int) -> int:
-    """Return the bytes of a process that has imported all that a run needs; 0: unknown.
-
-    Args:
-        process: bytes that it has now; 0: unknown.
-    """
+    """Return the bytes of a process that has imported all that a run needs; 0: unknown."""
     return process and process + LATER
 
 
@@ -340,7 +333,6 @@ def _cache(config: RunConfig, model: Outline, name: str) -> int:
 
 
 def _sampling(config: RunConfig, model: Outline, name: str) -> int:
-    """Return the bytes of one step of an engine over its largest number of tokens."""
     engine = engine_of(config, name)
     dtype = config.models.get(name, config.models[POLICY]).dtype
     tokens = min(engine.batch.max_tokens, engine.kv.capacity(model.token_bytes(dtype)))

@@ -127,7 +127,6 @@ def _here(processes: tuple[Processes, ...]) -> int:
 def _processes(
     config: RunConfig, shapes: Mapping[str, Outline], models: StageModels, process: int
 ) -> Iterator[Processes]:
-    """Yield the processes of a stage, the run's first."""
     cluster, policy = config.cluster, shapes[POLICY]
     elsewhere = POLICY in models.engines and (bool(config.engine.urls) or cluster.kind != "inline")
     ranks = cluster.ranks if models.trainers else 1
@@ -214,7 +213,6 @@ def smaller_layout(
 
 
 def _changed(config: RunConfig, **settings: int | str) -> str:
-    """Return those of the settings of `[cluster]` that differ from a config's, in words."""
     differing = {key: value for key, value in settings.items() if getattr(config.cluster, key) != value}
     return " and ".join(
         f'cluster.{key} = "{value}"' if isinstance(value, str) else f"cluster.{key} = {value}"

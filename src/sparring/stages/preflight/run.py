@@ -125,7 +125,6 @@ def _check_algo(config: RunConfig, shape: Outline) -> list[str]:
 async def _play_tasks(
     context: Context, tasks: Sequence[Task], rehearsal: Rehearsal | None
 ) -> tuple[list[str], list[Conversation], list[Conversation]]:
-    """Play tasks of each environment; return facts, the played conversations and those to imitate."""
     facts, held, shown = await check_environment(context, tasks, rehearsal)
     rendered = given_checkpoint(context.config) is not None
     facts += players_of(context.config, held, rehearsal, rendered=rendered) + check_parts(context.config, held)
@@ -177,7 +176,6 @@ def _check_sampling(config: RunConfig) -> list[str]:
 
 
 def _check_held_out(files: RunFiles, factory: EnvFactory) -> list[str]:
-    """Refuse an evaluation of more held-out tasks than there are, and training files that contain one."""
     config = files.config
     if "eval" not in config.run.stages:
         if config.eval.against:

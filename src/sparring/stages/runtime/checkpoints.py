@@ -114,11 +114,7 @@ class Checkpoints:
 
     def _verify(self, ref: CheckpointRef) -> None:
         """Read a checkpoint completely before any trainer is restored from it, if a damaged checkpoint may be skipped,
-        because a partial restore could not be undone.
-
-        Raises:
-            StoreError: the checkpoint is damaged.
-        """
+        because a partial restore could not be undone."""
         from sparring.train.checkpoint import read
 
         for use in self._beside if self._keeping.passes_over else ():
@@ -129,8 +125,6 @@ class Checkpoints:
         the best.
 
         Args:
-            step: finished step.
-            metrics: metrics of the step, which may decide the best checkpoint.
             state: state for a resume in addition to the weights, such as the position of the task source.
         """
         self._unsaved = (step, metrics, state)
@@ -204,12 +198,10 @@ class Checkpoints:
         return best
 
     def _is_evaluated(self, step: int) -> bool:
-        """Return whether an evaluation of the step may decide the best checkpoint."""
         every, metric = self._keeping.eval_every, self._keeping.train.best_metric
         return bool(every) and step % every == 0 and is_held_out(self._stage, metric)
 
     def _awaiting_evaluation(self, refs: list[CheckpointRef]) -> set[int]:
-        """Return the steps whose evaluation has no result yet."""
         latest = max(evaluated_steps(self._store, self._stage), default=0)
         return {ref.step for ref in refs if ref.step > latest and self._is_evaluated(ref.step)}
 

@@ -42,12 +42,7 @@ def held_out(config: RunConfig, factory: EnvFactory, count: int, key: str = "eva
 
 
 async def evaluate_folder(context: Context, folder: str, plan: EvalPlan, model: str = POLICY) -> Evaluation:
-    """Evaluate a checkpoint folder of `model`. Recorded rollouts are not played again.
-
-    Raises:
-        EvaluationFailed: infrastructure or judge broke more than `[eval] max_lost` of the rollouts.
-        BadInput: the record has other tasks.
-    """
+    """Evaluate a checkpoint folder of `model`. Recorded rollouts are not played again."""
     models = {**context.config.models, POLICY: context.config.models[model]}
     played = replace(context, config=msgspec.structs.replace(context.config, models=models))
     plan = replace(plan, max_context=policy_context(played.config, Path(folder)))
@@ -85,7 +80,6 @@ def check_lost(result: Evaluation, most: float, name: str) -> None:
 async def _sample_missing(
     context: Context, engine: Engine, folder: Path, plan: EvalPlan, others: Mapping[str, Engine]
 ) -> dict[int, Finding]:
-    """Play the rollouts that the record lacks, and log each under the name of the plan's stage."""
     name = plan.stage.replace("/", " ")
     successes = ended = 0
 

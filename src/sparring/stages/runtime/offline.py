@@ -49,7 +49,6 @@ async def supervise(
 
     Args:
         stage: name of the stage and of its section.
-        trainer: trainer that holds the stage's input.
         source: checkpoint or adapter folder of that input.
         units: rows or groups of rows; an epoch has each once.
         batch_of: function of units and step that returns a batch.
@@ -58,9 +57,6 @@ async def supervise(
     Returns:
         `model` (the folder), `tokens_trained`, the last value of each metric in `shown`, and `best`, if there is
         one.
-
-    Raises:
-        NotFinite: gradients are not finite in several steps in a row, or weights are not.
     """
     section: Section = getattr(context.config, stage)
     context.sink.start(stage, section.steps)
@@ -97,7 +93,6 @@ async def supervise(
 
 
 async def _numbered(steps: range, parts: Iterator[T]) -> AsyncIterator[tuple[int, T]]:
-    """Yield each step with its part."""
     for numbered in zip(steps, parts, strict=True):
         yield numbered
 

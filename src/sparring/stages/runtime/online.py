@@ -173,7 +173,6 @@ class OnlineTraining:
         return {**asdict(progress.totals), **model, **progress.stopping.result(), **progress.checkpoints.finish()}
 
     def _generate(self) -> RolloutRunner:
-        """Return the runner of training's rollouts."""
         engine, config = self.engine, self._context.config.rollout
         runner = rollout_runner(self._context, engine, self.source, self._others, rebuilds=True)
         runner.places = Places(config.max_concurrent_rollouts, lambda: engine.metrics)

@@ -28,7 +28,6 @@ def rollout_runner(
     """Return a runner of the run's rollouts.
 
     Args:
-        engine: engine of the policy.
         model: checkpoint folder that `engine` serves.
         others: engines of other roles' models, from `open_role_engines`.
         greedy: whether the policy takes its likeliest token; such turns are not stored, because they are not trained.

@@ -63,11 +63,7 @@ def best_saved(refs: Sequence[CheckpointRef], train: TrainConfig) -> dict[str, A
 
 
 def start_of(files: RunFiles, stage: str) -> Path:
-    """Return the folder that a stage trains from: its input, or the adapter that training started from.
-
-    Raises:
-        BadInput: the folder is missing.
-    """
+    """Return the folder that a stage trains from: its input, or the adapter that training started from."""
     source = files.input(stage)
     adapted = files.config.models[POLICY].lora is not None and not is_adapter(source)
     return files.folder / START if adapted else source
