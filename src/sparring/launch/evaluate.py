@@ -213,9 +213,9 @@ async def _evaluate(config: RunConfig, subject: Subject) -> Evaluated:
     from sparring.harness.load import BUILT_IN
     from sparring.rollout.evaluate import EvalPlan
     from sparring.sandbox.check import check_sandbox
-    from sparring.stages.models.judge import Judge
-    from sparring.stages.models.player import Player
-    from sparring.stages.models.reward_model import RewardModel
+    from sparring.stages.models.judge import JudgeUse
+    from sparring.stages.models.player import PlayerUse
+    from sparring.stages.models.reward_model import RewardModelUse
     from sparring.stages.preflight.harness import check_files, play_silently
     from sparring.stages.runtime.evaluation import evaluate_folder, held_out
 
@@ -228,9 +228,9 @@ async def _evaluate(config: RunConfig, subject: Subject) -> Evaluated:
         if tasks[0].box is not None or mounts_of(context.harness) is not None:
             check_sandbox(config.sandbox)
             check_files(context.config, context.harness)
-        await Judge().ask(context)
-        RewardModel().check(context)
-        Player().check(context)
+        await JudgeUse().ask(context)
+        RewardModelUse().check(context)
+        PlayerUse().check(context)
         if config.harness_of(tasks[0].env) not in BUILT_IN:
             await rehearse(context, lambda rehearsed, _: play_silently(rehearsed, tasks[0]))
         plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples)

@@ -176,7 +176,7 @@ def conversation_of(name: str, transcript: Transcript, **of: Any) -> Conversatio
 
 
 async def conversations(context: Context, most: int | None, imitator: Imitator | None = None) -> list[Conversation]:
-    """Return the first `most` conversations to imitate (None: all): rows of the file, else conversations of the expert."""
+    """Return the first `most` conversations to imitate (None: all): rows of the file, else the expert's."""
     if conversation_file(context) is not None:
         return read_demonstrations(context, context.factory)[:most]
     return await play_experts(context, demonstration_tasks(context.config, context.factory)[:most], imitator)
@@ -198,7 +198,7 @@ def demonstration_tasks(config: RunConfig, factory: EnvFactory) -> list[Task]:
 
 
 async def play_experts(context: Context, tasks: Sequence[Task], imitator: Imitator | None) -> list[Conversation]:
-    """Have experts play tasks, as many at once as the run allows, and return the conversations of the policy's roles."""
+    """Have experts play tasks, as many at once as the run allows; return the conversations of the policy's roles."""
     gate = asyncio.Semaphore(min(AT_ONCE, context.config.rollout.max_concurrent_rollouts))
     stage = Demonstrations(context, imitator, lambda sentence: context.sink.event("demonstrations", sentence))
 

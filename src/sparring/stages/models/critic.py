@@ -18,7 +18,7 @@ LEAST_SPREAD = 1e-12
 """Minimum variance of returns, as a share of their mean square, for which explained variance is computed."""
 
 
-class Critic(Learner):
+class CriticUse(Learner):
     """Use of a value model for credit gae."""
 
     name, title, metrics, rank = "critic", "a critic", ("critic/*",), "critic rank"

@@ -11,7 +11,7 @@ from sparring.stages.models.learner import Learner
 from sparring.stages.models.reward_model import checkpoint_of
 
 
-class Implicit(Learner):
+class ImplicitUse(Learner):
     """Use of a language model whose log-probabilities are process rewards, for credit prime."""
 
     name, title, metrics, rank = "implicit", "an implicit reward model", ("implicit/*",), "reward rank"

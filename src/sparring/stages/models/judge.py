@@ -13,7 +13,7 @@ from sparring.stages.context import PLAYING_STAGES, POLICY, Context
 from sparring.stages.models.model_use import ModelUse, UsedModel, check_answers
 
 
-class Judge(ModelUse):
+class JudgeUse(ModelUse):
     """Use of a model that a rubric asks."""
 
     name, metrics = "judge", ("judge/*",)

@@ -55,7 +55,7 @@ def with_roles(
     return RoleRecorder(recorder, {role: recorders[name] for role, name in by_role.items()})
 
 
-class Player(ModelUse):
+class PlayerUse(ModelUse):
     """Use of a model that speaks for roles of the environment that the policy does not play."""
 
     name = "player"

@@ -23,7 +23,7 @@ LAYERS = 2
 """Number of layers of the fresh model that is made for the check; all layers of a fresh model are alike."""
 
 
-class Policy(ModelUse):
+class PolicyUse(ModelUse):
     """Use of the model that samples, and that every training stage trains."""
 
     name = POLICY

@@ -30,7 +30,7 @@ class TrainerTeacher:
         return await self._trainer.score(self._name, request)
 
 
-class Reference(ModelUse):
+class ReferenceUse(ModelUse):
     """Use of a model that the policy is held to."""
 
     name, metrics = "reference", ("kl*",)

@@ -45,7 +45,7 @@ def _steps(files: RunFiles) -> StepSplitter:
     return StepSplitter(renderer_of(files.config, files.input("rl")), separator or learned)
 
 
-class RewardModel(ModelUse):
+class RewardModelUse(ModelUse):
     """Use of a model with a scalar head, which scores what the policy says."""
 
     name = OWN

@@ -28,7 +28,7 @@ OWN = (POLICY, AVERAGE)
 """Teachers that are the policy itself: the served one, and its moving average."""
 
 
-class Teacher(ModelUse):
+class TeacherUse(ModelUse):
     """Use of a model that the policy imitates (collect) or is drawn to (distill)."""
 
     name, metrics = "teacher", ("divergence", "distill_gap", "teacher/*")

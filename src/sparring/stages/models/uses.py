@@ -6,26 +6,26 @@ from collections.abc import Sequence
 
 from sparring.model.hub import model_folder
 from sparring.recipe.run_config import RunConfig
-from sparring.stages.models.critic import Critic
-from sparring.stages.models.implicit import Implicit
-from sparring.stages.models.judge import Judge
+from sparring.stages.models.critic import CriticUse
+from sparring.stages.models.implicit import ImplicitUse
+from sparring.stages.models.judge import JudgeUse
 from sparring.stages.models.learner import Learner
 from sparring.stages.models.model_use import ModelUse, UsedModel
-from sparring.stages.models.player import Player
-from sparring.stages.models.policy import Policy
-from sparring.stages.models.reference import Reference
-from sparring.stages.models.reward_model import RewardModel
-from sparring.stages.models.teacher import Teacher
+from sparring.stages.models.player import PlayerUse
+from sparring.stages.models.policy import PolicyUse
+from sparring.stages.models.reference import ReferenceUse
+from sparring.stages.models.reward_model import RewardModelUse
+from sparring.stages.models.teacher import TeacherUse
 
 USES: list[ModelUse] = [
-    Policy(),
-    Implicit(),
-    Critic(),
-    RewardModel(),
-    Judge(),
-    Teacher(),
-    Player(),
-    Reference(),
+    PolicyUse(),
+    ImplicitUse(),
+    CriticUse(),
+    RewardModelUse(),
+    JudgeUse(),
+    TeacherUse(),
+    PlayerUse(),
+    ReferenceUse(),
 ]
 """Uses in the order of their checks, the policy's first."""
 
