@@ -88,7 +88,7 @@ def _check_recipe(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
     """
     config, shape = context.config, shapes[POLICY]
     checks: tuple[Callable[[], list[str]], ...] = (
-        *(partial(each, config) for each in (_check_stages, check_metrics, _check_unused_settings, _check_sampling)),
+        *(partial(each, config) for each in (_check_stages, check_metrics, check_unused_settings, _check_sampling)),
         *(partial(use.check, context) for use in USES),
         *(partial(each, config, shape) for each in (check_sizes, check_engine, _check_algo)),
         partial(check_memory, context, shapes),
@@ -155,7 +155,7 @@ def _check_stages(config: RunConfig) -> list[str]:
     return [f"stages: {' -> '.join(stages)}"]
 
 
-def _check_unused_settings(config: RunConfig) -> list[str]:
+def check_unused_settings(config: RunConfig) -> list[str]:
     """Refuse unused chat format settings of models that read the policy's own tokens in the rl stage."""
     used = used_models(config, "rl") if "rl" in config.run.stages else []
     reading = {one.model for one in used if one.kind != "engine"}
